@@ -1,0 +1,473 @@
+"""The whole default configuration tree, one function per section.
+
+Names are the documented upper-case names in lower case. Three conventions hold everywhere:
+
+* A quantity that may be given in steps, as a fraction or in epochs has one key per unit, all unset
+  (``None``) here; its default lives in ``linnaeus_jax.schedules.resolve``. ``0`` means "off".
+* Sequences are tuples, so that flags can override them.
+* Open nodes (keyed by names of data: metadata components, heads, parameter groups) hold user-chosen keys;
+  every entry is filled up with the defaults of its kind by ``complete_open_nodes``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import config_dict
+from ml_collections.config_dict import ConfigDict, placeholder
+
+
+def get_config() -> ConfigDict:
+    """Returns the locked default tree. Every key has an effect or stands in the importer's compatibility table."""
+    config = ConfigDict()
+    config.experiment = experiment()
+    config.env = env()
+    config.data = data()
+    config.model = model()
+    config.train = train()
+    config.lr_scheduler = lr_scheduler()
+    config.optimizer = optimizer()
+    config.loss = loss()
+    config.aug = aug()
+    config.schedule = schedule()
+    config.metrics = metrics()
+    config.debug = debug()
+    return config.lock()
+
+
+def experiment() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            project="linnaeus",
+            group="default",
+            name="run",
+            log_level_main="INFO",  # console level of the main log
+            log_level_h5data="INFO",  # console level of the data log
+            log_level_validation="INFO",  # console level while validating
+            wandb=dict(
+                enabled=False,
+                project="",  # empty: experiment.project
+                entity="",
+                tags=(),
+                notes="",
+                resume=False,
+                mode="online",  # online | offline | disabled
+                run_id="",  # empty: a new id, kept over resumes
+            ),
+            tensorboard=dict(enabled=False),
+        )
+    )
+
+
+def env() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            output=dict(
+                base_dir="runs",
+                bucket=dict(
+                    enabled=False,
+                    remote="",  # rclone remote, e.g. "b2:my-bucket/linnaeus", or a local directory
+                    executable="rclone",
+                    timeout_seconds=600,  # of the final synchronisation at exit
+                ),
+            ),
+            compilation_cache_dir="",  # directory of XLA's persistent compilation cache; empty: off
+        )
+    )
+
+
+def meta_component() -> ConfigDict:
+    return ConfigDict(dict(enabled=True, source="", columns=(), dim=0, idx=0, allow_missing=True, oor_mask=False))
+
+
+def data() -> ConfigDict:
+    components = ConfigDict()
+    for name, source, dim, idx, enabled in (
+        ("TEMPORAL", "temporal", 2, 0, True),
+        ("SPATIAL", "spatial", 3, 1, True),
+        ("ELEVATION", "elevation_broadrange_2", 10, 2, False),
+    ):
+        component = meta_component()
+        component.update(source=source, dim=dim, idx=idx, enabled=enabled)
+        components[name] = component
+    return ConfigDict(
+        dict(
+            batch_size=64,  # one micro-batch over all devices of all processes
+            batch_size_val=128,  # <= 0: as batch_size
+            img_size=384,
+            num_workers=2,  # reading threads of the Grain loader
+            dataset=dict(name="", version="", clade=""),
+            task_keys_h5=("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40"),  # finest first
+            sampler=dict(
+                type="grouped",  # grouped | standard
+                grouped_mode="mixed-pairs",  # mixed-pairs | strict-group
+                leftovers="keep",  # keep | drop rows that no pair or group could take
+            ),
+            partial=dict(levels=False),
+            out_of_region=dict(include=True),
+            upward_major_check=False,
+            upward_major_mode="all-finer",  # all-finer | no-gaps
+            meta=dict(active=True, components=components),
+            h5=dict(
+                train_labels_path="",
+                val_labels_path="",
+                labels_path="",
+                train_images_path="",
+                val_images_path="",
+                images_path="",
+                train_val_split_ratio=0.9,
+                train_val_split_seed=42,
+            ),
+            hybrid=dict(
+                use_hybrid=False,
+                images_dir="",
+                train_images_dir="",  # empty: images_dir
+                val_images_dir="",
+                file_extension=".jpg",
+                allow_missing_images=False,
+                verify_images=dict(
+                    enabled=False,
+                    max_missing_ratio=0.0,
+                    max_missing_count=0,
+                    num_workers=8,
+                    chunk_size=1000,
+                    log_missing=True,
+                    report_path="{output_dir}/assets/missing_images_report.json",
+                ),
+            ),
+            prefetch=dict(
+                mem_cache_size=10 * 1024**3,  # bytes of decoded images kept (hybrid data)
+                max_processed_batches=4,  # finished batches waiting for the device
+                num_io_threads=2,  # decoding threads inside one batch
+            ),
+            parent_conflict_limit=0.2,  # largest share of rows that may contradict the majority parent
+        )
+    )
+
+
+def model() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            type="mFormerV1",
+            variant="sm",  # tiny | sm | md | lg | xl; the keys below override the variant where they are set
+            img_size=placeholder(int),  # None: data.img_size
+            in_chans=3,
+            drop_rate=placeholder(float),
+            attn_drop_rate=placeholder(float),
+            drop_path_rate=placeholder(float),
+            label_smoothing=0.1,
+            only_last_cls=False,
+            convnext_stages=dict(depths=(), dims=(), layer_scale_init_value=1e-6),
+            rope_stages=dict(
+                depths=(),
+                num_heads=(),
+                mlp_ratio=4.0,
+                rope_theta=10000.0,
+                rope_mode="rotary",  # rotary | cos_only
+                rope_init="random_direction",  # random_direction | rope_vit
+            ),
+            classification=dict(heads=ConfigDict()),
+            depthwise_impl="auto",  # auto | lax | shift
+            attn_impl="auto",  # auto | xla | cudnn
+        )
+    )
+
+
+def train() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            epochs=300,
+            seed=0,
+            accumulation_steps=0,  # 0 means 1
+            clip_grad=5.0,  # <= 0: off
+            clip_mode="norm",  # norm | adaptive
+            compute_dtype="auto",  # auto: bfloat16 on accelerators, float32 on CPU
+            deterministic=False,
+            auto_resume=True,
+            resume_skip_optimizer=False,
+            preserve_checkpoint_schedule=False,
+            skip_validation=False,  # on resume: drop validations that were still pending
+            phase1_mask_null_loss=False,
+            nonfinite_limit=10,  # consecutive non-finite updates skipped before the run stops
+            gradient_checkpointing=dict(enabled_normal_steps=True, enabled_gradnorm_steps=True),
+            ema=dict(enabled=False, decay=0.9999),
+            early_stop=dict(
+                active=False,
+                metric="val_loss",
+                patience_steps=placeholder(int),
+                patience_epochs=placeholder(float),
+                patience_fraction=placeholder(float),
+                min_delta=placeholder(float),
+                max_steps=placeholder(int),
+                max_loss=placeholder(float),
+                min_lr=placeholder(float),
+                max_grad_norm=placeholder(float),
+            ),
+        )
+    )
+
+
+def lr_group() -> ConfigDict:
+    """Overrides of one parameter group; None inherits the global value."""
+    return ConfigDict(
+        dict(
+            name=placeholder(str),
+            min_lr=placeholder(float),
+            warmup_lr=placeholder(float),
+            warmup_steps=placeholder(int),
+            warmup_fraction=placeholder(float),
+            warmup_epochs=placeholder(float),
+            decay_steps=placeholder(int),
+            decay_fraction=placeholder(float),
+            decay_rate=placeholder(float),
+        )
+    )
+
+
+def lr_scheduler() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            name="cosine",  # cosine | linear | step | wsd
+            base_lr=1e-4,
+            reference_bs=512,
+            scaling="linear",  # linear | sqrt
+            warmup_steps=placeholder(int),
+            warmup_fraction=placeholder(float),
+            warmup_epochs=placeholder(float),
+            warmup_lr=5e-7,
+            min_lr=1e-5,
+            decay_steps=placeholder(int),
+            decay_fraction=placeholder(float),
+            decay_rate=0.1,
+            stable_duration_fraction=0.8,
+            decay_duration_fraction=0.1,
+            decay_type="cosine",  # cosine | linear
+            parameter_groups=dict(enabled=False),  # + one node per optimizer group, see lr_group
+        )
+    )
+
+
+def optimizer_group() -> ConfigDict:
+    return ConfigDict(
+        dict(filter=ConfigDict(), optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0, frozen=False)
+    )
+
+
+def optimizer() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            name="adamw",  # adamw | adam | sgd | lamb | lion | muon | ademamix
+            eps=1e-8,
+            betas=(0.9, 0.999, 0.9999),
+            momentum=0.9,
+            weight_decay=0.05,
+            alpha=5.0,
+            t_alpha_beta3=placeholder(int),
+            muon=dict(momentum=0.95, nesterov=True, ns_steps=5),
+            layer_decay=1.0,  # LR factor per layer below the heads; 1: off
+            parameter_groups=dict(
+                enabled=False,  # + one node per group, see optimizer_group; the first match wins
+                default=dict(optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0),
+            ),
+        )
+    )
+
+
+def loss() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            task_specific=dict(train=dict(funcs=("CrossEntropyLoss",)), val=dict(funcs=("CrossEntropyLoss",))),
+            taxonomy_smoothing=dict(
+                enabled=(), alpha=0.1, beta=1.0, uniform_roots=True, fallback_to_uniform=True
+            ),
+            grad_weighting=dict(
+                class_weights=dict(
+                    train=True,
+                    val=False,
+                    method=("none",),  # none | smoothing | capping | exponential | logarithmic, one or one per task
+                    smoothing_factor=(0.1,),
+                    cap=(20.0,),
+                    base=(2.0,),
+                    log_base=(10.0,),
+                    normalize=False,  # rescale so that the sample mean of the weights is 1
+                ),
+                task=dict(
+                    type="gradnorm",  # gradnorm | static
+                    gradnorm_enabled=False,
+                    init_weights=(),
+                    init_strategy="inverse_density",  # inverse_density | class_complexity
+                    alpha=1.5,
+                    update_interval=100,
+                    gradnorm_warmup_steps=0,
+                    gradnorm_rule="mult",  # mult | paper
+                    gradnorm_kappa=0.5,
+                    gradnorm_lr=0.025,
+                    zero_aux_info=True,
+                    use_linear_heads_for_gradnorm_reforward=True,
+                    exclude_config=dict(type="name", patterns=("head", "meta_"), match_type="contains"),
+                ),
+            ),
+        )
+    )
+
+
+def aug() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            mean=(0.485, 0.456, 0.406),
+            std=(0.229, 0.224, 0.225),
+            hflip_prob=0.5,
+            vflip_prob=0.0,
+            random_resized_crop=dict(enabled=True, scale=(0.6, 1.0), ratio=(0.75, 1.3333333333333333)),
+            color_jitter=0.4,  # strength of brightness, contrast and saturation changes; 0: off
+            autoaug=dict(policy="", num_ops=2, magnitude=9.0),  # "" | original | originalr | v0r | 3a | hybrid_v0 | randaugment
+            random_erase=dict(
+                prob=0.25, mode="pixel", count=1, area_range=(0.02, 0.4), aspect_ratio=(0.3, 3.3)
+            ),
+        )
+    )
+
+
+def schedule() -> ConfigDict:
+    def interval(prefix: str = "") -> dict[str, Any]:
+        return {
+            prefix + "interval_epochs": placeholder(int),
+            prefix + "interval_steps": placeholder(int),
+            prefix + "interval_fraction": placeholder(float),
+        }
+
+    def end(prefix: str = "end") -> dict[str, Any]:
+        return {prefix + "_steps": placeholder(int), prefix + "_fraction": placeholder(float)}
+
+    return ConfigDict(
+        dict(
+            step_trigger_mode="crossing",  # crossing | exact
+            validation=dict(
+                **interval(),
+                **interval("mask_meta_"),
+                at_end=True,
+                partial_mask_meta=dict(enabled=False, **interval(), whitelist=()),
+                final_epoch=dict(exhaustive_partial_meta_validation=False, exhaustive_meta_components=()),
+            ),
+            checkpoint=dict(
+                **interval(),
+                at_end=True,
+                keep_top_n=0,
+                keep_last_n=0,
+                best_metric="",  # empty: val/partial_chain_accuracy, else val/chain_accuracy, else -val/loss
+            ),
+            meta_masking=dict(
+                enabled=True,
+                start_prob=1.0,
+                end_prob=0.0,
+                **end(),
+                partial=dict(
+                    enabled=False,
+                    **end("start"),
+                    **end(),
+                    start_prob=0.01,
+                    end_prob=0.7,
+                    **end("prob_end"),
+                    whitelist=(),
+                    weights=(),
+                ),
+            ),
+            null_masking=dict(enabled=False, start_prob=0.0, end_prob=1.0, **end()),
+            mixup=dict(
+                enabled=True,
+                alpha=1.0,
+                cutmix=dict(enabled=False, alpha=1.0, minmax=()),
+                switch_prob=0.5,  # probability of cutmix where both are enabled
+                group_levels=("taxa_L10",),
+                level_switch_steps=(),
+                level_switch_epochs=(),
+                prob=dict(enabled=True, start_prob=1.0, end_prob=0.2, **end()),
+                min_group_size=4,
+                exclude_null_samples=True,
+                null_task_keys=(),  # empty: all tasks
+                mix_block=placeholder(int),  # rows among which partners are drawn; None: the per-device micro-batch
+            ),
+            metrics={
+                f"{kind}_{unit}": placeholder(int if unit == "interval" else float)
+                for kind in ("step", "console", "wandb", "lr", "pipeline")
+                for unit in ("interval", "fraction")
+            },
+        )
+    )
+
+
+def metrics() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            taxa_subsets=(),  # of (name, task, taxon id)
+            rarity_percentiles=(1, 5, 25, 50, 75, 90, 95, 99),
+            track_null_vs_non_null=False,
+            null_vs_non_null_tasks=("taxa_L10",),
+        )
+    )
+
+
+def debug() -> ConfigDict:
+    flags = (
+        "scheduling checkpoint dataloader augmentation optimizer distributed model_build training_loop "
+        "validation_metrics dump_metrics wandb_metrics verbose_debug train_metrics"
+    ).split()
+    loss_flags = (
+        "taxonomy_smoothing null_masking class_weighting gradnorm_memory gradnorm_metrics verbose_gradnorm_logging"
+    ).split()
+    return ConfigDict(
+        dict(
+            **{flag: False for flag in flags},
+            loss={flag: False for flag in loss_flags},
+            early_exit_after_n_optimizer_steps=0,
+            nans=False,
+            infs=False,
+            underflow_overflow=dict(
+                enabled=False, max_frames_to_save=21, trace_batch_nums=(), abort_after_batch_num=placeholder(int)
+            ),
+            jsonl=dict(enabled=True, dir="{output_dir}/logs/debug"),
+            profiler=dict(
+                enabled=False,
+                output_dir="{output_dir}/assets/profiler",
+                schedule=(1, 1, 3, 2),
+                record_shapes=False,
+                with_stack=False,
+            ),
+        )
+    )
+
+
+#: open node -> defaults of each of its entries (reserved keys of the node itself are skipped)
+OPEN_NODES = {
+    "data.meta.components": (meta_component, ()),
+    "lr_scheduler.parameter_groups": (lr_group, ("enabled",)),
+    "optimizer.parameter_groups": (optimizer_group, ("enabled", "default")),
+    "model.classification.heads": (lambda: ConfigDict(dict(type="Linear", use_bias=True)), ()),
+}
+
+
+def complete_open_nodes(config: ConfigDict) -> ConfigDict:
+    """Fills every entry of the open nodes with the defaults of its kind, in place; returns `config`.
+
+    Raises:
+      KeyError: an entry holds a key that its kind does not have.
+    """
+    with config.unlocked():
+        for path, (make_default, reserved) in OPEN_NODES.items():
+            node = config
+            for part in path.split("."):
+                node = node[part]
+            for name in [key for key in node if key not in reserved]:
+                complete = make_default()
+                given = node[name]
+                unknown = sorted(set(given) - set(complete))
+                if unknown:
+                    raise KeyError(f"{path}.{name}.{unknown[0]}")
+                with complete.unlocked():
+                    for key in given:
+                        complete[key] = given[key]
+                node[name] = complete
+    return config
+
+
+__all__ = ["OPEN_NODES", "complete_open_nodes", "config_dict", "get_config", "lr_group", "meta_component", "optimizer_group"]
