@@ -169,6 +169,7 @@ def model() -> ConfigDict:
             classification=dict(heads=ConfigDict()),
             depthwise_impl="auto",  # auto | lax | shift
             attn_impl="auto",  # auto | xla | cudnn
+            scan_layers=False,  # one compiled body for the long transformer stage
         )
     )
 

@@ -1,0 +1,1 @@
+"""Ranks and the tree of classes."""

@@ -1,0 +1,45 @@
+# Everything a newcomer needs: `make demo` and `make test` set up what they use.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test test-slow lint bench setup clean
+
+help:
+	@echo "make demo       install, generate the demo data and train on it (about 6 minutes on 2 cores)"
+	@echo "make test       install and run the tests (about 10 minutes on 2 cores)"
+	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
+	@echo "make lint       ruff and mypy"
+	@echo "make bench      run the CPU benchmarks and write benchmarks/results/"
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,profile]'
+	@touch $(READY)
+
+setup: $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m linnaeus_jax.tools.make_demo --out data/demo
+	$(BIN)/python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/demo
+	$(BIN)/python -m linnaeus_jax.tools.demo_baselines --data data/demo --run runs/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m mypy linnaeus_jax tests benchmarks configs
+
+bench: $(READY)
+	for program in benchmarks/*.py; do case $$program in */common.py) ;; *) $(BIN)/python $$program || exit 1;; esac; done
+
+clean:
+	rm -rf $(VENV) .jax_cache .pytest_cache .mypy_cache .ruff_cache

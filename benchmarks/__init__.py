@@ -1,0 +1,1 @@
+"""Programs that measure, print a table and write JSON below `results/`."""

@@ -1,0 +1,126 @@
+"""How fast the loader is: raw images against a bare gather, and JPEG decoding with 1 and 2 threads.
+
+    python -m benchmarks.input_pipeline [--images 1500] [--size 224] [--batch 64] [--updates 40] [--pairs 9]
+
+The files are made in a temporary directory and read once before, so that the page cache is warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import h5py
+import numpy as np
+
+from benchmarks.common import interleaved, write_results
+from linnaeus_jax.data.images import ImageSource, open_images
+from linnaeus_jax.data.loader import TrainLoader
+from linnaeus_jax.data.plans import PlanSequence, SamplerSettings
+
+
+def write_files(directory: Path, count: int, size: int) -> tuple[Path, Path]:
+    """Smooth random images, as raw pixels and as JPEG of quality 90 in one packed file."""
+    rng = np.random.default_rng(0)
+    raw, packed = directory / "raw.h5", directory / "packed.h5"
+    encoded = []
+    with h5py.File(raw, "w") as file:
+        images = file.create_dataset("images", (count, size, size, 3), np.uint8)
+        for i in range(count):
+            coarse = rng.integers(0, 256, (size // 8, size // 8, 3), np.uint8)
+            image = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)
+            image = cv2.add(image, rng.integers(0, 16, image.shape, np.uint8))
+            images[i] = image
+            encoded.append(cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 90])[1].ravel())
+    with h5py.File(packed, "w") as file:
+        file["image_bytes"] = np.concatenate(encoded)
+        file["image_offsets"] = np.cumsum([0] + [len(data) for data in encoded])
+    return raw, packed
+
+
+def epoch(source: ImageSource, batch: int, updates: int, *, threads: int, io_threads: int) -> Callable[[], None]:
+    """A run through `updates` batches with labels and metadata."""
+    count = len(source)
+    rng = np.random.default_rng(1)
+    arrays = {
+        "label": rng.integers(0, 100, (count, 4), np.int32),
+        "meta": rng.standard_normal((count, 17), np.float32),
+        "meta_valid": np.ones((count, 3), bool),
+    }
+    settings = SamplerSettings(batch_size=batch)
+    epochs = -(-updates // (count // batch))
+    plans = PlanSequence([arrays["label"][:, 0]], [0] * epochs, settings, seed=0)
+
+    def run() -> None:
+        options = {"num_threads": threads, "buffer": 3, "io_threads": io_threads}
+        with TrainLoader(arrays, np.arange(count), source, plans, stop_update=updates, **options) as loader:
+            for _ in loader:
+                pass
+
+    return run
+
+
+def bare_gather(path: Path, batch: int, updates: int) -> Callable[[], None]:
+    """The floor: np.take from a memory map into one buffer."""
+    with h5py.File(path) as file:
+        images = file["images"]
+        mapped = np.memmap(path, np.uint8, "r", images.id.get_offset(), images.shape)
+    out = np.empty((batch, *mapped.shape[1:]), np.uint8)
+
+    def run() -> None:
+        rng = np.random.default_rng(2)
+        for _ in range(updates):
+            np.take(mapped, rng.integers(0, len(mapped), batch), axis=0, out=out, mode="clip")
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=1500, help="images in the test files")
+    parser.add_argument("--size", type=int, default=224, help="side of the images")
+    parser.add_argument("--batch", type=int, default=64, help="rows of one batch")
+    parser.add_argument("--updates", type=int, default=40, help="raw batches per measurement; JPEG takes a quarter")
+    parser.add_argument("--pairs", type=int, default=9, help="alternating repetitions")
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        raw_path, packed_path = write_files(Path(name), args.images, args.size)
+        raw, packed = open_images(raw_path, args.size), open_images(packed_path, args.size)
+        floor = bare_gather(raw_path, args.batch, args.updates)
+        for threads, io_threads in ((0, 0), (1, 0), (2, 0), (1, 2)):
+            run = epoch(raw, args.batch, args.updates, threads=threads, io_threads=io_threads)
+            result = interleaved(run, floor, args.pairs)
+            rows.append(
+                {
+                    "what": "raw memory map, speed relative to a bare np.take loop",
+                    "grain_threads": threads,
+                    "io_threads": io_threads,
+                    "images_per_s": round(args.updates * args.batch / result.f_seconds),
+                    **result.row(),
+                }
+            )
+        jpeg_updates = max(1, args.updates // 4)
+        one = epoch(packed, args.batch, jpeg_updates, threads=1, io_threads=1)
+        two = epoch(packed, args.batch, jpeg_updates, threads=1, io_threads=2)
+        result = interleaved(two, one, args.pairs)
+        rows.append(
+            {
+                "what": "JPEG, 2 decoding threads relative to 1",
+                "grain_threads": 1,
+                "io_threads": 2,
+                "images_per_s": round(jpeg_updates * args.batch / result.f_seconds),
+                **result.row(),
+            }
+        )
+    command = shlex.join(["python", "-m", "benchmarks.input_pipeline", *sys.argv[1:]])
+    print(write_results("input_pipeline", rows, command))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The one exception that a wrong configuration or command line ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class ConfigError(Exception):
+    """All problems of a configuration at once; `main` prints it without a traceback.
+
+    Attributes:
+      messages: one line per problem, each naming the key or file, the value and the fix.
+    """
+
+    def __init__(self, messages: str | Iterable[str]) -> None:
+        self.messages = [messages] if isinstance(messages, str) else list(messages)
+        super().__init__(self.messages)
+
+    def __str__(self) -> str:
+        if len(self.messages) == 1:
+            return self.messages[0]
+        return "\n".join(f"{number}. {message}" for number, message in enumerate(self.messages, 1))

@@ -1,0 +1,257 @@
+"""The command line: a configuration file, typed overrides of its keys, and the few documented switches."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import shlex
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.defaults import complete_open_nodes, get_config
+from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.tree import assign, kind_of, locate, nearest_key
+from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key
+
+COMMAND = "python -m linnaeus_jax.main"
+
+USAGE = f"""usage: {COMMAND} --config=FILE[:ARGUMENT] [options]
+
+  --config=FILE[:ARGUMENT]     Python file with get_config(); configs/yaml.py:experiment.yaml loads YAML
+  --config.a.b=VALUE           override a key; lists as 1,2 or (1,2) or a,b; None unsets
+  --workdir=DIR                run directory; by default made from env.output.base_dir and the experiment's names
+  --skip-validation            on resume, drop validations that were still pending
+  --debug underflow_overflow   find the first layer with non-finite values
+  --[no-]enable_debug_logger   structured debug log on or off
+  --debug_log_dir=DIR          where the debug log goes
+  --help                       this text"""
+
+_VALUE_FLAGS = ("config", "workdir", "debug", "debug_log_dir")
+_SWITCHES = ("skip_validation", "enable_debug_logger", "no_enable_debug_logger")
+#: options of other programs' documented command lines
+_FOREIGN = ("cfg", "opts", "datadir", "metapath", "val_metapath", "saving_path")
+
+
+def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
+    """Builds the configuration that a command line describes.
+
+    Args:
+      argv: arguments without the program's name.
+
+    Returns:
+      The locked, completed tree, and the options outside it: `workdir` (str or None), `skip_validation` (bool),
+      `config_file` (the text after `--config=`) and `overrides` (value by dotted key).
+
+    Raises:
+      ConfigError: everything wrong with the arguments at once. Command lines of other programs that are documented
+        for this one end with the command to use instead.
+      SystemExit: after printing the usage, for `--help`.
+    """
+    if "--help" in argv or "-h" in argv:
+        print(USAGE)
+        raise SystemExit(0)
+    if any(token.startswith("--") and _name(token) in _FOREIGN for token in argv):
+        raise ConfigError(f"these are options of another program; use instead:\n  {_replacement(argv)}")
+    options, overrides, errors = _split(argv)
+    if "config" not in options:
+        raise ConfigError([*errors, "--config is missing; for a first run use --config=configs/quickstart.py"])
+    config = _load_file(options["config"])
+    config.lock()
+    applied = {}
+    for dotted, text in (*_documented_switches(options, errors), *overrides):
+        path = tuple(dotted.split("."))
+        try:
+            assign(config, path, _parse(text, kind_of(config, path)))
+            node, key = locate(config, path)
+            applied[dotted] = node[key]
+        except KeyError:
+            near = nearest_key(config, dotted.lower())
+            errors.append(f"--config.{dotted}: unknown key" + (f"; did you mean --config.{near}?" if near else ""))
+        except TypeError as error:
+            errors.append(f"--config.{error}")
+        except ValueError:
+            errors.append(f"--config.{dotted} = {text!r}: expected a list such as 1,2 or (1,2)")
+    if errors:
+        raise ConfigError(errors)
+    extra = {
+        "workdir": options.get("workdir"),
+        "skip_validation": "skip_validation" in options,
+        "config_file": options["config"],
+        "overrides": applied,
+    }
+    return complete_open_nodes(config), extra
+
+
+def _name(token: str) -> str:
+    name = token[2:].partition("=")[0].replace("-", "_")
+    return "no_enable_debug_logger" if name == "noenable_debug_logger" else name
+
+
+def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, str]], list[str]]:
+    """Options by name, overrides in order as (dotted key, text), and errors."""
+    options, overrides, errors = dict[str, str](), list[tuple[str, str]](), list[str]()
+    tokens = list(argv)
+    while tokens:
+        token = tokens.pop(0)
+        _, given, value = token.partition("=")
+        name = _name(token)
+        is_override = token.startswith("--config.")
+        if not token.startswith("--"):
+            errors.append(f"{token!r} is not an option; options begin with --")
+        elif name in _SWITCHES and not given:
+            options[name] = "true"
+        elif is_override or name in _VALUE_FLAGS:
+            if not given and tokens and not tokens[0].startswith("--"):
+                value = tokens.pop(0)
+            elif not given and not is_override:
+                errors.append(f"--{name} needs a value: --{name}=VALUE")
+                continue
+            if is_override:
+                overrides.append((token[len("--config.") :].partition("=")[0], value if value or given else "true"))
+            elif name in options:
+                errors.append(f"--{name} is given twice; keep one")
+            else:
+                options[name] = value
+        elif name in _SWITCHES:
+            errors.append(f"{token}: this switch takes no value; write --{name}")
+        else:
+            near = difflib.get_close_matches(name, [*_VALUE_FLAGS, *_SWITCHES], n=1)
+            hint = f"did you mean --{near[0]}?" if near else "see --help"
+            errors.append(f"--{name} is not an option; {hint}")
+            if not given and tokens and not tokens[0].startswith("--"):
+                tokens.pop(0)  # its value
+    return options, overrides, errors
+
+
+def _documented_switches(options: dict[str, str], errors: list[str]) -> list[tuple[str, str]]:
+    """Overrides that the documented switches stand for."""
+    found = []
+    if "debug" in options:
+        if options["debug"] == "underflow_overflow":
+            found.append(("debug.underflow_overflow.enabled", "true"))
+        else:
+            errors.append(f"--debug {options['debug']!r} is unknown; the only choice is underflow_overflow")
+    if "enable_debug_logger" in options and "no_enable_debug_logger" in options:
+        errors.append("--enable_debug_logger and --no-enable_debug_logger contradict each other; keep one")
+    elif "enable_debug_logger" in options or "no_enable_debug_logger" in options:
+        found.append(("debug.jsonl.enabled", str("enable_debug_logger" in options)))
+    if "debug_log_dir" in options:
+        found.append(("debug.jsonl.dir", options["debug_log_dir"]))
+    if "skip_validation" in options:
+        found.append(("train.skip_validation", "true"))
+    return found
+
+
+def _parse(text: str, kind: type | None) -> Any:
+    """Plain value of an override for a key of type `kind` (None: a new key of a filter)."""
+    if text == "None":
+        return None
+    if kind is bool:
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    if kind in (int, float):
+        if text.lower() in ("none", "null"):
+            return None
+        for number in (int, float):
+            try:
+                return number(text)
+            except ValueError:
+                continue
+        return text
+    if kind is tuple:
+        return parse_list(text)
+    if kind is None:
+        items = parse_list(text)
+        return items if "," in text or text[:1] in ("(", "[") else (*items, "")[0]
+    return text
+
+
+def _load_file(given: str) -> ConfigDict:
+    """Runs `get_config` of the Python file in `FILE[:ARGUMENT]`; every failure is one line."""
+    name, _, argument = given.partition(":")
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"--config={given}: YAML is loaded by --config=configs/yaml.py:{given}")
+    if not path.is_file():
+        names = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(str(path), names, n=1)
+        raise ConfigError(f"--config={given}: there is no such file" + (f"; did you mean {near[0]}?" if near else ""))
+    spec = importlib.util.spec_from_file_location(f"linnaeus_jax_config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--config={given}: not a Python file; it must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        make = getattr(module, "get_config", None)
+        if make is None:
+            raise ConfigError(f"--config={given}: the file has no function get_config()")
+        needed = [p for p in inspect.signature(make).parameters.values() if p.default is p.empty]
+        if needed and not argument:
+            raise ConfigError(f"--config={given}: needs an argument: --config={name}:{needed[0].name.upper()}")
+        config = make(argument) if argument else make()
+    except ConfigError:
+        raise
+    except Exception as error:  # the file is the user's: whatever it raises is reported as a line of that file
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else 1)
+        raise ConfigError(f"{path}:{line}: {type(error).__name__}: {' '.join(str(error).split())}") from None
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(f"--config={given}: get_config() returned {type(config).__name__}, not a ConfigDict")
+    return config
+
+
+def _replacement(argv: Sequence[str]) -> str:
+    """This program's command for a documented command line of another one."""
+    given: dict[str, list[str]] = {}
+    name = ""
+    for token in argv:
+        if not token.startswith("--"):
+            given.setdefault(name, []).append(token)
+            continue
+        name, _, value = token[2:].partition("=")
+        name = name if name.startswith("config.") else _name(token)
+        given.setdefault(name, []).extend([value] if "=" in token else [])
+    words, notes = [COMMAND], list[str]()
+
+    def add(flag: str, value: str) -> None:
+        words.append(shlex.quote(f"--{flag}={value}"))
+
+    if "cfg" in given:
+        add("config", f"configs/yaml.py:{' '.join(given['cfg'])}")
+    else:
+        add("config", " ".join(given.get("config", ["configs/quickstart.py"])))
+    opts = given.get("opts", [])
+    for key, value in zip(opts[::2], opts[1::2], strict=False):
+        target = ".".join(target_key(tuple(key.split("."))))
+        try:
+            kind_of(get_config(), target.split("."))
+            add(f"config.{target}", value)
+        except KeyError:
+            reason = excuse_of(key)
+            near = nearest_key(get_config(), target)
+            hint = f"; did you mean {near}?" if near else ""
+            notes.append(f"{key} is left out: " + (reason or f"there is no such key{hint}"))
+    if len(opts) % 2:
+        notes.append(f"{opts[-1]} is left out: it has no value")
+    if "datadir" in given:
+        add("config.data.hybrid.use_hybrid", "true")
+        add("config.data.hybrid.images_dir", " ".join(given["datadir"]))
+    for option, key in (("metapath", "train_labels_path"), ("val_metapath", "val_labels_path")):
+        if option in given:
+            labels = Path(" ".join(given[option])).with_suffix(".h5")
+            add(f"config.data.h5.{key}", str(labels))
+            notes.append(f"{labels} is a labels file; `python -m linnaeus_jax.tools.build_dataset --help` makes one")
+    if "saving_path" in given:
+        add("workdir", " ".join(given["saving_path"]))
+    for name, values in given.items():
+        if name in _SWITCHES:
+            words.append(f"--{name.replace('no_enable', 'no-enable')}")
+        elif name.startswith("config.") or name in ("workdir", "debug", "debug_log_dir"):
+            add(name, " ".join(values))
+        elif name not in (*_FOREIGN, "config", ""):
+            notes.append(f"--{name} is left out: it has no translation")
+    return "\n  ".join([" ".join(words), *(f"# {note}" for note in notes)])

@@ -1,0 +1,334 @@
+"""Reads experiments written as upper-case YAML into the default configuration tree.
+
+Keys of the schema are read without regard to case; names of data (metadata components, tasks, parameter groups) keep
+theirs. A file may hold several documents, merged in order, and may name others in `BASE`, which come first.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import fnmatch
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.defaults import OPEN_NODES, complete_open_nodes, get_config
+from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key
+
+logger = logging.getLogger(__name__)
+
+#: documented spelling -> key of the tree; the longest match counts
+ALIASES = {
+    **{
+        f"METRICS.{kind}_{unit}": f"schedule.metrics.{kind}_{unit}".lower()
+        for kind in ("STEP", "CONSOLE", "WANDB", "LR", "PIPELINE")
+        for unit in ("INTERVAL", "FRACTION")
+    },
+    "SCHEDULE.MIX": "schedule.mixup",
+    "SCHEDULE.MIX.MIXUP": "schedule.mixup",
+    "LOSS.GRAD_WEIGHTING.CLASS": "loss.grad_weighting.class_weights",
+    "CHECKPOINT.KEEP_TOP_N": "schedule.checkpoint.keep_top_n",
+    "CHECKPOINT.KEEP_LAST_N": "schedule.checkpoint.keep_last_n",
+    "CHECKPOINT.SAVE_FREQ": "schedule.checkpoint.interval_epochs",
+    "TRAIN.AMP_OPT_LEVEL": "train.compute_dtype",
+}
+
+_AMP_LEVELS = {"O0": "float32", "O1": "bfloat16", "O2": "bfloat16", "O3": "bfloat16"}
+
+#: keys without a counterpart (patterns) -> why they may be left out
+COMPATIBILITY = {
+    "SCHEDULE.MIX*.USE_GPU": "mixing always runs inside the compiled step, on the device",
+    "SCHEDULE.MIX*.CHUNK_BOUNDS": "the bounds follow from the metadata components",
+    "LR_SCHEDULER.REFERENCE_LR": "the peak is base_lr, scaled by the batch size over reference_bs",
+    "LR_SCHEDULER.TOTAL_STEPS": "the number of steps follows from the data and train.epochs",
+    "TRAIN.START_EPOCH": "a resumed run takes its position from the checkpoint",
+    "MISC.*": "logging is scheduled by schedule.metrics",
+    "AUG.SINGLE_AUG_DEVICE": "augmentation runs inside the compiled step",
+    "AUG.USE_OPENCV": "augmentation runs inside the compiled step",
+    "DATA.PIN_MEMORY": "JAX manages the transfer buffers",
+    "DATA.USE_VECTORIZED_PROCESSOR": "labels are always processed as whole columns",
+    "DATA.SIMULATE_HPC": "there is no artificial delay",
+    "DATA.IO_DELAY": "there is no artificial delay",
+    "DATA.PREFETCH.BATCH_CONCURRENCY": "data.num_workers sets the reading threads",
+    "DATA.PREFETCH.NUM_PREPROCESS_THREADS": "preprocessing runs inside the compiled step",
+    "DATA.PREFETCH.SLEEP_TIME": "the loader waits without polling",
+    "DATA.DATASET_META.*": "read from the labels file",
+    "DATA.AUTOBATCH.*": "data.batch_size is used as given",
+    "ENV.INPUT.*": "paths are read as given",
+    "ENV.OUTPUT.DIRS.*": "the layout of the run directory is fixed",
+    "OPTIMIZER.MUON.USE_DISTRIBUTED": "the compiler distributes the work",
+    "OPTIMIZER.MUON.STRICT": "Muon takes matrices and convolution kernels only, the rest gets AdamW",
+    "OPTIMIZER.MUON.APPLY_SCALING": "updates are always scaled by sqrt(max(1, out / in))",
+    "LOSS.TAXONOMY_SMOOTHING.PARTIAL_SUBTREE_WEIGHTING": "it never had an effect",
+    "LOSS.GRAD_WEIGHTING.SUBSET*": "it never had an effect",
+    "LOSS.GRAD_WEIGHTING.TAXALIGN*": "it never had an effect",
+    "LOSS.GRAD_WEIGHTING.TASK.EXCLUDE_PATTERNS": "exclude_config chooses the parameters",
+    "LOSS.GRAD_WEIGHTING.TASK.GRADNORM_ACCUM_STEPS": "task norms are measured on the whole update",
+    "DEBUG.METRICS.*": "validation_metrics and dump_metrics cover it",
+    "DEBUG.DATASET.*": "the flag dataloader covers it",
+    "MODEL.NAME": "type, variant and the stages describe the model; experiment.name names the run",
+    "MODEL.NUM_CLASSES": "class counts come from the labels",
+    "MODEL.EXTRA_TOKEN_NUM": "it follows from the enabled metadata components",
+    "MODEL.USE_FLASH_ATTN": "attn_impl chooses the attention kernel",
+    "MODEL.*.USE_FLASH_ATTN": "attn_impl chooses the attention kernel",
+    "MODEL.META_DIMS": "widths come from data.meta.components",
+    "MODEL.ROPE_STAGES.DIMS": "they are the last two of convnext_stages.dims",
+    "MODEL.CLASSIFICATION.HEADS.*.IN_FEATURES": "it follows from the model's width",
+    "MODEL.CLASSIFICATION.HEADS.*.OUT_FEATURES": "class counts come from the labels",
+    **{
+        f"MODEL.{section}*": "it never had an effect on the model"
+        for section in ("AGGREGATION", "NORMALIZATION", "FEATURE_RESOLVER", "ATTENTION_MECHANISM", "OTHER_COMPONENTS")
+    },
+}
+
+#: keys that are harmless only with these values -> what to do about others
+_HARMLESS = {
+    "MODEL.ROPE_STAGES.ROPE_MIXED": ((True,), "only mixed rotary frequencies are offered; set it to True"),
+    "DATA.AUTOBATCH.ENABLED": ((False,), "set it to False and choose data.batch_size"),
+    "MODEL.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
+    "TRAIN.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
+    "MODEL.PRETRAINED*": ((None, "", False), "loading pretrained weights from a configuration is not offered"),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 plus what people write: 1e-6 is a number and None is null."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), [*"-+0123456789"]
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^None$"), ["N"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    path: tuple[str, ...]  # as written
+    value: Any
+    where: str  # file:line
+
+    @property
+    def spelled(self) -> str:
+        return ".".join(self.path)
+
+
+def load_yaml(path: str | Path) -> ConfigDict:
+    """Loads a YAML experiment over the default tree.
+
+    In a document, a zero beside a set rival (e.g. `STEP_INTERVAL: 100` and `STEP_FRACTION: 0.0`) means "not given".
+    Keys without a counterpart are logged once each with the reason.
+
+    Args:
+      path: file with one or more documents; `BASE` (a file or a list of files, relative to this one) is read first.
+
+    Returns:
+      The locked, completed tree.
+
+    Raises:
+      ConfigError: all unknown keys, wrong types, duplicate keys and contradictions at once, with file and line.
+    """
+    errors: list[str] = []
+    merged: dict[tuple[str, ...], _Entry] = {}
+    for document in _documents(Path(path), (), errors):
+        merged |= _targets(document, errors)
+    _unset_zero_rivals(merged)
+    config, ignored = get_config(), dict[str, str]()
+    for target, entry in merged.items():
+        try:
+            _set(config, target, entry)
+        except KeyError:
+            reason = _excuse(entry, errors)
+            if reason is None:
+                near = nearest_key(config, ".".join(target))
+                hint = f"; did you mean {near.upper()}?" if near else ""
+                errors.append(f"{entry.where}: unknown key {entry.spelled}{hint}")
+            elif reason:
+                ignored[entry.spelled] = reason
+        except TypeError as error:
+            errors.append(f"{entry.where}: {error}")
+    if errors:
+        raise ConfigError(errors)
+    for spelled, reason in ignored.items():
+        logger.warning("%s has no effect: %s", spelled, reason)
+    return complete_open_nodes(config)
+
+
+def target_key(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Path in the tree of a documented, upper-case path; names of data keep their case."""
+    upper = ".".join(path).upper()
+    for old in sorted(ALIASES, key=len, reverse=True):
+        if upper == old or upper.startswith(f"{old}."):
+            path = (*ALIASES[old].split("."), *path[old.count(".") + 1 :])
+            break
+    lowered: tuple[str, ...] = ()
+    for part in path:
+        opened = OPEN_NODES.get(".".join(lowered))
+        lowered += (part if opened and part.lower() not in opened[1] else part.lower(),)
+    if lowered[:3] == ("model", "classification", "heads") and lowered[-1] == "bias":
+        lowered = (*lowered[:-1], "use_bias")
+    return lowered
+
+
+def excuse_of(spelled: str) -> str | None:
+    """Why a documented key without a counterpart may be left out; None if it is not such a key."""
+    for pattern, reason in COMPATIBILITY.items():
+        if fnmatch.fnmatchcase(spelled.upper(), pattern):
+            return reason
+    return None
+
+
+def parse_list(text: str) -> list[Any]:
+    """Parses `(1, 2)`, `[a, b]`, `1,2`, `a` or nothing into a list; items are numbers, booleans, None, texts or lists.
+
+    Raises:
+      ValueError: the text is not a list.
+    """
+    try:
+        value = ast.literal_eval(text)
+        return list(value) if isinstance(value, list | tuple) else [value]
+    except (ValueError, SyntaxError):
+        flow = text.strip().replace("(", "[").replace(")", "]")
+    try:
+        value = yaml.load(flow if flow.startswith("[") and flow.endswith("]") else f"[{flow}]", _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(text) from error
+    if any(isinstance(item, dict) for item in value):
+        raise ValueError(text)
+    return value
+
+
+def _documents(path: Path, chain: tuple[Path, ...], errors: list[str]) -> Iterator[list[_Entry]]:
+    """Entries of each document, those of its bases before it."""
+    path = path.resolve()
+    if path in chain:
+        raise ConfigError(f"BASE goes round in a circle: {' -> '.join(p.name for p in (*chain, path))}")
+    try:
+        text = path.read_text()
+    except OSError as error:
+        names = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        by = f" (named by BASE in {chain[-1].name})" if chain else ""
+        raise ConfigError(f"{path}: cannot be read{by}: {error.strerror}{hint}") from None
+    loader = _Loader(text)
+    loader.name = path.name
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            if isinstance(node, yaml.ScalarNode) and not node.value:
+                continue
+            if not isinstance(node, yaml.MappingNode):
+                raise ConfigError(f"{path.name}:{node.start_mark.line + 1}: a document must be a mapping of keys")
+            entries = list(_Reader(loader, path.name, errors).entries(node, ()))
+            for entry in entries:
+                if entry.spelled.upper() == "BASE":
+                    bases = entry.value if isinstance(entry.value, list) else [entry.value]
+                    for base in filter(None, bases):
+                        yield from _documents(path.parent / str(base), (*chain, path), errors)
+            yield [entry for entry in entries if entry.spelled.upper() != "BASE"]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path.name}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
+class _Reader:
+    """Flattens the nodes of one document, watching for duplicate keys."""
+
+    def __init__(self, loader: _Loader, file: str, errors: list[str]) -> None:
+        self.loader, self.file, self.errors = loader, file, errors
+
+    def entries(self, node: yaml.MappingNode, path: tuple[str, ...]) -> Iterator[_Entry]:
+        for key, line, child in self._pairs(node, path):
+            below = (*path, key)
+            if isinstance(child, yaml.MappingNode) and child.value and key.lower() not in FILTER_KEYS:
+                yield from self.entries(child, below)
+            else:
+                yield _Entry(below, self._plain(child, below), f"{self.file}:{line}")
+
+    def _pairs(self, node: yaml.MappingNode, path: tuple[str, ...]) -> list[tuple[str, int, yaml.Node]]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen and key.value != "<<":
+                dotted = ".".join((*path, key.value))
+                self.errors.append(f"{self.file}:{line}: {dotted} is already given in line {seen[key.value]}; keep one")
+            seen.setdefault(key.value, line)
+        self.loader.flatten_mapping(node)  # merge keys "<<"
+        return [(key.value, key.start_mark.line + 1, child) for key, child in node.value]
+
+    def _plain(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
+        """Value of a leaf; the keys of mappings inside (parameter filters) are lower-cased."""
+        if isinstance(node, yaml.MappingNode):
+            return {key.lower(): self._plain(child, (*path, key)) for key, _, child in self._pairs(node, path)}
+        if isinstance(node, yaml.SequenceNode):
+            return [self._plain(child, path) for child in node.value]
+        return self.loader.construct_object(node, deep=True)
+
+
+def _targets(document: list[_Entry], errors: list[str]) -> dict[tuple[str, ...], _Entry]:
+    """Entries of one document by path in the tree; two spellings of one key must agree."""
+    found: dict[tuple[str, ...], _Entry] = {}
+    for entry in document:
+        target = target_key(entry.path)
+        if target == ("train", "compute_dtype") and entry.path[-1].upper() == "AMP_OPT_LEVEL":
+            level = str(entry.value).upper()
+            if level not in _AMP_LEVELS:
+                errors.append(
+                    f"{entry.where}: {entry.spelled} = {entry.value!r}: choose one of {', '.join(_AMP_LEVELS)}"
+                )
+                continue
+            entry = dataclasses.replace(entry, value=_AMP_LEVELS[level])
+        elif target == ("model", "convnext_stages", "depths") and isinstance(entry.value, list):
+            entry = dataclasses.replace(entry, value=entry.value[:2])  # the others belong to stages that are rotary
+        rival = found.setdefault(target, entry)
+        if rival.spelled != entry.spelled and rival.value != entry.value:
+            errors.append(
+                f"{entry.where}: {entry.spelled} = {entry.value!r} contradicts {rival.spelled} = {rival.value!r} "
+                f"({rival.where}); they are two names of one key, keep one"
+            )
+        found[target] = entry
+    return found
+
+
+def _unset_zero_rivals(merged: dict[tuple[str, ...], _Entry]) -> None:
+    """Turns a zero into None where another member of the same steps/fraction/epochs set is given."""
+    sets: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for target in merged:
+        if match := re.fullmatch(r"(.+)_(steps|fraction|epochs|interval)", target[-1]):
+            sets.setdefault((*target[:-1], match[1]), []).append(target)
+    for members in sets.values():
+        zeros = [m for m in members if not isinstance(merged[m].value, list) and merged[m].value == 0]
+        if any(merged[m].value not in (0, None, []) for m in members):
+            for member in zeros:
+                merged[member] = dataclasses.replace(merged[member], value=None)
+
+
+def _set(config: ConfigDict, target: tuple[str, ...], entry: _Entry) -> None:
+    value = entry.value
+    if value is None or value == {}:
+        if ".".join(target[:-1]) in OPEN_NODES or kind_of(config, target) is ConfigDict:
+            kind_of(config, target)  # an empty section changes nothing; an empty entry gets the defaults of its kind
+            return
+    elif isinstance(value, str) and value[:1] in ("(", "[") and kind_of(config, target) is tuple:
+        value = parse_list(value)
+    assign(config, target, value)
+
+
+def _excuse(entry: _Entry, errors: list[str]) -> str | None:
+    """Reason to ignore a key that is not in the tree, "" if it was reported as an error, None if it is unknown."""
+    for pattern, (harmless, fix) in _HARMLESS.items():
+        if fnmatch.fnmatchcase(entry.spelled.upper(), pattern):
+            if entry.value in harmless:
+                return "this is how it always works here"
+            errors.append(f"{entry.where}: {entry.spelled} = {entry.value!r}: {fix}")
+            return ""
+    return excuse_of(entry.spelled)

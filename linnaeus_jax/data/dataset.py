@@ -1,0 +1,398 @@
+"""From the config to the two splits, their classes, the tree, and everything that is counted about them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+from numpy.typing import NDArray
+
+from linnaeus_jax.data import splits
+from linnaeus_jax.data.labels import LabelTable, read_label_tables
+from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
+from linnaeus_jax.taxonomy.ranks import check_task_order
+from linnaeus_jax.taxonomy.tree import ParentConflict, TaxonomyTree, describe_conflict
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the data lies. Without `val_labels` the training file is split (`split`) or there is no validation."""
+
+    scenario: str  # "two files", "single file, split" or "train only", with ", hybrid" for folders of images
+    train_labels: str
+    val_labels: str
+    train_images: str  # HDF5 file, or directory if `hybrid`
+    val_images: str
+    split: bool
+    hybrid: bool
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows of one split, in split order, and what is known about each.
+
+    Letters: n rows of the split, T tasks (finest first), D metadata columns, K components, S taxa subsets. The
+    properties that gather from the table copy: read them once, not per batch.
+    """
+
+    name: str
+    table: LabelTable
+    rows: NDArray[np.int64]  # [n], rows of the labels file
+    images: str  # HDF5 file or directory
+    rarity: NDArray[np.int32]  # [n], bin of the row's class at the finest rank
+    taxa_subset: NDArray[np.bool_]  # [n, S]
+    min_group_size: int
+    null_columns: tuple[int, ...] | None  # tasks whose null rows are never mixed; None: nulls may be mixed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> NDArray[np.int32]:
+        """int32 [n, T]: class indices."""
+        return self.table.label[self.rows]
+
+    @property
+    def meta(self) -> NDArray[np.float32]:
+        """float32 [n, D]: metadata vectors, zero where a component is invalid."""
+        return self.table.meta[self.rows]
+
+    @property
+    def meta_valid(self) -> NDArray[np.bool_]:
+        """bool [n, K]: which components are known."""
+        return self.table.meta_valid[self.rows]
+
+    @property
+    def taxa_subset_id(self) -> NDArray[np.int32]:
+        """int32 [n]: position of the last taxa subset the row belongs to, -1 for none."""
+        return splits.last_subset(self.taxa_subset)
+
+    def group(self, level: str) -> NDArray[np.int32]:
+        """int32 [n]: rows with the same value >= 0 may be mixed; it is the class index at `level`, -1 means never.
+
+        Raises:
+          ValueError: `level` is none of the tasks.
+        """
+        if level not in self.table.tasks:
+            raise ValueError(f"group level {level!r} is none of the tasks {self.table.tasks}")
+        column = self.table.tasks.index(level)
+        excluded = None
+        if self.null_columns is not None:
+            columns = sorted({column, *self.null_columns})
+            excluded = (self.table.taxon[self.rows][:, columns] == 0).any(axis=1)
+        return splits.group_ids(self.labels[:, column], self.min_group_size, excluded)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Both splits and what is counted over them. `val` has 0 rows in the train-only scenario.
+
+    `class_counts`, `task_label_density`, `task_nulls_density` (percent of rows with and without a label) and
+    `meta_label_density` (percent of rows whose component is known) are keyed by "train" and "val" first.
+    """
+
+    sources: Sources
+    tasks: tuple[str, ...]
+    classes: dict[str, NDArray[np.int64]]  # taxon id of each class, 0 for null
+    num_classes: dict[str, int]
+    null_possible: bool
+    components: tuple[Component, ...]
+    tree: TaxonomyTree
+    train: Split
+    val: Split
+    class_counts: dict[str, dict[str, NDArray[np.int64]]]
+    task_label_density: dict[str, dict[str, float]]
+    task_nulls_density: dict[str, dict[str, float]]
+    meta_label_density: dict[str, dict[str, float]]
+    rarity_percentiles: tuple[float, ...]
+    rarity_thresholds: dict[str, NDArray[np.int64]]  # [P] per task with at least two classes
+    rarity_names: tuple[str, ...]  # of bins 0..P; empty if the finest task has no thresholds
+    taxa_subset_names: tuple[str, ...]
+    conflicts: tuple[ParentConflict, ...]
+    filters: tuple[splits.FilterReport, ...]
+
+    @property
+    def meta_dim(self) -> int:
+        """D, the width of the metadata vector."""
+        return self.components[-1].stop if self.components else 0
+
+    def class_to_idx(self) -> dict[str, dict[str, int]]:
+        """{task: {taxon id as text, "null" for the null class: class index}}."""
+        return {
+            task: {("null" if taxon == 0 else str(taxon)): index for index, taxon in enumerate(ids.tolist())}
+            for task, ids in self.classes.items()
+        }
+
+    def subset_maps(self) -> dict[str, dict[str, int]]:
+        """{"taxa": {name: position}, "rarity": {bin name: bin}}."""
+        return {
+            "taxa": {name: position for position, name in enumerate(self.taxa_subset_names)},
+            "rarity": {name: position for position, name in enumerate(self.rarity_names)},
+        }
+
+    def additional_statistics(self) -> dict[str, dict[str, dict[str, float]]]:
+        """{split: {task: how the class counts spread}}, with the population's standard deviation."""
+        return {
+            name: {task: _spread(count) for task, count in counts.items()} for name, counts in self.class_counts.items()
+        }
+
+    def report(self) -> str:
+        """Text for people: files, rows rejected by each rule, and per rank classes, labels and gaps."""
+        lines = [f"data: {self.sources.scenario}, {len(self.train)} training and {len(self.val)} validation rows"]
+        lines += [str(report) for report in self.filters]
+        lines.append(f"{'task':<14}{'classes':>9}{'labelled %':>12}{'largest':>9}{'median':>8}{'untrained in val':>18}")
+        first = int(self.null_possible)
+        for task in self.tasks:
+            train, val = (self.class_counts[name][task][first:] for name in ("train", "val"))
+            seen = train[train > 0]
+            lines.append(
+                f"{task:<14}{len(train):>9}{self.task_label_density['train'][task]:>12.2f}"
+                f"{int(train.max(initial=0)):>9}{float(np.median(seen)) if len(seen) else 0:>8g}"
+                f"{int(((train == 0) & (val > 0)).sum()):>18}"
+            )
+        for component in self.components:
+            share = self.meta_label_density["train"][component.name]
+            where = f"columns {component.start}..{component.stop - 1} from {component.source}"
+            lines.append(f"{component.name:<14}{where}, known for {share:.2f} % of the training rows")
+        roots = len(self.tree.top_roots())
+        lines.append(f"tree: {roots} root(s) at {self.tasks[-1]}{' (metaclade)' if roots > 1 else ''}")
+        lines += [f"conflict: {describe_conflict(conflict, self.classes)}" for conflict in self.conflicts[:50]]
+        if len(self.conflicts) > 50:
+            lines.append(f"... and {len(self.conflicts) - 50} more conflicts")
+        return "\n".join(lines)
+
+
+def resolve_sources(data: ConfigDict) -> Sources:
+    """The build scenario that the paths of `config.data` describe.
+
+    Two files (`train_*` and `val_*`), a single file to be split (`labels_path`), or training only (`train_*`); images
+    from HDF5 files or, with `hybrid.use_hybrid`, from folders.
+
+    Raises:
+      ValueError: a path is missing, or paths of two scenarios are mixed.
+    """
+    h5, hybrid, parts = data.h5, bool(data.hybrid.use_hybrid), ("", "train_", "val_")
+    labels_key, images_key = "data.h5.{}labels_path", "data.h5.{}images_path"
+    labels = {part: h5[f"{part}labels_path"] or "" for part in parts}
+    images = {part: h5[f"{part}images_path"] or "" for part in parts}
+    if hybrid:
+        ignored = [images_key.format(part) for part, path in images.items() if path]
+        if ignored:
+            log.warning("data.hybrid.use_hybrid is True: %s is not used", ", ".join(ignored))
+        images_key = "data.hybrid.{}images_dir"
+        images = {part: data.hybrid[f"{part}images_dir"] or "" for part in parts}
+    separate = [
+        key.format(part)
+        for part in ("train_", "val_")
+        for key, paths in ((labels_key, labels), (images_key, images))
+        if paths[part]
+    ]
+    if hybrid:
+        images = {part: images[part] or images[""] for part in parts}
+    needed: tuple[str, ...]
+    if labels[""]:
+        if separate:
+            raise ValueError(
+                f"data.h5.labels_path (one file, split at start) and {', '.join(separate)} exclude each other; "
+                "empty one of the two"
+            )
+        scenario, needed = "single file, split", ("",)
+    elif labels["val_"] or (images["val_"] and not hybrid):
+        scenario, needed = "two files", ("train_", "val_")
+    elif labels["train_"]:
+        scenario, needed = "train only", ("train_",)
+    else:
+        raise ValueError(
+            "no labels file: set data.h5.labels_path (one file, split at start), or data.h5.train_labels_path and "
+            "data.h5.val_labels_path, or data.h5.train_labels_path alone (no validation)"
+        )
+    for part in needed:
+        for key, paths in ((labels_key, labels), (images_key, images)):
+            if not paths[part]:
+                raise ValueError(f"{key.format(part)} is empty but needed ({scenario}); set it")
+    return Sources(
+        scenario + (", hybrid" if hybrid else ""),
+        train_labels=labels[needed[0]],
+        val_labels=labels["val_"],
+        train_images=images[needed[0]],
+        val_images=images[needed[-1]],
+        split=scenario == "single file, split",
+        hybrid=hybrid,
+    )
+
+
+def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int64]] | None = None) -> Dataset:
+    """Reads the labels files named by the config and prepares both splits. Images are not opened.
+
+    Args:
+      config: the full tree; `data`, `metrics` and `schedule.mixup` are used.
+      missing_rows: {"train": ..., "val": ...}, int64 rows of the respective labels file that have no image. A single
+        file has one set of rows: both entries count.
+
+    Raises:
+      FileNotFoundError: a labels file does not exist.
+      ValueError: an unusable setting or file, no row left, no training row, or contradicting parents.
+    """
+    data, mixup = config.data, config.schedule.mixup
+    tasks = tuple(data.task_keys_h5)
+    check_task_order(tasks)
+    grouped = mixup.enabled or data.sampler.type == "grouped"
+    null_columns = _null_columns(mixup, tasks, grouped)
+    null_possible = bool(data.partial.levels)
+    sources = resolve_sources(data)
+    settings = component_settings(data.meta)
+    paths = [path for path in (sources.train_labels, sources.val_labels) if path]
+    tables, classes = read_label_tables(paths, tasks, settings, null_possible=null_possible)
+
+    kept, filters = _select_rows(data, sources, tables, settings, missing_rows or {})
+
+    # ---- what is counted
+    tree, conflicts = TaxonomyTree.from_labels(
+        classes,
+        [table.label for table in tables],
+        null_possible=null_possible,
+        conflict_limit=data.parent_conflict_limit,
+    )
+    if conflicts:
+        log.warning("%d classes have several parents; the most frequent one counts", len(conflicts))
+    percentiles = tuple(config.metrics.rarity_percentiles)
+    subsets = splits.parse_taxa_subsets(config.metrics.taxa_subsets, classes)
+    counts, label_density, null_density, meta_density = {}, {}, {}, {}
+    for name, table, rows in zip(("train", "val"), (tables[0], tables[-1]), kept):
+        label = table.label[rows]
+        counts[name] = splits.class_counts(label, classes)
+        null = (label == 0) & null_possible
+        label_density[name] = splits.percent(~null, tasks)
+        null_density[name] = splits.percent(null, tasks)
+        meta_density[name] = splits.percent(table.meta_valid[rows], [item.name for item in settings])
+    thresholds = splits.rarity_thresholds(counts["train"], percentiles)
+    finest = thresholds.get(tasks[0], np.empty(0, np.int64))
+
+    def split(name: str, table: LabelTable, rows: NDArray[np.int64], images: str) -> Split:
+        size = counts["train"][tasks[0]][table.label[rows, 0]]
+        return Split(
+            name,
+            table,
+            rows,
+            images,
+            rarity=splits.rarity_bins(size, finest),
+            taxa_subset=splits.taxa_subset_matrix(subsets, tasks, table.taxon[rows]),
+            min_group_size=mixup.min_group_size,
+            null_columns=null_columns,
+        )
+
+    return Dataset(
+        sources=sources,
+        tasks=tasks,
+        classes=classes,
+        num_classes={task: len(ids) for task, ids in classes.items()},
+        null_possible=null_possible,
+        components=tables[0].components,
+        tree=tree,
+        train=split("train", tables[0], kept[0], sources.train_images),
+        val=split("val", tables[-1], kept[1], sources.val_images),
+        class_counts=counts,
+        task_label_density=label_density,
+        task_nulls_density=null_density,
+        meta_label_density=meta_density,
+        rarity_percentiles=percentiles,
+        rarity_thresholds=thresholds,
+        rarity_names=splits.rarity_bin_names(percentiles) if len(finest) else (),
+        taxa_subset_names=tuple(subset.name for subset in subsets),
+        conflicts=tuple(conflicts),
+        filters=filters,
+    )
+
+
+def _select_rows(
+    data: ConfigDict,
+    sources: Sources,
+    tables: Sequence[LabelTable],
+    settings: Sequence[ComponentSettings],
+    missing_rows: Mapping[str, NDArray[np.int64]],
+) -> tuple[list[NDArray[np.int64]], tuple[splits.FilterReport, ...]]:
+    """Rows of the training and of the validation split, and what the rules rejected in each file."""
+    conditions = splits.FilterSettings(
+        bool(data.out_of_region.include),
+        bool(data.partial.levels),
+        data.upward_major_mode if data.upward_major_check else "",
+    )
+    missing = [np.asarray(missing_rows.get(name, ()), np.int64) for name in ("train", "val")]
+    if sources.split:
+        missing = [np.union1d(*missing)]
+    filtered = [splits.filter_rows(table, conditions, settings, rows) for table, rows in zip(tables, missing)]
+    kept = [rows for rows, _ in filtered]
+    if sources.split:
+        kept = list(splits.split_rows(kept[0], data.h5.train_val_split_ratio, data.h5.train_val_split_seed))
+        if not len(kept[1]):
+            log.warning("data.h5.train_val_split_ratio leaves no validation row")
+    elif len(kept) == 1:
+        kept.append(np.empty(0, np.int64))
+    return kept, tuple(report for _, report in filtered)
+
+
+def _null_columns(mixup: ConfigDict, tasks: tuple[str, ...], grouped: bool) -> tuple[int, ...] | None:
+    """Positions of the tasks whose null rows are kept out of mixing; also checks the task names under `mixup`."""
+    for key in ("group_levels", "null_task_keys") if grouped else ("null_task_keys",):
+        unknown = [name for name in mixup[key] if name not in tasks]
+        if unknown:
+            raise ValueError(f"schedule.mixup.{key} names {unknown[0]!r}, which is not in data.task_keys_h5 = {tasks}")
+    if not mixup.exclude_null_samples:
+        return None
+    return tuple(tasks.index(name) for name in mixup.null_task_keys or tasks)
+
+
+def _spread(count: NDArray[np.int64]) -> dict[str, float]:
+    mean, deviation = float(count.mean()), float(count.std())
+    return {
+        "total_samples": int(count.sum()),
+        "mean_frequency": mean,
+        "std_dev_frequency": deviation,
+        "coefficient_of_variation": deviation / mean if mean > 1e-6 else 0.0,
+    }
+
+
+def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | Path) -> None:
+    """Writes what a run leaves behind about its data; creates both directories.
+
+    `assets_dir`: num_classes.json, class_to_idx.json, subset_maps.json, taxonomy_tree.json, and subset_ids.npz with
+    int64 `rows_<split>` [n] and int32 `taxa_<split>`, `rarity_<split>` [n].
+    `metadata_dir`: task_label_density.json, task_nulls_density.json, meta_label_density.json,
+    class_label_counts.json, additional_statistics.json, all {split: {task or component: ...}}.
+    """
+    assets, metadata = Path(assets_dir), Path(metadata_dir)
+    assets.mkdir(parents=True, exist_ok=True)
+    metadata.mkdir(parents=True, exist_ok=True)
+    files: dict[Path, Any] = {
+        assets / "num_classes.json": dataset.num_classes,
+        assets / "class_to_idx.json": dataset.class_to_idx(),
+        assets / "subset_maps.json": dataset.subset_maps(),
+        metadata / "task_label_density.json": dataset.task_label_density,
+        metadata / "task_nulls_density.json": dataset.task_nulls_density,
+        metadata / "meta_label_density.json": dataset.meta_label_density,
+        metadata / "class_label_counts.json": {
+            name: {task: count.tolist() for task, count in counts.items()}
+            for name, counts in dataset.class_counts.items()
+        },
+        metadata / "additional_statistics.json": dataset.additional_statistics(),
+    }
+    for path, content in files.items():
+        path.write_text(json.dumps(content), encoding="utf-8")
+    dataset.tree.save(assets / "taxonomy_tree.json")
+    arrays: dict[str, NDArray[Any]] = {}
+    for split in (dataset.train, dataset.val):
+        arrays[f"rows_{split.name}"] = split.rows
+        arrays[f"taxa_{split.name}"] = split.taxa_subset_id
+        arrays[f"rarity_{split.name}"] = split.rarity
+    np.savez_compressed(assets / "subset_ids.npz", **arrays)  # type: ignore[arg-type]
+
+
+__all__ = ["Dataset", "Sources", "Split", "build_dataset", "resolve_sources", "write_assets"]

@@ -1,0 +1,563 @@
+"""Where pixels come from: HDF5 layouts, packed encoded images and folders of files behind one protocol.
+
+Every source delivers uint8 RGB in NHWC order and is safe to use from several threads; the fast ones copy straight
+from a memory map.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import cv2
+import h5py
+import numpy as np
+
+from linnaeus_jax.data.cache import ImageCache
+
+logger = logging.getLogger("linnaeus_jax.data")
+_SOURCE_NUMBERS = itertools.count()
+
+
+class ImageReadError(RuntimeError):
+    """An image that cannot be read; the message names the row and the file."""
+
+
+class ImageSource(Protocol):
+    """Random access to images by row."""
+
+    image_shape: tuple[int, int, int]  # (H, W, 3) of what `read` delivers
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Writes the images of rows (int64[n]) into out (uint8[n, H, W, 3], contiguous).
+
+        Returns:
+          bool[n], False where a zero image stands for one that could not be read.
+
+        Raises:
+          IndexError: a row outside the source.
+          ImageReadError: an unreadable image, where the source does not allow placeholders.
+        """
+        ...
+
+
+def _check_rows(rows: np.ndarray, count: int, name: object) -> None:
+    if len(rows) and not (rows.min() >= 0 and rows.max() < count):
+        raise IndexError(f"{name}: rows {rows.min()}..{rows.max()} asked for, but it holds {count} images")
+
+
+def resize_area(image: np.ndarray, out: np.ndarray) -> None:
+    """Resizes uint8[h, w, 3] into out uint8[H, W, 3] with area interpolation; a plain copy where sizes agree."""
+    if image.shape == out.shape:
+        out[...] = image
+    else:
+        out[...] = cv2.resize(image, (out.shape[1], out.shape[0]), interpolation=cv2.INTER_AREA)
+
+
+# --- HDF5 arrays ------------------------------------------------------------------------------------------------------
+
+
+class MappedImages:
+    """A contiguous HDF5 dataset read through a memory map at its file offset."""
+
+    def __init__(self, path: Path, offset: int, shape: tuple[int, int, int, int]) -> None:
+        self._where = (path, offset, shape)
+        self.image_shape = shape[1:]
+        self._map: np.ndarray = np.memmap(path, np.uint8, "r", offset, shape)
+
+    def __len__(self) -> int:
+        return self._where[2][0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MappedImages, self._where
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        _check_rows(rows, len(self), self._where[0])
+        np.take(self._map, rows, axis=0, out=out, mode="clip")  # "raise" would go through a temporary
+        return np.ones(len(rows), bool)
+
+
+class ChunkMappedImages:
+    """An uncompressed HDF5 dataset with one image per chunk, read through a memory map and a table of chunk offsets."""
+
+    def __init__(self, path: Path, offsets: np.ndarray, image_shape: tuple[int, int, int]) -> None:
+        self._path, self._offsets, self.image_shape = path, offsets, image_shape
+        self._map: np.ndarray = np.memmap(path, np.uint8, "r")
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChunkMappedImages, (self._path, self._offsets, self.image_shape)
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        _check_rows(rows, len(self), self._path)
+        size = math.prod(self.image_shape)
+        for i, offset in enumerate(self._offsets[rows].tolist()):
+            out[i] = self._map[offset : offset + size].reshape(self.image_shape)
+        return np.ones(len(rows), bool)
+
+
+class H5Images:
+    """Any other HDF5 layout, read through h5py: one handle per process, opened at the first read."""
+
+    def __init__(self, path: Path, dataset: str, shape: tuple[int, int, int, int]) -> None:
+        self._where = (path, dataset, shape)
+        self.image_shape = shape[1:]
+        self._lock = threading.Lock()
+        self._opened: tuple[int, h5py.File, h5py.Dataset] | None = None
+
+    def __len__(self) -> int:
+        return self._where[2][0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return H5Images, self._where
+
+    def _dataset(self) -> h5py.Dataset:
+        # A handle inherited over a fork shares its file position with the parent: never use or close it here.
+        if self._opened is None or self._opened[0] != os.getpid():
+            file = h5py.File(self._where[0], "r")
+            self._opened = (os.getpid(), file, file[self._where[1]])
+        return self._opened[2]
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        _check_rows(rows, len(self), self._where[0])
+        with self._lock:  # h5py serialises anyway; the lock keeps `close` from interfering
+            dataset = self._dataset()
+            for i in np.argsort(rows, kind="stable").tolist():  # neighbours share chunks
+                out[i] = dataset[int(rows[i])]
+        return np.ones(len(rows), bool)
+
+    def close(self) -> None:
+        """Closes this process's handle; the next read opens a new one."""
+        with self._lock:
+            if self._opened is not None and self._opened[0] == os.getpid():
+                self._opened[1].close()
+            self._opened = None
+
+
+class ResizedImages:
+    """Another source, resized to a square with area interpolation."""
+
+    def __init__(self, source: ImageSource, img_size: int) -> None:
+        self._source = source
+        self.image_shape = (img_size, img_size, 3)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        stored = np.empty((len(rows), *self._source.image_shape), np.uint8)
+        ok = self._source.read(rows, stored)
+        for image, target in zip(stored, out, strict=True):
+            resize_area(image, target)
+        return ok
+
+
+def _open_h5(path: Path) -> h5py.File:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such images file; check data.h5.*images_path")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise OSError(f"{path}: not a complete HDF5 file ({error}); copy or build it again") from error
+
+
+def _chunk_offsets(dataset: h5py.Dataset) -> np.ndarray | None:
+    """File offset of each one-image chunk, or None where some image was never written."""
+    offsets = np.full(dataset.shape[0], -1, np.int64)
+
+    def note(chunk: Any) -> None:
+        offsets[chunk.chunk_offset[0]] = chunk.byte_offset
+
+    dataset.id.chunk_iter(note)
+    return None if len(offsets) == 0 or offsets.min() < 0 else offsets
+
+
+def _fast_source(path: Path, dataset: h5py.Dataset) -> ImageSource | None:
+    """A memory-mapped reader of `dataset`, where its layout has one and gives the same first and last image."""
+    shape = dataset.shape
+    source: ImageSource | None = None
+    if len(dataset) == 0 or dataset.is_virtual:
+        return None
+    if dataset.chunks is None and not dataset.external and dataset.id.get_offset() is not None:
+        if dataset.id.get_offset() + dataset.nbytes > path.stat().st_size:
+            raise OSError(f"{path}: dataset {dataset.name!r} ends beyond the end of the file; copy or build it again")
+        source = MappedImages(path, dataset.id.get_offset(), shape)
+    elif dataset.chunks == (1, *shape[1:]) and dataset.id.get_create_plist().get_nfilters() == 0:
+        offsets = _chunk_offsets(dataset)
+        source = None if offsets is None else ChunkMappedImages(path, offsets, shape[1:])
+    if source is None:
+        return None
+    ends = np.array([0, len(dataset) - 1])
+    probe = np.empty((2, *shape[1:]), np.uint8)
+    source.read(ends, probe)
+    # A user block or an unusual address base would shift the map.
+    return source if all(np.array_equal(probe[i], dataset[int(row)]) for i, row in enumerate(ends)) else None
+
+
+def open_images(
+    path: str | Path,
+    img_size: int,
+    *,
+    count: int | None = None,
+    dataset: str = "images",
+    cache: ImageCache | None = None,
+    allow_missing: bool = False,
+) -> ImageSource:
+    """Opens an HDF5 file of images with the fastest reader that its layout allows.
+
+    Two layouts: `images` uint8 [N, H, W, 3] RGB, or encoded images as `image_bytes` uint8 [total] with
+    `image_offsets` int64 [N + 1] (see `PackedImages`).
+
+    Args:
+      path: the file.
+      img_size: side of the square images to deliver; stored images of another size are area-resized.
+      count: rows of the labels file, which the images must match.
+      dataset: name of the image array.
+      cache: cache of decoded images (encoded layout only).
+      allow_missing: deliver zero images for undecodable ones (encoded layout only).
+
+    Raises:
+      FileNotFoundError: no such file.
+      OSError: a truncated or damaged file.
+      KeyError: the file lacks the dataset.
+      ValueError: wrong dtype, shape or number of images.
+    """
+    path = Path(path)
+    source: ImageSource
+    with _open_h5(path) as file:
+        if dataset not in file and "image_bytes" in file:
+            source = PackedImages(path, img_size, cache=cache, allow_missing=allow_missing)
+        elif dataset not in file:
+            raise KeyError(f"{path}: no dataset {dataset!r} (found {sorted(file)})")
+        else:
+            stored = file[dataset]
+            good = isinstance(stored, h5py.Dataset) and stored.dtype == np.uint8
+            if not good or stored.ndim != 4 or stored.shape[-1] != 3 or min(stored.shape[1:3]) < 1:
+                found = f"{stored.dtype} {stored.shape}" if isinstance(stored, h5py.Dataset) else "a group"
+                raise ValueError(f"{path}: dataset {dataset!r} is {found}; images are uint8 (N, H, W, 3)")
+            source = _fast_source(path, stored) or H5Images(path, dataset, stored.shape)
+            logger.info("%s: %d images %s read by %s", path, len(stored), stored.shape[1:], type(source).__name__)
+            if source.image_shape != (img_size, img_size, 3):
+                logger.info("%s: resizing to data.img_size %d while reading", path, img_size)
+                source = ResizedImages(source, img_size)
+    if count is not None and len(source) != count:
+        raise ValueError(
+            f"{path}: {len(source)} images, but its labels file has {count} rows; both must be row-aligned"
+        )
+    return source
+
+
+# --- encoded images ---------------------------------------------------------------------------------------------------
+
+
+def decode_image(data: bytes | np.ndarray, out: np.ndarray) -> None:
+    """Decodes JPEG, PNG ... bytes to RGB and area-resizes to out uint8[H, W, 3]; gray and RGBA are converted.
+
+    Raises:
+      ValueError: empty, truncated or undecodable data.
+    """
+    raw = bytes(data)
+    # libjpeg pads a truncated file with gray instead of failing, so look for the end marker.
+    truncated = (raw[:2] == b"\xff\xd8" and b"\xff\xd9" not in raw) or (raw[1:4] == b"PNG" and b"IEND" not in raw)
+    if not raw or truncated:
+        raise ValueError("empty file" if not raw else f"truncated after {len(raw)} bytes")
+    image = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_COLOR)
+    if image is None:
+        raise ValueError(f"{len(raw)} bytes that no image decoder understands")
+    if image.shape != out.shape:
+        image = cv2.resize(image, (out.shape[1], out.shape[0]), interpolation=cv2.INTER_AREA)
+    cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=out)
+
+
+class EncodedImages:
+    """Base of the sources that decode: caching, placeholders for unreadable images, and their accounting.
+
+    Args:
+      name: identifies the source in messages and cache keys.
+      img_size: side of the square images to deliver.
+      cache: decoded images are looked up and kept here.
+      allow_missing: unreadable images become zero images with ok False (counted; the first 10 and each 100th are
+        logged) instead of raising ImageReadError.
+    """
+
+    def __init__(self, name: str, img_size: int, cache: ImageCache | None, allow_missing: bool) -> None:
+        self.name, self.cache, self.allow_missing = name, cache, allow_missing
+        self.image_shape = (img_size, img_size, 3)
+        self.placeholders = 0
+        self._cache_key = next(_SOURCE_NUMBERS)  # two sources may read one folder under different row numbers
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def describe(self, row: int) -> str:
+        """Where the image of `row` is stored."""
+        raise NotImplementedError
+
+    def encoded(self, row: int) -> bytes | np.ndarray:
+        """The encoded bytes of one image; OSError where there are none."""
+        raise NotImplementedError
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        _check_rows(rows, len(self), self.name)
+        ok = np.ones(len(rows), bool)
+        for i, row in enumerate(rows.tolist()):
+            if self.cache is not None and self.cache.get((self._cache_key, row), out[i]):
+                continue
+            try:
+                decode_image(self.encoded(row), out[i])
+            except (OSError, ValueError, cv2.error) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self._placeholder(f"row {row}: {self.describe(row)}: {reason}", error)
+                out[i], ok[i] = 0, False
+                continue
+            if self.cache is not None:
+                self.cache.put((self._cache_key, row), out[i])
+        return ok
+
+    def _placeholder(self, message: str, error: Exception) -> None:
+        if not self.allow_missing:
+            raise ImageReadError(
+                f"{message}; restore the file, exclude it with data.hybrid.verify_images.enabled, or set "
+                "data.hybrid.allow_missing_images to train on without it"
+            ) from error
+        with self._lock:
+            self.placeholders += 1
+            number = self.placeholders
+        if number <= 10 or number % 100 == 0:
+            logger.warning("%s; a zero image of weight 0 stands in (number %d)", message, number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+
+def _text(identifier: str | bytes) -> str:
+    return identifier.decode("utf-8", errors="replace") if isinstance(identifier, bytes) else str(identifier)
+
+
+def image_path(directory: str | Path, identifier: str | bytes, extension: str) -> str:
+    """Path of an image file; the extension (leading dot optional) is added to identifiers that do not end with it."""
+    identifier = _text(identifier)
+    extension = extension if not extension or extension.startswith(".") else f".{extension}"
+    if not identifier.lower().endswith(extension.lower()):
+        identifier += extension
+    return os.path.join(directory, identifier)
+
+
+class FolderImages(EncodedImages):
+    """Image files in a directory, named by the identifiers of the labels file.
+
+    Args:
+      directory: the folder.
+      identifiers: N file names or relative paths, row-aligned with the labels.
+      extension: added to identifiers that lack it, see `image_path`.
+      img_size, cache, allow_missing: see `EncodedImages`.
+
+    Raises:
+      FileNotFoundError: no such directory.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        identifiers: Sequence[str] | np.ndarray,
+        extension: str,
+        img_size: int,
+        *,
+        cache: ImageCache | None = None,
+        allow_missing: bool = False,
+    ) -> None:
+        super().__init__(str(directory), img_size, cache, allow_missing)
+        _check_directory(directory)
+        self._identifiers, self._extension = identifiers, extension
+
+    def __len__(self) -> int:
+        return len(self._identifiers)
+
+    def describe(self, row: int) -> str:
+        return image_path(self.name, self._identifiers[row], self._extension)
+
+    def encoded(self, row: int) -> bytes:
+        with open(self.describe(row), "rb") as file:
+            return file.read()
+
+
+class PackedImages(EncodedImages):
+    """Encoded images in one HDF5 file: contiguous `image_bytes` uint8 [total], `image_offsets` int64 [N + 1].
+
+    Image i is `image_bytes[image_offsets[i]:image_offsets[i + 1]]`, read through a memory map.
+
+    Raises:
+      ValueError: another dtype or storage layout, or offsets that do not ascend from 0 to the number of bytes.
+    """
+
+    def __init__(
+        self, path: str | Path, img_size: int, *, cache: ImageCache | None = None, allow_missing: bool = False
+    ) -> None:
+        super().__init__(str(path), img_size, cache, allow_missing)
+        with _open_h5(Path(path)) as file:
+            if "image_offsets" not in file:
+                raise KeyError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")
+            data, offsets = file["image_bytes"], file["image_offsets"][:]
+            if data.dtype != np.uint8 or data.ndim != 1 or (data.size and data.id.get_offset() is None):
+                raise ValueError(
+                    f"{path}: image_bytes is {data.dtype} {data.shape}; it must be contiguous uint8 (total,)"
+                )
+            if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
+                raise ValueError(f"{path}: image_offsets must ascend from 0 to the {data.size} bytes of image_bytes")
+            self._start, self._offsets = (data.id.get_offset() or 0), offsets.astype(np.int64)
+        self._map: np.ndarray = np.memmap(path, np.uint8, "r")
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_map": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | {"_map": np.memmap(state["name"], np.uint8, "r")})
+
+    def describe(self, row: int) -> str:
+        return f"{self.name}[image_bytes {self._offsets[row]}:{self._offsets[row + 1]}]"
+
+    def encoded(self, row: int) -> np.ndarray:
+        return self._map[self._start + self._offsets[row] : self._start + self._offsets[row + 1]]
+
+
+# --- verification -----------------------------------------------------------------------------------------------------
+
+
+def _check_directory(directory: str | Path) -> None:
+    if not Path(directory).is_dir():
+        raise FileNotFoundError(f"{directory}: no such image directory; check data.hybrid.images_dir")
+
+
+def _files_in(directory: str) -> set[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.name for entry in entries if entry.is_file()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def verify_images(
+    identifiers: Sequence[str] | np.ndarray,
+    directory: str | Path,
+    extension: str,
+    *,
+    max_missing_ratio: float = 0.0,
+    max_missing_count: int = 0,
+    num_workers: int = 8,
+    chunk_size: int = 1000,
+    log_missing: bool = True,
+    report_path: str | Path | None = None,
+) -> np.ndarray:
+    """Finds the rows whose image file does not exist, writes a JSON report and applies the limits.
+
+    Each directory that identifiers point into is listed once, instead of asking for every file.
+
+    Args:
+      identifiers: N file names or relative paths, one per row of the labels file.
+      directory: the image folder.
+      extension: see `image_path`.
+      max_missing_ratio: largest share of missing rows, literal even at 0; negative: no limit.
+      max_missing_count: largest number of missing rows, literal even at 0; negative: no limit.
+      num_workers: threads; <= 0: one per CPU.
+      chunk_size: rows per piece of work.
+      log_missing: list missing identifiers and rows in the report, and log the first 50.
+      report_path: JSON report, written before a limit aborts; None: no report.
+
+    Returns:
+      int64[m], the missing rows, ascending.
+
+    Raises:
+      FileNotFoundError: no such directory.
+      ValueError: both limits negative, or a chunk size below 1.
+      RuntimeError: a limit exceeded.
+    """
+    _check_directory(directory)
+    if max_missing_ratio < 0 and max_missing_count < 0:
+        raise ValueError(
+            "data.hybrid.verify_images.max_missing_ratio and max_missing_count are both negative, so that nothing is "
+            "checked; set one of them to 0 or more, or set data.hybrid.verify_images.enabled to False"
+        )
+    if chunk_size < 1:
+        raise ValueError(f"data.hybrid.verify_images.chunk_size is {chunk_size}; it must be at least 1")
+    listings: dict[str, set[str]] = {}
+
+    def missing_in(start: int) -> list[int]:
+        missing = []
+        for row in range(start, min(start + chunk_size, len(identifiers))):
+            folder, name = os.path.split(image_path(directory, identifiers[row], extension))
+            if folder not in listings:  # two threads may list the same folder: harmless
+                listings[folder] = _files_in(folder)
+            if name not in listings[folder]:
+                missing.append(row)
+        return missing
+
+    workers = num_workers if num_workers > 0 else os.cpu_count() or 1
+    with ThreadPoolExecutor(workers, thread_name_prefix="verify-images") as pool:
+        found = [row for chunk in pool.map(missing_in, range(0, len(identifiers), chunk_size)) for row in chunk]
+    names = [_text(identifiers[row]) for row in found]
+    ratio = len(found) / len(identifiers) if len(identifiers) else 0.0
+    hidden = f"Logging disabled ({len(found)} found)"
+    report = {
+        "total_images_checked": len(identifiers),
+        "missing_count": len(found),
+        "missing_ratio": ratio,
+        "images_dir": str(directory),
+        "verification_timestamp": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "missing_identifiers": sorted(set(names)) if log_missing else hidden,
+        "missing_indices": found if log_missing else hidden,
+    }
+    if report_path is not None:
+        Path(report_path).parent.mkdir(parents=True, exist_ok=True)
+        Path(report_path).write_text(json.dumps(report, indent=1))
+    logger.info("%s: %d of %d images are missing", directory, len(found), len(identifiers))
+    if log_missing:
+        for row, name in list(zip(found, names))[:50]:
+            logger.warning("%s: row %d: no file for %s", directory, row, name)
+    for key, value, limit in (
+        ("max_missing_count", len(found), max_missing_count),
+        ("max_missing_ratio", ratio, max_missing_ratio),
+    ):
+        if 0 <= limit < value:
+            raise RuntimeError(
+                f"{directory}: {len(found)} of {len(identifiers)} images are missing ({value:g}, more than "
+                f"data.hybrid.verify_images.{key} {limit:g}); restore them or raise the limit"
+                + (f"; report: {report_path}" if report_path is not None else "")
+            )
+    return np.asarray(found, np.int64)
+
+
+__all__ = [
+    "EncodedImages",
+    "FolderImages",
+    "H5Images",
+    "ImageReadError",
+    "ImageSource",
+    "MappedImages",
+    "PackedImages",
+    "ResizedImages",
+    "decode_image",
+    "image_path",
+    "open_images",
+    "resize_area",
+    "verify_images",
+]

@@ -1,0 +1,414 @@
+"""Whole batches through Grain: an index plan in, dictionaries of NumPy arrays out.
+
+The element that flows through Grain is one whole update, since handing single images between threads costs far more
+than copying them. Everything is a pure function of the update number, so that a loader restarts exactly at any update,
+whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import cv2
+import grain
+import numpy as np
+
+from linnaeus_jax.data.batch import Batch
+from linnaeus_jax.data.cache import CacheStats, ImageCache
+from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.plans import EpochPlan, PlanSequence
+
+MAX_CHUNK = 64  # rows per piece of decoding work
+
+
+@dataclass(frozen=True)
+class PipelineStats:
+    """Counters since the loader was made, and its queues now; read and decode seconds are summed over threads."""
+
+    batch_index_q: int = 0  # batches submitted, not started
+    preprocess_q: int = 0  # batches being read
+    processed_batch_q: int = 0  # batches finished, not consumed
+    batches: int = 0  # consumed
+    samples: int = 0  # read, of weight 1
+    placeholders: int = 0  # zero images delivered for unreadable ones
+    bytes: int = 0  # of all arrays read
+    read_seconds: float = 0.0  # putting batches together, including the wait for their images
+    decode_seconds: float = 0.0  # inside ImageSource.read
+    wait_seconds: float = 0.0  # the consumer's wait for data
+    elapsed_seconds: float = 0.0  # since the first batch was asked for
+    cache: CacheStats = field(default_factory=CacheStats)
+
+
+class _Counters:
+    """Mutable counters under one lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.batches = self.samples = self.placeholders = self.bytes = 0
+        self.read_seconds = self.decode_seconds = self.wait_seconds = 0.0
+
+    def add(self, **amounts: float) -> None:
+        with self.lock:
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
+
+
+class _BatchReader:
+    """Gathers arrays and decodes images for the rows of a plan."""
+
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, images: ImageSource, io_threads: int
+    ) -> None:
+        reserved = {"image", "group", "partner", "row", "weight"} & set(arrays)
+        if reserved:
+            raise ValueError(f"arrays must not contain {sorted(reserved)}; the loader makes these itself")
+        for name, array in arrays.items():
+            if len(array) != len(rows):
+                raise ValueError(f"array {name!r} has {len(array)} rows, but the split has {len(rows)}")
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(images)):
+            raise ValueError(
+                f"the split uses rows {rows.min()}..{rows.max()} of the labels file, but there are {len(images)} images"
+            )
+        if io_threads < 0:
+            raise ValueError(f"data.prefetch.num_io_threads is {io_threads}; it must be 0 or more")
+        self.arrays, self.rows, self.images, self.io_threads = (
+            dict(arrays),
+            np.asarray(rows, np.int64),
+            images,
+            io_threads,
+        )
+        self.counters = _Counters()
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_lock = threading.Lock()
+
+    def _decode(self, rows: np.ndarray, out: np.ndarray, ok: np.ndarray) -> None:
+        start = time.perf_counter()
+        ok[:] = self.images.read(rows, out)
+        self.counters.add(decode_seconds=time.perf_counter() - start)
+
+    def _read_images(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Reads rows[n] into out[n, H, W, 3] in chunks on the pool; bool[n] ok. The first failure is raised."""
+        ok = np.zeros(len(rows), bool)
+        if self.io_threads == 0:
+            for start in range(0, len(rows), MAX_CHUNK):
+                part = slice(start, start + MAX_CHUNK)
+                self._decode(rows[part], out[part], ok[part])
+            return ok
+        with self._pool_lock:
+            if self._pool is None:
+                cv2.setNumThreads(1)  # this pool is the parallelism; OpenCV's own would compete with it
+                self._pool = ThreadPoolExecutor(self.io_threads, thread_name_prefix="linnaeus-images")
+            pool = self._pool
+        # A few chunks per thread even out images that decode slowly.
+        chunk = max(1, min(MAX_CHUNK, -(-len(rows) // (2 * self.io_threads))))
+        parts = [slice(start, start + chunk) for start in range(0, len(rows), chunk)]
+        futures = [pool.submit(self._decode, rows[part], out[part], ok[part]) for part in parts]
+        wait(futures)
+        for future in futures:
+            future.result()
+        return ok
+
+    def read(self, plan: EpochPlan, local_start: int = 0) -> Batch:
+        """The batch of a plan `[..., B_local]`; `local_start` is the position of its first row within B."""
+        start = time.perf_counter()
+        batch = self._read(plan, local_start)
+        self.counters.add(
+            read_seconds=time.perf_counter() - start,
+            bytes=sum(np.asarray(array).nbytes for array in batch.values()),
+            samples=int(np.count_nonzero(batch["weight"])),
+        )
+        return batch
+
+    def _read(self, plan: EpochPlan, local_start: int) -> Batch:
+        real = plan.index >= 0
+        index = np.maximum(plan.index, 0)
+        rows = self.rows[index]
+        image = np.empty((*index.shape, *self.images.image_shape), np.uint8)
+        flat, flat_real = image.reshape(-1, *self.images.image_shape), real.reshape(-1)
+        ok = np.ones(flat_real.shape, bool)
+        # Padding comes last, so the real rows are one contiguous part.
+        count = int(flat_real.sum())
+        assert flat_real[:count].all(), "padding must follow the rows"
+        ok[:count] = self._read_images(rows.reshape(-1)[:count], flat[:count])
+        flat[count:] = 0
+        ok = ok.reshape(index.shape)
+        self.counters.add(placeholders=int((~ok).sum()))
+
+        position = np.broadcast_to(np.arange(index.shape[-1]), index.shape)
+        partner = plan.partner - local_start
+        # A placeholder must not be mixed into a good image, nor the other way round.
+        alone = ~(ok & np.take_along_axis(ok, partner, axis=-1))
+        gathered = {name: array[index] for name, array in self.arrays.items()}
+        return Batch(
+            **gathered,  # type: ignore[typeddict-item]
+            image=image,
+            group=np.where(alone, -1, plan.group).astype(np.int32),
+            partner=(np.where(alone, position, partner) + local_start).astype(np.int32),
+            row=rows.astype(np.int32),
+            weight=(plan.weight * ok).astype(np.float32),
+        )
+
+    def close(self) -> None:
+        with self._pool_lock:
+            if self._pool is not None:
+                self._pool.shutdown(wait=True)
+                self._pool = None
+
+
+class _GrainReader:
+    """A Grain iterator over read(0) ... read(total - 1) that knows its queues and ends without leaving threads."""
+
+    def __init__(
+        self,
+        read: Callable[[int], Batch],
+        total: int,
+        counters: _Counters,
+        num_threads: int,
+        buffer: int,
+        start: int = 0,
+    ) -> None:
+        for key, value, least in (
+            ("data.num_workers", num_threads, 0),
+            ("data.prefetch.max_processed_batches", buffer, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{key} is {value}; it must be {least} or more")
+        self._read, self._total, self.counters = read, total, counters
+        self.depth = buffer if num_threads else 0
+        self.next_index = start
+        self._threads: set[threading.Thread] = set()
+        self._reading: set[int] = set()
+        self._ready: set[int] = set()
+        options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer)
+        self._iterator = iter(grain.MapDataset.range(total).map(self._element).to_iter_dataset(options))
+        self._iterator.set_state({"next_index": start})
+        self._first_ask: float | None = None
+        self.closed = False
+
+    def _element(self, index: int) -> Batch | Exception:
+        # An exception travels as an element, because Grain rewrites the messages of those it raises.
+        if self.depth:
+            self._threads.add(threading.current_thread())
+        with self.counters.lock:
+            self._reading.add(index)
+        try:
+            batch = self._read(index)
+        except Exception as error:
+            return error
+        finally:
+            with self.counters.lock:
+                self._reading.discard(index)
+        with self.counters.lock:
+            self._ready.add(index)
+        return batch
+
+    def next(self) -> Batch:
+        if self.closed:
+            raise ValueError("the loader is closed; make a new one")
+        start = time.perf_counter()
+        self._first_ask = start if self._first_ask is None else self._first_ask
+        batch = next(self._iterator)
+        if isinstance(batch, Exception):
+            self._iterator.set_state({"next_index": self.next_index})  # a retry must not skip the update
+            with self.counters.lock:
+                self._ready.clear()
+            raise batch
+        self.counters.add(wait_seconds=time.perf_counter() - start, batches=1)
+        with self.counters.lock:
+            self._ready.discard(self.next_index)
+        self.next_index += 1
+        return batch
+
+    def stats(self, cache: ImageCache | None) -> PipelineStats:
+        c, now = self.counters, time.perf_counter()
+        with c.lock:
+            reading, ready = len(self._reading), len(self._ready)
+            idle = self._first_ask is None or self.closed
+            submitted = 0 if idle else min(self.depth, self._total - self.next_index)
+            return PipelineStats(
+                batch_index_q=max(0, submitted - reading - ready),
+                preprocess_q=reading,
+                processed_batch_q=ready,
+                batches=c.batches,
+                samples=c.samples,
+                placeholders=c.placeholders,
+                bytes=c.bytes,
+                read_seconds=c.read_seconds,
+                decode_seconds=c.decode_seconds,
+                wait_seconds=c.wait_seconds,
+                elapsed_seconds=0.0 if self._first_ask is None else now - self._first_ask,
+                cache=CacheStats() if cache is None else cache.stats(),
+            )
+
+    def close(self) -> None:
+        """Cancels what has not started, waits for what has, and for the threads."""
+        self.closed = True
+        self._iterator.close()  # does not wait
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+class TrainLoader:
+    """Iterator over (update, batch) for updates start_update ... stop_update - 1; arrays are `[A, B_local, ...]`.
+
+    Keys of a batch: `linnaeus_jax.data.batch`; `partner` counts from the start of the global micro-batch. An exception
+    while reading reaches `next()` unchanged. Use it as a context manager or call `close`.
+
+    Args:
+      arrays: per split position, what each batch ships besides the image: label int32[n, T], meta float32[n, D],
+        meta_valid bool[n, K], and optionally rarity int32[n], taxa_subset bool[n, S].
+      rows: int64[n], row of the labels file of each split position.
+      images: source of the pixels, indexed by row.
+      plans: which positions form which update.
+      num_threads: Grain threads that read whole updates; 0 reads in the calling thread.
+      buffer: updates that Grain keeps in flight; the most memory is (buffer + 2) updates, see `memory_bytes`.
+      io_threads: decoding threads, shared by all updates in flight; 0 decodes in the reading thread.
+      start_update: first update, e.g. the step of a restored state.
+      stop_update: end; None: the whole run.
+
+    Raises:
+      ValueError: arrays, rows and images that do not fit together, or a number out of its range.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        rows: np.ndarray,
+        images: ImageSource,
+        plans: PlanSequence,
+        *,
+        num_threads: int = 1,
+        buffer: int = 2,
+        io_threads: int = 1,
+        start_update: int = 0,
+        stop_update: int | None = None,
+    ) -> None:
+        stop = plans.total if stop_update is None else stop_update
+        if not 0 <= start_update <= stop <= plans.total:
+            raise ValueError(f"updates {start_update}..{stop} do not lie within the run of {plans.total} updates")
+        self._plans, self._images = plans, images
+        self._reader = _BatchReader(arrays, rows, images, io_threads)
+        self._grain = _GrainReader(
+            lambda k: self._reader.read(plans.update(k), plans.local_start),
+            stop,
+            self._reader.counters,
+            num_threads,
+            buffer,
+            start_update,
+        )
+
+    def __iter__(self) -> Iterator[tuple[int, Batch]]:
+        return self
+
+    def __next__(self) -> tuple[int, Batch]:
+        update = self._grain.next_index
+        return update, self._grain.next()
+
+    def state(self) -> dict[str, int]:
+        """{"next_index": k}, the update that comes next; restart with `start_update=k`."""
+        return {"next_index": self._grain.next_index}
+
+    def stats(self) -> PipelineStats:
+        """Queue depths now and counters since the start."""
+        return self._grain.stats(getattr(self._images, "cache", None))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Most bytes of images in flight: the buffered updates, the one handed over and the one still in use."""
+        settings = self._plans.settings
+        rows = settings.accumulation_steps * self._plans.local_batch_size
+        return (self._grain.depth + 2) * rows * int(np.prod(self._images.image_shape))
+
+    def close(self) -> None:
+        """Stops reading; returns when no thread is left. Harmless when repeated."""
+        self._grain.close()
+        self._reader.close()
+
+    def __enter__(self) -> TrainLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class EvalLoader:
+    """Batches `[B_local, ...]` of a split in its own order, as often as it is iterated.
+
+    The last batch is padded with rows of weight 0 to the static shape; nothing is mixed.
+
+    Args:
+      arrays, rows, images, num_threads, buffer, io_threads: see `TrainLoader`.
+      batch_size: rows of one batch over all devices of all processes.
+      process_index: this process.
+      process_count: number of processes that share a batch.
+
+    Raises:
+      ValueError: see `TrainLoader`; a batch size that the processes cannot share equally.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        rows: np.ndarray,
+        images: ImageSource,
+        batch_size: int,
+        *,
+        num_threads: int = 1,
+        buffer: int = 2,
+        io_threads: int = 1,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        if batch_size < 1 or batch_size % process_count:
+            raise ValueError(
+                f"data.batch_size_val is {batch_size}; it must be a positive multiple of {process_count} processes"
+            )
+        self.batch_size, self._images = batch_size, images
+        self._local = batch_size // process_count
+        self._start = process_index * self._local
+        self._options = (num_threads, buffer)
+        self._reader = _BatchReader(arrays, rows, images, io_threads)
+        self._active: list[_GrainReader] = []
+        self._last: _GrainReader | None = None
+
+    def __len__(self) -> int:
+        return -(-len(self._reader.rows) // self.batch_size)
+
+    def _read(self, batch: int) -> Batch:
+        first = batch * self.batch_size + self._start
+        index = np.arange(first, first + self._local)
+        index = np.where(index < len(self._reader.rows), index, -1)
+        position = np.arange(self._start, self._start + self._local, dtype=np.int32)
+        plan = EpochPlan(index, np.full(self._local, -1, np.int32), position, (index >= 0).astype(np.float32))
+        return self._reader.read(plan, self._start)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if len(self) == 0:
+            return
+        reader = _GrainReader(self._read, len(self), self._reader.counters, *self._options)
+        self._active.append(reader)
+        self._last = reader
+        try:
+            while reader.next_index < len(self):
+                yield reader.next()
+        finally:
+            reader.close()
+            self._active.remove(reader)
+
+    def stats(self) -> PipelineStats:
+        """Queue depths of the latest iteration and counters over all of them."""
+        return PipelineStats() if self._last is None else self._last.stats(getattr(self._images, "cache", None))
+
+    def close(self) -> None:
+        """Ends iterations in progress and the decoding threads; a later iteration starts them again."""
+        for reader in self._active:
+            reader.close()
+        self._reader.close()
+
+
+__all__ = ["EvalLoader", "PipelineStats", "TrainLoader"]

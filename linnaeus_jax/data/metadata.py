@@ -1,0 +1,173 @@
+"""The metadata vector: which columns of the labels file it holds, and which of its components are known per row."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Component:
+    """One component of the metadata vector: columns `start:stop`, read from dataset `source`."""
+
+    name: str
+    source: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class ComponentSettings:
+    """The settings of one used component, see `data.meta.components`. `columns` empty means all, in file order."""
+
+    name: str
+    source: str
+    columns: tuple[str, ...]
+    dim: int
+    allow_missing: bool = True
+    oor_mask: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"data.meta.components.{self.name}"
+
+
+@dataclass(frozen=True)
+class SourceColumns:
+    """One metadata dataset as read: `values` float32 [N, W], `names` of its W columns (empty if the file has none)."""
+
+    values: NDArray[np.float32]
+    names: tuple[str, ...] = ()
+
+
+def component_settings(meta: Mapping[str, Any]) -> tuple[ComponentSettings, ...]:
+    """The used components of the config node `data.meta`, in vector order (ascending `idx`).
+
+    Used are the enabled ones with `idx` >= 0; none if `meta.active` is False. An enabled component with a negative
+    `idx` is skipped with a warning.
+
+    Raises:
+      ValueError: two components share an `idx`, or `source` or `dim` is missing.
+    """
+    used: dict[int, ComponentSettings] = {}
+    for name, node in sorted(meta["components"].items() if meta["active"] else ()):
+        if not node["enabled"]:
+            continue
+        index = int(node["idx"])
+        settings = ComponentSettings(
+            name,
+            str(node["source"]),
+            tuple(node["columns"]),
+            int(node["dim"]),
+            bool(node["allow_missing"]),
+            bool(node["oor_mask"]),
+        )
+        if index < 0:
+            log.warning("%s.idx = %d is negative: the component is not used", settings.key, index)
+            continue
+        if not settings.source or settings.dim < 1:
+            raise ValueError(f"{settings.key} is enabled: set its source (a dataset of the labels file) and its dim")
+        if index in used:
+            raise ValueError(f"{used[index].key}.idx and {settings.key}.idx are both {index}; give each its own")
+        if settings.oor_mask and not settings.allow_missing:
+            log.warning("%s: oor_mask with allow_missing=False drops every out-of-region row", settings.key)
+        used[index] = settings
+    return tuple(used[index] for index in sorted(used))
+
+
+def component_layout(settings: Sequence[ComponentSettings]) -> tuple[Component, ...]:
+    """Where each component lies in the vector; the last `stop` is the width D."""
+    stops = np.cumsum([item.dim for item in settings], dtype=int).tolist()
+    return tuple(Component(item.name, item.source, stop - item.dim, stop) for item, stop in zip(settings, stops))
+
+
+def build_metadata(
+    settings: Sequence[ComponentSettings],
+    sources: Mapping[str, SourceColumns],
+    in_region: NDArray[np.bool_] | None,
+    *,
+    rows: int,
+    file: str = "labels file",
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Metadata vectors and validity of all rows of a file.
+
+    A component of a row is invalid if any selected value is not finite, if all are 0, if it is an elevation whose
+    sines are 0 and cosines 1 at every scale (0 m, the generator's null), or if it has `oor_mask` and the row lies out
+    of the region. Invalid components are zero.
+
+    Args:
+      settings: used components in vector order.
+      sources: the datasets they name.
+      in_region: bool [N], or None if the file does not say (then every row counts as inside).
+      rows: N.
+      file: the file's name, for messages.
+
+    Returns:
+      float32 [N, D] and bool [N, K].
+
+    Raises:
+      ValueError: a source is absent, a requested column is unknown, or the width differs from `dim`.
+    """
+    layout = component_layout(settings)
+    meta = np.zeros((rows, layout[-1].stop if layout else 0), np.float32)
+    valid = np.zeros((rows, len(layout)), bool)
+    for position, (item, component) in enumerate(zip(settings, layout)):
+        if item.source not in sources:
+            raise ValueError(
+                f"{file}: dataset {item.source!r} named by {item.key}.source is missing (the file offers "
+                f"{', '.join(sorted(sources)) or 'none'}); correct the name or set {item.key}.enabled=False"
+            )
+        source = sources[item.source]
+        values = source.values[:, _select(item, source.names, file)]
+        if values.shape[1] != item.dim:
+            raise ValueError(
+                f"{file}: {item.source!r} gives {values.shape[1]} columns but {item.key}.dim = {item.dim}; "
+                f"set dim to {values.shape[1]} or choose {item.dim} of the columns with {item.key}.columns"
+            )
+        known = np.isfinite(values).all(axis=1) & (values != 0).any(axis=1)
+        if item.name.upper() == "ELEVATION" or item.source.startswith("elevation"):
+            known &= ~_null_elevation(source.values, item, file)
+        if item.oor_mask:
+            if in_region is None:
+                log.warning("%s has no dataset in_region: %s.oor_mask has no effect", file, item.key)
+            else:
+                known &= in_region
+        valid[:, position] = known
+        np.copyto(meta[:, component.start : component.stop], values, where=known[:, None])
+    return meta, valid
+
+
+def _select(item: ComponentSettings, names: tuple[str, ...], file: str) -> slice | list[int]:
+    if not item.columns:
+        return slice(None)
+    unknown = [column for column in item.columns if column not in names]
+    if unknown:
+        offered = ", ".join(names) or "none: the attribute column_names is absent"
+        raise ValueError(f"{file}: {item.source!r} has no column {unknown[0]!r} ({item.key}.columns); it has {offered}")
+    return [names.index(column) for column in item.columns]
+
+
+def _null_elevation(values: NDArray[np.float32], item: ComponentSettings, file: str) -> NDArray[np.bool_]:
+    """bool [N]: rows whose (sin, cos) pairs all encode 0 m, judged on the full vector."""
+    if values.shape[1] % 2:
+        log.warning("%s: %r has an odd number of columns, no (sin, cos) pairs: all null", file, item.source)
+        return np.ones(len(values), bool)
+    sine, cosine = np.abs(values[:, 0::2]), np.abs(values[:, 1::2] - 1.0)
+    return (sine <= 1e-8).all(axis=1) & (cosine <= 1e-8 + 1e-5).all(axis=1)
+
+
+__all__ = [
+    "Component",
+    "ComponentSettings",
+    "SourceColumns",
+    "build_metadata",
+    "component_layout",
+    "component_settings",
+]

@@ -1,0 +1,264 @@
+"""Which rows take part, in which split, and what each of them belongs to: groups, rarity bins, taxa subsets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.data.metadata import ComponentSettings
+
+log = logging.getLogger(__name__)
+
+UPWARD_MAJOR_MODES = ("all-finer", "no-gaps")
+
+
+@dataclass(frozen=True)
+class FilterSettings:
+    """Conditions on rows; all have to hold. `upward_major` is "" (off), "all-finer" or "no-gaps"."""
+
+    include_out_of_region: bool = True
+    null_possible: bool = True
+    upward_major: str = ""
+
+
+@dataclass(frozen=True)
+class FilterReport:
+    """How many rows of a file each rule rejects. A row may be rejected by several rules."""
+
+    path: str
+    total: int
+    kept: int
+    removed: dict[str, int]
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {self.kept} of {self.total} rows kept"]
+        return "\n".join(lines + [f"  {count:>10}  {rule}" for rule, count in self.removed.items()])
+
+
+def filter_rows(
+    table: LabelTable,
+    settings: FilterSettings,
+    components: Sequence[ComponentSettings],
+    missing_rows: NDArray[np.int64] | None = None,
+) -> tuple[NDArray[np.int64], FilterReport]:
+    """Rows that may be used, ascending, and the table rule -> rejected rows.
+
+    Args:
+      table: rows of one labels file.
+      settings: conditions from the config.
+      components: those with allow_missing=False must be valid.
+      missing_rows: rows without an image.
+
+    Raises:
+      ValueError: no row is left (the message names the rule that rejects most), a missing row lies outside the table,
+        or the upward-major mode is unknown.
+    """
+    if settings.upward_major and settings.upward_major not in UPWARD_MAJOR_MODES:
+        raise ValueError(
+            f"data.upward_major_mode = {settings.upward_major!r}; choose one of {', '.join(UPWARD_MAJOR_MODES)}"
+        )
+    removed: dict[str, int] = {}
+    keep = np.ones(len(table), bool)
+
+    def reject(rule: str, rows: NDArray[np.bool_]) -> None:
+        removed[rule] = int(rows.sum())
+        keep[rows] = False
+
+    if missing_rows is not None and len(missing_rows):
+        if min(missing_rows) < 0 or max(missing_rows) >= len(table):
+            raise ValueError(f"{table.path}: rows of missing images must lie in 0..{len(table) - 1}")
+        missing = np.zeros(len(table), bool)
+        missing[missing_rows] = True
+        reject("image missing", missing)
+    if not settings.include_out_of_region:
+        if table.in_region is None:
+            log.warning("%s has no dataset in_region: data.out_of_region.include has no effect", table.path)
+        else:
+            reject("out of region (data.out_of_region.include=False)", ~table.in_region)
+    for position, item in enumerate(components):
+        if not item.allow_missing:
+            reject(f"{item.name} unknown ({item.key}.allow_missing=False)", ~table.meta_valid[:, position])
+    labelled = table.taxon != 0
+    reject("null at every rank", ~labelled.any(axis=1))
+    if not settings.null_possible:
+        reject("null at some rank (data.partial.levels=False)", ~labelled.all(axis=1))
+    finer, coarser = labelled[:, :-1], labelled[:, 1:]
+    if settings.upward_major == "all-finer":
+        broken = (~finer & coarser).any(axis=1)
+        reject("null below a labelled rank (data.upward_major_check, all-finer)", broken)
+    elif settings.upward_major == "no-gaps":
+        reject("null above a labelled rank (data.upward_major_check, no-gaps)", (finer & ~coarser).any(axis=1))
+
+    kept = np.flatnonzero(keep)
+    report = FilterReport(table.path, len(table), len(kept), removed)
+    if not len(kept):
+        if not len(table):
+            raise ValueError(f"{table.path} has no rows")
+        worst = max(removed, key=lambda rule: removed[rule])
+        raise ValueError(f"no row is left; the rule that removed most is {worst!r}, relax it or the data\n{report}")
+    return kept, report
+
+
+def split_rows(kept: NDArray[np.int64], ratio: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Random train and validation rows: the first int(K * ratio) of a legacy MT19937 permutation, and the others.
+
+    Raises:
+      ValueError: `ratio` is outside (0, 1], or so small that no row falls to training.
+    """
+    if not 0.0 < ratio <= 1.0:
+        raise ValueError(f"data.h5.train_val_split_ratio = {ratio} must lie in (0, 1]: the share of training rows")
+    shuffled = kept[np.random.RandomState(seed).permutation(len(kept))]
+    count = int(len(kept) * ratio)
+    if count == 0:
+        raise ValueError(
+            f"data.h5.train_val_split_ratio = {ratio} leaves no training row of the {len(kept)} usable ones; raise it"
+        )
+    return shuffled[:count], shuffled[count:]
+
+
+def group_ids(label: NDArray[np.int32], min_size: int, excluded: NDArray[np.bool_] | None = None) -> NDArray[np.int32]:
+    """int32 [n]: the class index of each row, or -1 (not mixable) if excluded or in a group of under `min_size` rows.
+
+    Args:
+      label: int32 [n], class indices at the grouping rank, of the rows of one split.
+      min_size: fewest rows of a group; excluded rows do not count.
+      excluded: bool [n], rows never mixed.
+    """
+    group = label.copy()
+    if excluded is not None:
+        group[excluded] = -1
+    count = np.bincount(group[group >= 0], minlength=1)
+    group[(group >= 0) & (count[group] < min_size)] = -1
+    return group
+
+
+def class_counts(label: NDArray[np.int32], classes: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
+    """{task: int64 [C]}: rows per class, classes without rows included. `label` is int32 [n, T]."""
+    return {
+        task: np.bincount(label[:, column], minlength=len(ids)).astype(np.int64)
+        for column, (task, ids) in enumerate(classes.items())
+    }
+
+
+def percent(flags: NDArray[np.bool_], names: Iterable[str]) -> dict[str, float]:
+    """{name: percent of rows in which its column of `flags` bool [n, len(names)] is true}; 0 without rows."""
+    share = 100.0 * flags.sum(axis=0) / max(len(flags), 1)
+    return dict(zip(names, share.tolist()))
+
+
+# ---- rarity ---------------------------------------------------------------------------------------------------------
+
+
+def check_percentiles(percentiles: Sequence[float]) -> None:
+    """Raises ValueError unless percentiles rise strictly within 0..100."""
+    rising = all(low < high for low, high in pairwise(percentiles))
+    if not rising or any(not 0 <= value <= 100 for value in percentiles):
+        raise ValueError(f"metrics.rarity_percentiles = {tuple(percentiles)} must rise strictly within 0..100")
+
+
+def rarity_thresholds(
+    counts: Mapping[str, NDArray[np.int64]], percentiles: Sequence[float]
+) -> dict[str, NDArray[np.int64]]:
+    """{task: int64 [P]}: class size at each percentile of the sorted class sizes; tasks with < 2 classes have none.
+
+    The null class and classes without rows take part. The position is rounded half to even.
+    """
+    check_percentiles(percentiles)
+    return {
+        task: np.sort(count)[[round(value / 100 * (len(count) - 1)) for value in percentiles]]
+        for task, count in counts.items()
+        if len(count) > 1
+    }
+
+
+def rarity_bins(size: NDArray[np.int64], thresholds: NDArray[np.int64]) -> NDArray[np.int32]:
+    """int32 [n] in 0..P: how many thresholds do not exceed the training size of the row's class."""
+    return np.searchsorted(thresholds, size, side="right").astype(np.int32)
+
+
+def rarity_bin_names(percentiles: Sequence[float]) -> tuple[str, ...]:
+    """The P+1 names of the bins: "lt_p1", "p1_p5", ..., "ge_p99"."""
+    if not percentiles:
+        return ()
+    marks = [f"p{value:g}" for value in percentiles]
+    return (f"lt_{marks[0]}", *(f"{low}_{high}" for low, high in pairwise(marks)), f"ge_{marks[-1]}")
+
+
+# ---- taxa subsets ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaxaSubset:
+    """The rows below one taxon: those with `taxon_id` in label column `task`."""
+
+    name: str
+    task: str
+    taxon_id: int
+
+
+def parse_taxa_subsets(entries: Sequence[Any], classes: Mapping[str, NDArray[np.int64]]) -> tuple[TaxaSubset, ...]:
+    """Subsets from `metrics.taxa_subsets`, a sequence of (name, task, taxon id).
+
+    One that can match no row (unknown task or taxon) stays in the list, empty, with a warning.
+
+    Raises:
+      ValueError: an entry has another form, or a name occurs twice.
+    """
+    subsets: list[TaxaSubset] = []
+    for entry in entries:
+        try:
+            name, task, taxon = entry
+            subset = TaxaSubset(str(name), str(task), int(taxon))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"metrics.taxa_subsets: {entry!r} is not (name, task, taxon id)") from error
+        if any(subset.name == other.name for other in subsets):
+            raise ValueError(f"metrics.taxa_subsets: the name {subset.name!r} occurs twice")
+        if subset.task not in classes:
+            log.warning("taxa subset %r is empty: %r is not one of %s", name, subset.task, tuple(classes))
+        elif subset.taxon_id == 0 or subset.taxon_id not in classes[subset.task]:
+            log.warning("taxa subset %r is empty: no row has taxon %d in %s", name, subset.taxon_id, subset.task)
+        subsets.append(subset)
+    return tuple(subsets)
+
+
+def taxa_subset_matrix(
+    subsets: Sequence[TaxaSubset], tasks: Sequence[str], taxon: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """bool [n, S]: membership of each row; `taxon` is int64 [n, T]. A row may belong to several subsets."""
+    matrix = np.zeros((len(taxon), len(subsets)), bool)
+    for position, subset in enumerate(subsets):
+        if subset.task in tasks and subset.taxon_id != 0:
+            matrix[:, position] = taxon[:, tasks.index(subset.task)] == subset.taxon_id
+    return matrix
+
+
+def last_subset(matrix: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """int32 [n]: position of the last subset a row belongs to, -1 for none."""
+    position = np.arange(1, matrix.shape[1] + 1, dtype=np.int32)
+    return (matrix * position[None, :]).max(axis=1, initial=0).astype(np.int32) - 1
+
+
+__all__ = [
+    "FilterReport",
+    "FilterSettings",
+    "TaxaSubset",
+    "check_percentiles",
+    "class_counts",
+    "filter_rows",
+    "group_ids",
+    "last_subset",
+    "parse_taxa_subsets",
+    "percent",
+    "rarity_bin_names",
+    "rarity_bins",
+    "rarity_thresholds",
+    "split_rows",
+    "taxa_subset_matrix",
+]

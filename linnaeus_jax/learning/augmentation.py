@@ -1,0 +1,368 @@
+"""Augmentation of single images inside the compiled step, and normalisation.
+
+`augment` turns a uint8 batch into float32 [0, 1] in this order: random resized crop, flips, policy (AutoAugment or
+RandAugment), colour jitter, random erasing. Every random number of an image derives from (key, row id), so that the
+result does not depend on the position in the batch, on the split into micro-batches or on the number of devices.
+Crop, flips and all affine operators of the policy are one chain of coordinates, read from the image once.
+Stages that are off are not traced. Evaluation calls `normalize` only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from linnaeus_jax.learning import pixel_ops
+from linnaeus_jax.learning.pixel_ops import FILL, OP_CODE
+from linnaeus_jax.learning.policies import POLICY_NAMES, Policy, get_policy
+
+ERASE_MODES = ("pixel", "const", "rand")
+_CROP_ATTEMPTS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentSettings:
+    """What `augment` does; hashable, a static argument of the step. The defaults do nothing."""
+
+    hflip_prob: float = 0.0
+    vflip_prob: float = 0.0
+    crop_scale: tuple[float, float] | None = None  # share of the image's area; None: no crop
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height of the crop
+    color_jitter: float = 0.0  # factors are uniform in [max(0, 1 - x), 1 + x]
+    policy: str = ""
+    num_ops: int = 2  # of randaugment
+    magnitude: float = 9.0  # of randaugment, 0..10
+    erase_prob: float = 0.0
+    erase_mode: str = "pixel"
+    erase_count: int = 1
+    erase_area: tuple[float, float] = (0.02, 0.4)  # share of the image's area
+    erase_ratio: tuple[float, float] = (0.3, 3.3)  # height / width
+
+    @classmethod
+    def from_config(cls, aug: Any) -> AugmentSettings:
+        """Settings of the `aug` section of the configuration.
+
+        Raises:
+          ValueError: naming every key that `validate` finds wrong.
+        """
+        if errors := validate(aug):
+            raise ValueError("\n".join(errors))
+        crop, erase, auto = aug.random_resized_crop, aug.random_erase, aug.autoaug
+        return cls(
+            hflip_prob=float(aug.hflip_prob),
+            vflip_prob=float(aug.vflip_prob),
+            crop_scale=_pair(crop.scale) if crop.enabled else None,
+            crop_ratio=_pair(crop.ratio),
+            color_jitter=float(aug.color_jitter),
+            policy=auto.policy,
+            num_ops=int(auto.num_ops),
+            magnitude=float(auto.magnitude),
+            erase_prob=float(erase.prob),
+            erase_mode=erase.mode,
+            erase_count=int(erase.count),
+            erase_area=_pair(erase.area_range),
+            erase_ratio=_pair(erase.aspect_ratio),
+        )
+
+
+def _pair(values: Any) -> tuple[float, float]:
+    low, high = values
+    return float(low), float(high)
+
+
+def validate(aug: Any) -> list[str]:
+    """Checks the values of the `aug` section of the configuration; one text per wrong key, empty if all are right."""
+    errors = []
+
+    def check(key: str, ok: bool, want: str) -> None:
+        if not ok:
+            value = functools.reduce(lambda node, part: node[part], key.split("."), aug)
+            errors.append(f"aug.{key} is {value!r}; it must be {want}")
+
+    def interval(key: str, values: Any, low: float, high: float) -> None:
+        ok = len(values) == 2 and low < values[0] <= values[1] <= high
+        bound = f" <= {high:g}" if high < float("inf") else ""
+        check(key, ok, f"two numbers (low, high) with {low:g} < low <= high{bound}")
+
+    inf = float("inf")
+    for key in ("hflip_prob", "vflip_prob"):
+        check(key, 0 <= aug[key] <= 1, "a probability in [0, 1]")
+    check("mean", len(aug.mean) == 3, "three numbers, one per channel")
+    check("std", len(aug.std) == 3 and all(x > 0 for x in aug.std), "three positive numbers, one per channel")
+    interval("random_resized_crop.scale", aug.random_resized_crop.scale, 0, 1)
+    interval("random_resized_crop.ratio", aug.random_resized_crop.ratio, 0, inf)
+    check("color_jitter", aug.color_jitter >= 0, "a number >= 0 (0: off)")
+    check("autoaug.policy", aug.autoaug.policy in ("", *POLICY_NAMES), f"'' (off) or one of {', '.join(POLICY_NAMES)}")
+    check("autoaug.num_ops", aug.autoaug.num_ops >= 1, "an integer >= 1")
+    check("autoaug.magnitude", 0 <= aug.autoaug.magnitude <= 10, "a level in [0, 10]")
+    check("random_erase.prob", 0 <= aug.random_erase.prob <= 1, "a probability in [0, 1]")
+    check("random_erase.mode", aug.random_erase.mode in ERASE_MODES, f"one of {', '.join(ERASE_MODES)}")
+    check("random_erase.count", aug.random_erase.count >= 1, "an integer >= 1 (turn erasing off with prob 0)")
+    interval("random_erase.area_range", aug.random_erase.area_range, 0, 1)
+    interval("random_erase.aspect_ratio", aug.random_erase.aspect_ratio, 0, inf)
+    return errors
+
+
+# ---------------------------------------------------------------------------------------------- public functions
+def normalize(image: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
+    """(image - mean) / std per channel, the last step before the model in training and evaluation.
+
+    Args:
+      image: [..., 3]; uint8 grey levels, or float in [0, 1]. The dtype decides, never the values.
+      mean: per channel, of values in [0, 1].
+      std: likewise.
+
+    Returns:
+      float32 [..., 3].
+    """
+    x = image.astype(jnp.float32) / 255 if image.dtype == jnp.uint8 else image
+    shape = (1,) * (x.ndim - 1) + (3,)
+    return (x - jnp.asarray(mean, jnp.float32).reshape(shape)) / jnp.asarray(std, jnp.float32).reshape(shape)
+
+
+def row_keys(key: jax.Array, row: jax.Array) -> jax.Array:
+    """One random key per row id: `fold_in(key, row)`.
+
+    Args:
+      key: scalar key of one stream at one step.
+      row: int32 [B].
+
+    Returns:
+      Keys [B].
+    """
+    return jax.vmap(lambda r: jax.random.fold_in(key, r))(row)
+
+
+def augment(image: jax.Array, row: jax.Array, key: jax.Array, settings: AugmentSettings) -> jax.Array:
+    """Augments every image of a batch with its own random numbers.
+
+    Args:
+      image: uint8 [B, H, W, 3], RGB.
+      row: int32 [B], row ids; with `key` they determine all random numbers of an image.
+      key: scalar key, already folded with the step.
+      settings: static.
+
+    Returns:
+      float32 [B, H, W, 3] in [0, 1], not normalised.
+
+    Raises:
+      ValueError: image is not uint8.
+    """
+    if image.dtype != jnp.uint8:
+        raise ValueError(f"augment() takes uint8 images, not {image.dtype}; grey levels are scaled by their dtype")
+    return jax.vmap(functools.partial(_augment_one, settings=settings))(image, row_keys(key, row))
+
+
+def cumulative_settings(settings: AugmentSettings) -> list[tuple[str, AugmentSettings]]:
+    """(name, settings) of the input and of each active stage with everything before it, for looking at the stages.
+
+    Stages draw from separate streams, so that a stage's random numbers do not change when later ones are added.
+    """
+    active = {
+        "crop": (settings.crop_scale is not None, {"crop_scale": settings.crop_scale}),
+        "flip": (
+            settings.hflip_prob > 0 or settings.vflip_prob > 0,
+            {"hflip_prob": settings.hflip_prob, "vflip_prob": settings.vflip_prob},
+        ),
+        settings.policy: (bool(settings.policy), {"policy": settings.policy}),
+        "colour jitter": (settings.color_jitter > 0, {"color_jitter": settings.color_jitter}),
+        "random erasing": (settings.erase_prob > 0, {"erase_prob": settings.erase_prob}),
+    }
+    current = dataclasses.replace(
+        settings, hflip_prob=0.0, vflip_prob=0.0, crop_scale=None, policy="", color_jitter=0.0, erase_prob=0.0
+    )
+    stages = [("input", current)]
+    for name, (on, changes) in active.items():
+        if on:
+            current = dataclasses.replace(current, **changes)  # type: ignore[arg-type]
+            stages.append((name, current))
+    return stages
+
+
+# ------------------------------------------------------------------------------------------------------ one image
+def _augment_one(image: jax.Array, key: jax.Array, settings: AugmentSettings) -> jax.Array:
+    """uint8 [H, W, 3] -> float32 [H, W, 3] in [0, 1]."""
+    crop_key, flip_key, policy_key, jitter_key, erase_key = jax.random.split(key, 5)
+    height, width, _ = image.shape
+    x, y = pixel_ops.pixel_centres(height, width)
+    moved = False  # whether the points are still the pixel centres
+
+    policy = get_policy(settings.policy, settings.num_ops, settings.magnitude) if settings.policy else None
+    ops, values, filled = jnp.zeros(0, jnp.int32), jnp.zeros(0), {}
+    if policy is not None:
+        ops, values = draw_policy(policy_key, policy)
+        for slot in reversed(range(len(policy.present))):  # from the output back to the input
+            if set(policy.present[slot]) & set(pixel_ops.AFFINE_OPS):
+                matrix = pixel_ops.affine_matrix(ops[slot], values[slot], height, width)
+                x, y = pixel_ops.affine_points(matrix, x, y)
+                filled[slot] = pixel_ops.outside(x, y, height, width)
+                moved = True
+    if settings.hflip_prob > 0 or settings.vflip_prob > 0:
+        horizontal, vertical = jax.random.uniform(flip_key, (2,))
+        x = jnp.where(horizontal < settings.hflip_prob, width - x, x)
+        y = jnp.where(vertical < settings.vflip_prob, height - y, y)
+        moved = True
+    if settings.crop_scale is not None:
+        left, top, crop_width, crop_height = crop_window(
+            crop_key, height, width, settings.crop_scale, settings.crop_ratio
+        )
+        x, y = left + x * (crop_width / width), top + y * (crop_height / height)
+        moved = True
+
+    out = pixel_ops.sample(image, x, y) if moved else image.astype(jnp.float32)
+    if policy is not None:
+        out = _apply_policy(out, policy, ops, values, filled)
+    if settings.color_jitter > 0:
+        low, high = max(0.0, 1 - settings.color_jitter), 1 + settings.color_jitter
+        out = pixel_ops.color_jitter(out, *jax.random.uniform(jitter_key, (3,), minval=low, maxval=high))
+    if settings.erase_prob > 0:
+        out = random_erase(out, erase_key, settings)
+    return out / 255
+
+
+def crop_window(
+    key: jax.Array, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Window of a random resized crop (Inception style): uniform area, log-uniform aspect ratio, uniform place.
+
+    The first of ten proposals that fits into the image is taken; if none does, the largest central window with an
+    aspect ratio within bounds. Windows are not rounded to whole pixels.
+
+    Args:
+      key: scalar key.
+      height: rows of the image.
+      width: columns of the image.
+      scale: bounds of the window's share of the image's area.
+      ratio: bounds of its width / height.
+
+    Returns:
+      left, top, width, height in pixels, float32 [] each.
+    """
+    shape_key, place_key = jax.random.split(key)
+    area, log_ratio = jax.random.uniform(
+        shape_key,
+        (2, _CROP_ATTEMPTS),
+        minval=jnp.array([[scale[0]], [math.log(ratio[0])]]),
+        maxval=jnp.array([[scale[1]], [math.log(ratio[1])]]),
+    )
+    area = area * (height * width)
+    widths, heights = jnp.sqrt(area * jnp.exp(log_ratio)), jnp.sqrt(area / jnp.exp(log_ratio))
+    fits = (widths <= width) & (heights <= height)
+    first = jnp.argmax(fits)
+    fallback_width, fallback_height = min(width, height * ratio[1]), min(height, width / ratio[0])
+    crop_width = jnp.where(fits[first], widths[first], fallback_width)
+    crop_height = jnp.where(fits[first], heights[first], fallback_height)
+    place = jnp.where(fits[first], jax.random.uniform(place_key, (2,)), 0.5)
+    return place[0] * (width - crop_width), place[1] * (height - crop_height), crop_width, crop_height
+
+
+def draw_policy(key: jax.Array, policy: Policy) -> tuple[jax.Array, jax.Array]:
+    """Draws the operators of one image.
+
+    Args:
+      key: scalar key.
+      policy: N choices, S slots.
+
+    Returns:
+      int32 [S] operator codes (the identity where the operator was not applied), float32 [S] arguments.
+    """
+    choices, slots = policy.op.shape
+    choose, apply, argument = jax.random.uniform(key, (3, slots))
+    choice = jnp.minimum((choose * choices).astype(jnp.int32), choices - 1)
+    if policy.joint:
+        choice = jnp.broadcast_to(choice[0], choice.shape)
+    slot = jnp.arange(slots)
+    op = jnp.asarray(policy.op)[choice, slot]
+    op = jnp.where(apply < jnp.asarray(policy.prob)[choice, slot], op, OP_CODE[pixel_ops.IDENTITY])
+    sign = jnp.where(argument < 0.5, -1.0, 1.0)
+    share = jnp.where(op == OP_CODE["blur"], argument, sign)
+    return op, jnp.asarray(policy.base)[choice, slot] + jnp.asarray(policy.delta)[choice, slot] * share
+
+
+def _apply_policy(
+    image: jax.Array, policy: Policy, ops: jax.Array, values: jax.Array, filled: dict[int, jax.Array]
+) -> jax.Array:
+    """Applies the colour operators in slot order to an image whose geometry is done already; float32 [0, 255].
+
+    Slots act in order: points that slot k moved in from outside are grey from slot k on, and statistics of earlier
+    slots leave out what later slots cover.
+    """
+    out = jnp.round(image).astype(jnp.uint8)
+    for slot, present in enumerate(policy.present):
+        later = [mask for k, mask in filled.items() if k > slot]
+        visible = ~functools.reduce(jnp.logical_or, later) if later else None
+        out = pixel_ops.apply_color_op(
+            out, ops[slot], values[slot], present, visible=visible, max_sigma=policy.max_sigma
+        )
+        if slot in filled:
+            out = jnp.where(filled[slot][..., None], jnp.uint8(FILL), out)
+    return out.astype(jnp.float32)
+
+
+def erase_rectangle(
+    key: jax.Array, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Rectangle of random erasing (arXiv:1708.04896): uniform area and aspect ratio, uniform corner, one attempt.
+
+    Args:
+      key: scalar key.
+      height: rows of the image.
+      width: columns of the image.
+      area: bounds of the rectangle's share of the image's area.
+      ratio: bounds of its height / width.
+
+    Returns:
+      top, left, height, width, int32 [] each; height and width are 0 where the rectangle does not fit.
+    """
+    share, aspect, u_top, u_left = jax.random.uniform(key, (4,))
+    target = (area[0] + (area[1] - area[0]) * share) * (height * width)
+    aspect = ratio[0] + (ratio[1] - ratio[0]) * aspect
+    h = jnp.round(jnp.sqrt(target * aspect)).astype(jnp.int32)
+    w = jnp.round(jnp.sqrt(target / aspect)).astype(jnp.int32)
+    fits = (h < height) & (w < width)
+    h, w = jnp.where(fits, h, 0), jnp.where(fits, w, 0)
+    return (u_top * (height - h)).astype(jnp.int32), (u_left * (width - w)).astype(jnp.int32), h, w
+
+
+def random_erase(image: jax.Array, key: jax.Array, settings: AugmentSettings) -> jax.Array:
+    """Overwrites rectangles of an image, float32 [H, W, 3] in 0..255, with the settings' probability.
+
+    Modes: `const` one uniform grey level per rectangle, `rand` uniform per pixel and channel, `pixel` normal with
+    the image's mean and standard deviation of the channel, clipped.
+    """
+    height, width, _ = image.shape
+    gate_key, noise_key, *keys = jax.random.split(key, 2 + settings.erase_count)
+    active = jax.random.uniform(gate_key) < settings.erase_prob
+    row, column = jnp.arange(height)[:, None], jnp.arange(width)[None, :]
+    if settings.erase_mode == "rand":
+        fill = jax.random.uniform(noise_key, image.shape, maxval=255.0)
+    elif settings.erase_mode == "pixel":
+        mean, std = image.mean(axis=(0, 1), keepdims=True), image.std(axis=(0, 1), keepdims=True)
+        fill = jnp.clip(mean + std * jax.random.normal(noise_key, image.shape), 0, 255)
+    for k in keys:
+        place_key, level_key = jax.random.split(k)
+        top, left, h, w = erase_rectangle(place_key, height, width, settings.erase_area, settings.erase_ratio)
+        inside = (row >= top) & (row < top + h) & (column >= left) & (column < left + w)
+        if settings.erase_mode == "const":
+            fill = jax.random.uniform(level_key, maxval=255.0)
+        image = jnp.where((inside & active)[..., None], fill, image)
+    return image
+
+
+__all__ = [
+    "AugmentSettings",
+    "augment",
+    "crop_window",
+    "cumulative_settings",
+    "draw_policy",
+    "erase_rectangle",
+    "normalize",
+    "random_erase",
+    "row_keys",
+    "validate",
+]

@@ -1,0 +1,123 @@
+"""Class weights from the class counts of the training split, against long tails. Applied once, in the task loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnaeus_jax.learning.task_weights import per_task
+
+METHODS = ("none", "smoothing", "capping", "exponential", "logarithmic")
+_KEY = "loss.grad_weighting.class_weights"
+
+
+def class_weights(
+    counts: Sequence[int] | np.ndarray,
+    method: str = "none",
+    *,
+    smoothing_factor: float = 0.1,
+    cap: float = 20.0,
+    base: float = 2.0,
+    log_base: float = 10.0,
+    normalize: bool = False,
+    task: str = "task",
+) -> np.ndarray:
+    """Weights of the classes of one task. With n = samples of the class and N = samples in all:
+
+    * ``none``: 1
+    * ``smoothing``: N / (n + smoothing_factor)
+    * ``capping``: min(N / n, cap); min(1, cap) for n = 0
+    * ``exponential``: base ** (N / n); 1 for n = 0
+    * ``logarithmic``: 1 / (1 + log_b(max(n/N, 1e-9) (b - 1) + 1)), b = log_base; 1 for n = 0
+
+    Args:
+      counts: int [C], null class included; no samples at all gives ones.
+      normalize: rescale so that the mean weight over the training samples is 1.
+      task: name for messages.
+
+    Returns:
+      float32 [C].
+
+    Raises:
+      ValueError: unknown method, parameter out of range, or a weight beyond float32 (``exponential`` on rare classes).
+    """
+    count = np.asarray(counts, np.float64)
+    if count.ndim != 1 or count.size == 0 or np.any(count < 0) or not np.all(np.isfinite(count)):
+        raise ValueError(f"class counts of {task} must be a non-empty vector of numbers >= 0, got shape {count.shape}")
+    if method not in METHODS:
+        raise ValueError(f"{_KEY}.method={method!r} ({task}) is unknown; choose one of {', '.join(METHODS)}")
+    total = count.sum()
+    if method == "none" or total == 0:
+        return np.ones(count.size, np.float32)
+    seen = count > 0
+    rarity = np.where(seen, total / np.where(seen, count, 1.0), 1.0)
+    if method == "smoothing":
+        _require(smoothing_factor > 0, "smoothing_factor", smoothing_factor, task, "be > 0")
+        weight = total / (count + smoothing_factor)
+    elif method == "capping":
+        _require(cap > 0, "cap", cap, task, "be > 0")
+        weight = np.minimum(rarity, cap)
+    elif method == "exponential":
+        _require(base > 0, "base", base, task, "be > 0")
+        weight = np.exp(np.minimum(np.where(seen, rarity * np.log(base), 0.0), 700.0))
+    else:
+        _require(log_base > 1, "log_base", log_base, task, "be > 1")
+        scaled = np.log(np.maximum(count / total, 1e-9) * (log_base - 1.0) + 1.0) / np.log(log_base)
+        weight = np.where(seen, 1.0 / (1.0 + scaled), 1.0)
+    if weight.max() > np.finfo(np.float32).max:
+        worst = int(weight.argmax())
+        fix = {"smoothing": "raise {}.smoothing_factor", "capping": "lower {}.cap"}.get(method, "lower {}.base")
+        raise ValueError(
+            f"{_KEY}.method={method!r} ({task}): class {worst} with {count[worst]:.0f} of {total:.0f} samples gets a "
+            f"weight beyond float32; {fix.format(_KEY)} or use another method"
+        )
+    if normalize:
+        weight = weight * total / np.sum(count * weight)
+    return weight.astype(np.float32)
+
+
+def task_class_weights(
+    counts: Mapping[str, np.ndarray],
+    *,
+    method: str | Sequence[str] = ("none",),
+    smoothing_factor: float | Sequence[float] = (0.1,),
+    cap: float | Sequence[float] = (20.0,),
+    base: float | Sequence[float] = (2.0,),
+    log_base: float | Sequence[float] = (10.0,),
+    normalize: bool = False,
+) -> dict[str, np.ndarray]:
+    """`class_weights` of every task of `counts` (task -> int [C], in task order); settings are one or one per task.
+
+    Raises:
+      ValueError: a setting has another length than 1 or T, or as `class_weights`.
+    """
+    tasks = tuple(counts)
+    methods = per_task(method, tasks, f"{_KEY}.method")
+    settings = {"smoothing_factor": smoothing_factor, "cap": cap, "base": base, "log_base": log_base}
+    spread = {name: per_task(value, tasks, f"{_KEY}.{name}") for name, value in settings.items()}
+    return {
+        task: class_weights(
+            counts[task], methods[i], normalize=normalize, task=task, **{name: spread[name][i] for name in spread}
+        )
+        for i, task in enumerate(tasks)
+    }
+
+
+def mixture_weight(
+    weights: jax.Array | np.ndarray, label: jax.Array, other: jax.Array | None = None, lam: jax.Array | None = None
+) -> jax.Array:
+    """Weight of each target: ``lam * weights[label] + (1 - lam) * weights[other]``; `weights` [C], the rest [B]."""
+    table = jnp.asarray(weights)
+    own = table[label]
+    return own if other is None or lam is None else lam * own + (1.0 - lam) * table[other]
+
+
+def _require(condition: bool, name: str, value: float, task: str, text: str) -> None:
+    if not (condition and np.isfinite(value)):
+        raise ValueError(f"{_KEY}.{name}={value} ({task}) must {text} and finite")
+
+
+__all__ = ["METHODS", "class_weights", "mixture_weight", "task_class_weights"]

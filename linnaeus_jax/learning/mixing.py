@@ -1,0 +1,287 @@
+"""Selective mixup (arXiv:1710.09412) and cutmix (arXiv:1905.04899) inside the compiled step.
+
+Who is mixed with whom is planned with the batch: `partner` holds a position within the micro-batch that lies in the
+same block of `block` consecutive rows. Blocks divide the rows of one device, so no image crosses devices. Whether a
+micro-batch is mixed, how, and with which share is drawn here, once per micro-batch; boxes and metadata picks are
+drawn per sample. Labels are not interpolated: losses get both labels and the own share lambda.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnaeus_jax.learning.meta_masking import Bounds, column_components
+
+
+@dataclasses.dataclass(frozen=True)
+class MixSettings:
+    """How micro-batches are mixed; hashable, a static argument of the step. The defaults do nothing."""
+
+    block: int = 1  # rows among which partners lie
+    mixup: bool = False
+    cutmix: bool = False
+    mixup_alpha: float = 1.0  # lambda ~ Beta(alpha, alpha); <= 0: lambda = 1, nothing is mixed
+    cutmix_alpha: float = 1.0
+    minmax: tuple[float, float] | None = None  # bounds of the share that cutmix pastes, before clipping at edges
+    switch_prob: float = 0.5  # chance of cutmix where both are enabled
+
+    @classmethod
+    def from_config(cls, mixup: Any, block: int) -> MixSettings:
+        """Settings of the `schedule.mixup` section of the configuration.
+
+        Args:
+          mixup: the section.
+          block: rows among which the plan drew partners.
+
+        Raises:
+          ValueError: naming every key that is wrong.
+        """
+        errors = []
+        minmax = tuple(float(x) for x in mixup.cutmix.minmax)
+        if minmax and not (len(minmax) == 2 and 0 <= minmax[0] <= minmax[1] <= 1):
+            errors.append(
+                f"schedule.mixup.cutmix.minmax is {minmax}; it must be empty or (low, high) with 0 <= low <= high <= 1, "
+                "the bounds of the pasted share of the image"
+            )
+        if not 0 <= mixup.switch_prob <= 1:
+            errors.append(f"schedule.mixup.switch_prob is {mixup.switch_prob}; it must be a probability in [0, 1]")
+        if block < 1:
+            errors.append(f"schedule.mixup.mix_block is {block}; it must be a number of rows >= 1")
+        if errors:
+            raise ValueError("\n".join(errors))
+        return cls(
+            block=block,
+            mixup=bool(mixup.enabled),
+            cutmix=bool(mixup.cutmix.enabled),
+            mixup_alpha=float(mixup.alpha),
+            cutmix_alpha=float(mixup.cutmix.alpha),
+            minmax=(minmax[0], minmax[1]) if minmax else None,
+            switch_prob=float(mixup.switch_prob),
+        )
+
+
+class MixDraws(NamedTuple):
+    """The random numbers of one micro-batch."""
+
+    active: jax.Array  # bool [], whether anything is mixed
+    cutmix: jax.Array  # bool [], cutmix instead of mixup
+    lam: jax.Array  # float32 [], own share before `minmax` and before the box is clipped
+    pick: jax.Array  # float32 [B] in [0, 1), own metadata below 0.5 where both are valid
+    centre: jax.Array  # int32 [B, 2], row in [0, H] and column in [0, W] of the box centres
+
+
+class Mixed(NamedTuple):
+    """A mixed micro-batch. Target of sample i and task t: lam[i] of label[i, t], the rest of other_label[i, t]."""
+
+    image: jax.Array  # float [B, H, W, 3]
+    meta: jax.Array  # float32 [B, D]
+    valid: jax.Array  # bool [B, K]
+    other_label: jax.Array  # int32 [B, T], the own label where the sample was not mixed
+    lam: jax.Array  # float32 [B], share of the own label; 1 where the sample was not mixed
+
+
+# ------------------------------------------------------------------------------------------------------- host side
+def exclude_null_groups(group: np.ndarray, label: np.ndarray, tasks: Sequence[int]) -> np.ndarray:
+    """Takes samples with a null label (class 0) in any of the given tasks out of mixing.
+
+    Args:
+      group: int [B] group ids, -1 never mixed.
+      label: int [B, T].
+      tasks: task positions that are looked at.
+
+    Returns:
+      int [B], -1 for the excluded.
+    """
+    return np.where((label[:, list(tasks)] == 0).any(axis=1), -1, group)
+
+
+def check_partners(partner: np.ndarray, group: np.ndarray, block: int) -> None:
+    """Checks a planned micro-batch.
+
+    Args:
+      partner: int [B], position of the row to mix with.
+      group: int [B], -1 never mixed.
+      block: rows among which partners lie.
+
+    Raises:
+      ValueError: block does not divide B, a partner lies outside of its row's block, or belongs to another group.
+    """
+    size = len(partner)
+    if size % block:
+        raise ValueError(f"schedule.mixup.mix_block = {block} does not divide the {size} rows of a micro-batch")
+    row = np.arange(size)
+    mixed = (partner != row) & (group >= 0)
+    wrong = mixed & ((partner // block != row // block) | (partner < 0))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ValueError(f"row {i} has partner {partner[i]} outside of its block of {block} rows")
+    wrong = mixed & (group[np.where(mixed, partner, row)] != group)
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ValueError(f"row {i} of group {group[i]} has partner {partner[i]} of group {group[partner[i]]}")
+
+
+# --------------------------------------------------------------------------------------------------- in the step
+def draw_mix(
+    key: jax.Array, p_mix: jax.Array | float, batch_size: int, image_size: tuple[int, int], settings: MixSettings
+) -> MixDraws:
+    """Draws the random numbers of a micro-batch.
+
+    Args:
+      key: scalar key, folded with the step and the micro-batch.
+      p_mix: probability that the micro-batch is mixed.
+      batch_size: B.
+      image_size: H, W.
+      settings: static.
+    """
+    gate_key, switch_key, lam_key, pick_key, centre_key = jax.random.split(key, 5)
+    switch = settings.switch_prob if settings.mixup else 1.0
+    cutmix = (jax.random.uniform(switch_key) < switch) & settings.cutmix
+    alpha = jnp.where(cutmix, settings.cutmix_alpha, settings.mixup_alpha)
+    lam = jax.random.beta(lam_key, jnp.maximum(alpha, 1e-3), jnp.maximum(alpha, 1e-3))
+    top = jnp.asarray(image_size, jnp.int32)[None, :] + 1
+    return MixDraws(
+        active=(jax.random.uniform(gate_key) < p_mix) & (alpha > 0),
+        cutmix=cutmix,
+        lam=jnp.where(alpha > 0, lam, 1.0),
+        pick=jax.random.uniform(pick_key, (batch_size,)),
+        centre=jax.random.randint(centre_key, (batch_size, 2), 0, top),
+    )
+
+
+def cutmix_box(
+    lam: jax.Array, centre: jax.Array, height: int, width: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Box of area (1 - lam) around a centre, clipped at the image's edges.
+
+    Args:
+      lam: float32 [], own share that is aimed at.
+      centre: int32 [..., 2], row in [0, H], column in [0, W].
+      height: H.
+      width: W.
+
+    Returns:
+      top, left, bottom, right, int32 [...] each (bottom and right exclusive); float32 [...] own share left by the
+      clipped box.
+    """
+    side = jnp.sqrt(1 - lam)
+    half_height, half_width = (jnp.floor(n * side).astype(jnp.int32) // 2 for n in (height, width))
+    row, column = centre[..., 0], centre[..., 1]
+    top, bottom = jnp.clip(row - half_height, 0, height), jnp.clip(row + half_height, 0, height)
+    left, right = jnp.clip(column - half_width, 0, width), jnp.clip(column + half_width, 0, width)
+    return top, left, bottom, right, 1 - ((bottom - top) * (right - left)).astype(jnp.float32) / (height * width)
+
+
+def mix_from_draws(
+    image: jax.Array,
+    meta: jax.Array,
+    valid: jax.Array,
+    label: jax.Array,
+    partner: jax.Array,
+    group: jax.Array,
+    draws: MixDraws,
+    *,
+    settings: MixSettings,
+    bounds: Bounds,
+) -> Mixed:
+    """Mixes a micro-batch with given random numbers.
+
+    Image: mixup lam * own + (1 - lam) * partner; cutmix the partner's pixels inside of the box, with lam corrected to
+    the area outside of it. Metadata, per component: where both are valid one of the two, by `pick` and independent of
+    lam; where one is valid that one. Rows of group -1 and rows that are their own partner stay as they are.
+
+    Args:
+      image: float [B, H, W, 3].
+      meta: float32 [B, D].
+      valid: bool [B, K].
+      label: int32 [B, T].
+      partner: int32 [B], positions within the micro-batch, inside of the row's block (see `check_partners`).
+      group: int32 [B], -1 never mixed.
+      draws: see `draw_mix`.
+      settings: static; `block` must divide B and the rows of one device.
+      bounds: (start, stop) columns of every metadata component.
+
+    Raises:
+      ValueError: block does not divide B, or the image is not floating point.
+    """
+    batch, height, width, _ = image.shape
+    if not jnp.issubdtype(image.dtype, jnp.floating):
+        raise ValueError(f"mixing takes float images in [0, 1] or normalised, not {image.dtype}; augment first")
+    if batch % settings.block:
+        raise ValueError(f"schedule.mixup.mix_block = {settings.block} does not divide a micro-batch of {batch} rows")
+    if not (settings.mixup or settings.cutmix):
+        return Mixed(image, meta, valid, label, jnp.ones(batch, jnp.float32))
+
+    row = jnp.arange(batch, dtype=jnp.int32)
+    mixed = draws.active & (group >= 0) & (partner != row)
+    blocks = batch // settings.block
+    position = jnp.where(mixed, partner, row).reshape(blocks, settings.block)
+    position = jnp.clip(position - settings.block * jnp.arange(blocks)[:, None], 0, settings.block - 1)
+
+    def of_partner(x: jax.Array) -> jax.Array:
+        """Rows of the partners; gathered inside of blocks, so that sharded rows stay on their device."""
+        rows = x.reshape(blocks, settings.block, *x.shape[1:])
+        return jax.vmap(lambda block, i: block.at[i].get(mode="promise_in_bounds"))(rows, position).reshape(x.shape)
+
+    lam = jnp.broadcast_to(draws.lam, (batch,))
+    own = lam[:, None, None, None]  # share of the own pixel
+    if settings.cutmix:
+        pasted = 1 - draws.lam
+        if settings.minmax is not None:
+            pasted = settings.minmax[0] + (settings.minmax[1] - settings.minmax[0]) * pasted
+        top, left, bottom, right, kept = cutmix_box(1 - pasted, draws.centre, height, width)
+        y, x = jnp.arange(height)[None, :, None], jnp.arange(width)[None, None, :]
+        in_rows = (y >= top[:, None, None]) & (y < bottom[:, None, None])
+        in_columns = (x >= left[:, None, None]) & (x < right[:, None, None])
+        lam = jnp.where(draws.cutmix, kept, lam)
+        own = jnp.where(draws.cutmix, 1.0 - (in_rows & in_columns)[..., None].astype(jnp.float32), own)
+    lam = jnp.where(mixed, lam, 1.0)
+    own = jnp.where(mixed[:, None, None, None], own, 1.0).astype(image.dtype)
+
+    other_meta, other_valid = of_partner(meta), of_partner(valid)
+    take_other = mixed[:, None] & other_valid & (~valid | (draws.pick >= 0.5)[:, None])
+    columns = column_components(bounds, meta.shape[1])
+    return Mixed(
+        image=own * image + (1 - own) * of_partner(image),
+        meta=jnp.where(take_other[:, columns], other_meta, meta),
+        valid=jnp.where(take_other, other_valid, valid),
+        other_label=of_partner(label),
+        lam=lam,
+    )
+
+
+def mix(
+    image: jax.Array,
+    meta: jax.Array,
+    valid: jax.Array,
+    label: jax.Array,
+    partner: jax.Array,
+    group: jax.Array,
+    key: jax.Array,
+    *,
+    p_mix: jax.Array | float,
+    settings: MixSettings,
+    bounds: Bounds,
+) -> Mixed:
+    """Mixes a micro-batch with probability `p_mix`; see `mix_from_draws` for the arguments and `draw_mix` for `key`."""
+    draws = draw_mix(key, p_mix, image.shape[0], (image.shape[1], image.shape[2]), settings)
+    return mix_from_draws(image, meta, valid, label, partner, group, draws, settings=settings, bounds=bounds)
+
+
+__all__ = [
+    "MixDraws",
+    "MixSettings",
+    "Mixed",
+    "check_partners",
+    "cutmix_box",
+    "draw_mix",
+    "exclude_null_groups",
+    "mix",
+    "mix_from_draws",
+]

@@ -1,0 +1,98 @@
+"""Which samples count in which task's loss: null labels are kept with a scheduled probability, all others always.
+
+A label is null when the class is unknown at that rank (class 0, in data that has null labels at all). After mixing,
+a target is null when more than half of its mass is. Functions take any leading shape: ``[B, T]`` for one batch,
+``[A, B, T]`` for the micro-batches of one update.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def null_mask(
+    label: jax.Array, other: jax.Array | None = None, lam: jax.Array | None = None, *, null_possible: bool = True
+) -> jax.Array:
+    """True where the (mixed) target is null: ``lam * [label = 0] + (1 - lam) * [other = 0] > 0.5``.
+
+    Args:
+      label: int32 [..., T].
+      other: int32 [..., T], label of the mixing partner; None: not mixed.
+      lam: float32 [...], share of the own label, 1 = pure.
+      null_possible: False where class 0 is an ordinary class (data without null labels): nothing is null.
+
+    Returns:
+      bool [..., T].
+    """
+    if not null_possible:
+        return jnp.zeros(label.shape, bool)
+    if other is None or lam is None:
+        return label == 0
+    share = lam[..., None]
+    return jnp.where(label == 0, share, 0.0) + jnp.where(other == 0, 1.0 - share, 0.0) > 0.5
+
+
+def inclusion_uniforms(key: jax.Array, shape: tuple[int, ...], num_tasks: int) -> jax.Array:
+    """Independent uniforms in [0, 1) per sample and task: float32 [*shape, T].
+
+    Task k draws from ``fold_in(key, k)``, one number per global row, so that a task's draws depend neither on the
+    other tasks nor on how rows are spread over devices or micro-batches ((A, B) draws what (A * B,) does).
+    """
+    keys = jax.vmap(lambda task: jax.random.fold_in(key, task))(jnp.arange(num_tasks))
+    return jnp.moveaxis(jax.vmap(lambda k: jax.random.uniform(k, shape))(keys), 0, -1)
+
+
+def keep_mask(
+    null: jax.Array,
+    *,
+    probability: jax.Array | float | None = None,
+    uniforms: jax.Array | None = None,
+    phase1: bool = False,
+) -> jax.Array:
+    """True where a sample counts in a task's loss.
+
+    Args:
+      null: bool [..., T] of `null_mask`.
+      probability: inclusion probability of null samples; None keeps them all (schedule disabled, validation).
+      uniforms: float32 [..., T], kept iff below `probability`; needed with it.
+      phase1: train without any null sample, whatever the schedule says.
+
+    Returns:
+      bool [..., T].
+
+    Raises:
+      ValueError: `probability` without `uniforms`.
+    """
+    if phase1:
+        return ~null
+    if probability is None:
+        return jnp.ones(null.shape, bool)
+    if uniforms is None:
+        raise ValueError("keep_mask(probability=...) needs uniforms of the mask's shape, see inclusion_uniforms")
+    return ~null | (uniforms < probability)
+
+
+def null_statistics(null: jax.Array, keep: jax.Array, weight: jax.Array) -> dict[str, jax.Array]:
+    """Counts for the log, as device values. Padding (weight 0) is left out.
+
+    Args:
+      null, keep: bool [..., T].
+      weight: float32 [...], 1 for real rows, 0 for padding.
+
+    Returns:
+      ``null_samples_total`` and ``null_samples_included``: float32 [], over all tasks; ``inclusion_percentage``:
+      float32 [], 100 where there was nothing to include; ``num_valid_samples_per_task``: float32 [T], kept samples.
+    """
+    rows = (weight > 0)[..., None]
+    total = jnp.sum(null & rows, dtype=jnp.float32)
+    included = jnp.sum(null & keep & rows, dtype=jnp.float32)
+    return {
+        "null_samples_total": total,
+        "null_samples_included": included,
+        "inclusion_percentage": jnp.where(total > 0, 100.0 * included / jnp.maximum(total, 1.0), 100.0),
+        "num_valid_samples_per_task": jnp.sum(keep & rows, axis=tuple(range(keep.ndim - 1)), dtype=jnp.float32),
+    }
+
+
+__all__ = ["inclusion_uniforms", "keep_mask", "null_mask", "null_statistics"]

@@ -1,0 +1,412 @@
+"""Optimizers over parameter groups, layer-wise learning rates, gradient clipping and the parameter average.
+
+Every optimizer here is linear in the learning rate, decoupled weight decay included. So the optax part computes the
+unscaled direction, and the step multiplies it by the learning rate of each group: state and structure of the optimizer
+do not depend on schedules, and the rate that is logged is the rate that was applied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.defaults import optimizer_group
+from linnaeus_jax.learning.filters import Filter, Parameter, parse_filter
+
+OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lion", "muon", "ademamix")
+DEFAULT_GROUP = "default"
+FROZEN = "frozen"
+#: lower-case parts of names whose matrices are lookup tables or classifiers, not maps between hidden spaces
+_NOT_HIDDEN = ("embed", "token", "table", "head", "classifier")
+
+Path = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterRow:
+    """What happens to one parameter: a row of the dry-run table."""
+
+    name: str
+    shape: tuple[int, ...]
+    group: str
+    optimizer: str  # one of OPTIMIZERS, or "frozen"
+    weight_decay: float
+    lr_multiplier: float  # multiplier of the group times the layer factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """A gradient transformation with the grouping that the step and the reports need.
+
+    Attributes:
+      direction: optax transformation from gradients to the unscaled direction (positive: what is subtracted), zeros
+        for frozen parameters. Its state depends only on which optimizer a parameter has.
+      group: group name of each canonical parameter name.
+      factor: tree like the parameters; learning-rate factor of each leaf (layer-wise decay), a float, or float32
+        `[layers, 1, ...]` for stacked layers.
+      lr_multipliers: learning-rate multiplier of each trainable group, in configuration order.
+      rows: one row per parameter, in the given order.
+      overlaps: one text per parameter that several groups asked for (the first got it).
+    """
+
+    direction: optax.GradientTransformation
+    group: dict[str, str]
+    factor: Any
+    lr_multipliers: dict[str, float]
+    rows: tuple[ParameterRow, ...]
+    overlaps: tuple[str, ...]
+    group_tree: Any
+
+    def apply_learning_rates(self, updates: optax.Updates, lrs: Mapping[str, jax.typing.ArrayLike]) -> optax.Updates:
+        """Turns directions into updates: `-lrs[group] * factor * direction`, for `optax.apply_updates`.
+
+        Args:
+          updates: tree of directions from `direction.update`.
+          lrs: learning rate (scalar) of every trainable group.
+
+        Raises:
+          ValueError: a trainable group has no learning rate.
+        """
+        missing = [group for group in self.lr_multipliers if group not in lrs]
+        if missing:
+            raise ValueError(f"no learning rate for the optimizer groups {missing}; got rates for {sorted(lrs)}")
+        return jax.tree.map(
+            lambda update, group, factor: (
+                -1.0 * lrs[group] * factor * update if group in self.lr_multipliers else update
+            ),
+            updates,
+            self.group_tree,
+            self.factor,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    name: str
+    optimizer: str
+    explicit: bool  # the group itself names its optimizer
+    weight_decay: float
+    lr_multiplier: float
+
+
+def build_optimizer(
+    settings: ConfigDict,
+    parameters: Sequence[Parameter],
+    *,
+    layer_index: Callable[[str], int] | None = None,
+    checkpoint_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    stage_of: Callable[[str], str] | None = None,
+) -> Optimizer:
+    """Assigns every parameter to one group and one optimizer, and builds the transformation.
+
+    Groups are tried in configuration order and the first match wins; the rest is the group "default". Parameters with
+    at most one axis and those named `*.bias` are never decayed. Muon takes matrices and convolution kernels; depthwise
+    kernels, other shapes and, unless the group itself asks for Muon, embeddings, tokens, tables and heads get AdamW.
+
+    Args:
+      settings: the `optimizer` section of the configuration.
+      parameters: all parameters of the model, stacked layers consecutively.
+      layer_index: depth of a canonical name, 0 at the stem and largest at the heads; needed if `layer_decay` is not 1.
+      checkpoint_shapes: see `parse_filter`.
+      stage_of: see `parse_filter`.
+
+    Raises:
+      ValueError: all problems of the section in one message: unknown optimizer, bad filter, filter without a match,
+        group left empty by earlier ones, wrong number of betas, everything frozen.
+    """
+    groups, filters, errors = _read_groups(settings, checkpoint_shapes, stage_of)
+    assigned, overlaps = _assign(parameters, filters, errors)
+    used = {groups[name].optimizer for name in assigned.values()} - {FROZEN}
+    betas = 3 if "ademamix" in used else 2
+    if not len(settings.betas) >= betas or not all(0 <= beta < 1 for beta in settings.betas):
+        errors.append(f"optimizer.betas = {tuple(settings.betas)}: need {betas} numbers in [0, 1)")
+    if parameters and not used and not errors:
+        errors.append("optimizer.parameter_groups freezes every parameter; nothing would be trained")
+    if not 0 < settings.layer_decay <= 1:
+        errors.append(f"optimizer.layer_decay = {settings.layer_decay}: must be in (0, 1]; 1 turns it off")
+    if settings.layer_decay != 1 and layer_index is None:
+        errors.append(
+            f"optimizer.layer_decay = {settings.layer_decay}: this model does not number its layers; set it to 1"
+        )
+    if errors:
+        raise ValueError("\n".join(errors))
+
+    depth = {p.name: layer_index(p.name) if layer_index else 0 for p in parameters}
+    deepest = max(depth.values(), default=0)
+    rows, leaves = [], dict[Path, list[tuple[ParameterRow, float]]]()
+    for parameter in parameters:
+        group = groups[assigned[parameter.name]]
+        factor = settings.layer_decay ** (deepest - depth[parameter.name])
+        row = ParameterRow(
+            name=parameter.name,
+            shape=tuple(parameter.shape),
+            group=group.name,
+            optimizer=_optimizer_of(parameter, group),
+            weight_decay=group.weight_decay if _is_decayed(parameter) and group.optimizer != FROZEN else 0.0,
+            lr_multiplier=group.lr_multiplier * factor,
+        )
+        rows.append(row)
+        leaves.setdefault(tuple(parameter.path), []).append((row, factor))
+    labels = {path: _agreed(path, members).optimizer for path, members in leaves.items()}
+    decay = {path: members[0][0].weight_decay for path, members in leaves.items()}
+    ndim = {path: len(members[0][0].shape) for path, members in leaves.items()}
+    names = [name for name in (*OPTIMIZERS, FROZEN) if name in labels.values()]
+    if "lamb" in names and any(len(members) > 1 for members in leaves.values()):
+        raise ValueError("optimizer 'lamb' scales every layer by its own norm and cannot be used with stacked layers")
+    return Optimizer(
+        direction=optax.partition({name: _direction(name, settings, decay, ndim) for name in names}, _nest(labels)),
+        group={row.name: row.group for row in rows},
+        factor=_nest({path: _factor(members, ndim[path]) for path, members in leaves.items()}),
+        lr_multipliers={
+            g.name: g.lr_multiplier for g in groups.values() if g.optimizer != FROZEN and g.name in assigned.values()
+        },
+        rows=tuple(rows),
+        overlaps=tuple(overlaps),
+        group_tree=_nest({path: members[0][0].group for path, members in leaves.items()}),
+    )
+
+
+def _read_groups(
+    settings: ConfigDict,
+    checkpoint_shapes: Mapping[str, tuple[int, ...]] | None,
+    stage_of: Callable[[str], str] | None,
+) -> tuple[dict[str, _Group], dict[str, Filter], list[str]]:
+    """Groups by name ("default" last), their filters, and the problems found."""
+    node = settings.parameter_groups
+    # ConfigDict iterates over its keys alphabetically; only its fields keep the order of the configuration.
+    order = [key for key in node._fields if key not in ("enabled", DEFAULT_GROUP)] if node.enabled else []
+    groups, filters, errors = dict[str, _Group](), dict[str, Filter](), list[str]()
+    for name in (*order, DEFAULT_GROUP):
+        key = f"optimizer.parameter_groups.{name}"
+        given = node[name] if node.enabled else optimizer_group()
+        optimizer = (given.optimizer or settings.name).lower()
+        if optimizer not in OPTIMIZERS:
+            where = f"{key}.optimizer" if given.optimizer else "optimizer.name"
+            errors.append(f"{where} = {optimizer!r} is unknown; choose one of: {', '.join(OPTIMIZERS)}")
+        decay = settings.weight_decay if given.weight_decay is None else given.weight_decay
+        frozen = given.get("frozen", False)
+        groups[name] = _Group(
+            name, FROZEN if frozen else optimizer, bool(given.optimizer), float(decay), float(given.lr_multiplier)
+        )
+        if name != DEFAULT_GROUP:
+            try:
+                filters[name] = parse_filter(
+                    given.filter, f"{key}.filter", checkpoint_shapes=checkpoint_shapes, stage_of=stage_of
+                )
+            except ValueError as error:
+                errors.append(str(error))
+    return groups, filters, list(dict.fromkeys(errors))
+
+
+def _assign(
+    parameters: Sequence[Parameter], filters: Mapping[str, Filter], errors: list[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Group of each parameter name and the overlaps; adds groups without parameters to `errors`."""
+    assigned, overlaps = dict[str, str](), list[str]()
+    wanted = dict.fromkeys(filters, 0)
+    for parameter in parameters:
+        matches = [name for name, matches in filters.items() if matches(parameter)]
+        for name in matches:
+            wanted[name] += 1
+        assigned[parameter.name] = (*matches, DEFAULT_GROUP)[0]
+        if len(matches) > 1:
+            overlaps.append(f"{parameter.name} matches {', '.join(matches)}; {matches[0]} takes it")
+    for name, count in wanted.items():
+        key = f"optimizer.parameter_groups.{name}"
+        if not count:
+            errors.append(f"{key}.filter matches none of the {len(parameters)} parameters; correct or remove it")
+        elif name not in assigned.values():
+            errors.append(f"{key} is empty: earlier groups take all of its {count} parameters; move it up or remove it")
+    return assigned, overlaps
+
+
+def _is_decayed(parameter: Parameter) -> bool:
+    return len(parameter.shape) > 1 and not parameter.name.endswith(".bias")
+
+
+def _optimizer_of(parameter: Parameter, group: _Group) -> str:
+    if group.optimizer != "muon":
+        return group.optimizer
+    shape, name = parameter.shape, parameter.name.lower()
+    is_matrix = len(shape) == 2 or (len(shape) == 4 and shape[2] > 1)  # one input per output channel: depthwise
+    is_hidden = group.explicit or not any(part in name for part in _NOT_HIDDEN)
+    return "muon" if is_matrix and is_hidden else "adamw"
+
+
+def _agreed(path: Path, members: Sequence[tuple[ParameterRow, float]]) -> ParameterRow:
+    first = members[0][0]
+    for row, _ in members[1:]:
+        if (row.group, row.optimizer, row.weight_decay) != (first.group, first.optimizer, first.weight_decay):
+            raise ValueError(
+                f"{first.name} and {row.name} are layers of one stacked parameter ({'/'.join(path)}) but fall into the "
+                f"groups {first.group!r} and {row.group!r}; do not stack layers, or put them into one group"
+            )
+    return first
+
+
+def _factor(members: Sequence[tuple[ParameterRow, float]], ndim: int) -> float | np.ndarray:
+    factors = [factor for _, factor in members]
+    if len(set(factors)) == 1:
+        return factors[0]
+    return np.asarray(factors, np.float32).reshape(-1, *[1] * ndim)
+
+
+def _nest(leaves: Mapping[Path, Any]) -> Any:
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = leaf
+    return tree
+
+
+def _path(keys: tuple[Any, ...]) -> Path:
+    return tuple(key.key for key in keys)
+
+
+def _direction(
+    name: str, settings: ConfigDict, decay: Mapping[Path, float], ndim: Mapping[Path, int]
+) -> optax.GradientTransformation:
+    """The update direction of one optimizer, before the learning rate and the sign.
+
+    AdamW, LAMB, Lion, AdEMAMix and Muon decay weights apart from the gradient; SGD (Nesterov) and Adam add the decay
+    to the gradient, as their torch namesakes do.
+    """
+    if name == FROZEN:
+        return optax.set_to_zero()
+
+    def decayed(update: jax.Array, weight: jax.Array, amount: float) -> jax.Array:
+        return update + amount * weight if amount else update
+
+    add_decay = optax.stateless(
+        lambda updates, params: jax.tree_util.tree_map_with_path(
+            lambda keys, update, weight: decayed(update, weight, decay[_path(keys)]), updates, params
+        )
+    )
+    b1, b2, *rest = settings.betas
+    adam = optax.scale_by_adam(b1, b2, settings.eps)
+    match name:
+        case "adamw":
+            return optax.chain(adam, add_decay)
+        case "adam":
+            return optax.chain(add_decay, adam)
+        case "sgd":
+            return optax.chain(add_decay, optax.trace(settings.momentum, nesterov=True))
+        case "lamb":
+            return optax.chain(adam, add_decay, optax.scale_by_trust_ratio())
+        case "lion":
+            return optax.chain(optax.scale_by_lion(b1, b2), add_decay)
+        case "muon":
+            momentum = optax.trace(settings.muon.momentum, nesterov=settings.muon.nesterov)
+            return optax.chain(momentum, _orthogonalize(settings.muon.ns_steps, ndim), add_decay)
+        case _:
+            alpha, b3 = _ademamix_schedules(settings.alpha, b1, rest[0], settings.t_alpha_beta3)
+            return optax.chain(optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, settings.eps), add_decay)
+
+
+def _orthogonalize(ns_steps: int, ndim: Mapping[Path, int]) -> optax.GradientTransformation:
+    """Replaces each momentum matrix by sqrt(max(1, out / in)) times its Newton-Schulz orthogonalisation (float32).
+
+    The momentum before it need not be normalised, since orthogonalisation ignores scale. Kernels are read as matrices
+    whose last axis is the output and whose other axes, but leading scan axes, are the input.
+    """
+
+    def dimensions(updates: optax.Updates) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda keys, u: optax.contrib.MuonDimensionNumbers(
+                tuple(range(u.ndim - ndim[_path(keys)], u.ndim - 1)), u.ndim - 1
+            ),
+            updates,
+        )
+
+    # With beta 0 the transformation keeps a copy of the gradient that nothing reads: state is made and dropped here.
+    newton_schulz = optax.contrib.scale_by_muon(
+        beta=0.0, nesterov=False, ns_steps=ns_steps, eps=1e-7, weight_dimension_numbers=dimensions
+    )
+
+    def update(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        del params
+        matrices, _ = newton_schulz.update(updates, newton_schulz.init(updates))
+
+        def scale(keys: tuple[Any, ...], x: jax.Array) -> jax.Array:
+            fan_in = math.prod(x.shape[x.ndim - ndim[_path(keys)] : -1])
+            return math.sqrt(max(1.0, x.shape[-1] / fan_in)) * x
+
+        return jax.tree_util.tree_map_with_path(scale, matrices)
+
+    return optax.stateless(update)
+
+
+def _ademamix_schedules(alpha: float, beta1: float, beta3: float, warmup: int | None) -> tuple[Any, Any]:
+    """AdEMAMix' ramps of alpha and beta3 over `warmup` updates (None or 0: constants), as functions of the count.
+
+    beta3 rises so that the half-life of the slow average grows linearly (Pagliardini et al., 2024).
+    """
+    if not warmup:
+        return alpha, beta3
+    log1, log3 = math.log(beta1), math.log(beta3)
+
+    def progress(count: jax.Array) -> jax.Array:
+        return jnp.minimum((count + 1) / warmup, 1.0)  # optax counts updates from 0, the ramp from 1
+
+    def beta3_at(count: jax.Array) -> jax.Array:
+        t = progress(count)
+        return jnp.minimum(jnp.exp(log1 * log3 / ((1.0 - t) * log3 + t * log1)), beta3)
+
+    return (lambda count: alpha * progress(count)), beta3_at
+
+
+def clip(
+    grads: optax.Updates, mode: str, limit: float, *, params: optax.Params | None = None
+) -> tuple[optax.Updates, jax.Array]:
+    """Clips gradients and returns their global norm from before clipping.
+
+    Args:
+      grads: tree of float gradients.
+      mode: "norm": scale everything by min(1, limit / (norm + 1e-6)). "adaptive": limit each output unit's gradient
+        to `limit` times the norm of its weights (Brock et al., 2021).
+      limit: largest global norm, or largest ratio; <= 0 turns clipping off.
+      params: tree of parameters; needed by "adaptive".
+
+    Returns:
+      The clipped tree and the float32 scalar global L2 norm; a non-finite norm is passed on, not hidden.
+
+    Raises:
+      ValueError: unknown mode, or "adaptive" without `params`.
+    """
+    norm = optax.tree.norm(grads)
+    if limit <= 0:
+        return grads, norm
+    if mode == "norm":
+        factor = jnp.minimum(1.0, limit / (norm + 1e-6))
+        return jax.tree.map(lambda g: g * factor, grads), norm
+    if mode == "adaptive":
+        if params is None:
+            raise ValueError("train.clip_mode = 'adaptive' compares gradients with weights: pass params")
+        adaptive = optax.adaptive_grad_clip(limit)
+        return adaptive.update(grads, adaptive.init(params), params)[0], norm
+    raise ValueError(f"train.clip_mode = {mode!r} is unknown; choose norm or adaptive")
+
+
+def ema_update(ema: optax.Params, params: optax.Params, decay: float, step: jax.typing.ArrayLike) -> optax.Params:
+    """Moves the averaged parameters towards the current ones.
+
+    The decay used is min(decay, (1 + step) / (10 + step)), so that the average follows the weights closely at first.
+
+    Args:
+      ema: tree of averages.
+      params: tree of current parameters, same structure.
+      decay: final weight of the old average, in [0, 1).
+      step: number of updates before this one (int scalar, may be traced).
+    """
+    step = jnp.asarray(step, jnp.float32)
+    return optax.incremental_update(params, ema, 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step)))

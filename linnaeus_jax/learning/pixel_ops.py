@@ -1,0 +1,300 @@
+"""Pixel operators on one image, written so that `jax.vmap` gives every image of a batch its own operator.
+
+Operators fall into three families of fixed cost, chosen per image by data instead of by control flow:
+geometry (one bilinear gather for any chain of affine maps), 256-entry tables per channel, and blends with a
+degenerate image (grey, smoothed, blurred). Results follow Pillow's 8-bit arithmetic: tables exactly, blends to one
+grey level, geometry to rounding.
+
+Coordinates are in pixels with pixel (row 0, column 0) centred at (x, y) = (0.5, 0.5); a map takes *output* points
+to *input* points. Images are [H, W, 3], RGB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+
+IDENTITY = "identity"
+AFFINE_OPS = ("shear_x", "shear_y", "rotate", "translate_x", "translate_y")
+TABLE_OPS = (
+    "posterize",
+    "solarize",
+    "solarize_add",
+    "invert",
+    "autocontrast",
+    "equalize",
+    "brightness",
+    "contrast",
+)
+BLEND_OPS = ("color", "sharpness", "blur")
+OPS = (IDENTITY, *AFFINE_OPS, *TABLE_OPS, *BLEND_OPS)
+OP_CODE = {name: code for code, name in enumerate(OPS)}
+
+#: grey value of pixels that an affine operator moved in from outside of the image
+FILL = 128
+
+
+# ----------------------------------------------------------------------------------------------------- geometry
+def pixel_centres(height: int, width: int) -> tuple[jax.Array, jax.Array]:
+    """Returns x, y of all pixel centres, float32 [height, width] each."""
+    y, x = jnp.meshgrid(jnp.arange(height) + 0.5, jnp.arange(width) + 0.5, indexing="ij")
+    return x.astype(jnp.float32), y.astype(jnp.float32)
+
+
+def affine_matrix(op: jax.Array, value: jax.Array, height: int, width: int) -> jax.Array:
+    """Output-to-input matrix of one affine operator; the identity for every other operator.
+
+    Args:
+      op: int32 [], a code of `OP_CODE`.
+      value: float32 []: shear factor (about the top left corner), degrees counter-clockwise about the centre, or
+        shift as a fraction of the image's width or height.
+      height: rows of the image.
+      width: columns of the image.
+
+    Returns:
+      float32 [2, 3].
+    """
+    of = {name: jnp.where(op == OP_CODE[name], value, 0.0) for name in AFFINE_OPS}
+    angle = jnp.deg2rad(of["rotate"])
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cx, cy = width / 2, height / 2
+    tx = cx - cos * cx + sin * cy + of["translate_x"] * width
+    ty = cy - sin * cx - cos * cy + of["translate_y"] * height
+    return jnp.stack([jnp.stack([cos, of["shear_x"] - sin, tx]), jnp.stack([of["shear_y"] + sin, cos, ty])])
+
+
+def affine_points(matrix: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Maps points x, y (any one shape) by `matrix` float32 [2, 3]."""
+    (a, b, c), (d, e, f) = matrix
+    return a * x + b * y + c, d * x + e * y + f
+
+
+def outside(x: jax.Array, y: jax.Array, height: int, width: int) -> jax.Array:
+    """Returns which points lie outside of an image, bool of the shape of x."""
+    return (x < 0) | (x >= width) | (y < 0) | (y >= height)
+
+
+def sample(image: jax.Array, x: jax.Array, y: jax.Array, *, nearest: bool = False) -> jax.Array:
+    """Reads `image` [H, W, 3] at points x, y [h, w], bilinearly or at the nearest pixel; edges are extended.
+
+    Returns:
+      float32 [h, w, 3], in the image's units, not rounded.
+    """
+    height, width, channels = image.shape
+    pixels = image.reshape(height * width, channels)
+
+    def read(row: jax.Array, column: jax.Array) -> jax.Array:
+        index = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
+        return pixels.at[index].get(mode="promise_in_bounds").astype(jnp.float32)
+
+    shift = 0.0 if nearest else 0.5
+    left, top = jnp.floor(x - shift), jnp.floor(y - shift)
+    column, row = left.astype(jnp.int32), top.astype(jnp.int32)
+    if nearest:
+        return read(row, column)
+    right_share, low_share = (x - shift - left)[..., None], (y - shift - top)[..., None]
+    upper = read(row, column) * (1 - right_share) + read(row, column + 1) * right_share
+    lower = read(row + 1, column) * (1 - right_share) + read(row + 1, column + 1) * right_share
+    return upper * (1 - low_share) + lower * low_share
+
+
+# ------------------------------------------------------------------------------------------------------- colour
+def grey(image: jax.Array) -> jax.Array:
+    """Rec. 601 luma of a float image [H, W, 3], float32 [H, W]."""
+    return image[..., 0] * 0.299 + image[..., 1] * 0.587 + image[..., 2] * 0.114
+
+
+def _grey_u8(image: jax.Array) -> jax.Array:
+    """Luma of a uint8 image in fixed point, rounded, int32 [H, W]."""
+    red, green, blue = (image[..., c].astype(jnp.int32) for c in range(3))
+    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+
+
+def _blend(degenerate: jax.Array, image: jax.Array, factor: jax.Array) -> jax.Array:
+    """degenerate + factor * (image - degenerate) on grey levels, clipped and truncated to uint8."""
+    start = degenerate.astype(jnp.float32)
+    return jnp.clip(start + factor * (image.astype(jnp.float32) - start), 0, 255).astype(jnp.uint8)
+
+
+def histogram(image: jax.Array, visible: jax.Array | None = None) -> jax.Array:
+    """Counts of the grey levels of a uint8 image [H, W, 3] per channel, int32 [3, 256].
+
+    Args:
+      image: uint8 [H, W, 3].
+      visible: bool [H, W], pixels to count; None: all.
+    """
+    level = image.astype(jnp.int32) + 256 * jnp.arange(3)[None, None, :]
+    weight = jnp.int32(1) if visible is None else jnp.broadcast_to(visible[..., None], level.shape).astype(jnp.int32)
+    return jnp.zeros(3 * 256, jnp.int32).at[level].add(weight, mode="promise_in_bounds").reshape(3, 256)
+
+
+def equalize_table(counts: jax.Array) -> jax.Array:
+    """Table that flattens the histogram `counts` int32 [3, 256]; the identity where it has one level; int32 [3, 256]."""
+    last = 255 - jnp.argmax(counts[:, ::-1] > 0, axis=1)
+    step = (counts.sum(axis=1) - jnp.take_along_axis(counts, last[:, None], axis=1)[:, 0]) // 255
+    before = jnp.cumsum(counts, axis=1) - counts
+    table = jnp.minimum((step[:, None] // 2 + before) // jnp.maximum(step, 1)[:, None], 255)
+    return jnp.where(step[:, None] > 0, table, jnp.arange(256)[None, :])
+
+
+def autocontrast_table(counts: jax.Array) -> jax.Array:
+    """Table that stretches the used range of `counts` int32 [3, 256] to 0..255; int32 [3, 256]."""
+    level = jnp.arange(256)[None, :]
+    low = jnp.argmax(counts > 0, axis=1)[:, None]
+    high = 255 - jnp.argmax(counts[:, ::-1] > 0, axis=1)[:, None]
+    stretched = jnp.clip((level - low) * 255 // jnp.maximum(high - low, 1), 0, 255)
+    return jnp.where(high > low, stretched, level)
+
+
+def _table(
+    image: jax.Array, op: jax.Array, value: jax.Array, visible: jax.Array | None, present: Collection[str]
+) -> jax.Array:
+    """uint8 [3, 256] table of the operator `op`; the identity where it is not a table operator."""
+    level = jnp.arange(256)
+    whole = jnp.round(value).astype(jnp.int32)
+    shift = jnp.clip(8 - whole, 0, 7)  # an operator with another meaning of `value` must not shift out of range
+    tables = {
+        "posterize": lambda: (level >> shift) << shift,
+        "solarize": lambda: jnp.where(level < whole, level, 255 - level),
+        "solarize_add": lambda: jnp.where(level < 128, jnp.clip(level + whole, 0, 255), level),
+        "invert": lambda: 255 - level,
+        "brightness": lambda: _blend(jnp.zeros_like(level), level, value),
+    }
+    if "contrast" in present:
+        luma = _grey_u8(image)
+        if visible is None:
+            mean = jnp.mean(luma.astype(jnp.float32))
+        else:
+            mean = jnp.sum(jnp.where(visible, luma, 0)) / jnp.maximum(jnp.sum(visible), 1)
+        tables["contrast"] = lambda: _blend(jnp.full_like(level, jnp.floor(mean + 0.5)), level, value)
+    if "autocontrast" in present or "equalize" in present:
+        counts = histogram(image, visible)
+        tables["autocontrast"] = lambda: autocontrast_table(counts)
+        tables["equalize"] = lambda: equalize_table(counts)
+    chosen = jnp.broadcast_to(level[None, :], (3, 256)).astype(jnp.uint8)
+    for name in TABLE_OPS:
+        if name in present:
+            table = tables[name]().astype(jnp.uint8)
+            table = table if table.ndim == 2 else jnp.broadcast_to(table[None, :], (3, 256))
+            chosen = jnp.where(op == OP_CODE[name], table, chosen)
+    return chosen
+
+
+def _smooth(image: jax.Array) -> jax.Array:
+    """3 x 3 smoothing (centre 5, neighbours 1, divided by 13) of a uint8 image; the border is copied."""
+    x = image.astype(jnp.int32)
+    height, width = x.shape[:2]
+    if min(height, width) < 3:
+        return image
+    total = 4 * x[1:-1, 1:-1]
+    for dy in range(3):
+        for dx in range(3):
+            total = total + x[dy : height - 2 + dy, dx : width - 2 + dx]
+    return image.at[1:-1, 1:-1].set(((2 * total + 13) // 26).astype(jnp.uint8))
+
+
+def gaussian_blur(image: jax.Array, sigma: jax.Array, max_sigma: float) -> jax.Array:
+    """Gaussian blur of an image [H, W, 3], edges extended.
+
+    Args:
+      image: uint8 or float32 grey levels [H, W, 3].
+      sigma: float32 [], standard deviation in pixels, > 0.
+      max_sigma: static upper bound of sigma; the kernel reaches 3 of these.
+
+    Returns:
+      float32 [H, W, 3].
+    """
+    radius = max(1, round(3 * max_sigma))
+    offset = jnp.arange(-radius, radius + 1)
+    weight = jnp.exp(-0.5 * jnp.square(offset / jnp.maximum(sigma, 1e-3)))
+    weight = weight / weight.sum()
+    x = image.astype(jnp.float32)
+    for axis in (0, 1):
+        size = x.shape[axis]
+        padded = jnp.pad(x, [(radius, radius) if a == axis else (0, 0) for a in range(3)], mode="edge")
+        x = sum(
+            (weight[k] * jax.lax.slice_in_dim(padded, k, k + size, axis=axis) for k in range(2 * radius + 1)),
+            start=jnp.zeros_like(x),
+        )
+    return x
+
+
+def apply_color_op(
+    image: jax.Array,
+    op: jax.Array,
+    value: jax.Array,
+    present: Collection[str],
+    *,
+    visible: jax.Array | None = None,
+    max_sigma: float = 2.0,
+) -> jax.Array:
+    """Applies one table or blend operator; every other operator leaves the image as it is.
+
+    Args:
+      image: uint8 [H, W, 3].
+      op: int32 [], a code of `OP_CODE`.
+      value: float32 []: bits kept (posterize), threshold (solarize), addend below 128 (solarize_add), blend factor
+        with 1 = unchanged (brightness, contrast, color, sharpness), sigma in pixels (blur); unused otherwise.
+      present: names of the operators that `op` can take; only these are traced.
+      visible: bool [H, W], pixels that statistics (histogram, mean) are taken of; None: all.
+      max_sigma: static upper bound of the value of blur.
+
+    Returns:
+      uint8 [H, W, 3].
+    """
+    result = image
+    if set(present) & set(TABLE_OPS):
+        table = _table(image, op, value, visible, present).reshape(-1)
+        index = image.astype(jnp.int32) + 256 * jnp.arange(3)[None, None, :]
+        result = table.at[index].get(mode="promise_in_bounds")
+    if "color" in present:
+        luma = jnp.broadcast_to(_grey_u8(image)[..., None], image.shape)
+        result = jnp.where(op == OP_CODE["color"], _blend(luma, image, value), result)
+    if "sharpness" in present:
+        result = jnp.where(op == OP_CODE["sharpness"], _blend(_smooth(image), image, value), result)
+    if "blur" in present:
+        blurred = jnp.round(gaussian_blur(image, value, max_sigma)).astype(jnp.uint8)
+        result = jnp.where(op == OP_CODE["blur"], blurred, result)
+    return result
+
+
+def color_jitter(image: jax.Array, brightness: jax.Array, contrast: jax.Array, saturation: jax.Array) -> jax.Array:
+    """Scales brightness, then contrast about the mean luma, then saturation about the luma, clipping after each.
+
+    Args:
+      image: float32 [H, W, 3], grey levels 0..255.
+      brightness, contrast, saturation: float32 [], factors, 1 = unchanged.
+
+    Returns:
+      float32 [H, W, 3], 0..255.
+    """
+    x = jnp.clip(image * brightness, 0, 255)
+    mean = jnp.mean(grey(x))
+    x = jnp.clip(mean + (x - mean) * contrast, 0, 255)
+    luma = grey(x)[..., None]
+    return jnp.clip(luma + (x - luma) * saturation, 0, 255)
+
+
+__all__ = [
+    "AFFINE_OPS",
+    "BLEND_OPS",
+    "FILL",
+    "IDENTITY",
+    "OPS",
+    "OP_CODE",
+    "TABLE_OPS",
+    "affine_matrix",
+    "affine_points",
+    "apply_color_op",
+    "autocontrast_table",
+    "color_jitter",
+    "equalize_table",
+    "gaussian_blur",
+    "grey",
+    "histogram",
+    "outside",
+    "pixel_centres",
+    "sample",
+]

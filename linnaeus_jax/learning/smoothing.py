@@ -1,0 +1,232 @@
+"""Taxonomy-aware label smoothing: wrong classes share probability mass by how close they are in the tree.
+
+Row y of the smoothing matrix keeps ``1 - alpha`` on y and spreads ``alpha`` over the other classes c of the same rank
+in proportion to ``exp(-beta * d(y, c))``, d = edges on the path through the lowest common ancestor (2 per rank
+climbed), infinite without a common ancestor. The loss never builds that C x C matrix: a row is the sum over y's
+ancestors of (mass) x (does c lie below that ancestor), one integer comparison per class and rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: a row whose unnormalised off-diagonal weights sum to no more than this has no usable relative
+MIN_ROW_WEIGHT = 1e-9
+_KEY = "loss.taxonomy_smoothing"
+
+
+def _check_alpha_beta(alpha: float, beta: float) -> None:
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"{_KEY}.alpha={alpha} must lie in [0, 1] (the mass given to the other classes)")
+    if not (beta >= 0.0 and math.isfinite(beta)):
+        raise ValueError(f"{_KEY}.beta={beta} must be a finite number >= 0 (the decay per edge)")
+
+
+def smoothing_matrix(
+    distance: np.ndarray, *, alpha: float, beta: float, uniform_rows: Sequence[int] | np.ndarray = ()
+) -> np.ndarray:
+    """The dense smoothing matrix of any distance: the definition, for inspection and small class counts.
+
+    Args:
+      distance: [C, C], >= 0, inf where classes are unrelated; the diagonal is ignored.
+      alpha: mass moved off the true class, in [0, 1].
+      beta: decay per unit of distance, >= 0.
+      uniform_rows: classes that spread `alpha` evenly whatever their distances.
+
+    Returns:
+      float32 [C, C], rows sum to 1. Rows without any relative are uniform; C = 1 gives [[1]].
+
+    Raises:
+      ValueError: alpha, beta or the shape of `distance` is out of range.
+    """
+    _check_alpha_beta(alpha, beta)
+    distance = np.asarray(distance, np.float64)
+    if distance.ndim != 2 or distance.shape[0] != distance.shape[1] or distance.shape[0] == 0:
+        raise ValueError(f"distance must be a square matrix of at least one class, got shape {distance.shape}")
+    classes = distance.shape[0]
+    if classes == 1:
+        return np.ones((1, 1), np.float32)
+    related = np.isfinite(distance)
+    weight = np.where(related, np.exp(-beta * np.where(related, distance, 0.0)), 0.0)
+    weight[np.asarray(uniform_rows, np.int64)] = 1.0
+    np.fill_diagonal(weight, 0.0)
+    total = weight.sum(axis=1, keepdims=True)
+    usable = total > MIN_ROW_WEIGHT
+    matrix = alpha * np.where(usable, weight / np.where(usable, total, 1.0), 1.0 / (classes - 1))
+    np.fill_diagonal(matrix, 1.0 - alpha)
+    return matrix.astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TaxonomySmoothing:
+    """The smoothing of one rank with C classes and K coarser ranks, in O(C K) memory. Build with `from_parents`.
+
+    Attributes:
+      ancestors: int32 [C, K], ancestor k+1 steps up, -1 from the first missing link on.
+      subtree_mass: float32 [C, K], mass that row y puts on every class below its ancestor k+1 steps up, in addition
+        to what the coarser ancestors put there.
+      uniform_mass: float32 [C], mass that row y puts on every class (rows without relatives).
+      own_mass: float32 [C], what the true class gets in addition to the above; its total is 1 - alpha.
+      alpha, beta: as configured.
+    """
+
+    ancestors: np.ndarray
+    subtree_mass: np.ndarray
+    uniform_mass: np.ndarray
+    own_mass: np.ndarray
+    alpha: float
+    beta: float
+
+    @property
+    def num_classes(self) -> int:
+        return self.ancestors.shape[0]
+
+    @classmethod
+    def from_parents(
+        cls,
+        parents: Sequence[np.ndarray],
+        level: int = 0,
+        *,
+        alpha: float,
+        beta: float,
+        uniform_roots: bool = True,
+        fallback_to_uniform: bool = True,
+    ) -> TaxonomySmoothing:
+        """Builds the tables of rank `level` from parent links.
+
+        Args:
+          parents: one int array [C_l] per rank, finest first: index of the parent at rank l+1, or -1. All -1 at the
+            last rank. The null class has no parent, so it neither gives nor receives by kinship.
+          level: position of the smoothed rank in `parents`.
+          alpha: mass moved off the true class, in [0, 1].
+          beta: decay per edge, >= 0.
+          uniform_roots: classes without a parent spread alpha evenly, where other classes of the rank have parents.
+          fallback_to_uniform: classes left without any relative spread alpha evenly, likewise whole ranks without
+            parents; otherwise such classes are an error.
+
+        Raises:
+          ValueError: a value is out of range, or a class has no relative and no rule permits a uniform row.
+        """
+        _check_alpha_beta(alpha, beta)
+        ancestors, counts = _ancestors(parents, level)
+        classes, depth = ancestors.shape
+        exists = ancestors >= 0
+        decay = np.exp(-2.0 * beta * np.arange(1, depth + 1))
+        # newly met classes per step up; the step below the first is the class itself
+        relatives = np.diff(np.concatenate([np.ones((classes, 1)), counts], axis=1), axis=1)
+        total = np.sum(np.where(exists, relatives * decay[None, :], 0.0), axis=1)
+        alone = total <= MIN_ROW_WEIGHT
+        if classes > 1:
+            _check_fallback(alone, exists, level, uniform_roots=uniform_roots, fallback_to_uniform=fallback_to_uniform)
+
+        # A class first met k steps up lies below the ancestors k, k+1, ... up, whose masses telescope to decay_k. A
+        # step that meets nobody takes the weight of the next: its own would fall on y alone and could dwarf the row.
+        weight = np.zeros((classes, depth + 1))
+        for k in reversed(range(depth)):
+            weight[:, k] = np.where(exists[:, k] & (relatives[:, k] > 0), decay[k], weight[:, k + 1])
+        step = weight[:, :-1] - weight[:, 1:]
+        scale = np.where(alone, 0.0, alpha / np.where(alone, 1.0, total))
+        subtree_mass = scale[:, None] * step
+        uniform_mass = np.where(alone, alpha / max(classes - 1, 1), 0.0)
+        target = 1.0 if classes == 1 else 1.0 - alpha
+        own_mass = target - uniform_mass - subtree_mass.sum(axis=1)
+        return cls(
+            ancestors=ancestors,
+            subtree_mass=subtree_mass.astype(np.float32),
+            uniform_mass=uniform_mass.astype(np.float32),
+            own_mass=own_mass.astype(np.float32),
+            alpha=float(alpha),
+            beta=float(beta),
+        )
+
+    def spread_mass(self, label: jax.Array) -> jax.Array:
+        """What rows `label` of the matrix put on every class, but for `own_mass[label]` on the label itself.
+
+        Args:
+          label: int32 [B].
+
+        Returns:
+          float32 [B, C], or [B, 1] where no class of the rank has a parent. Elementwise: K comparisons per entry.
+        """
+        mass = jnp.asarray(self.uniform_mass)[label][:, None]
+        ancestors = jnp.asarray(self.ancestors)
+        chain = ancestors[label]
+        subtree = jnp.asarray(self.subtree_mass)[label]
+        for k in range(ancestors.shape[1]):
+            below = ancestors[:, k][None, :] == chain[:, k][:, None]
+            mass = mass + jnp.where(below, subtree[:, k][:, None], 0.0)
+        return mass
+
+    def distance_matrix(self) -> np.ndarray:
+        """float32 [C, C]: edges between classes, 0 on the diagonal, inf without a common ancestor."""
+        distance = np.full((self.num_classes, self.num_classes), np.inf, np.float32)
+        for k in reversed(range(self.ancestors.shape[1])):
+            column = self.ancestors[:, k]
+            distance[(column[:, None] == column[None, :]) & (column >= 0)[:, None]] = 2.0 * (k + 1)
+        np.fill_diagonal(distance, 0.0)
+        return distance
+
+    def dense_matrix(self) -> np.ndarray:
+        """float32 [C, C]: the same smoothing by the dense definition, for inspection and small class counts."""
+        return smoothing_matrix(self.distance_matrix(), alpha=self.alpha, beta=self.beta)
+
+
+def _ancestors(parents: Sequence[np.ndarray], level: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ancestor chains int32 [C, K] of one rank and the number of its classes below each, float64 [C, K] (0 for none).
+
+    K is the longest chain that occurs, so a rank without parents has K = 0.
+    """
+    if not 0 <= level < len(parents):
+        raise ValueError(f"level {level} is outside the {len(parents)} ranks that have parent arrays")
+    links = [np.asarray(array) for array in parents]
+    for rank, array in enumerate(links):
+        if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"parents[{rank}] must be a non-empty 1-D integer array, got {array.dtype}{array.shape}")
+        limit = links[rank + 1].size if rank + 1 < len(links) else 0
+        wrong = np.flatnonzero((array < -1) | (array >= limit))
+        if wrong.size:
+            raise ValueError(
+                f"parents[{rank}][{wrong[0]}]={array[wrong[0]]} must be -1 or the index of one of the {limit} classes "
+                "of the next coarser rank"
+            )
+    chain, sizes = [], []
+    current = np.arange(links[level].size)
+    for rank in range(level, len(links) - 1):
+        current = np.where(current >= 0, links[rank][current], -1)
+        if np.all(current < 0):
+            break
+        below = np.bincount(current[current >= 0], minlength=links[rank + 1].size)
+        chain.append(current)
+        sizes.append(np.where(current >= 0, below[current], 0))
+    shape = (links[level].size, len(chain))
+    return (
+        np.stack(chain, axis=1).astype(np.int32) if chain else np.zeros(shape, np.int32),
+        np.stack(sizes, axis=1).astype(np.float64) if sizes else np.zeros(shape),
+    )
+
+
+def _check_fallback(
+    alone: np.ndarray, exists: np.ndarray, level: int, *, uniform_roots: bool, fallback_to_uniform: bool
+) -> None:
+    """Raises where a class has no relative and the configuration does not permit a uniform row for it."""
+    if fallback_to_uniform:
+        return
+    fix = f"set {_KEY}.fallback_to_uniform=True or disable smoothing for this task"
+    if not exists.any():
+        raise ValueError(f"taxonomy smoothing of rank {level}: none of its {alone.size} classes has a parent; {fix}")
+    linked = exists[:, 0]
+    refused = np.flatnonzero(alone & (linked | (not uniform_roots)))
+    if refused.size:
+        raise ValueError(
+            f"taxonomy smoothing of rank {level}: {refused.size} classes have no relative at this rank (first: class "
+            f"{refused[0]}); {fix}"
+        )
+
+
+__all__ = ["TaxonomySmoothing", "smoothing_matrix"]

@@ -1,0 +1,31 @@
+"""Command line: `python -m linnaeus_jax.main --config=configs/quickstart.py [--workdir=DIR] [--config.a.b=c ...]`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parses the command line, trains, and returns the exit status."""
+    from linnaeus_jax.config import ConfigError, load_config
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        config, options = load_config(arguments)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    # jax and everything that needs it is imported only once the command line is known to be right
+    from linnaeus_jax.trainer import UserError, run
+
+    try:
+        run(config, options.get("workdir"), skip_validation=options.get("skip_validation", False))
+    except (ConfigError, UserError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Sums over one phase (an epoch of training, or one validation pass), exact under padding and any split of the data.
+
+A phase state is a flat dict of device arrays that merge by addition. Counts are int32; sums of losses float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Sums = dict[str, jax.Array]
+
+
+def empty_sums(tasks: Sequence[str]) -> Sums:
+    """The neutral element of `add`."""
+    count = jnp.zeros((), jnp.int32)
+    per_task_int, per_task_float = jnp.zeros(len(tasks), jnp.int32), jnp.zeros(len(tasks), jnp.float32)
+    return {
+        "count": count,
+        "chain": count,
+        "partial_chain": count,
+        "has_label": count,
+        "correct1": per_task_int,
+        "correct3": per_task_int,
+        "non_null": per_task_int,
+        "correct1_non_null": per_task_int,
+        "loss": per_task_float,
+        "loss_non_null": per_task_float,
+        "loss_weighted": jnp.zeros((), jnp.float32),
+    }
+
+
+def add(left: Sums, right: Sums) -> Sums:
+    return jax.tree.map(jnp.add, left, right)
+
+
+def rank_of_label(logits: jax.Array, label: jax.Array) -> jax.Array:
+    """How many classes are predicted before the label.
+
+    Ties go to the lower index and NaN counts as largest, as in argmax.
+
+    Args:
+      logits: float [B, C].
+      label: int32 [B].
+
+    Returns:
+      int32 [B]; 0 means that the prediction is right.
+    """
+    logits = jnp.where(jnp.isnan(logits), jnp.inf, logits)
+    own = jnp.take_along_axis(logits, label[:, None], axis=1)
+    index = jnp.arange(logits.shape[1], dtype=label.dtype)[None, :]
+    before = (logits > own) | ((logits == own) & (index < label[:, None]))
+    return before.sum(axis=1, dtype=jnp.int32)
+
+
+def batch_sums(
+    logits: Mapping[str, jax.Array],
+    label: jax.Array,
+    weight: jax.Array,
+    loss: jax.Array,
+    loss_weighted: jax.Array,
+    *,
+    null_possible: bool,
+) -> Sums:
+    """The sums of one batch.
+
+    Args:
+      logits: task -> float32 [B, C_t], in task order.
+      label: int32 [B, T].
+      weight: float32 [B]; rows of weight 0 are padding and count nowhere.
+      loss: float32 [B, T], per-sample task losses before null masking.
+      loss_weighted: float32 [B], the weighted total of each sample.
+      null_possible: whether class 0 stands for "unknown".
+    """
+    valid = weight > 0
+    ranks = jnp.stack([rank_of_label(z, label[:, t]) for t, z in enumerate(logits.values())], axis=1)
+    widths = jnp.asarray([min(3, z.shape[1]) for z in logits.values()], jnp.int32)
+    right = ranks == 0
+    known = (label != 0) if null_possible else jnp.ones_like(label, bool)
+    rows = valid[:, None]
+
+    def total(mask: jax.Array) -> jax.Array:
+        return mask.sum(axis=0, dtype=jnp.int32)
+
+    return {
+        "count": total(valid),
+        "chain": total(valid & right.all(axis=1)),
+        "partial_chain": total(valid & known.any(axis=1) & (right | ~known).all(axis=1)),
+        "has_label": total(valid & known.any(axis=1)),
+        "correct1": total(rows & right),
+        "correct3": total(rows & (ranks < widths[None, :])),
+        "non_null": total(rows & known),
+        "correct1_non_null": total(rows & known & right),
+        "loss": jnp.where(rows, loss, 0.0).sum(axis=0),
+        "loss_non_null": jnp.where(rows & known, loss, 0.0).sum(axis=0),
+        "loss_weighted": jnp.where(valid, loss_weighted, 0.0).sum(),
+    }
+
+
+def summarise(sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
+    """Metric name -> value: losses, chain accuracies as fractions, per-task accuracies in percent.
+
+    A metric without any sample is absent.
+    """
+
+    def ratio(numerator: float, denominator: float) -> float | None:
+        return float(numerator) / float(denominator) if denominator else None
+
+    count = sums["count"]
+    found: dict[str, float | None] = {
+        "loss_weighted": ratio(sums["loss_weighted"], count),
+        "loss_unweighted": ratio(float(np.mean(sums["loss"])), count),
+        "chain_accuracy": ratio(sums["chain"], count),
+        "partial_chain_accuracy": ratio(sums["partial_chain"], sums["has_label"]),
+    }
+    for t, task in enumerate(tasks):
+        known, unknown = sums["non_null"][t], count - sums["non_null"][t]
+        found[f"acc1_{task}"] = ratio(100 * sums["correct1"][t], count)
+        found[f"acc3_{task}"] = ratio(100 * sums["correct3"][t], count)
+        found[f"loss_{task}"] = ratio(sums["loss"][t], count)
+        found[f"non_null/acc1_{task}"] = ratio(100 * sums["correct1_non_null"][t], known)
+        found[f"non_null/loss_{task}"] = ratio(sums["loss_non_null"][t], known)
+        found[f"null/acc1_{task}"] = ratio(100 * (sums["correct1"][t] - sums["correct1_non_null"][t]), unknown)
+        found[f"null/loss_{task}"] = ratio(sums["loss"][t] - sums["loss_non_null"][t], unknown)
+    return {name: value for name, value in found.items() if value is not None}

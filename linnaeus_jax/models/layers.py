@@ -1,0 +1,237 @@
+"""Building blocks shared by the model families.
+
+Modules keep the class names that PyTorch users know (`Linear`, `Conv2d`, `LayerNorm`): filters by layer type, traces
+and the overflow detector show them. Activations, softmax and residual sums are modules without parameters, so that
+`nn.intercept_methods` sees their values too. Parameters are float32; `dtype` is the compute dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.nn.initializers import Initializer
+
+from linnaeus_jax.models.depthwise import depthwise_conv
+
+Dtype = Any
+weight_init = nn.initializers.normal(0.02)
+
+
+class Linear(nn.Dense):
+    """Affine map of the last axis; weights N(0, 0.02), bias 0."""
+
+    kernel_init: Initializer = weight_init
+
+
+class LayerNorm(nn.LayerNorm):
+    """Normalisation over the last axis (Ba et al. 2016): biased two-pass variance in float32, affine."""
+
+    epsilon: float = 1e-5
+    use_fast_variance: bool = False
+
+
+class Conv2d(nn.Module):
+    """2-D convolution of [B, H, W, C] with explicit padding; weights N(0, 0.02), bias 0.
+
+    `padding` is one number for all four sides or ((top, bottom), (left, right)). A depthwise convolution has stride 1,
+    "same" padding and as many features as channels.
+    """
+
+    features: int
+    kernel_size: int
+    stride: int = 1
+    padding: int | tuple[tuple[int, int], tuple[int, int]] = 0
+    depthwise: bool = False
+    use_bias: bool = True
+    dtype: Dtype = jnp.float32
+    depthwise_impl: str = "auto"
+    kernel_init: Initializer = weight_init
+
+    @nn.compact
+    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        in_channels = 1 if self.depthwise else x_BHWC.shape[-1]
+        shape = (self.kernel_size, self.kernel_size, in_channels, self.features)
+        kernel = self.param("kernel", self.kernel_init, shape).astype(self.dtype)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
+        x_BHWC = x_BHWC.astype(self.dtype)
+        if self.depthwise:
+            y = depthwise_conv(x_BHWC, kernel, impl=self.depthwise_impl)
+        else:
+            padding = ((self.padding,) * 2,) * 2 if isinstance(self.padding, int) else self.padding
+            y = lax.conv_general_dilated(
+                x_BHWC, kernel, (self.stride,) * 2, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        return y if bias is None else y + bias.astype(self.dtype)[None, None, None]
+
+
+class Gelu(nn.Module):
+    """Exact GELU, x * Phi(x) (Hendrycks & Gimpel 2016)."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x, approximate=False)
+
+
+class Relu(nn.Module):
+    """max(x, 0)."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.nn.relu(x)
+
+
+class Softmax(nn.Module):
+    """Softmax over the last axis, taken and returned in float32."""
+
+    @nn.compact
+    def __call__(self, logits: jax.Array) -> jax.Array:
+        return jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+
+
+class Residual(nn.Module):
+    """x + scale_B * branch: the residual sum with stochastic depth (Huang et al. 2016).
+
+    `scale_B` [B] holds 0 for dropped rows and 1 / (1 - rate) for kept ones, see `drop_path_scales`; None keeps all.
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array, branch: jax.Array, scale_B: jax.Array | None = None) -> jax.Array:
+        if scale_B is not None:
+            branch = branch * scale_B.astype(branch.dtype).reshape(-1, *(1,) * (branch.ndim - 1))
+        return x + branch
+
+
+def drop_path_rates(depths: Sequence[int], rate: float) -> list[tuple[float, ...]]:
+    """Per-block rates of stochastic depth, rising linearly from 0 to `rate` over all blocks; one tuple per stage."""
+    rates = np.linspace(0.0, rate, sum(depths)).tolist()
+    ends = np.cumsum(depths).tolist()
+    return [tuple(rates[end - depth : end]) for depth, end in zip(depths, ends)]
+
+
+def drop_path_scales(key: jax.Array, rates: Sequence[float], branches: int, batch: int) -> jax.Array:
+    """Multipliers [L, branches, B] float32 of the residual branches of L blocks, drawn independently.
+
+    Each is 0 with the probability of its block's rate, else 1 / (1 - rate), so that the expectation is 1. They are
+    drawn outside the blocks, hence recomputed and scanned blocks see the same draws as plain ones.
+    """
+    keep_L = 1.0 - jnp.asarray(rates, jnp.float32)[:, None, None]
+    return jax.random.bernoulli(key, keep_L, (len(rates), branches, batch)) / keep_L
+
+
+class Dropout(nn.Module):
+    """Inverted dropout (Srivastava et al. 2014) with an explicit key; the identity where `key` is None."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        if key is None or self.rate == 0.0:
+            return x
+        keep = jax.random.bernoulli(key, 1.0 - self.rate, x.shape)
+        return jnp.where(keep, x / (1.0 - self.rate), jnp.zeros_like(x))
+
+
+def subkey(key: jax.Array | None, index: int) -> jax.Array | None:
+    """The `index`-th key derived from `key`; None of None."""
+    return None if key is None else jax.random.fold_in(key, index)
+
+
+class Mlp(nn.Module):
+    """Linear, GELU, dropout, Linear, dropout over the last axis. `key` None: no dropout."""
+
+    hidden: int
+    features: int
+    drop_rate: float = 0.0
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        x = Linear(self.hidden, dtype=self.dtype, name="fc1")(x)
+        x = Dropout(self.drop_rate, name="drop1")(Gelu(name="act")(x), subkey(key, 0))
+        x = Linear(self.features, dtype=self.dtype, name="fc2")(x)
+        return Dropout(self.drop_rate, name="drop2")(x, subkey(key, 1))
+
+
+class ResNorm(nn.Module):
+    """x + LN(ReLU(W2 LN(ReLU(W1 x)))), the residual block of the metadata heads (MetaFormer, Diao et al. 2022)."""
+
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = Relu(name="nonlin1")(Linear(x.shape[-1], dtype=self.dtype, name="w1")(x))
+        y = LayerNorm(dtype=self.dtype, name="norm_fn1")(y)
+        y = Relu(name="nonlin2")(Linear(x.shape[-1], dtype=self.dtype, name="w2")(y))
+        y = LayerNorm(dtype=self.dtype, name="norm_fn2")(y)
+        return Residual(name="residual")(x, y)
+
+
+class MetaHead(nn.Module):
+    """Embeds one metadata component [B, dim] as one token [B, features]; children are named by their position."""
+
+    features: int
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, meta: jax.Array) -> jax.Array:
+        x = Linear(self.features, dtype=self.dtype, name="0")(meta)
+        x = LayerNorm(dtype=self.dtype, name="2")(Relu(name="1")(x))
+        return ResNorm(dtype=self.dtype, name="3")(x)
+
+
+class ClsProjection(nn.Module):
+    """Brings the class token of the first transformer stage to the width of the second: Mlp, LayerNorm."""
+
+    features: int
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = Mlp(x.shape[-1], self.features, dtype=self.dtype, name="0")(x)
+        return LayerNorm(dtype=self.dtype, name="1")(x)
+
+
+def _uniform_half(key: jax.Array, shape: Sequence[int], dtype: Dtype = jnp.float32) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -(0.5**0.5), 0.5**0.5)
+
+
+class Conv1d(nn.Module):
+    """Weighted sum of two tokens, w0 * a + w1 * b + bias with scalar weights: a 1-D convolution from 2 channels to 1.
+
+    `bias` never gets a gradient where a LayerNorm follows; it is kept so that published weights map one to one.
+    """
+
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, tokens_B2D: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", _uniform_half, (1, 2, 1)).astype(self.dtype)
+        bias = self.param("bias", nn.initializers.zeros, (1,)).astype(self.dtype)
+        return jnp.sum(tokens_B2D * kernel, axis=1, keepdims=True) + bias[None, None]
+
+
+__all__ = [
+    "ClsProjection",
+    "Conv1d",
+    "Conv2d",
+    "Dropout",
+    "Gelu",
+    "LayerNorm",
+    "Linear",
+    "MetaHead",
+    "Mlp",
+    "Relu",
+    "ResNorm",
+    "Residual",
+    "Softmax",
+    "drop_path_rates",
+    "drop_path_scales",
+    "subkey",
+    "weight_init",
+]

@@ -1,0 +1,122 @@
+"""What a person sees while a run goes on: a progress bar, documented log lines, tables."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from linnaeus_jax.reporting.logs import console
+
+
+class Throughput:
+    """Images per second and the share of time spent waiting for data, over a sliding window of updates.
+
+    The first update of a window carries compilation or a pause and is left out.
+    """
+
+    def __init__(self, smoothing: float = 0.9) -> None:
+        self.smoothing = smoothing
+        self.images_per_second = 0.0
+        self.wait_share = 0.0
+        self.seconds_per_update = 0.0
+        self._last: float | None = None
+
+    def pause(self) -> None:
+        """The time until the next update does not count."""
+        self._last = None
+
+    def update(self, images: int, waited: float) -> None:
+        """One update of `images` images was dispatched after `waited` seconds of waiting for its data."""
+        now = time.perf_counter()
+        if self._last is not None:
+            elapsed = max(now - self._last, 1e-9)
+            keep = self.smoothing if self.seconds_per_update else 0.0
+            self.seconds_per_update = keep * self.seconds_per_update + (1 - keep) * elapsed
+            self.wait_share = keep * self.wait_share + (1 - keep) * min(waited / elapsed, 1.0)
+            self.images_per_second = images / self.seconds_per_update
+        self._last = now
+
+
+class TrainingProgressBar:
+    """The bar of a whole run; a plain no-op where the output is no terminal."""
+
+    def __init__(self, total: int, start: int, *, shown: bool = True) -> None:
+        self.total = total
+        self._task: TaskID | None = None
+        self._progress: Progress | None = None
+        if shown and console.is_terminal:
+            self._progress = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"),
+                TimeElapsedColumn(),
+                console=console,
+                expand=True,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("training", total=total, completed=start, facts="")
+
+    def update(self, step: int, description: str, throughput: Throughput, loss: float | None = None) -> None:
+        """Shows that `step` updates are done."""
+        if self._progress is None or self._task is None:
+            return
+        facts = f"{throughput.images_per_second:7.0f} img/s  wait {100 * throughput.wait_share:3.0f} %"
+        facts += f"  ETA {eta(throughput.seconds_per_update * (self.total - step))}"
+        if loss is not None:
+            facts = f"loss {loss:.3f}  {facts}"
+        self._progress.update(self._task, completed=step, description=description, facts=facts)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def eta(seconds: float) -> str:
+    """`h:mm:ss`; `?` for what is not known yet."""
+    if not math.isfinite(seconds) or seconds <= 0:
+        return "?"
+    return str(datetime.timedelta(seconds=int(seconds)))
+
+
+def train_line(
+    epoch: int, done: int, total: int, values: Mapping[str, float], *, lr: float | None, seconds_left: float
+) -> str:
+    """The documented console line of one interval."""
+    parts = [f"Train Epoch={epoch} [{done}/{total}]"]
+    if lr is not None:
+        parts.append(f"lr={lr:.6f}")
+    parts.append(f"loss={values['loss']:.4f}")
+    parts.append(f"chain_acc={values.get('chain_accuracy', math.nan):.3f}")
+    parts.append(f"part_chain_acc={values.get('partial_chain_accuracy', math.nan):.3f}")
+    parts.append(f"ETA={eta(seconds_left)}")
+    return ", ".join(parts)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """A table with left-aligned first column and right-aligned rest."""
+    found = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        found.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        found.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+    return found
+
+
+def phase_table(title: str, results: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> Table:
+    """One row per phase: loss, chain accuracies, and accuracy on the labelled rows of every task."""
+    columns = ["phase", "loss", "chain %", "partial chain %", *(f"{task} %" for task in tasks)]
+    rows = []
+    for phase, values in results.items():
+        row = [phase, f"{values.get('loss', math.nan):.3f}"]
+        row += [f"{100 * values.get(name, math.nan):.1f}" for name in ("chain_accuracy", "partial_chain_accuracy")]
+        row += [f"{values.get(f'non_null/acc1_{task}', math.nan):.1f}" for task in tasks]
+        rows.append(row)
+    return table(title, columns, rows)

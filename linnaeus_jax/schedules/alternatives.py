@@ -1,0 +1,153 @@
+"""Quantities that may be given in steps, as a fraction of the run or in epochs: which key counts, and how many updates.
+
+`None` means "not mentioned" and 0 means "off", so a single choice of the user never collides with a default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+
+class Choice(NamedTuple):
+    unit: str  # off | steps | fraction | epochs
+    value: float
+    explicit: bool
+
+
+OFF = Choice("off", 0, False)
+
+
+@dataclass(frozen=True)
+class AlternativeSet:
+    """Keys of one node that exclude each other, by unit; `default` counts where none of them is mentioned."""
+
+    node: str
+    keys: Mapping[str, str]
+    default: Choice = OFF
+    negative_is_off: bool = False
+
+    def path(self, unit: str) -> str:
+        return f"{self.node}.{self.keys[unit]}"
+
+
+def _keys(prefix: str, *units: str) -> dict[str, str]:
+    return {unit: f"{prefix}_{unit}" for unit in units}
+
+
+def _default(unit: str, value: float) -> Choice:
+    return Choice(unit, value, False)
+
+
+_INTERVAL = ("epochs", "steps", "fraction")
+_END = ("steps", "fraction")
+_PARTIAL = "schedule.meta_masking.partial"
+
+ALTERNATIVES: dict[str, AlternativeSet] = {
+    "warmup": AlternativeSet("lr_scheduler", _keys("warmup", *_INTERVAL), _default("epochs", 5.0)),
+    "decay": AlternativeSet("lr_scheduler", _keys("decay", *_END), _default("steps", 5000)),
+    "validation": AlternativeSet("schedule.validation", _keys("interval", *_INTERVAL), _default("epochs", 1)),
+    "mask_meta": AlternativeSet("schedule.validation", _keys("mask_meta_interval", *_INTERVAL), _default("epochs", 1)),
+    "partial_mask_meta": AlternativeSet("schedule.validation.partial_mask_meta", _keys("interval", *_INTERVAL)),
+    "checkpoint": AlternativeSet("schedule.checkpoint", _keys("interval", *_INTERVAL), _default("epochs", 1)),
+    "meta_end": AlternativeSet("schedule.meta_masking", _keys("end", *_END)),
+    "partial_start": AlternativeSet(_PARTIAL, _keys("start", *_END)),
+    "partial_end": AlternativeSet(_PARTIAL, _keys("end", *_END)),
+    "partial_prob_end": AlternativeSet(_PARTIAL, _keys("prob_end", *_END), _default("fraction", 0.5)),
+    "null_end": AlternativeSet("schedule.null_masking", _keys("end", *_END), _default("steps", 15000)),
+    "mix_end": AlternativeSet("schedule.mixup.prob", _keys("end", *_END)),
+    "patience": AlternativeSet("train.early_stop", _keys("patience", *_INTERVAL), _default("steps", 2000)),
+}
+#: updates between records where the user names no interval; the tracker stream follows the step stream
+LOG_DEFAULTS = {"step": 50, "console": 100, "wandb": None, "lr": 100, "pipeline": 250}
+for _stream, _interval in LOG_DEFAULTS.items():
+    ALTERNATIVES[f"log_{_stream}"] = AlternativeSet(
+        "schedule.metrics",
+        {"steps": f"{_stream}_interval", "fraction": f"{_stream}_fraction"},
+        OFF if _interval is None else _default("steps", _interval),
+        negative_is_off=True,
+    )
+
+
+def get_node(config: ConfigDict, path: str) -> ConfigDict:
+    for part in path.split("."):
+        config = config[part]
+    return config
+
+
+def of_group(name: str, group: str) -> AlternativeSet:
+    """The set `name` ("warmup" or "decay") among the learning-rate overrides of one parameter group."""
+    return replace(ALTERNATIVES[name], node=f"lr_scheduler.parameter_groups.{group}")
+
+
+def all_sets(config: ConfigDict) -> Iterator[AlternativeSet]:
+    """Every alternative set of the tree, those of the learning-rate groups included."""
+    yield from ALTERNATIVES.values()
+    for group in config.lr_scheduler.parameter_groups:
+        if group != "enabled":
+            yield from (of_group("warmup", group), of_group("decay", group))
+
+
+def is_mentioned(config: ConfigDict, alternatives: AlternativeSet) -> bool:
+    """Whether the user gave any member, 0 included."""
+    node = get_node(config, alternatives.node)
+    return any(node.get(key) is not None for key in alternatives.keys.values())
+
+
+def choose(config: ConfigDict, alternatives: AlternativeSet) -> Choice:
+    """The member that counts: the one in use, else off where a member is explicitly 0, else the default."""
+    node = get_node(config, alternatives.node)
+    for unit, key in alternatives.keys.items():
+        value = node.get(key)
+        if value is not None and value > 0:
+            return Choice(unit, value, True)
+    return Choice("off", 0, True) if is_mentioned(config, alternatives) else alternatives.default
+
+
+def set_errors(config: ConfigDict, alternatives: AlternativeSet) -> list[str]:
+    """Members out of range, and members that exclude each other; each text names key, value and fix."""
+    node = get_node(config, alternatives.node)
+    errors, used = [], []
+    for unit, key in alternatives.keys.items():
+        value: Any = node.get(key)
+        path = alternatives.path(unit)
+        if value is None or value == 0:
+            continue
+        if unit == "fraction" and not 0 < value <= 1:
+            errors.append(f"{path} = {value} must lie in (0, 1]; use {alternatives.path('steps')} for a step count")
+        elif not value > 0 and alternatives.negative_is_off:
+            continue
+        elif not (value > 0 and math.isfinite(value)):
+            errors.append(f"{path} = {value} must be a positive number, or 0 to switch it off")
+        used.append(f"{path} = {value}")
+    if len(used) > 1:
+        errors.append(f"{' and '.join(used)} exclude each other; keep one of them and set the others to None")
+    return errors
+
+
+def fraction_to_steps(fraction: float, total_steps: int) -> int:
+    """max(1, round-half-even(T * f)) for f > 0, the one rule by which fractions become updates."""
+    return max(1, round(total_steps * fraction))
+
+
+def epochs_to_steps(epochs: float, steps_per_epoch: Sequence[int]) -> int:
+    """Updates in a number of epochs, truncated; beyond the last epoch its length is continued."""
+    if min(steps_per_epoch) == max(steps_per_epoch):
+        return int(epochs * steps_per_epoch[0])
+    whole = min(int(epochs), len(steps_per_epoch) - 1)
+    start = (0, *accumulate(steps_per_epoch))[whole]
+    return start + int((epochs - whole) * steps_per_epoch[whole])
+
+
+def to_steps(choice: Choice, steps_per_epoch: Sequence[int]) -> int:
+    """Updates of a choice; 0 where it is off."""
+    if choice.unit == "fraction":
+        return fraction_to_steps(choice.value, sum(steps_per_epoch))
+    if choice.unit == "epochs":
+        return epochs_to_steps(choice.value, steps_per_epoch)
+    return int(choice.value)

@@ -1,0 +1,88 @@
+"""The taxonomic level by which rows are grouped for mixing, epoch by epoch.
+
+A switch given in updates takes effect at the first epoch that starts at or after it, a switch given in epochs at the
+epoch of that 0-based index. As the updates of an epoch depend on the level alone, the whole run is known in advance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+_NODE = "schedule.mixup"
+
+
+def level_switch_errors(
+    group_levels: Sequence[str], level_switch_steps: Sequence[int], level_switch_epochs: Sequence[int]
+) -> list[str]:
+    """What is wrong with the three lists; each text names key, value and fix."""
+    errors = []
+    if not group_levels:
+        errors.append(f"{_NODE}.group_levels is empty; name at least one rank, e.g. ('taxa_L10',)")
+    if level_switch_steps and level_switch_epochs:
+        errors.append(
+            f"{_NODE}.level_switch_steps = {tuple(level_switch_steps)} and {_NODE}.level_switch_epochs = "
+            f"{tuple(level_switch_epochs)} exclude each other; keep one of them"
+        )
+    for key, switches in (("level_switch_steps", level_switch_steps), ("level_switch_epochs", level_switch_epochs)):
+        if not switches:
+            continue
+        path = f"{_NODE}.{key} = {tuple(switches)}"
+        if len(switches) != len(group_levels) - 1:
+            errors.append(
+                f"{path} has {len(switches)} switches for {len(group_levels)} group levels {tuple(group_levels)}; "
+                f"give one switch fewer than levels, or none to use the first level only"
+            )
+        if any(int(switch) != switch or switch <= 0 for switch in switches):
+            errors.append(f"{path} must hold positive integers")
+        if any(b <= a for a, b in pairwise(switches)):
+            errors.append(f"{path} must rise strictly")
+    return errors
+
+
+def level_at(
+    group_levels: Sequence[str],
+    level_switch_steps: Sequence[int],
+    level_switch_epochs: Sequence[int],
+    epoch: int,
+    start_step: int,
+) -> str:
+    """Level of the epoch with 0-based index `epoch` that starts after `start_step` updates."""
+    passed = sum(switch <= start_step for switch in level_switch_steps)
+    passed += sum(switch <= epoch for switch in level_switch_epochs)
+    return group_levels[passed]
+
+
+def level_of_epoch(
+    group_levels: Sequence[str],
+    level_switch_steps: Sequence[int],
+    level_switch_epochs: Sequence[int],
+    updates_per_epoch_by_level: Mapping[str, int],
+    epochs: int,
+) -> tuple[str, ...]:
+    """Level of every epoch.
+
+    Args:
+      group_levels: ranks in order of use.
+      level_switch_steps, level_switch_epochs: where the next rank begins; at most one of them is not empty.
+      updates_per_epoch_by_level: optimizer updates of one epoch grouped by each rank.
+      epochs: length of the run.
+
+    Raises:
+      ValueError: the lists contradict each other.
+      KeyError: a level has no update count.
+    """
+    errors = level_switch_errors(group_levels, level_switch_steps, level_switch_epochs)
+    if errors:
+        raise ValueError("; ".join(errors))
+    levels: list[str] = []
+    step = 0
+    for epoch in range(epochs):
+        levels.append(level_at(group_levels, level_switch_steps, level_switch_epochs, epoch, step))
+        step += updates_per_epoch_by_level[levels[-1]]
+    return tuple(levels)
+
+
+def steps_per_epoch(levels: Sequence[str], updates_per_epoch_by_level: Mapping[str, int]) -> tuple[int, ...]:
+    """Optimizer updates of every epoch; their sum is the exact length of the run."""
+    return tuple(updates_per_epoch_by_level[level] for level in levels)

@@ -1,0 +1,120 @@
+"""`OpsSchedule`: every question the training loop asks the schedule, on the host, under one roof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.schedules.learning_rate import build_scheduler
+from linnaeus_jax.schedules.probabilities import build_probabilities
+from linnaeus_jax.schedules.progress import TrainingProgress
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
+from linnaeus_jax.schedules.triggers import Due, Stage, due_at_boundary, gradnorm_due, log_due
+
+
+class OpsSchedule:
+    """Answers from the resolved schedule, by default for where `progress` stands; holds the early-stop state.
+
+    `step` is the 0-based index of an update in the probability and rate methods, and the number of completed updates
+    in `should_log`. The boundary methods answer for the end of the current epoch.
+    """
+
+    def __init__(self, resolved: ResolvedSchedule, progress: TrainingProgress | None = None) -> None:
+        self.resolved = resolved
+        self.progress = TrainingProgress() if progress is None else progress
+        self.learning_rates = build_scheduler(resolved)
+        self.probabilities = build_probabilities(resolved)
+        self.early_stop_state = early_stop.initial_state(resolved.early_stop)
+        self.stop_reason: str | None = None
+
+    def _step(self, step: int | None) -> int:
+        return self.progress.global_step if step is None else step
+
+    def get_lr(self, step: int | None = None) -> dict[str, float]:
+        """Learning rate of each parameter group."""
+        return {group: rate(self._step(step)) for group, rate in self.learning_rates.items()}
+
+    def get_meta_mask_prob(self, step: int | None = None) -> float:
+        return self.probabilities.meta_mask(self._step(step))
+
+    def get_partial_mask_enabled(self, step: int | None = None) -> bool:
+        return self.probabilities.partial_active(self._step(step))
+
+    def get_partial_mask_prob(self, step: int | None = None) -> float:
+        """The ramp alone; it acts only where `get_partial_mask_enabled`."""
+        return self.probabilities.partial_mask(self._step(step))
+
+    def get_null_mask_prob(self, step: int | None = None) -> float:
+        """Probability that a sample with a null label stays in the loss."""
+        return self.probabilities.null_mask(self._step(step))
+
+    def get_mixup_prob(self, step: int | None = None) -> float:
+        return self.probabilities.mix(self._step(step))
+
+    def get_mixup_group_level(self, epoch: int | None = None) -> str:
+        levels = self.resolved.mixing.level_of_epoch
+        return levels[min(self.progress.current_epoch if epoch is None else epoch, len(levels) - 1)]
+
+    def due(self, is_last: bool | None = None) -> Due:
+        """Everything due at the boundary of the current epoch."""
+        progress = self.progress
+        return due_at_boundary(
+            self.resolved, progress.current_epoch, progress.global_step, progress.last_boundary_step, is_last
+        )
+
+    def should_validate(self) -> bool:
+        return Stage.VALIDATION_NORMAL in self.due().stages
+
+    def should_validate_mask_meta(self) -> bool:
+        return Stage.VALIDATION_MASK_META in self.due().stages
+
+    def should_validate_partial_mask(self) -> bool:
+        return Stage.VALIDATION_PARTIAL_MASK_META in self.due().stages
+
+    def should_validate_exhaustive(self, is_last: bool | None = None) -> bool:
+        return Stage.VALIDATION_EXHAUSTIVE in self.due(is_last).stages
+
+    def should_save_checkpoint(self) -> bool:
+        """A checkpoint is scheduled, or precedes a validation that is due."""
+        return self.due().save
+
+    def should_update_gradnorm(self, step: int | None = None) -> bool:
+        trigger = self.resolved.gradnorm
+        return trigger.enabled and bool(gradnorm_due(self._step(step), trigger.warmup_steps, trigger.interval))
+
+    def should_log(self, stream: str, step: int | None = None) -> bool:
+        """Whether stream "step", "console", "wandb", "lr" or "pipeline" records once `step` updates are completed."""
+        return log_due(self._step(step), self.resolved.logging[stream])
+
+    def should_stop_early(self, metric: float | None, grad_norm: float | None = None) -> bool:
+        """Decides at a boundary, after its validations; `stop_reason` then says why.
+
+        Args:
+          metric: the monitored value if it was refreshed at this boundary, else None.
+          grad_norm: global norm of the last update before clipping.
+        """
+        last = max(0, self.progress.global_step - 1)
+        active = [spec for spec in self.resolved.learning_rates if not spec.frozen]
+        self.early_stop_state, decision = early_stop.check(
+            self.resolved.early_stop,
+            self.early_stop_state,
+            step=self.progress.global_step,
+            metric=metric,
+            learning_rate=max((self.learning_rates[spec.group](last) for spec in active), default=0.0),
+            grad_norm=grad_norm,
+            in_warmup=any(last < spec.warmup_steps for spec in active),
+        )
+        self.stop_reason = decision.reason
+        return decision.stop
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state beyond the clock: the early-stop memory."""
+        return {"early_stop": dict(self.early_stop_state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Restores `state_dict()`; returns warnings."""
+        self.early_stop_state, warnings = early_stop.restore_state(
+            self.resolved.early_stop, state["early_stop"], self.progress.global_step
+        )
+        return warnings

@@ -1,0 +1,341 @@
+"""From the configuration and the lengths of the epochs to the resolved schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from linnaeus_jax.schedules.alternatives import (
+    ALTERNATIVES,
+    LOG_DEFAULTS,
+    AlternativeSet,
+    Choice,
+    choose,
+    epochs_to_steps,
+    fraction_to_steps,
+    is_mentioned,
+    of_group,
+    to_steps,
+)
+from linnaeus_jax.schedules.early_stop import parse_metric_name
+from linnaeus_jax.schedules.learning_rate import apply_lr_scaling
+from linnaeus_jax.schedules.level_switching import level_at
+from linnaeus_jax.schedules.resolved import (
+    Checkpointing,
+    EarlyStopSpec,
+    GradNormTrigger,
+    Interval,
+    LearningRateSpec,
+    Mixing,
+    PartialMasking,
+    Ramp,
+    ResolvedSchedule,
+    Totals,
+    Validation,
+)
+from linnaeus_jax.schedules.validation import (
+    component_order,
+    gradnorm_enabled,
+    validate_schedule_config,
+    validate_schedule_sanity,
+)
+
+#: end of a full-masking or null-masking ramp for which no end is given
+FALLBACK_END_STEPS = 5000
+_FEW_STEPS = 10
+
+
+class _Resolver:
+    """Resolves one configuration; `notes` collects what the user should hear about."""
+
+    def __init__(self, config: ConfigDict, totals: Totals) -> None:
+        self.config, self.totals = config, totals
+        self.notes: list[str] = []
+
+    def steps(self, alternatives: AlternativeSet, choice: Choice | None = None) -> int:
+        """Updates of an alternative set, 0 where it is off."""
+        choice = choose(self.config, alternatives) if choice is None else choice
+        steps = to_steps(choice, self.totals.steps_per_epoch)
+        if choice.unit == "fraction" and choice.value > 0.01 and steps < _FEW_STEPS:
+            self.notes.append(f"{alternatives.path('fraction')} = {choice.value} is only {steps} updates")
+        return steps
+
+    def interval(self, name: str) -> Interval:
+        choice = choose(self.config, ALTERNATIVES[name])
+        steps = 0 if choice.unit == "epochs" else self.steps(ALTERNATIVES[name], choice)
+        value = int(choice.value) if choice.unit in ("epochs", "steps") else choice.value
+        return Interval(unit=choice.unit, value=value, steps=steps, explicit=choice.explicit)
+
+    def learning_rates(self) -> tuple[LearningRateSpec, ...]:
+        scheduler, groups = self.config.lr_scheduler, self.config.optimizer.parameter_groups
+        names = [name for name in groups if name not in ("enabled", "default")] if groups.enabled else []
+        names.append("default")
+        overrides = scheduler.parameter_groups
+        if overrides.enabled:
+            for name in overrides:
+                if name not in names and name != "enabled":
+                    self.notes.append(
+                        f"lr_scheduler.parameter_groups.{name} matches no optimizer group ({', '.join(names)}), "
+                        f"so it has no effect"
+                    )
+        if scheduler.name.lower() == "wsd":
+            stable, decay = scheduler.stable_duration_fraction, scheduler.decay_duration_fraction
+            if max(stable, decay, stable + decay) > 1:
+                self.notes.append(
+                    f"lr_scheduler.stable_duration_fraction = {stable} and decay_duration_fraction = {decay} exceed "
+                    f"the time after warmup"
+                )
+        return tuple(self._learning_rate(name) for name in names)
+
+    def _learning_rate(self, group: str) -> LearningRateSpec:
+        scheduler, totals = self.config.lr_scheduler, self.totals
+        groups, overrides = self.config.optimizer.parameter_groups, self.config.lr_scheduler.parameter_groups
+        optimizer_group = groups[group] if groups.enabled else ConfigDict()
+        own = overrides[group] if overrides.enabled and group in overrides else ConfigDict()
+
+        def setting(key: str) -> float:
+            return scheduler[key] if own.get(key) is None else own[key]
+
+        def duration(name: str) -> int:
+            mine = of_group(name, group)
+            return self.steps(mine if own and is_mentioned(self.config, mine) else ALTERNATIVES[name])
+
+        name = str(own.get("name") or scheduler.name).lower()
+        frozen = bool(optimizer_group.get("frozen", False))
+        multiplier = float(optimizer_group.get("lr_multiplier", 1.0))
+        peak = 0.0 if frozen else scheduler.base_lr * multiplier * totals.lr_factor
+        for key in ("min_lr", "warmup_lr"):
+            if setting(key) > peak and not frozen:
+                self.notes.append(f"group {group!r}: {key} = {setting(key)} is lowered to the peak rate {peak:.4g}")
+        warmup = duration("warmup")
+        span = max(1, totals.total_steps - warmup)
+        shape: dict[str, int] = {}
+        if name == "step":
+            shape = {"decay_steps": duration("decay")}
+        elif name == "wsd":
+            shape = {
+                "stable_steps": max(1, int(span * scheduler.stable_duration_fraction)),
+                "decay_steps": max(1, int(span * scheduler.decay_duration_fraction)),
+            }
+        return LearningRateSpec(
+            group=group,
+            name=name,
+            base_lr=scheduler.base_lr,
+            multiplier=multiplier,
+            peak=peak,
+            min_lr=min(setting("min_lr"), peak),
+            warmup_lr=min(setting("warmup_lr"), peak),
+            warmup_steps=warmup,
+            total_steps=totals.total_steps,
+            decay_rate=setting("decay_rate"),
+            decay_type=scheduler.decay_type.lower(),
+            frozen=frozen,
+            **shape,
+        )
+
+    def ramp(self, node: ConfigDict, enabled: bool, end_steps: int, disabled_value: float = 0.0) -> Ramp:
+        return Ramp(
+            enabled=bool(enabled),
+            start=float(node.start_prob),
+            end=float(node.end_prob),
+            end_steps=end_steps,
+            disabled_value=disabled_value,
+        )
+
+    def end_or_fallback(self, name: str, enabled: bool) -> int:
+        alternatives = ALTERNATIVES[name]
+        end = self.steps(alternatives)
+        if not end and enabled:
+            self.notes.append(
+                f"{alternatives.path('steps')} and {alternatives.path('fraction')} are unset: the ramp ends after "
+                f"{FALLBACK_END_STEPS} updates"
+            )
+        return end or FALLBACK_END_STEPS
+
+    def partial_masking(self, meta_end: int) -> PartialMasking:
+        partial, order = self.config.schedule.meta_masking.partial, component_order(self.config)
+        prob_end = self.steps(ALTERNATIVES["partial_prob_end"]) or meta_end
+        return PartialMasking(
+            enabled=bool(partial.enabled),
+            start_steps=self.steps(ALTERNATIVES["partial_start"]),
+            end_steps=self.steps(ALTERNATIVES["partial_end"]) or None,
+            prob=self.ramp(partial, partial.enabled, prob_end),
+            whitelist=_canonical(partial.whitelist, order),
+            weights=tuple(float(weight) for weight in partial.weights),
+        )
+
+    def mixing(self) -> Mixing:
+        mixup, totals = self.config.schedule.mixup, self.totals
+        enabled = mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled)
+        end = self.steps(ALTERNATIVES["mix_end"])
+        if enabled and not end:
+            self.notes.append(
+                f"schedule.mixup.prob.end_steps and end_fraction are unset: the probability is end_prob = "
+                f"{mixup.prob.end_prob} from the start"
+            )
+        switches = (mixup.group_levels, mixup.level_switch_steps, mixup.level_switch_epochs)
+        starts = (0, *totals.boundaries[:-1])
+        return Mixing(
+            prob=self.ramp(mixup.prob, enabled, end),
+            level_of_epoch=tuple(level_at(*switches, epoch, start) for epoch, start in enumerate(starts)),
+            group_levels=tuple(mixup.group_levels),
+            min_group_size=mixup.min_group_size,
+            exclude_null_samples=mixup.exclude_null_samples,
+            mixup_enabled=bool(mixup.enabled),
+            mixup_alpha=mixup.alpha,
+            cutmix_enabled=bool(mixup.cutmix.enabled),
+            cutmix_alpha=mixup.cutmix.alpha,
+            cutmix_minmax=tuple(mixup.cutmix.minmax),
+            switch_prob=mixup.switch_prob,
+        )
+
+    def validation(self) -> Validation:
+        node, order = self.config.schedule.validation, component_order(self.config)
+        final = node.final_epoch
+        exhaustive = final.exhaustive_meta_components if final.exhaustive_partial_meta_validation else ()
+        enabled, has_metadata = bool(node.partial_mask_meta.enabled), bool(self.config.data.meta.active)
+        mask_meta = self.interval("mask_meta")
+        if mask_meta.explicit and mask_meta.unit != "off" and not has_metadata:
+            self.notes.append("schedule.validation.mask_meta_interval_* has no effect, as data.meta.active = False")
+        return Validation(
+            normal=self.interval("validation"),
+            mask_meta=mask_meta if has_metadata else Interval(),
+            has_metadata=has_metadata,
+            partial=self.interval("partial_mask_meta") if enabled else Interval(),
+            at_end=bool(node.at_end),
+            partial_enabled=enabled,
+            whitelist=_canonical(node.partial_mask_meta.whitelist, order),
+            exhaustive=_canonical((exhaustive,), order)[0],
+        )
+
+    def early_stop(self) -> EarlyStopSpec:
+        stop = self.config.train.early_stop
+        if not stop.active:
+            return EarlyStopSpec(active=False)
+        tasks, components = self.config.data.task_keys_h5, component_order(self.config)
+        metric = parse_metric_name(stop.metric, tasks=tasks, components=components)
+        return EarlyStopSpec(
+            active=True,
+            metric=metric.key,
+            phase=metric.phase,
+            higher_is_better=metric.higher_is_better,
+            is_loss=metric.is_loss,
+            patience_steps=self.steps(ALTERNATIVES["patience"]) or None,
+            min_delta=stop.min_delta or 0.0,
+            max_steps=stop.max_steps or None,
+            max_loss=stop.max_loss,
+            min_lr=stop.min_lr,
+            max_grad_norm=stop.max_grad_norm,
+        )
+
+    def logging(self) -> dict[str, int]:
+        intervals = {stream: self.steps(ALTERNATIVES[f"log_{stream}"]) for stream in LOG_DEFAULTS}
+        if not is_mentioned(self.config, ALTERNATIVES["log_wandb"]):
+            intervals["wandb"] = intervals["step"]
+        return intervals
+
+
+def _canonical(combos: Sequence[Sequence[str]], order: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Each combination in the order of the metadata components, so that one combination has one name."""
+    position = {name: index for index, name in enumerate(order)}
+    return tuple(tuple(sorted(combo, key=lambda name: position.get(name, len(position)))) for combo in combos)
+
+
+def _per_epoch(name: str, value: int | Sequence[int], epochs: int) -> tuple[int, ...]:
+    counts = (value,) * epochs if isinstance(value, int) else tuple(int(count) for count in value)
+    if len(counts) != epochs:
+        raise ValueError(f"{name} has {len(counts)} entries, but train.epochs = {epochs}; give one count per epoch")
+    if min(counts) <= 0:
+        raise ValueError(f"{name} = {counts} must be positive; is the training set empty, or smaller than one batch?")
+    return counts
+
+
+def resolve_all_schedule_params(
+    config: ConfigDict,
+    *,
+    steps_per_epoch: int | Sequence[int],
+    dataset_size: int,
+    micro_batches_per_epoch: int | Sequence[int],
+    devices: int = 1,
+) -> ResolvedSchedule:
+    """Turns every duration of the configuration into optimizer updates. The configuration is not changed.
+
+    Args:
+      config: the whole tree.
+      steps_per_epoch: optimizer updates of each epoch, or one number for all; they differ where the mixing level
+        switches (`level_switching.steps_per_epoch`).
+      dataset_size: training rows.
+      micro_batches_per_epoch: micro-batches of each epoch, or one number for all.
+      devices: data-parallel devices; shown only, as batch sizes count rows over all of them.
+
+    Returns:
+      The schedule, with all its warnings.
+
+    Raises:
+      ValueError: the configuration is invalid (all errors in one text), or the counts contradict it.
+    """
+    errors = validate_schedule_config(config)
+    if errors:
+        raise ValueError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
+    scheduler, epochs = config.lr_scheduler, config.train.epochs
+    accumulation = max(1, config.train.accumulation_steps)
+    steps = _per_epoch("steps_per_epoch", steps_per_epoch, epochs)
+    micro = _per_epoch("micro_batches_per_epoch", micro_batches_per_epoch, epochs)
+    for updates, batches in zip(steps, micro):
+        if updates != -(-batches // accumulation):
+            raise ValueError(
+                f"{batches} micro-batches in groups of train.accumulation_steps = {accumulation} make "
+                f"{-(-batches // accumulation)} updates per epoch, not {updates}"
+            )
+    effective = config.data.batch_size * accumulation
+    totals = Totals(
+        dataset_size=dataset_size,
+        steps_per_epoch=steps,
+        micro_batches_per_epoch=micro,
+        accumulation_steps=accumulation,
+        batch_size=config.data.batch_size,
+        devices=devices,
+        reference_bs=scheduler.reference_bs,
+        scaling=scheduler.scaling.lower(),
+        lr_factor=apply_lr_scaling(1.0, effective, reference_bs=scheduler.reference_bs, rule=scheduler.scaling.lower()),
+    )
+    resolver = _Resolver(config, totals)
+    masking, null, task = config.schedule.meta_masking, config.schedule.null_masking, config.loss.grad_weighting.task
+    meta_end = resolver.end_or_fallback("meta_end", masking.enabled)
+    checkpoint = config.schedule.checkpoint
+    resolved = ResolvedSchedule(
+        totals=totals,
+        learning_rates=resolver.learning_rates(),
+        meta_masking=resolver.ramp(masking, masking.enabled, meta_end),
+        partial_masking=resolver.partial_masking(meta_end),
+        null_masking=resolver.ramp(null, null.enabled, resolver.end_or_fallback("null_end", null.enabled), 1.0),
+        mixing=resolver.mixing(),
+        validation=resolver.validation(),
+        checkpoint=Checkpointing(
+            interval=resolver.interval("checkpoint"),
+            at_end=bool(checkpoint.at_end),
+            keep_top_n=checkpoint.keep_top_n,
+            keep_last_n=checkpoint.keep_last_n,
+        ),
+        early_stop=resolver.early_stop(),
+        gradnorm=GradNormTrigger(
+            enabled=gradnorm_enabled(config),
+            warmup_steps=task.gradnorm_warmup_steps,
+            interval=max(1, task.update_interval),
+        ),
+        logging=resolver.logging(),
+        step_trigger_mode=config.schedule.step_trigger_mode.lower(),
+        notes=tuple(dict.fromkeys(resolver.notes)),
+    )
+    return dataclasses.replace(resolved, warnings=tuple(validate_schedule_sanity(resolved)))
+
+
+__all__ = [
+    "epochs_to_steps",
+    "fraction_to_steps",
+    "resolve_all_schedule_params",
+    "validate_schedule_config",
+    "validate_schedule_sanity",
+]

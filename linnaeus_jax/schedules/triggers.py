@@ -1,0 +1,157 @@
+"""When things happen: validations and checkpoints at epoch boundaries, GradNorm updates and log records between them.
+
+Boundary of epoch `e` = after its last update, when `step` updates of the run are completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+from typing import Any
+
+from linnaeus_jax.schedules.resolved import Interval, ResolvedSchedule
+
+
+class Stage(StrEnum):
+    """What the run is busy with, in canonical order; stored by name."""
+
+    TRAINING = "TRAINING"
+    VALIDATION_NORMAL = "VALIDATION_NORMAL"
+    VALIDATION_MASK_META = "VALIDATION_MASK_META"
+    VALIDATION_PARTIAL_MASK_META = "VALIDATION_PARTIAL_MASK_META"
+    VALIDATION_EXHAUSTIVE = "VALIDATION_EXHAUSTIVE"
+
+
+VALIDATION_STAGES = tuple(stage for stage in Stage if stage is not Stage.TRAINING)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One evaluation of the validation set. `masked` names the masked metadata components; None: all metadata."""
+
+    name: str
+    stage: Stage
+    masked: tuple[str, ...] | None
+    index: int = 0  # position within its stage
+
+
+@dataclass(frozen=True)
+class Due:
+    """What is due at a boundary: stages and their phases in canonical order, and whether a checkpoint is scheduled."""
+
+    stages: tuple[Stage, ...]
+    phases: tuple[Phase, ...]
+    checkpoint: bool
+
+    @property
+    def save(self) -> bool:
+        """A checkpoint precedes every validation, so that a killed validation pass can be repeated."""
+        return self.checkpoint or bool(self.stages)
+
+
+def interval_fires(interval: Interval, epoch: int, step: int, previous_step: int, mode: str = "crossing") -> bool:
+    """Whether an event of this interval fires at the boundary of `epoch`.
+
+    Args:
+      epoch: 0-based. An interval of N epochs fires at N, 2N, ...; N = 1 fires at epoch 0 as well.
+      step: completed updates.
+      previous_step: completed updates at the boundary before, 0 at the start.
+      mode: "crossing" fires at the first boundary at or after each multiple of the interval, each served once;
+        "exact" only where `step` is a multiple itself.
+    """
+    if interval.unit == "off":
+        return False
+    if interval.unit == "epochs":
+        every = int(interval.value)
+        return epoch % every == 0 and (epoch > 0 or every == 1)
+    if mode == "exact":
+        return step % interval.steps == 0
+    return step // interval.steps > previous_step // interval.steps
+
+
+def phase_name(masked: Sequence[str] | None) -> str:
+    """Name of the phase that masks these components, e.g. `val_mask_TEMPORAL_SPATIAL`."""
+    if masked is None:
+        return "val_mask_meta"
+    return "val_mask_" + "_".join(masked) if masked else "val_no_mask"
+
+
+def exhaustive_combos(components: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """All 2^n - 1 non-empty subsets, by size and then by position in the list."""
+    return tuple(combo for size in range(1, len(components) + 1) for combo in combinations(components, size))
+
+
+def phases_of(resolved: ResolvedSchedule, stage: Stage) -> tuple[Phase, ...]:
+    """The evaluations of one validation stage."""
+    validation = resolved.validation
+    if stage is Stage.VALIDATION_NORMAL:
+        return (Phase("val", stage, ()),)
+    combos: Sequence[tuple[str, ...] | None] = (None,)
+    if stage is Stage.VALIDATION_PARTIAL_MASK_META:
+        combos = validation.whitelist
+    elif stage is Stage.VALIDATION_EXHAUSTIVE:
+        combos = exhaustive_combos(validation.exhaustive)
+    return tuple(Phase(phase_name(masked), stage, masked, index) for index, masked in enumerate(combos))
+
+
+def exhaustive_phases(resolved: ResolvedSchedule, done: Collection[str] = ()) -> tuple[Phase, ...]:
+    """Phases that close a run, less those in `done` (names already evaluated on these parameters).
+
+    For a run that early stopping ends after its last boundary was served.
+    """
+    return tuple(phase for phase in phases_of(resolved, Stage.VALIDATION_EXHAUSTIVE) if phase.name not in done)
+
+
+def due_at_boundary(
+    resolved: ResolvedSchedule, epoch: int, step: int, previous_step: int, is_last: bool | None = None
+) -> Due:
+    """Everything due at the boundary of `epoch`.
+
+    Args:
+      epoch: 0-based.
+      step: completed updates; `previous_step`: those at the boundary before.
+      is_last: no further epoch follows; None: `epoch` is the last one planned. The last boundary adds a normal
+        validation and a checkpoint (where `at_end` is set) and the exhaustive phases, which replace the partial ones.
+    """
+    is_last = epoch >= resolved.epochs - 1 if is_last is None else is_last
+    validation, checkpoint = resolved.validation, resolved.checkpoint
+
+    def fires(interval: Interval) -> bool:
+        return interval_fires(interval, epoch, step, previous_step, resolved.step_trigger_mode)
+
+    exhaustive = is_last and bool(validation.exhaustive)
+    due = {
+        Stage.VALIDATION_NORMAL: fires(validation.normal) or (is_last and validation.at_end),
+        Stage.VALIDATION_MASK_META: fires(validation.mask_meta),
+        Stage.VALIDATION_PARTIAL_MASK_META: bool(validation.whitelist) and fires(validation.partial) and not exhaustive,
+        Stage.VALIDATION_EXHAUSTIVE: exhaustive,
+    }
+    stages = tuple(stage for stage in VALIDATION_STAGES if due[stage])
+    phases = tuple(phase for stage in stages for phase in phases_of(resolved, stage))
+    return Due(stages, phases, fires(checkpoint.interval) or (is_last and checkpoint.at_end))
+
+
+def firing_epochs(resolved: ResolvedSchedule) -> dict[str, tuple[int, ...]]:
+    """0-based epochs at whose boundary each validation stage and the checkpoint ("CHECKPOINT") is due."""
+    fired: dict[str, list[int]] = {name: [] for name in (*VALIDATION_STAGES, "CHECKPOINT")}
+    previous = 0
+    for epoch, step in enumerate(resolved.totals.boundaries):
+        due = due_at_boundary(resolved, epoch, step, previous)
+        for stage in due.stages:
+            fired[stage].append(epoch)
+        if due.checkpoint:
+            fired["CHECKPOINT"].append(epoch)
+        previous = step
+    return {str(name): tuple(epochs) for name, epochs in fired.items()}
+
+
+def gradnorm_due(step: Any, warmup_steps: int, interval: int) -> Any:
+    """Whether update `step` (0-based; int, int32 array or tracer) changes the task weights."""
+    return (step >= warmup_steps) & (step % max(1, interval) == 0)
+
+
+def log_due(step: int, interval: int) -> bool:
+    """Whether a record is written once `step` updates are completed; an interval of 0 writes none."""
+    return interval > 0 and step % interval == 0

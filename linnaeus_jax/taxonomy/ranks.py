@@ -1,0 +1,130 @@
+"""Taxonomic ranks as numbers: the higher the level, the coarser the rank. Half ranks are written with an underscore."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+#: rank name -> level, finest first
+RANK_LEVELS: dict[str, float] = {
+    "subspecies": 5.0,
+    "species": 10.0,
+    "complex": 11.0,
+    "subsection": 12.0,
+    "section": 13.0,
+    "subgenus": 15.0,
+    "genus": 20.0,
+    "subtribe": 24.0,
+    "tribe": 25.0,
+    "supertribe": 26.0,
+    "subfamily": 27.0,
+    "family": 30.0,
+    "epifamily": 32.0,
+    "superfamily": 33.0,
+    "zoosubsection": 33.5,
+    "zoosection": 34.0,
+    "parvorder": 34.5,
+    "infraorder": 35.0,
+    "suborder": 37.0,
+    "order": 40.0,
+    "superorder": 43.0,
+    "subterclass": 44.0,
+    "infraclass": 45.0,
+    "subclass": 47.0,
+    "class": 50.0,
+    "superclass": 53.0,
+    "subphylum": 57.0,
+    "phylum": 60.0,
+    "subkingdom": 67.0,
+    "kingdom": 70.0,
+    "stateofmatter": 100.0,
+}
+_NAMES = {level: name for name, level in RANK_LEVELS.items()}
+_NUMBER = re.compile(r"[lL]?(\d+(?:[._]\d+)?)")
+_TASK = re.compile(r"taxa_[lL](\d+(?:_\d+)?)")
+_SCHEMAS = {
+    "taxaDB_sql": ("{}_taxon_id", "{}_name"),
+    "taxaDB_redis": ("{}",),
+    "metadata_expanded": ("{}_taxonID", "{}_name"),
+}
+
+
+def parse_level(value: float | str) -> float | None:
+    """Level of `33.5`, "33.5", "33_5", "L33_5", "l33_5" or a rank name such as "genus"; None if it is no known rank."""
+    if isinstance(value, str):
+        text = value.strip()
+        match = _NUMBER.fullmatch(text)
+        level = float(match[1].replace("_", ".")) if match else RANK_LEVELS.get(text.lower())
+    else:
+        level = float(value)
+    return level if level in _NAMES else None
+
+
+def _known(value: float | str) -> float:
+    level = parse_level(value)
+    if level is None:
+        raise ValueError(f"{value!r} is not a taxonomic rank; known ranks: {', '.join(RANK_LEVELS)}")
+    return level
+
+
+def rank_name(value: float | str) -> str:
+    """Name of a rank, e.g. 33.5 -> "zoosubsection". Raises ValueError for an unknown rank."""
+    return _NAMES[_known(value)]
+
+
+def level_text(value: float | str) -> str:
+    """Level as it appears in column names: 20 -> "20", 33.5 -> "33_5". Raises ValueError for an unknown rank."""
+    return f"{_known(value):g}".replace(".", "_")
+
+
+def l_form(value: float | str, *, upper: bool = True) -> str:
+    """ "L33_5", or "l33_5" with upper=False. Raises ValueError for an unknown rank."""
+    return ("L" if upper else "l") + level_text(value)
+
+
+def is_primary(value: float | str) -> bool:
+    """Whether the rank is one of the main ones (species, genus, family, ...): its level is divisible by 10."""
+    return _known(value) % 10 == 0
+
+
+def column_names(value: float | str, schema: str) -> tuple[str, ...]:
+    """Columns that hold a rank in a table of the given schema: (taxon id, name), or one column for "taxaDB_redis".
+
+    Raises:
+      ValueError: unknown rank or schema.
+    """
+    if schema not in _SCHEMAS:
+        raise ValueError(f"schema {schema!r} is unknown; choose one of {', '.join(_SCHEMAS)}")
+    return tuple(pattern.format(l_form(value)) for pattern in _SCHEMAS[schema])
+
+
+def task_level(task: str) -> float:
+    """Level of a label column: "taxa_L10" -> 10.0, "taxa_L33_5" -> 33.5. Raises ValueError for other names."""
+    match = _TASK.fullmatch(task)
+    if match is None:
+        raise ValueError(f"task {task!r} is not of the form 'taxa_L<level>', e.g. taxa_L10 or taxa_L33_5")
+    return float(match[1].replace("_", "."))
+
+
+def check_task_order(tasks: Sequence[str]) -> None:
+    """Raises ValueError unless tasks are given and their levels rise strictly: the finest rank comes first."""
+    if not tasks:
+        raise ValueError("data.task_keys_h5 is empty; name at least one label column, e.g. ('taxa_L10',)")
+    levels = [task_level(task) for task in tasks]
+    if any(coarse <= fine for fine, coarse in pairwise(levels)):
+        ordered = tuple(sorted(set(tasks), key=task_level))
+        raise ValueError(f"data.task_keys_h5 = {tuple(tasks)} must list each rank once, finest first: use {ordered}")
+
+
+__all__ = [
+    "RANK_LEVELS",
+    "check_task_order",
+    "column_names",
+    "is_primary",
+    "l_form",
+    "level_text",
+    "parse_level",
+    "rank_name",
+    "task_level",
+]

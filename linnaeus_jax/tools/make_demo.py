@@ -1,0 +1,70 @@
+"""Writes the embedded demo data set.
+
+    python -m linnaeus_jax.tools.make_demo [--out data/demo] [--seed 0] [--image-size 48] [--rows 6000]
+
+Does nothing when the same set is already there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from linnaeus_jax.data.demo import IMAGE_SIZE, ROWS, DemoSummary, write_demo
+
+
+def summary_table(summary: DemoSummary) -> Table:
+    """The summary as a two-column table."""
+    table = Table("", "", title=f"Demo data in {summary.labels_path.parent}", show_header=False)
+    table.add_row("pictures", f"{summary.rows} of {summary.image_size} x {summary.image_size} pixels")
+    table.add_row("classes", ", ".join(f"{rank} {count}" for rank, count in summary.classes.items()))
+    table.add_row(
+        "identified to species", f"{summary.rows_with_species} ({summary.rows_with_species / summary.rows:.0%})"
+    )
+    table.add_row("pictures per species", f"{summary.smallest_species} to {summary.largest_species}")
+    table.add_row("metadata missing", ", ".join(f"{name} {share:.1%}" for name, share in summary.missing.items()))
+    table.add_row(
+        f"best possible species accuracy\n({summary.validation_rows} validation rows)",
+        "\n".join(f"{kind}: {value:.1%}" for kind, value in summary.ceilings.items()),
+    )
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.make_demo", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("data/demo"), help="folder for labels.h5 and images.h5")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--image-size", type=int, default=IMAGE_SIZE, help="side of the pictures in pixels")
+    parser.add_argument("--rows", type=int, default=ROWS, help="number of pictures")
+    args = parser.parse_args(argv)
+    console = Console()
+    columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    drawn = False
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("drawing", total=args.rows, visible=False)
+
+        def progress(done: int, total: int) -> None:
+            nonlocal drawn
+            drawn = True
+            bar.update(task, completed=done, total=total, visible=True)
+
+        try:
+            summary = write_demo(
+                args.out, seed=args.seed, image_size=args.image_size, rows=args.rows, progress=progress
+            )
+        except (ValueError, FileExistsError) as error:
+            raise SystemExit(str(error)) from None
+    console.print(summary_table(summary))
+    console.print("Written." if drawn else "The same set was already there; nothing was written.")
+
+
+if __name__ == "__main__":
+    main()
+
+
+__all__ = ["main", "summary_table"]

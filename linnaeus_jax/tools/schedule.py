@@ -1,0 +1,111 @@
+"""Dry run of the schedule: checks, resolves, prints and draws it without building a model or touching a device.
+
+python -m linnaeus_jax.tools.schedule --config=configs/x.py --dataset_size=120000 [--out=DIR] [--config.train.epochs=3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config import ConfigError, load_config
+from linnaeus_jax.schedules.level_switching import level_of_epoch
+from linnaeus_jax.schedules.level_switching import steps_per_epoch as steps_of_levels
+from linnaeus_jax.schedules.plot import plot_schedule
+from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
+from linnaeus_jax.schedules.summary import schedule_summary, write_summary
+from linnaeus_jax.schedules.validation import validate_schedule_config
+
+
+def run(
+    config: ConfigDict,
+    steps_per_epoch: int | Sequence[int] | None = None,
+    *,
+    dataset_size: int | None = None,
+    devices: int = 1,
+    out: str | Path | None = None,
+) -> ResolvedSchedule:
+    """Resolves the schedule, prints it, and writes it where a directory is given.
+
+    Args:
+      config: the whole tree.
+      steps_per_epoch: optimizer updates of one epoch; where the mixing level switches, one number per entry of
+        schedule.mixup.group_levels. None: those in which each of `dataset_size` rows is seen once.
+      dataset_size: training rows; None: as many as the updates hold.
+      devices: data-parallel devices, shown only.
+      out: directory for schedule_summary.txt, schedule_summary.json and schedule.png.
+
+    Raises:
+      ValueError: the configuration or the counts are invalid.
+    """
+    errors = validate_schedule_config(config)
+    if errors:
+        raise ValueError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
+    mixup, accumulation = config.schedule.mixup, max(1, config.train.accumulation_steps)
+    levels = tuple(mixup.group_levels)
+    if steps_per_epoch is None:
+        if dataset_size is None:
+            raise ValueError("give steps_per_epoch or dataset_size")
+        micro_counts = (-(-dataset_size // config.data.batch_size),)
+    else:
+        given = (steps_per_epoch,) if isinstance(steps_per_epoch, int) else tuple(steps_per_epoch)
+        micro_counts = tuple(count * accumulation for count in given)
+    if len(micro_counts) == 1:
+        micro_counts *= len(levels)
+    if len(micro_counts) != len(levels) or min(micro_counts) <= 0:
+        raise ValueError(
+            f"micro-batches per epoch = {micro_counts}: give one positive number, or one for each of {levels}"
+        )
+    micro = dict(zip(levels, micro_counts))
+    updates = {level: -(-count // accumulation) for level, count in micro.items()}
+    used = level_of_epoch(levels, mixup.level_switch_steps, mixup.level_switch_epochs, updates, config.train.epochs)
+    resolved = resolve_all_schedule_params(
+        config,
+        steps_per_epoch=steps_of_levels(used, updates),
+        dataset_size=micro_counts[0] * config.data.batch_size if dataset_size is None else dataset_size,
+        micro_batches_per_epoch=steps_of_levels(used, micro),
+        devices=devices,
+    )
+    print(schedule_summary(resolved))
+    if out is not None:
+        text, data = write_summary(resolved, out)
+        picture = plot_schedule(resolved, Path(out) / "schedule.png")
+        print(f"written: {text}, {data}, {picture}")
+    return resolved
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; `--config=FILE` and `--config.a.b=value` are those of training."""
+    parser = argparse.ArgumentParser(prog="linnaeus_jax.tools.schedule", description=__doc__, allow_abbrev=False)
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--dataset_size", type=int, help="training rows")
+    length.add_argument(
+        "--steps_per_epoch",
+        type=lambda text: tuple(int(count) for count in text.split(",")),
+        help="optimizer updates of one epoch; comma-separated, one per mixing level, where it switches",
+    )
+    parser.add_argument("--devices", type=int, default=1, help="data-parallel devices, shown only")
+    parser.add_argument("--out", help="directory for schedule_summary.txt, schedule_summary.json and schedule.png")
+    options, rest = parser.parse_known_args(argv)
+    try:
+        config, _ = load_config(rest)
+        run(
+            config,
+            options.steps_per_epoch,
+            dataset_size=options.dataset_size,
+            devices=options.devices,
+            out=options.out,
+        )
+    except (ConfigError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,439 @@
+"""A run, in the order it happens: check, data, schedule, program, directory, state, compile, loop, finish.
+
+Order of operations at an update: the batch is drawn, the step dispatched, then the log point of the update before is
+read. At an epoch boundary everything is read first; see `training/boundary.py`. A checkpoint holds the state after
+`step` updates, and update `step` is the next that a resumed run makes.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.data.dataset import write_assets
+from linnaeus_jax.data.loader import PipelineStats, TrainLoader
+from linnaeus_jax.files import write_json
+from linnaeus_jax.metrics.tracker import MetricsTracker
+from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_table, train_line
+from linnaeus_jax.reporting.logs import console, console_level, setup_logging
+from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
+from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.schedules.progress import TrainingProgress
+from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
+from linnaeus_jax.schedules.summary import write_summary
+from linnaeus_jax.schedules.triggers import gradnorm_due
+from linnaeus_jax.training import versions
+from linnaeus_jax.training.boundary import Boundary, BoundaryActions, Results
+from linnaeus_jax.training.checkpoints import CheckpointError, Checkpoints
+from linnaeus_jax.training.compilation import CompiledStep, compile_step
+from linnaeus_jax.training.evaluation import Evaluator
+from linnaeus_jax.training.host_state import HostState
+from linnaeus_jax.training.inputs import Inputs, build_inputs
+from linnaeus_jax.training.interruption import Interruption
+from linnaeus_jax.training.parallel import Placement
+from linnaeus_jax.training.program import Program, build_program
+from linnaeus_jax.training.recorder import LogIntervals, NonFiniteError, TrainRecorder
+from linnaeus_jax.training.run_directory import RunDirectory, config_difference, plain
+from linnaeus_jax.training.state import IntervalSums, TrainState
+from linnaeus_jax.training.validate import config_errors
+
+log = logging.getLogger("linnaeus_jax")
+
+#: rows of the metrics log that a boundary writes, and a restart writes again with it
+BOUNDARY_EVENTS = frozenset({"epoch", "final"})
+#: updates that may be in flight before the host waits; more would only fill memory
+RUN_AHEAD = 2
+
+
+class UserError(Exception):
+    """Something outside the program is wrong; the message says what, where and how to mend it."""
+
+
+@dataclass(eq=False)
+class Run:
+    """The built parts of one run."""
+
+    config: ConfigDict
+    directory: RunDirectory
+    placement: Placement
+    inputs: Inputs
+    resolved: ResolvedSchedule
+    program: Program
+    evaluator: Evaluator
+    host: HostState
+    checkpoints: Checkpoints
+    metrics_log: MetricsLog
+    state: TrainState
+    steps: dict[str, CompiledStep]
+    throughput: Throughput
+    lead: bool  # process 0 writes, the others only compute
+
+    def variant(self, update: int) -> str:
+        """Which compiled step makes `update`: a pure function of config and step."""
+        trigger = self.resolved.gradnorm
+        due = trigger.enabled and gradnorm_due(update, trigger.warmup_steps, trigger.interval)
+        return "gradnorm" if due else "plain"
+
+
+def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validation: bool = False) -> dict[str, float]:
+    """Trains as the config says, resuming where an earlier run in `workdir` stopped; returns the final metrics.
+
+    Args:
+      config: the complete tree, see `linnaeus_jax.config`.
+      workdir: the run directory; by default derived from `experiment` and `env.output`.
+      skip_validation: on resume, drop validations that were still pending.
+
+    Raises:
+      ConfigError: all wrong settings at once, before anything is computed or written.
+      UserError: missing, corrupt or contradictory data or checkpoints.
+      SystemExit: a signal ended the run after its state was saved; the code is 128 + its number.
+    """
+    errors = config_errors(config)
+    if errors:
+        raise ConfigError(errors)
+    with Interruption() as interruption:
+        this = build(config, RunDirectory.of(config, workdir))
+        try:
+            again = restore(this)
+            return train(this, interruption, again=again, skip_validation=skip_validation)
+        except (CheckpointError, MetricsLogError, NonFiniteError) as error:
+            log.error("%s", error)
+            raise UserError(str(error)) from error
+        except Exception:
+            log.exception("the run failed")
+            raise
+        finally:
+            this.checkpoints.close()
+
+
+def build(config: ConfigDict, directory: RunDirectory) -> Run:
+    """Everything up to the compiled step; the first thing written is the run directory itself."""
+    lead = jax.process_index() == 0
+    names = config.experiment
+    setup_logging(None, process=jax.process_index(), level=names.log_level_main, data_level=names.log_level_h5data)
+    if config.env.compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", config.env.compilation_cache_dir)
+
+    # ---- data and schedule
+    placement = Placement()
+    try:
+        inputs = build_inputs(config, devices=placement.device_count, output_dir=directory.root)
+        resolved = resolve_all_schedule_params(
+            config,
+            steps_per_epoch=inputs.plans.updates_per_epoch.tolist(),
+            dataset_size=len(inputs.dataset.train),
+            micro_batches_per_epoch=inputs.micro_batches_per_epoch,
+            devices=placement.device_count,
+        )
+        # ---- model, objective, optimizer
+        program = build_program(config, inputs.dataset, resolved, inputs.sampler.block)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise UserError(str(text)) from error
+
+    # ---- the run directory
+    try:
+        directory.create()
+    except OSError as error:
+        raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
+    setup_logging(
+        directory.logs, process=jax.process_index(), level=names.log_level_main, data_level=names.log_level_h5data
+    )
+    components = program.evaluation.component_names
+    recorder = TrainRecorder(
+        inputs.dataset.tasks, components, LogIntervals(**resolved.logging), config.train.nonfinite_limit
+    )
+    host = HostState(
+        TrainingProgress(expected_total_steps=resolved.total_steps),
+        MetricsTracker(),
+        recorder,
+        early_stop.initial_state(resolved.early_stop),
+    )
+    return Run(
+        config=config,
+        directory=directory,
+        placement=placement,
+        inputs=inputs,
+        resolved=resolved,
+        program=program,
+        evaluator=Evaluator(program.evaluation, placement),
+        host=host,
+        checkpoints=Checkpoints(directory.checkpoints),
+        metrics_log=MetricsLog(directory.metrics_log),
+        state=jax.eval_shape(program.initial_state),
+        steps={},
+        throughput=Throughput(),
+        lead=lead,
+    )
+
+
+def restore(this: Run) -> bool:
+    """Sets the state, from the newest checkpoint or from the seed; returns whether its boundary must be served again."""
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated), this.state
+    )
+    found = this.checkpoints.restore_newest(abstract) if this.config.train.auto_resume else None
+    if found is None:
+        if this.checkpoints.steps():
+            raise CheckpointError(
+                f"{this.directory.root} holds checkpoints of an earlier run but train.auto_resume is False; "
+                "choose another --workdir or remove them"
+            )
+        make = jax.jit(this.program.initial_state, out_shardings=this.placement.replicated)
+        this.state = make()
+        describe(this)
+        return False
+
+    step, this.state, meta = found
+    this.checkpoints.forget_after(step)
+    for line in _resume_notes(this, step, meta):
+        log.info("%s", line)
+    after = this.checkpoints.finished_boundary(step)
+    for warning in this.host.load_json(meta["host"] if after is None else after, this.resolved):
+        log.warning("%s", warning)
+    again = after is None and meta["at_boundary"]
+    if this.lead:
+        moved = this.metrics_log.supersede(step, BOUNDARY_EVENTS if again else frozenset())
+        log.info("resumed after %d updates; %d log rows beyond it were set aside", step, moved)
+    describe(this)
+    return again
+
+
+def describe(this: Run) -> None:
+    """Writes what was decided: config, versions, assets, schedule."""
+    if not this.lead:
+        return
+    write_json(this.directory.config_json, plain(this.config))
+    write_json(this.directory.assets / "versions.json", versions.versions())
+    write_assets(this.inputs.dataset, this.directory.assets, this.directory.metadata)
+    write_summary(this.resolved, this.directory.assets)
+    log.info("%s", this.inputs.dataset.report())
+    for warning in this.resolved.warnings:
+        log.warning("schedule: %s", warning)
+
+
+def train(this: Run, interruption: Interruption, *, again: bool, skip_validation: bool) -> dict[str, float]:
+    """The loop."""
+    host, plans, resolved = this.host, this.inputs.plans, this.resolved
+    progress = host.progress
+    boundary = make_boundary(this)
+
+    # ---- finish what a kill cut off
+    done = progress.stop_reason is not None or progress.global_step >= resolved.total_steps
+    if again:
+        done = boundary.serve(again=True, skip_validation=skip_validation)
+    if done:
+        return finish(this)
+
+    # ---- compile
+    loader = this.inputs.train_loader(progress.global_step)
+    bar = TrainingProgressBar(resolved.total_steps, progress.global_step, shown=this.lead)
+    in_flight: collections.deque[jax.Array] = collections.deque()
+    try:
+        update, batch = next(loader)
+        placed = this.placement.to_device(dict(batch), this.placement.update)
+        this.steps = {
+            name: compile_step(this.program.train_step(name), this.state, placed, this.placement, name)
+            for name in needed_variants(this)
+        }
+        if progress.epoch_complete or progress.global_step == 0:
+            progress.start_training_epoch(plans.locate(update)[0])
+
+        # ---- updates
+        while True:
+            epoch, within = plans.locate(update)
+            this.state, outputs = this.steps[this.variant(update)](this.state, placed)
+            step = update + 1
+            progress.advance(micro_batches=batch["label"].shape[0], samples=int(np.count_nonzero(batch["weight"])))
+            write_log_point(this, bar)
+
+            # ---- log points and boundaries
+            at_boundary = step == plans.boundaries[epoch]
+            streams = host.recorder.intervals.due(step)
+            if streams or at_boundary:
+                host.recorder.hold(step, epoch, streams, outputs, this.state.interval)
+                this.state = this.state.replace(interval=fresh_interval(this))
+            if at_boundary:
+                this.throughput.pause()
+                write_log_point(this, bar)
+                if boundary.serve():
+                    return finish(this)
+                progress.start_training_epoch(epoch + 1)
+
+            # ---- a signal: save and leave
+            if interruption.requested(step):
+                write_log_point(this, bar)
+                if step not in this.checkpoints.steps():
+                    save(this, at_boundary=False)
+                this.checkpoints.wait()
+                log.warning("stopped by signal %s after %d updates; state saved", interruption.signal_number, step)
+                raise SystemExit(interruption.exit_code)
+
+            # ---- next batch, while the device works
+            in_flight.append(outputs.loss)
+            if len(in_flight) > RUN_AHEAD:
+                jax.block_until_ready(in_flight.popleft())
+            waited = time.perf_counter()
+            update, batch = next(loader)
+            waited = time.perf_counter() - waited
+            placed = this.placement.to_device(dict(batch), this.placement.update)
+            this.throughput.update(batch["weight"].size * jax.process_count(), waited)
+            bar.update(step, f"epoch {epoch} [{within + 1}/{plans.updates_per_epoch[epoch]}]", this.throughput)
+    finally:
+        bar.close()
+        loader.close()
+
+
+def needed_variants(this: Run) -> list[str]:
+    """Every variant of the step that the rest of the run can need."""
+    return ["plain", "gradnorm"] if this.resolved.gradnorm.enabled else ["plain"]
+
+
+def fresh_interval(this: Run) -> IntervalSums:
+    """Zero sums on every device."""
+    zeros = IntervalSums.zeros(this.inputs.dataset.tasks, len(this.program.evaluation.component_names))
+    return this.placement.replicate(jax.device_get(zeros))
+
+
+def write_log_point(this: Run, bar: TrainingProgressBar) -> None:
+    """Reads and writes what the last log point held, if anything."""
+    found = this.host.recorder.release()
+    if found is None or not this.lead:
+        return
+    step, epoch, streams, row = found
+    if not streams:
+        return
+    row["train/images_per_sec"] = this.throughput.images_per_second
+    row["train/data_wait_share_per_sec"] = this.throughput.wait_share
+    this.metrics_log.write("train", step, epoch, row)
+    this.checkpoints.check()
+    if "console" in streams:
+        values = {name.removeprefix("train/"): value for name, value in row.items() if name.startswith("train/")}
+        plans = this.inputs.plans
+        start = int(plans.boundaries[epoch] - plans.updates_per_epoch[epoch])
+        left = int(plans.boundaries[epoch]) - step
+        line = train_line(
+            epoch,
+            step - start,
+            int(plans.updates_per_epoch[epoch]),
+            values,
+            lr=row["train/lr"] if "lr" in streams else None,
+            seconds_left=left * this.throughput.seconds_per_update,
+        )
+        log.info("%s", line)
+
+
+def make_boundary(this: Run) -> Boundary:
+    """The boundary of this run, with the trainer's actions."""
+
+    def evaluate(phases: dict[str, np.ndarray]) -> Results:
+        with console_level(this.config.experiment.log_level_validation):
+            loader = this.inputs.val_loader()
+            try:
+                return this.evaluator.run(
+                    this.state.eval_params, this.state.model_state, this.state.gradnorm.weights, loader, phases
+                )
+            finally:
+                loader.close()
+
+    def write_row(row: dict[str, Any]) -> None:
+        if this.lead:
+            progress = this.host.progress
+            this.metrics_log.write("epoch", progress.global_step, progress.current_epoch, row)
+            log.info("%s", _epoch_line(progress.current_epoch, row))
+
+    def finish_boundary() -> None:
+        if this.lead:
+            this.checkpoints.finish_boundary(this.host.progress.global_step, this.host.to_json())
+
+    rates = this.resolved.learning_rates
+    return Boundary(
+        this.resolved,
+        this.host,
+        BoundaryActions(
+            save=lambda: save(this, at_boundary=True),
+            evaluate=evaluate,
+            write_row=write_row,
+            write_progress=lambda: this.host.progress.save(this.directory.progress_json) if this.lead else None,
+            retain=this.checkpoints.retain,
+            finish=finish_boundary,
+        ),
+        components=this.program.evaluation.component_names,
+        best_metric=this.config.schedule.checkpoint.best_metric,
+        has_validation=len(this.inputs.dataset.val) > 0,
+        warmup_steps=max(rate.warmup_steps for rate in rates),
+    )
+
+
+def save(this: Run, *, at_boundary: bool) -> None:
+    """Starts an asynchronous checkpoint of the state after `global_step` updates."""
+    step = this.host.progress.global_step
+    meta = {
+        "host": this.host.to_json(),
+        "at_boundary": at_boundary,
+        "loader": {"next_index": step},
+        "config": plain(this.config),
+        "schedule": this.resolved.to_dict(),
+        "versions": versions.versions(),
+    }
+    this.checkpoints.save(step, this.state, meta)
+
+
+def finish(this: Run) -> dict[str, float]:
+    """Final metrics, written once."""
+    this.checkpoints.wait()
+    final = this.host.tracker.final_metrics()
+    if this.lead:
+        progress = this.host.progress
+        this.metrics_log.supersede(progress.global_step, frozenset({"final"}))
+        this.metrics_log.write("final", progress.global_step, progress.current_epoch, final)
+        results = this.host.tracker.latest_by_phase()
+        console.print(phase_table("last results, labelled rows", results, this.inputs.dataset.tasks))
+    return final
+
+
+def pipeline_row(stats: PipelineStats) -> dict[str, float]:
+    """Documented names of the input pipeline's counters."""
+    cache = stats.cache
+    elapsed = max(stats.elapsed_seconds, 1e-9)
+    return {
+        "pipeline/queue_depths/batch_index_q": stats.batch_index_q,
+        "pipeline/queue_depths/preprocess_q": stats.preprocess_q,
+        "pipeline/queue_depths/processed_batch_q": stats.processed_batch_q,
+        "pipeline/cache/size": cache.percent,
+        "pipeline/cache/hits": cache.hits,
+        "pipeline/cache/misses": cache.misses,
+        "pipeline/cache/evictions": cache.evictions,
+        "pipeline/throughput/prefetch": stats.samples / elapsed,
+        "pipeline/wait_frac": stats.wait_seconds / elapsed,
+    }
+
+
+def _epoch_line(epoch: int, row: dict[str, Any]) -> str:
+    names = [name for name in row if name.endswith(("/loss", "/chain_accuracy")) and "core" not in name]
+    return f"epoch {epoch}: " + ", ".join(f"{name} {row[name]:.4f}" for name in names if "val_mask/" not in name)
+
+
+def _resume_notes(this: Run, step: int, meta: dict[str, Any]) -> list[str]:
+    """What a person should know when a run continues: config differences, versions, another length."""
+    notes = [f"config changed: {key}: {old!r} -> {new!r}" for key, old, new in config_difference(meta["config"], plain(this.config))]
+    now = versions.versions()
+    notes += [
+        f"version changed: {name}: {old} -> {now.get(name)}"
+        for name, old in meta["versions"].items()
+        if now.get(name) != old
+    ]
+    return notes or [f"resuming at update {step} with the same configuration and versions"]
+
+
+__all__ = ["Run", "TrainLoader", "UserError", "run"]

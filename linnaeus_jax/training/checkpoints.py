@@ -1,0 +1,166 @@
+"""Checkpoints: asynchronous, atomic Orbax saves of the training state plus a JSON of everything on the host.
+
+A checkpoint's key is the global step. `boundary_<step>.json` beside it says that the epoch boundary at that step was
+finished after the save (validation, ranking, early stop, log) and holds the host state from after it; without the file
+the boundary is run again as a whole after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+
+from linnaeus_jax.files import write_json
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used; the message says which, why and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.resolve()
+        self._manager = ocp.CheckpointManager(
+            self.directory,
+            item_handlers={"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
+            options=ocp.CheckpointManagerOptions(step_prefix="ckpt_step", cleanup_tmp_directories=True),
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+        """Copies the arrays to the host and writes in the background.
+
+        Raises:
+          CheckpointError: the previous background save failed (a full disk, for example), or this step exists already.
+        """
+        try:
+            saved = self._manager.save(
+                step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"saving checkpoint {step} in {self.directory} failed: {error}") from error
+        if not saved:
+            raise CheckpointError(f"checkpoint {step} exists already in {self.directory}; remove it or use another run")
+
+    def wait(self) -> None:
+        """Blocks until the background save is on disk, and raises what went wrong with it."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {error}") from error
+
+    def check(self) -> None:
+        """Raises what went wrong with a background save, without blocking."""
+        try:
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {error}") from error
+
+    def restore_newest(self, abstract_state: Any) -> tuple[int, Any, dict[str, Any]] | None:
+        """(step, state, meta) of the newest readable checkpoint; None without any.
+
+        Args:
+          abstract_state: `ShapeDtypeStruct`s with the shardings wanted.
+
+        Raises:
+          CheckpointError: the checkpoint belongs to another model or optimizer, or none of them can be read.
+        """
+        failures = []
+        for step in reversed(self.steps()):
+            try:
+                return (step, *self.restore(step, abstract_state))
+            except CheckpointError:
+                raise
+            except Exception as error:
+                failures.append(f"{step}: {type(error).__name__}: {error}".splitlines()[0])
+                logging.warning("checkpoint %s cannot be read, trying the one before it", failures[-1])
+        if failures:
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} can be read ({'; '.join(failures)}); "
+                "move the directory away or set train.auto_resume=False"
+            )
+        return None
+
+    def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
+        """State and meta of one checkpoint."""
+        stored = self._manager.item_metadata(step)["state"]
+        if stored is None:
+            raise ValueError("the array metadata is missing")
+        _compare(stored.tree, abstract_state, self.directory, step)
+        found = self._manager.restore(
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), meta=ocp.args.JsonRestore())
+        )
+        return found["state"], found["meta"]
+
+    def boundary_file(self, step: int) -> Path:
+        return self.directory / f"boundary_{step}.json"
+
+    def finish_boundary(self, step: int, host_state: dict[str, Any]) -> None:
+        """Marks the boundary at `step` as done, with the host state from after it."""
+        write_json(self.boundary_file(step), host_state)
+
+    def finished_boundary(self, step: int) -> dict[str, Any] | None:
+        """The host state from after the boundary at `step`, if that boundary was finished."""
+        path = self.boundary_file(step)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def forget_after(self, step: int) -> None:
+        """Removes what a killed run left beyond the restored step."""
+        for other in self.steps():
+            if other > step:
+                self.delete(other)
+        for path in self.directory.glob("boundary_*.json"):
+            if int(path.stem.removeprefix("boundary_")) > step:
+                path.unlink()
+
+    def delete(self, step: int) -> None:
+        self._manager.delete(step)
+        self.boundary_file(step).unlink(missing_ok=True)
+
+    def retain(self, keep: Callable[[list[int]], set[int]]) -> list[int]:
+        """Deletes every checkpoint that `keep` does not name; returns the deleted steps."""
+        self.wait()
+        steps = self.steps()
+        dropped = sorted(set(steps) - keep(steps))
+        for step in dropped:
+            self.delete(step)
+        return dropped
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _compare(stored: Any, wanted: Any, directory: Path, step: int) -> None:
+    """Raises CheckpointError at the first leaf whose presence, shape or dtype differs."""
+
+    def leaves(tree: Any) -> dict[str, Any]:
+        found = jax.tree_util.tree_flatten_with_path(tree)[0]
+        return {".".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): leaf for path, leaf in found}
+
+    have, want = leaves(stored), leaves(wanted)
+    problems = [f"{name} is in the checkpoint but not in this run" for name in sorted(have.keys() - want.keys())]
+    problems += [f"{name} is in this run but not in the checkpoint" for name in sorted(want.keys() - have.keys())]
+    for name in sorted(have.keys() & want.keys()):
+        old, new = have[name], want[name]
+        if tuple(old.shape) != tuple(new.shape):
+            problems.append(f"{name} has shape {tuple(old.shape)} in the checkpoint and {tuple(new.shape)} in this run")
+        elif not jax.dtypes.issubdtype(new.dtype, jax.dtypes.extended) and np.dtype(old.dtype) != np.dtype(new.dtype):
+            problems.append(f"{name} is {old.dtype} in the checkpoint and {new.dtype} in this run")
+    if problems:
+        more = f" (and {len(problems) - 1} more differences)" if len(problems) > 1 else ""
+        raise CheckpointError(
+            f"checkpoint {step} in {directory} belongs to another model or optimizer: {problems[0]}{more}; "
+            "use another run directory (--workdir) or the configuration it was made with (config.json beside it)"
+        )

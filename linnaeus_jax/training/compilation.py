@@ -1,0 +1,60 @@
+"""Ahead-of-time compilation of step variants, with what they cost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from linnaeus_jax.training.parallel import Placement
+
+log = logging.getLogger("linnaeus_jax")
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledStep:
+    """A compiled variant: callable, and a description."""
+
+    name: str
+    compiled: jax.stages.Compiled
+    seconds: float
+    memory_bytes: int  # arguments, results and temporaries of one device
+    flops: float
+
+    def __call__(self, state: Any, batch: Any) -> Any:
+        return self.compiled(state, batch)
+
+
+def compile_step(step: Callable[..., Any], state: Any, batch: Any, placement: Placement, name: str) -> CompiledStep:
+    """Compiles one variant for the shapes of `state` and `batch`; the state is donated.
+
+    No later call can trigger another compilation: other shapes are an error.
+    """
+    started = time.perf_counter()
+    step.__name__ = f"train_step_{name}"
+    jitted = jax.jit(
+        step,
+        in_shardings=(placement.replicated, placement.update),
+        out_shardings=placement.replicated,
+        donate_argnames=("state",),
+    )
+    compiled = jitted.lower(state, batch).compile()
+    memory = compiled.memory_analysis()
+    used = 0
+    if memory is not None:
+        used = (
+            memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            + memory.temp_size_in_bytes
+            - memory.alias_size_in_bytes
+        )
+    cost = compiled.cost_analysis() or {}
+    found = CompiledStep(
+        name, compiled, time.perf_counter() - started, int(used), float(cost.get("flops", 0.0))
+    )
+    log.info("compiled %s step in %.1f s, %.0f MB per device", name, found.seconds, used / 1e6)
+    return found

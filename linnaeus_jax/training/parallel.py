@@ -1,0 +1,65 @@
+"""Placement: one mesh axis `data`, batches split along it, everything else replicated; and the one counted fetch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+#: keys of a batch that stay on the host
+HOST_KEYS = frozenset({"ok"})
+
+
+class Fetcher:
+    """The only way from device to host in training code; counts its calls, so that a test can bound them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, tree: Any) -> Any:
+        """Returns `tree` with every array as numpy; blocks until it is computed."""
+        self.calls += 1
+        return jax.device_get(tree)
+
+
+fetch = Fetcher()
+
+
+class Placement:
+    """Where arrays live: `mesh` over all devices of all processes with the single axis `data`."""
+
+    def __init__(self, devices: list[jax.Device] | None = None) -> None:
+        devices = jax.devices() if devices is None else devices
+        # Auto: under explicit axis types dropout and row gathers raise, and nothing here needs them.
+        self.mesh: Mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+        #: [A, B, ...]: an update of A micro-batches
+        self.update = NamedSharding(self.mesh, PartitionSpec(None, "data"))
+        #: [B, ...]: an evaluation batch
+        self.batch = NamedSharding(self.mesh, PartitionSpec("data"))
+
+    @property
+    def device_count(self) -> int:
+        return self.mesh.size
+
+    def to_device(self, batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+        """Starts the transfer of this process's part of a batch; returns global arrays."""
+        host = {name: value for name, value in batch.items() if name not in HOST_KEYS}
+        if jax.process_count() == 1:
+            return jax.device_put(host, sharding)
+        return {name: jax.make_array_from_process_local_data(sharding, value) for name, value in host.items()}
+
+    def replicate(self, tree: Any) -> Any:
+        """Copies a host or device pytree to every device."""
+        return jax.device_put(tree, self.replicated)
+
+
+def check_divisible(batch_size: int, devices: int, key: str) -> list[str]:
+    """Error text when a batch cannot be split evenly over the devices."""
+    if batch_size % devices == 0:
+        return []
+    lower, upper = batch_size // devices * devices, -(-batch_size // devices) * devices
+    fix = f"{upper}" if lower == 0 else f"{lower} or {upper}"
+    return [f"{key}={batch_size} cannot be split over {devices} devices; set it to {fix}, or use fewer devices"]

@@ -1,0 +1,67 @@
+"""What a run carries from one update to the next, on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from linnaeus_jax.learning.gradnorm import GradNormState
+from linnaeus_jax.metrics.phase import Sums, empty_sums
+
+
+class TrainState(struct.PyTreeNode):
+    """The training state; replicated over the mesh, donated to every update."""
+
+    #: int32 [], updates attempted: the clock of every schedule
+    step: jax.Array
+    #: float32 parameters
+    params: Any
+    #: non-trainable collections of the model (batch statistics), {} where there are none
+    model_state: Any
+    opt_state: Any
+    #: task weights and what GradNorm remembers
+    gradnorm: GradNormState
+    #: exponential moving average of `params`, or None
+    ema: Any
+    #: int32 [], updates skipped because of non-finite values: all, and since the last good one
+    skipped: jax.Array
+    skipped_in_a_row: jax.Array
+    #: sums since the last log point
+    interval: IntervalSums
+
+    @property
+    def eval_params(self) -> Any:
+        """What evaluation uses: the average where one is kept."""
+        return self.params if self.ema is None else self.ema
+
+
+class IntervalSums(struct.PyTreeNode):
+    """Training statistics since the last log point, merged by addition."""
+
+    sums: Sums
+    #: float32 [], sum over updates of the gradient norm before clipping; int32 [], finite updates in it
+    grad_norm: jax.Array
+    updates: jax.Array
+    #: int32 [K], samples whose component is valid after mixing and masking
+    meta_valid: jax.Array
+    #: int32 [T], null labels seen and kept in the loss
+    null_total: jax.Array
+    null_included: jax.Array
+
+    @classmethod
+    def zeros(cls, tasks: tuple[str, ...], components: int) -> IntervalSums:
+        return cls(
+            sums=empty_sums(tasks),
+            grad_norm=jnp.zeros((), jnp.float32),
+            updates=jnp.zeros((), jnp.int32),
+            meta_valid=jnp.zeros(components, jnp.int32),
+            null_total=jnp.zeros(len(tasks), jnp.int32),
+            null_included=jnp.zeros(len(tasks), jnp.int32),
+        )
+
+
+def merge(left: IntervalSums, right: IntervalSums) -> IntervalSums:
+    return jax.tree.map(jnp.add, left, right)

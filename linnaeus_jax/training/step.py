@@ -1,0 +1,267 @@
+"""The compiled update: `grad_sums` over the micro-batches, then `apply`. Two pure functions and their variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from linnaeus_jax.learning import gradnorm, losses, optimizers
+from linnaeus_jax.training.objective import Measured, Objective, Targets
+from linnaeus_jax.training.state import IntervalSums, TrainState, merge
+
+Batch = Mapping[str, jax.Array]
+
+
+class GradSums(struct.PyTreeNode):
+    """Gradient and statistics of one update, summed over its micro-batches (and devices)."""
+
+    grads: Any
+    task_losses: jax.Array  # float32 [T], mean over the kept labels
+    measured: Measured
+    gradnorm: TaskGradients | None = None
+
+
+class TaskGradients(struct.PyTreeNode):
+    """What GradNorm measures: gradients of the single, unweighted task losses."""
+
+    losses: jax.Array  # float32 [T]
+    grads: Any  # like the parameters, leading [T]
+
+
+@dataclass(frozen=True, eq=False)
+class GradNormSettings:
+    """How GradNorm measures and moves the task weights."""
+
+    shared: Any  # pytree of bools like the parameters: the trunk over which norms are taken
+    alpha: float
+    rule: str
+    kappa: float
+    lr: float
+    zero_metadata: bool  # measure without metadata
+    folded: bool  # the measured losses are those that train, so that one pass serves both
+    warmup_steps: int
+    interval: int
+
+    def update(
+        self, state: gradnorm.GradNormState, found: TaskGradients, counts: jax.Array
+    ) -> tuple[gradnorm.GradNormState, dict[str, jax.Array]]:
+        """New task weights; tasks without a labelled sample (`counts` 0) keep theirs."""
+        return gradnorm.gradnorm_update(
+            state,
+            gradnorm.shared_norms(found.grads, self.shared),
+            found.losses,
+            counts > 0,
+            alpha=self.alpha,
+            rule=self.rule,
+            kappa=self.kappa,
+            lr=self.lr,
+        )
+
+
+class StepOutputs(struct.PyTreeNode):
+    """What the host may want to know of one update; stays on the device unless it is fetched."""
+
+    loss: jax.Array  # float32 [], weighted total
+    task_losses: jax.Array  # float32 [T]
+    grad_norm: jax.Array  # float32 [], before clipping
+    clipped_norm: jax.Array
+    finite: jax.Array  # bool []
+    skipped: jax.Array  # int32 []
+    skipped_in_a_row: jax.Array  # int32 []
+    learning_rates: dict[str, jax.Array]
+    probabilities: dict[str, jax.Array]
+    interval: IntervalSums  # of this update alone
+    gradnorm: dict[str, jax.Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """Everything static that the application of a gradient depends on."""
+
+    optimizer: optimizers.Optimizer
+    learning_rates: Mapping[str, Callable[[jax.Array], jax.Array]]
+    clip_mode: str
+    clip_limit: float
+    ema_decay: float | None
+    gradnorm: GradNormSettings | None
+
+
+def grad_sums(
+    objective: Objective,
+    params: Any,
+    model_state: Any,
+    batch: Batch,
+    targets: Targets,
+    counts: jax.Array,
+    task_weights: jax.Array,
+    step: jax.Array,
+    measure: GradNormSettings | None = None,
+) -> GradSums:
+    """Gradient of the weighted total loss of one update.
+
+    With `counts` of the global batch, sums over disjoint shards of rows add up to the gradient of the whole.
+
+    Args:
+      batch, targets: leading [A, B].
+      counts: float32 [T], valid labels of the whole update.
+      task_weights: float32 [T].
+      measure: also measure the gradients of the single tasks.
+    """
+    labelled = losses.kept_counts(~targets.null, batch["weight"])
+
+    def one(micro: Batch, target: Targets, index: jax.Array) -> GradSums:
+        def losses_of(params: Any) -> tuple[jax.Array, Measured]:
+            return objective.task_losses(params, model_state, micro, target, counts, step, index)
+
+        def total(params: Any) -> tuple[jax.Array, tuple[jax.Array, Measured]]:
+            task_losses, measured = losses_of(params)
+            return jnp.vdot(task_weights, task_losses), (task_losses, measured)
+
+        if measure is not None and measure.folded:
+            task_losses, measured, task_grads = gradnorm.task_gradients(losses_of, params)
+            found = TaskGradients(task_losses, task_grads)
+            return GradSums(gradnorm.combine(task_grads, task_weights), task_losses, measured, found)
+        grads, (task_losses, measured) = jax.grad(total, has_aux=True)(params)
+        if measure is None:
+            return GradSums(grads, task_losses, measured)
+
+        def measured_losses(params: Any) -> tuple[jax.Array, None]:
+            return objective.labelled_losses(
+                params, model_state, micro, target, labelled, step, index, zero_metadata=measure.zero_metadata
+            ), None
+
+        alone, _, task_grads = gradnorm.task_gradients(measured_losses, params)
+        return GradSums(grads, task_losses, measured, TaskGradients(alone, task_grads))
+
+    def at(tree: Any, index: int) -> Any:
+        return jax.tree.map(lambda x: x[index], tree)
+
+    micro_batches = batch["label"].shape[0]
+    first = one(at(batch, 0), at(targets, 0), jnp.int32(0))
+    if micro_batches == 1:
+        return first
+
+    def body(total: GradSums, x: tuple[Batch, Targets, jax.Array]) -> tuple[GradSums, None]:
+        part = one(*x)
+        summed = jax.tree.map(jnp.add, total, part)
+        # statistics of the model are a running state, not a sum
+        return summed.replace(measured=summed.measured.replace(model_state=part.measured.model_state)), None
+
+    rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
+    # XLA on CPU runs convolutions inside a while loop on one thread, so there the loop is unrolled.
+    unroll = micro_batches - 1 if jax.default_backend() == "cpu" else 1
+    return jax.lax.scan(body, first, rest, unroll=unroll)[0]
+
+
+def apply(
+    objective: Objective, update: Update, state: TrainState, sums: GradSums, targets: Targets, batch: Batch
+) -> tuple[TrainState, StepOutputs]:
+    """Clips, asks the optimizer, applies the learning rates of `state.step`, and skips the update if it is not finite."""
+    weights = state.gradnorm.weights
+    loss = jnp.vdot(weights, sums.task_losses)
+    grads, norm = optimizers.clip(sums.grads, update.clip_mode, update.clip_limit, params=state.params)
+    clipped_norm = optax.global_norm(grads) if update.clip_limit > 0 else norm
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+
+    gradnorm_state, gradnorm_metrics = state.gradnorm, {}
+    if sums.gradnorm is not None and update.gradnorm is not None:
+        labelled = losses.kept_counts(~targets.null, batch["weight"])
+        gradnorm_state, gradnorm_metrics = update.gradnorm.update(state.gradnorm, sums.gradnorm, labelled)
+
+    direction, opt_state = update.optimizer.direction.update(grads, state.opt_state, state.params)
+    rates = {name: rate(state.step) for name, rate in update.learning_rates.items()}
+    params = optax.apply_updates(state.params, update.optimizer.apply_learning_rates(direction, rates))
+    ema = None
+    if update.ema_decay is not None:
+        ema = optimizers.ema_update(state.ema, params, update.ema_decay, state.step)
+
+    def accepted(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+    measured, probabilities = sums.measured, objective.probabilities
+    interval = _interval(objective, targets, batch, measured, loss, norm, finite)
+    skipped = state.skipped + jnp.where(finite, 0, 1)
+    in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+    outputs = StepOutputs(
+        loss=loss,
+        task_losses=sums.task_losses,
+        grad_norm=norm,
+        clipped_norm=clipped_norm,
+        finite=finite,
+        skipped=skipped,
+        skipped_in_a_row=in_a_row,
+        learning_rates=rates,
+        probabilities={
+            "meta_mask_prob": probabilities.meta_mask(state.step),
+            "partial_mask_prob": probabilities.partial_mask(state.step) * probabilities.partial_active(state.step),
+            "mixup_prob": probabilities.mix(state.step),
+            "null_mask_prob": probabilities.null_mask(state.step),
+        },
+        interval=interval,
+        gradnorm=gradnorm_metrics,
+    )
+    new_state = TrainState(
+        step=state.step + 1,
+        params=accepted(params, state.params),
+        model_state=accepted(measured.model_state, state.model_state),
+        opt_state=accepted(opt_state, state.opt_state),
+        gradnorm=accepted(gradnorm_state, state.gradnorm),
+        ema=accepted(ema, state.ema),
+        skipped=skipped,
+        skipped_in_a_row=in_a_row,
+        interval=merge(state.interval, interval),
+    )
+    return new_state, outputs
+
+
+def _interval(
+    objective: Objective,
+    targets: Targets,
+    batch: Batch,
+    measured: Measured,
+    loss: jax.Array,
+    norm: jax.Array,
+    finite: jax.Array,
+) -> IntervalSums:
+    """The statistics of one update; a skipped one adds its samples but no non-finite number."""
+    sums = dict(measured.sums)
+    sums["loss_weighted"] = loss * sums["count"]
+    sums = {name: jnp.where(finite | jnp.issubdtype(x.dtype, jnp.integer), x, 0) for name, x in sums.items()}
+    null = targets.null & (batch["weight"] > 0)[..., None]
+    return IntervalSums(
+        sums=sums,
+        grad_norm=jnp.where(finite, norm, 0.0),
+        updates=finite.astype(jnp.int32),
+        meta_valid=measured.meta_valid,
+        null_total=null.sum(axis=(0, 1), dtype=jnp.int32),
+        null_included=(null & targets.keep).sum(axis=(0, 1), dtype=jnp.int32),
+    )
+
+
+def make_train_step(
+    objective: Objective, update: Update, *, measure: bool = False
+) -> Callable[[TrainState, Batch], tuple[TrainState, StepOutputs]]:
+    """The pure update (state, batch [A, B, ...]) -> (state', outputs); `measure` is the GradNorm variant."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepOutputs]:
+        targets, counts = objective.prepare(batch, state.step)
+        sums = grad_sums(
+            objective,
+            state.params,
+            state.model_state,
+            batch,
+            targets,
+            counts,
+            state.gradnorm.weights,
+            state.step,
+            measure=update.gradnorm if measure else None,
+        )
+        return apply(objective, update, state, sums, targets, batch)
+
+    return train_step

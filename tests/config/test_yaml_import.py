@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+import yaml
+
+from linnaeus_jax.config import ConfigError, get_config, load_yaml
+from linnaeus_jax.config.defaults import meta_component
+from linnaeus_jax.config.tree import known_keys
+
+FILES = ("debug_example", "debug_profiler", "debug_scenarios", "metrics", "scheduling")
+
+#: where the keys of the documents arrive, where that is not simply their name in lower case
+MOVED = {
+    **{
+        f"METRICS.{kind}_{unit}": f"schedule.metrics.{kind}_{unit}".lower()
+        for kind, unit in itertools.product(("STEP", "CONSOLE", "WANDB", "LR", "PIPELINE"), ("INTERVAL", "FRACTION"))
+    },
+    "SCHEDULE.MIXUP.USE_GPU": None,
+}
+
+
+def blocks(fixtures):
+    for name in FILES:
+        yield from filter(None, yaml.safe_load_all((fixtures / "yaml" / f"{name}.yaml").read_text()))
+
+
+def flatten(node, prefix=""):
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def plain(value):
+    """What a YAML 1.1 value of the documents means."""
+    if isinstance(value, list):
+        return tuple(plain(item) for item in value)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    return value
+
+
+def get(config, dotted):
+    for part in dotted.split("."):
+        config = config[part]
+    return config
+
+
+def write(tmp_path, text, name="experiment.yaml"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def changed(config):
+    default = get_config()
+    return {key for key in known_keys(config) if get(config, key) != get(default, key)}
+
+
+def test_every_documented_block_arrives(fixtures, tmp_path):
+    found = list(blocks(fixtures))
+    assert len(found) == 17
+    for block in found:
+        config = load_yaml(write(tmp_path, yaml.safe_dump(block)))
+        arrived = set()
+        for spelled, value in flatten(block):
+            target = MOVED.get(spelled, spelled.lower())
+            if target is None:
+                continue
+            arrived.add(target)
+            want = None if spelled.endswith("_FRACTION") and value == 0 else plain(value)
+            assert get(config, target) == want, spelled
+        assert changed(config) <= arrived
+        assert config.is_locked
+
+
+def test_documents_merged_in_order(fixtures, tmp_path):
+    text = "\n---\n".join((fixtures / "yaml" / f"{name}.yaml").read_text() for name in FILES)
+    config = load_yaml(write(tmp_path, text))
+    assert config.lr_scheduler.base_lr == 5e-5
+    assert config.lr_scheduler.min_lr == 1e-6
+    assert config.debug.profiler.schedule == (2, 1, 5, 3)
+    assert config.debug.loss.gradnorm_metrics
+    assert config.debug.validation_metrics
+    assert config.schedule.metrics.step_interval == 50  # the last document
+    assert config.schedule.metrics.pipeline_interval == 250
+    assert config.schedule.metrics.step_fraction is None
+    assert config.schedule.meta_masking.partial.whitelist == (("TEMPORAL",), ("SPATIAL",), ("SPATIAL", "ELEVATION"))
+    assert config.schedule.mixup.prob.end_fraction == 0.4
+    assert config.experiment.wandb.tags == ("experiment1", "v1")
+    assert config.train.early_stop.patience_steps == 10000
+
+
+def test_names_keep_their_case_and_filters_are_whole(tmp_path):
+    config = load_yaml(
+        write(
+            tmp_path,
+            """
+DATA: {META: {COMPONENTS: {ELEVATION: {ENABLED: True, DIM: 6}, Habitat: {SOURCE: habitat, DIM: 4, IDX: 3}}}}
+MODEL: {CLASSIFICATION: {HEADS: {taxa_L20: {TYPE: Linear, BIAS: False, IN_FEATURES: 768}, taxa_L10: {}}}}
+LR_SCHEDULER: {PARAMETER_GROUPS: {ENABLED: True, HEADS: {WARMUP_STEPS: 5}}}
+OPTIMIZER:
+  BETAS: (0.9, 0.95)
+  PARAMETER_GROUPS:
+    ENABLED: True
+    NO_DECAY:
+      WEIGHT_DECAY: 0
+      FILTER: {TYPE: or, FILTERS: [{TYPE: dimension, DIMENSIONS: [1]}, {TYPE: name, PATTERNS: [Freqs]}]}
+    HEADS: {LR_MULTIPLIER: 2, FILTER: {TYPE: name, PATTERNS: [head.]}}
+    DEFAULT: {WEIGHT_DECAY: 1e-2}
+LOSS: {GRAD_WEIGHTING: {TASK: {EXCLUDE_CONFIG: {TYPE: dimension, DIMENSIONS: [1]}}}}
+""",
+        )
+    )
+    assert config.data.meta.components.ELEVATION.dim == 6
+    assert config.data.meta.components.ELEVATION.source == "elevation_broadrange_2"
+    assert config.data.meta.components.Habitat.to_dict() == {
+        **meta_component().to_dict(),
+        "source": "habitat",
+        "dim": 4,
+        "idx": 3,
+    }
+    assert config.model.classification.heads.taxa_L20.to_dict() == {"type": "Linear", "use_bias": False}
+    assert config.model.classification.heads.taxa_L10.use_bias
+    assert config.lr_scheduler.parameter_groups.HEADS.warmup_steps == 5
+    groups = config.optimizer.parameter_groups
+    assert [key for key in groups._fields if key.isupper()] == ["NO_DECAY", "HEADS"]
+    assert groups.NO_DECAY.filter.to_dict() == {
+        "type": "or",
+        "filters": ({"type": "dimension", "dimensions": (1,)}, {"type": "name", "patterns": ("Freqs",)}),
+    }
+    assert (groups.NO_DECAY.weight_decay, groups.HEADS.lr_multiplier, groups.default.weight_decay) == (0.0, 2.0, 0.01)
+    assert config.optimizer.betas == (0.9, 0.95)
+    assert config.loss.grad_weighting.task.exclude_config.to_dict() == {"type": "dimension", "dimensions": (1,)}
+
+
+def test_spellings_and_values(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        config = load_yaml(
+            write(
+                tmp_path,
+                """
+SCHEDULE:
+  MIX:
+    USE_GPU: True
+    SWITCH_PROB: 0.25
+    NULL_TASK_KEYS: None
+    MIXUP: {ENABLED: False, ALPHA: 2}
+    CUTMIX: {ENABLED: True, MINMAX: [0.2, 0.8]}
+  MIXUP: {ALPHA: 2.0, USE_GPU: True}
+  VALIDATION: {INTERVAL_EPOCHS: 0, INTERVAL_STEPS: 1e3, INTERVAL_FRACTION: None, MASK_META_INTERVAL_EPOCHS: 0}
+LOSS: {GRAD_WEIGHTING: {CLASS: {METHOD: capping, CAP: 10}}}
+TRAIN: {AMP_OPT_LEVEL: O1, START_EPOCH: 3, EARLY_STOP: {MAX_LOSS: None}}
+LR_SCHEDULER: {REFERENCE_LR: 5e-5, TOTAL_STEPS: 100, WARMUP_EPOCHS: 3}
+MODEL: {CONVNEXT_STAGES: {DEPTHS: [3, 3, 9, 3]}, ROPE_STAGES: {ROPE_MIXED: True, DIMS: [384, 768]}, AGGREGATION: {X: 1}}
+DATA: {PIN_MEMORY: True, H5: {LABELS_PATH: None}}
+AUG: {SINGLE_AUG_DEVICE: gpu, USE_OPENCV: True}
+DEBUG:
+""",
+            )
+        )
+    mixup = config.schedule.mixup
+    assert (mixup.enabled, mixup.alpha, mixup.switch_prob, mixup.null_task_keys) == (False, 2.0, 0.25, ())
+    assert (mixup.cutmix.enabled, mixup.cutmix.minmax) == (True, (0.2, 0.8))
+    validation = config.schedule.validation
+    assert (validation.interval_epochs, validation.interval_steps, validation.interval_fraction) == (None, 1000, None)
+    assert validation.mask_meta_interval_epochs == 0  # no rival: off
+    assert config.loss.grad_weighting.class_weights.method == ("capping",)
+    assert config.loss.grad_weighting.class_weights.cap == (10,)
+    assert config.train.compute_dtype == "bfloat16"
+    assert config.lr_scheduler.warmup_epochs == 3.0
+    assert config.model.convnext_stages.depths == (3, 3)
+    assert config.data.h5.labels_path == ""
+    notes = [record.getMessage() for record in caplog.records]
+    assert len(notes) == len(set(notes)) == 10
+    assert "LR_SCHEDULER.TOTAL_STEPS has no effect: the number of steps follows from the data and train.epochs" in notes
+
+
+def test_base_files(tmp_path):
+    write(tmp_path, "TRAIN: {EPOCHS: 1, SEED: 1}\nDATA: {BATCH_SIZE: 1}", "root.yaml")
+    (tmp_path / "archs").mkdir()
+    write(tmp_path, "BASE: ../root.yaml\nTRAIN: {EPOCHS: 2}", "archs/arch.yaml")
+    config = load_yaml(write(tmp_path, "BASE: ['', archs/arch.yaml]\nTRAIN: {SEED: 3}"))
+    assert (config.train.epochs, config.train.seed, config.data.batch_size) == (2, 3, 1)
+    write(tmp_path, "BASE: experiment.yaml", "root.yaml")
+    with pytest.raises(ConfigError, match=r"circle: experiment.yaml -> arch.yaml -> root.yaml -> experiment.yaml"):
+        load_yaml(tmp_path / "experiment.yaml")
+    with pytest.raises(ConfigError, match=r"cannot be read \(named by BASE in a.yaml\).*did you mean root.yaml"):
+        load_yaml(write(tmp_path, "BASE: rot.yaml", "a.yaml"))
+
+
+def test_all_errors_at_once_with_lines(tmp_path):
+    text = """TRAIN:
+  EPOCH: 3
+  EPOCHS: many
+  SEED: 1
+  SEED: 2
+SCHEDULE:
+  MIX: {MIXUP: {ALPHA: 1.0}}
+  MIXUP: {ALPHA: 0.5}
+OPTIMIZER: 5
+MODEL: {ROPE_STAGES: {ROPE_MIXED: False}, CLASSIFICATION: {HEADS: {taxa_L10: {TYP: Linear}}}}
+DATA: {IMG_SIZE: 3.5, BATCH_SIZE: None, NUM_WORKERS: {X: 1}}
+"""
+    with pytest.raises(ConfigError) as caught:
+        load_yaml(write(tmp_path, text))
+    messages = caught.value.messages
+    for part in (
+        "experiment.yaml:2: unknown key TRAIN.EPOCH; did you mean TRAIN.EPOCHS?",
+        "experiment.yaml:3: train.epochs = 'many': expected an integer (now 300)",
+        "experiment.yaml:5: TRAIN.SEED is already given in line 4; keep one",
+        "experiment.yaml:8: SCHEDULE.MIXUP.ALPHA = 0.5 contradicts SCHEDULE.MIX.MIXUP.ALPHA = 1.0 (experiment.yaml:7)",
+        "experiment.yaml:9: optimizer = 5: this is a section",
+        "experiment.yaml:10: MODEL.ROPE_STAGES.ROPE_MIXED = False: only mixed",
+        "experiment.yaml:10: unknown key MODEL.CLASSIFICATION.HEADS.taxa_L10.TYP",
+        "experiment.yaml:11: data.img_size = 3.5: expected an integer",
+        "experiment.yaml:11: data.batch_size = None: expected an integer",
+        "experiment.yaml:11: unknown key DATA.NUM_WORKERS.X",
+    ):
+        assert any(message.startswith(part) for message in messages), (part, messages)
+    assert len(messages) == 10
+    assert str(caught.value).splitlines()[0].startswith("1. ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("TRAIN: [1", r"experiment.yaml:\d: not valid YAML"),
+        ("- 1", "a document must be a mapping"),
+        ("TRAIN: {AMP_OPT_LEVEL: O9}", "choose one of O0"),
+        ("TRAIN: !!python/name:os.system ''", "not valid YAML"),
+        ("OPTIMIZER: {PARAMETER_GROUPS: {A: {FILTER: head}}}", "expected a filter"),
+        ("MODEL: {PRETRAINED: weights.pth}", "not offered"),
+    ],
+)
+def test_other_errors(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_yaml(write(tmp_path, text))
+
+
+def test_empty_file_is_the_default(tmp_path):
+    assert changed(load_yaml(write(tmp_path, "# nothing\n---\n"))) == set()

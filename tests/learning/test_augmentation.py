@@ -1,0 +1,269 @@
+"""Augmentation in the step: identity when off, independence of the batch, laws of every draw, order of operators."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from scipy import stats
+
+from linnaeus_jax.config import defaults
+from linnaeus_jax.learning import augmentation, pixel_ops
+from linnaeus_jax.learning.augmentation import AugmentSettings, augment
+from linnaeus_jax.learning.pixel_ops import OP_CODE
+from linnaeus_jax.learning.policies import POLICY_NAMES, Policy, get_policy
+
+N = 100_000
+FULL = AugmentSettings(
+    hflip_prob=0.5,
+    vflip_prob=0.3,
+    crop_scale=(0.6, 1.0),
+    color_jitter=0.4,
+    policy="randaugment",
+    erase_prob=0.5,
+    erase_count=2,
+)
+KEY = jax.random.key(7)
+run = jax.jit(augment, static_argnames="settings")
+
+
+def images(batch=8, height=12, width=10, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (batch, height, width, 3), np.uint8)
+
+
+def within(count, total, p):
+    assert stats.binomtest(int(count), int(total), p).pvalue > 1e-4
+
+
+def test_off_is_the_identity():
+    image = images()
+    out = augment(image, jnp.arange(8), KEY, AugmentSettings())
+    np.testing.assert_allclose(out, image / np.float32(255), rtol=1e-6)
+
+
+def test_normalize_is_all_that_evaluation_does():
+    image, mean, std = images(), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    want = (image / 255 - np.array(mean)) / np.array(std)
+    np.testing.assert_allclose(augmentation.normalize(jnp.asarray(image), mean, std), want, rtol=1e-5, atol=1e-6)
+    dark = jnp.ones((1, 2, 2, 3), jnp.uint8)  # the dtype decides about the scale, not the largest value
+    np.testing.assert_allclose(augmentation.normalize(dark, (0.0,) * 3, (1.0,) * 3), 1 / 255, rtol=1e-6)
+    floats = dark.astype(jnp.float32)
+    np.testing.assert_array_equal(augmentation.normalize(floats, (0.0,) * 3, (1.0,) * 3), floats)
+
+
+def test_results_follow_the_row_not_the_batch():
+    image, row = images(), np.arange(100, 108, dtype=np.int32)
+    whole = np.asarray(run(image, row, KEY, settings=FULL))
+    order = np.random.default_rng(1).permutation(8)
+    np.testing.assert_array_equal(run(image[order], row[order], KEY, settings=FULL), whole[order])
+    again = np.asarray(run(image, row, jax.random.fold_in(KEY, 1), settings=FULL))
+    assert (np.abs(again - whole).max(axis=(1, 2, 3)) > 0.01).all()
+    assert whole.min() >= 0
+    assert whole.max() <= 1
+
+
+def test_sharded_batches_exchange_nothing():
+    image, row = images(), np.arange(8, dtype=np.int32)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, P("data"))
+    args = (jax.device_put(image, rows), jax.device_put(row, rows), jax.device_put(KEY, NamedSharding(mesh, P())))
+    compiled = jax.jit(augment, static_argnames="settings", out_shardings=rows).lower(*args, settings=FULL).compile()
+    assert not re.findall(r"all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter", compiled.as_text())
+    np.testing.assert_allclose(compiled(*args), run(image, row, KEY, settings=FULL), atol=1e-5)
+
+
+def test_flips_are_exact_and_at_their_rates():
+    image = np.tile(np.arange(4, dtype=np.uint8).reshape(1, 2, 2, 1), (N, 1, 1, 3))
+    settings = AugmentSettings(hflip_prob=0.5, vflip_prob=0.2)
+    out = np.asarray(run(image, np.arange(N, dtype=np.int32), KEY, settings=settings))[..., 0].reshape(N, 4)
+    first = np.round(out[:, 0] * 255).astype(int)  # the pixel that came to the top left tells the flips
+    order = {0: (0, 1, 2, 3), 1: (1, 0, 3, 2), 2: (2, 3, 0, 1), 3: (3, 2, 1, 0)}
+    np.testing.assert_allclose(out, np.array([order[f] for f in first], np.float32) / 255, rtol=1e-6)
+    within(np.isin(first, (1, 3)).sum(), N, 0.5)
+    within(np.isin(first, (2, 3)).sum(), N, 0.2)
+
+
+def test_crop_windows_stay_within_bounds():
+    scale, ratio = (0.3, 0.9), (0.5, 2.0)
+    windows = jax.vmap(lambda key: augmentation.crop_window(key, 40, 30, scale, ratio))(jax.random.split(KEY, N))
+    left, top, width, height = (np.asarray(x, np.float64) for x in windows)
+    tolerance = 1e-4
+    assert min(left.min(), top.min()) >= -tolerance
+    assert (left + width).max() <= 30 + tolerance
+    assert (top + height).max() <= 40 + tolerance
+    share = width * height / 1200
+    assert scale[0] - tolerance <= share.min() < 0.31
+    assert 0.85 < share.max() <= scale[1] + tolerance
+    assert ratio[0] - tolerance <= (width / height).min()
+    assert (width / height).max() <= ratio[1] + tolerance
+    # what never fits becomes the largest central window of an allowed shape
+    fallback = augmentation.crop_window(KEY, 40, 30, (1.0, 1.0), (2.0, 2.0))
+    np.testing.assert_allclose(fallback, (0, 12.5, 30, 15), rtol=1e-6)
+
+
+def test_crops_read_their_window():
+    ramp = np.broadcast_to(np.arange(40, dtype=np.uint8)[None, :, None] * 6, (40, 40, 3))
+    out = run(np.stack([ramp] * 64), np.arange(64, dtype=np.int32), KEY, settings=AugmentSettings(crop_scale=(0.5, 0.5)))
+    slope = np.diff(np.asarray(out)[:, 20, :, 0] * 255 / 6, axis=1)
+    inner = slope[:, 2:-2]
+    np.testing.assert_allclose(inner, inner[:, :1].repeat(35, axis=1), atol=1e-3)
+    width = inner[:, 0] * 40
+    assert (width**2 / 800 > 0.74).all()  # area 800 and ratio in [3/4, 4/3]
+    assert (width**2 / 800 < 1.34).all()
+
+
+def test_policies_draw_what_their_table_says():
+    for name in ("v0r", "3a", "randaugment"):
+        policy = get_policy(name)
+        op, value = jax.vmap(lambda key, p=policy: augmentation.draw_policy(key, p))(jax.random.split(KEY, N))
+        op, value = np.asarray(op), np.asarray(value)
+        for slot in range(op.shape[1]):
+            for code in np.unique(policy.op):
+                if code != OP_CODE["identity"]:
+                    share = np.where(policy.op[:, slot] == code, policy.prob[:, slot], 0).mean()
+                    within((op[:, slot] == code).sum(), N, share)
+        if name == "3a":
+            sigma = value[op == OP_CODE["blur"]]
+            assert 0.1 <= sigma.min() < 0.11
+            assert 1.99 < sigma.max() < 2.0
+        if name == "randaugment":
+            angle = value[op == OP_CODE["rotate"]]
+            np.testing.assert_allclose(np.abs(angle), 27, rtol=1e-6)
+            within((angle > 0).sum(), angle.size, 0.5)
+    joint = get_policy("original")
+    op, _ = jax.vmap(lambda key: augmentation.draw_policy(key, joint))(jax.random.split(KEY, 2000))
+    allowed = {(a, b) for x, y in joint.op for a in (x, 0) for b in (y, 0)}
+    assert {tuple(pair) for pair in np.asarray(op).tolist()} <= allowed
+
+
+def one_policy(first, second):
+    ops, bases = zip(first, second)
+    return Policy(
+        op=np.array([[OP_CODE[name] for name in ops]], np.int32),
+        prob=np.ones((1, 2), np.float32),
+        base=np.array([bases], np.float32),
+        delta=np.zeros((1, 2), np.float32),
+        joint=True,
+    )
+
+
+def test_operators_act_in_order(monkeypatch):
+    image = images(1, 20, 24, seed=3)
+    turn, darken, shift = ("rotate", 20.0), ("brightness", 0.25), ("translate_x", 0.25)
+    x, y = pixel_ops.pixel_centres(20, 24)
+
+    def moved(picture, op):
+        points = pixel_ops.affine_points(pixel_ops.affine_matrix(OP_CODE[op[0]], op[1], 20, 24), x, y)
+        out = jnp.round(pixel_ops.sample(picture, *points)).astype(jnp.uint8)
+        return jnp.where(pixel_ops.outside(*points, 20, 24)[..., None], jnp.uint8(pixel_ops.FILL), out)
+
+    def colored(picture, op):
+        return pixel_ops.apply_color_op(picture, OP_CODE[op[0]], op[1], (op[0],))
+
+    def ran(first, second):
+        monkeypatch.setattr(augmentation, "get_policy", lambda *_: one_policy(first, second))
+        return np.round(np.asarray(augment(image, jnp.arange(1), KEY, AugmentSettings(policy="v0r")))[0] * 255)
+
+    start = jnp.asarray(image[0])
+    np.testing.assert_array_equal(ran(turn, darken), colored(moved(start, turn), darken))
+    late_fill = ran(darken, turn)  # resampled before darkening: equal up to the rounding of grey levels
+    np.testing.assert_allclose(late_fill, np.asarray(moved(colored(start, darken), turn), int), atol=1)
+    assert (late_fill == pixel_ops.FILL).all(axis=-1).any()
+    two = np.asarray(moved(moved(start, turn), shift), int)  # a shift by whole pixels needs no second resampling
+    np.testing.assert_allclose(ran(turn, shift), two, atol=1)
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name not in ("originalr", "v0r")])
+def test_every_policy_runs(policy):
+    image = images(16, 16, 16)
+    out = np.asarray(run(image, np.arange(16, dtype=np.int32), KEY, settings=AugmentSettings(policy=policy)))
+    assert np.isfinite(out).all()
+    assert out.min() >= 0
+    assert out.max() <= 1
+    assert (np.abs(out - image / 255).max(axis=(1, 2, 3)) > 0.02).sum() >= 8
+
+
+def test_jitter_scales_brightness_within_bounds():
+    grey = np.full((2000, 2, 2, 3), 100, np.uint8)  # uniform grey: contrast and saturation have no effect
+    out = run(grey, np.arange(2000, dtype=np.int32), KEY, settings=AugmentSettings(color_jitter=0.4))
+    factor = np.asarray(out)[:, 0, 0, 0] * 2.55
+    assert 0.6 - 1e-5 <= factor.min() < 0.61
+    assert 1.39 < factor.max() <= 1.4 + 1e-5
+
+
+def test_erased_rectangles():
+    area, ratio = (0.02, 0.4), (0.3, 3.3)
+    rectangle = jax.vmap(lambda key: augmentation.erase_rectangle(key, 400, 300, area, ratio))
+    top, left, h, w = (np.asarray(x, np.float64) for x in rectangle(jax.random.split(KEY, N)))
+    fits = h > 0
+    assert fits.mean() > 0.9
+    assert (w[~fits] == 0).all()
+    assert top.min() == left.min() == 0
+    assert (top + h).max() <= 400
+    assert (left + w).max() <= 300
+    h, w = h[fits], w[fits]
+    assert ((h + 0.5) * (w + 0.5) >= area[0] * 120_000).all()
+    assert ((h - 0.5) * (w - 0.5) <= area[1] * 120_000).all()
+    assert ((h + 0.5) / (w - 0.5) >= ratio[0]).all()
+    assert ((h - 0.5) / (w + 0.5) <= ratio[1]).all()
+
+
+@pytest.mark.parametrize("mode", ["pixel", "const", "rand"])
+def test_erasing_rate_and_filling(mode):
+    n = N if mode == "const" else 4000
+    image = np.tile(np.array([90, 110], np.uint8)[None, None, :, None], (n, 8, 4, 3))
+    settings = AugmentSettings(erase_prob=0.25, erase_mode=mode, erase_area=(0.1, 0.3), erase_ratio=(0.5, 2.0))
+    out = np.asarray(run(image, np.arange(n, dtype=np.int32), KEY, settings=settings))
+    changed = (np.abs(out * 255 - image) > 1e-3).any(axis=-1)
+    erased = changed.any(axis=(1, 2))
+    within(erased.sum(), n, 0.25)
+    values = out[changed] * 255
+    if mode == "const":
+        assert (np.ptp(values, axis=-1) == 0).all()
+        i = int(np.argmax(erased))
+        assert np.unique(out[i][changed[i]]).size == 1
+        assert stats.kstest(out.max(axis=(1, 2, 3), where=changed[..., None], initial=0)[erased], "uniform").pvalue > 1e-4
+    elif mode == "rand":
+        assert stats.kstest(values.ravel() / 255, "uniform").pvalue > 1e-4
+    else:
+        assert stats.kstest(values.ravel(), stats.norm(100, 10).cdf).pvalue > 1e-4
+
+
+def test_stages_can_be_looked_at():
+    stages = augmentation.cumulative_settings(FULL)
+    assert [name for name, _ in stages] == ["input", "crop", "flip", "randaugment", "colour jitter", "random erasing"]
+    assert stages[-1][1] == FULL
+    assert [name for name, _ in augmentation.cumulative_settings(AugmentSettings())] == ["input"]
+    image, row = images(), jnp.arange(8)
+    geometry = [dataclasses.replace(s, policy="") for _, s in stages[-2:]]
+    before, after = (run(image, row, KEY, settings=s) for s in geometry)
+    unchanged = np.asarray(before == after).mean()  # erasing leaves what it does not cover as it was
+    assert 0.3 < unchanged < 1
+
+
+def test_settings_come_from_the_configuration():
+    aug = defaults.get_config().aug
+    want = AugmentSettings(hflip_prob=0.5, crop_scale=(0.6, 1.0), color_jitter=0.4, erase_prob=0.25)
+    assert AugmentSettings.from_config(aug) == want
+    assert hash(want) == hash(AugmentSettings.from_config(aug))
+    aug.random_resized_crop.enabled = False
+    assert AugmentSettings.from_config(aug).crop_scale is None
+    aug.hflip_prob = 1.5
+    aug.autoaug.policy = "v0"
+    aug.random_erase.mode = "noise"
+    aug.random_erase.area_range = (0.4, 0.02)
+    aug.random_resized_crop.scale = (0.5, 1.5)
+    with pytest.raises(ValueError) as error:
+        AugmentSettings.from_config(aug)
+    keys = ("hflip_prob", "random_resized_crop.scale", "autoaug.policy", "random_erase.mode", "random_erase.area_range")
+    assert [line.split(" is ")[0] for line in str(error.value).splitlines()] == [f"aug.{key}" for key in keys]
+    assert "'v0'; it must be '' (off) or one of original" in str(error.value)
+
+
+def test_floats_are_refused():
+    with pytest.raises(ValueError, match="takes uint8 images, not float32"):
+        augment(jnp.ones((1, 2, 2, 3)), jnp.arange(1), KEY, FULL)

@@ -1,0 +1,134 @@
+"""Metadata masking: fixture with explicit draws, rates, tables, validation masks."""
+
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from linnaeus_jax.learning import meta_masking as mm
+
+NAMES = ("TEMPORAL", "SPATIAL", "ELEVATION")
+BOUNDS = ((0, 2), (2, 5), (5, 15))
+
+
+@pytest.mark.parametrize("scenario", ["both", "full_only", "partial_only", "all", "off"])
+def test_explicit_draws(fixtures, scenario):
+    golden = np.load(fixtures / "learning_metamask.npz")
+    setting = json.loads((fixtures / "learning_metamask.json").read_text())
+    bounds = [tuple(setting["bounds"][name]) for name in NAMES]
+    combos, log_weights = mm.combo_table(setting["whitelist"], setting["weights"], NAMES)
+    p_full, p_partial = golden[f"{scenario}/p"]
+    valid = np.stack([golden["mask"][:, a:b].all(axis=1) for a, b in bounds], axis=1)
+    meta, got_valid, kind = mm.mask_metadata(
+        golden["aux"],
+        valid,
+        mm.MaskDraws(golden["u_full"], golden["u_part"], golden["u_combo"].astype(np.float32)),
+        p_full=p_full,
+        p_partial=p_partial,
+        partial_active=p_partial >= 0,
+        combos=combos,
+        log_weights=log_weights,
+        bounds=bounds,
+    )
+    np.testing.assert_array_equal(meta, golden[f"{scenario}/aux"])
+    columns = mm.column_components(bounds, 15)
+    np.testing.assert_array_equal(np.asarray(got_valid)[:, columns], golden[f"{scenario}/mask"])
+    np.testing.assert_array_equal(kind == mm.PARTIAL, golden[f"{scenario}/combo_idx"] >= 0)
+    np.testing.assert_array_equal(kind == mm.FULL, golden["u_full"] < np.float32(p_full))
+    total, count = mm.valid_counts(got_valid, jnp.ones(10))
+    np.testing.assert_allclose(100 * total / count, golden[f"{scenario}/valid_pct"], rtol=1e-6)
+
+
+def test_rates():
+    n, p_full, p_partial = 100_000, 0.3, 0.4
+    combos, log_weights = mm.combo_table([("TEMPORAL",), ("SPATIAL", "ELEVATION"), ("SPATIAL",)], (3.0, 1.0, 0.0), NAMES)
+    run = jax.jit(partial(mm.mask_metadata, combos=combos, log_weights=log_weights, bounds=BOUNDS))
+    meta, valid, kind = run(
+        jnp.ones((n, 15)),
+        jnp.ones((n, 3), bool),
+        jax.random.key(3),
+        p_full=p_full,
+        p_partial=p_partial,
+        partial_active=True,
+    )
+    valid, kind = np.asarray(valid), np.asarray(kind)
+
+    def within(count, total, p):
+        assert stats.binomtest(int(count), int(total), p).pvalue > 1e-4
+
+    within((kind == mm.FULL).sum(), n, p_full)
+    within((kind == mm.PARTIAL).sum(), n, (1 - p_full) * p_partial)
+    some = valid[kind == mm.PARTIAL]
+    within((~some[:, 0]).sum(), len(some), 0.75)
+    np.testing.assert_array_equal(some[:, 1], some[:, 2])  # the combination of weight 0 never occurs
+    np.testing.assert_array_equal(valid[kind == mm.NONE], True)
+    np.testing.assert_array_equal(np.asarray(meta) != 0, valid[:, mm.column_components(BOUNDS, 15)])
+
+
+def test_draws_follow_the_row_not_the_position():
+    keys = jax.vmap(lambda r: jax.random.fold_in(jax.random.key(0), r))(jnp.arange(8))
+    draws, swapped = mm.draw_masks(keys, 8), mm.draw_masks(keys[::-1], 8)
+    np.testing.assert_array_equal(draws.combo, swapped.combo[::-1])
+
+
+def test_inactive_partial_and_empty_whitelist():
+    meta, valid = jnp.ones((4, 15)), jnp.ones((4, 3), bool)
+    combos, log_weights = mm.combo_table([("SPATIAL",)], (), NAMES)
+    empty, no_weights = mm.combo_table((), (), NAMES)
+    for table, weights, active in ((combos, log_weights, False), (empty, no_weights, True)):
+        out, _, kind = mm.mask_metadata(
+            meta,
+            valid,
+            jax.random.key(0),
+            p_full=0.0,
+            p_partial=1.0,
+            partial_active=active,
+            combos=table,
+            log_weights=weights,
+            bounds=BOUNDS,
+        )
+        np.testing.assert_array_equal(out, meta)
+        np.testing.assert_array_equal(kind, mm.NONE)
+
+
+@pytest.mark.parametrize(
+    ("whitelist", "weights", "match"),
+    [
+        ([("TEMPORAL",), ("SPATAIL",)], (), r"whitelist\[1\] names 'SPATAIL'.*use TEMPORAL, SPATIAL, ELEVATION"),
+        ([()], (), r"whitelist\[0\] is empty"),
+        ([("TEMPORAL",)], (1.0, 2.0), "weights has 2 entries for 1 combinations"),
+        ([("TEMPORAL",)], (0.0,), "must be >= 0 and not all 0"),
+    ],
+)
+def test_wrong_tables_are_refused(whitelist, weights, match):
+    with pytest.raises(ValueError, match=match):
+        mm.combo_table(whitelist, weights, NAMES)
+
+
+def test_validation_masks():
+    meta = jnp.ones((2, 15))
+    keep = mm.keep_mask(NAMES, ("SPATIAL",))
+    out = np.asarray(mm.zero_components(meta, keep[None, :], BOUNDS))
+    np.testing.assert_array_equal(out[:, 2:5], 0)
+    assert out.sum() == 2 * 12
+    assert not mm.keep_mask(NAMES, None).any()
+    assert mm.keep_mask(NAMES, ()).all()
+    with pytest.raises(ValueError, match="validation phase masks 'HEIGHT'"):
+        mm.keep_mask(NAMES, ("HEIGHT",))
+
+
+def test_components_tile_the_columns():
+    assert mm.component_bounds({"TEMPORAL": 2, "SPATIAL": 3, "ELEVATION": 10}) == BOUNDS
+    for bounds, columns in ((BOUNDS, 16), (((0, 2), (3, 5)), 5)):
+        with pytest.raises(ValueError, match="without gap or overlap"):
+            mm.column_components(bounds, columns)
+
+
+def test_padding_does_not_count():
+    total, count = mm.valid_counts(jnp.ones((4, 3), bool), jnp.array([1.0, 0.5, 0.0, 0.0]))
+    np.testing.assert_array_equal(total, 2)
+    assert count == 2

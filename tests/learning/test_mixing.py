@@ -1,0 +1,243 @@
+"""Selective mixup and cutmix: fixtures, rates, untouched rows, and no images between devices."""
+
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from scipy import stats
+
+from linnaeus_jax.config import defaults
+from linnaeus_jax.learning import mixing
+from linnaeus_jax.learning.mixing import MixDraws, MixSettings
+
+BOUNDS = ((0, 2), (2, 5))
+
+
+@pytest.fixture(scope="module")
+def golden(fixtures):
+    return np.load(fixtures / "learning_mixing.npz")
+
+
+def mix_golden(golden, mix_settings, cutmix, aux=None):
+    bounds = [tuple(b) for b in golden["bounds"].tolist()]
+    mask = golden["mask"]
+    draws = MixDraws(
+        active=jnp.array(True),
+        cutmix=jnp.array(cutmix),
+        lam=jnp.float32(golden["lam"]),
+        pick=jnp.asarray(golden["pick"]),
+        centre=jnp.asarray(golden["centres"], jnp.int32),
+    )
+    label = np.stack([golden["labels/taxa_L10"], golden["labels/taxa_L20"]], axis=1).astype(np.int32)
+    mixed = mixing.mix_from_draws(
+        jnp.asarray(golden["images"].transpose(0, 2, 3, 1)),
+        jnp.asarray(golden["aux"] if aux is None else aux),
+        jnp.asarray(np.stack([mask[:, a:b].all(axis=1) for a, b in bounds], axis=1)),
+        jnp.asarray(label),
+        jnp.asarray(golden["perm"], jnp.int32),
+        jnp.asarray(golden["group_ids"], jnp.int32),
+        draws,
+        settings=mix_settings,
+        bounds=bounds,
+    )
+    columns = np.repeat(np.arange(len(bounds)), [b - a for a, b in bounds])
+    return mixed, np.asarray(mixed.valid)[:, columns], label
+
+
+@pytest.mark.parametrize("case", ["mixup", "cutmix", "cutmix_minmax"])
+def test_golden_batches(golden, case):
+    minmax = tuple(golden["cutmix_minmax/minmax"].tolist()) if case == "cutmix_minmax" else None
+    both = MixSettings(block=6, mixup=True, cutmix=True, minmax=minmax)
+    mixed, mask, label = mix_golden(golden, both, case != "mixup")
+    np.testing.assert_allclose(mixed.image.transpose(0, 3, 1, 2), golden[f"{case}/images"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(mixed.meta, golden[f"{case}/aux"])
+    np.testing.assert_array_equal(mask, golden[f"{case}/mask"])
+    lam = np.asarray(mixed.lam)[:, None]
+    for task, name in enumerate(("taxa_L10", "taxa_L20")):
+        eye = np.eye(golden[f"targets/{name}"].shape[1], dtype=np.float32)
+        target = lam * eye[label[:, task]] + (1 - lam) * eye[np.asarray(mixed.other_label)[:, task]]
+        np.testing.assert_allclose(target, golden[f"{case}/targets/{name}"], rtol=1e-5, atol=1e-6)
+
+
+def test_zeros_are_values(golden):
+    mixed, mask, _ = mix_golden(golden, MixSettings(block=6, mixup=True), False, golden["zeros/aux_in"])
+    np.testing.assert_array_equal(mixed.meta, golden["zeros/want_aux"])
+    np.testing.assert_array_equal(mask, golden["zeros/want_mask"])
+
+
+def test_minmax_bounds_the_pasted_share():
+    image = jnp.stack([jnp.zeros((20, 20, 3)), jnp.ones((20, 20, 3))])
+    label = jnp.array([[1], [2]], jnp.int32)
+    for lam, want in ((0.0, 0.25), (1.0, 0.09)):  # all the partner -> high bound, nothing of it -> low bound
+        draws = MixDraws(jnp.array(True), jnp.array(True), jnp.float32(lam), jnp.zeros(2), jnp.full((2, 2), 10))
+        mixed = mixing.mix_from_draws(
+            image,
+            jnp.zeros((2, 5)),
+            jnp.ones((2, 2), bool),
+            label,
+            jnp.array([1, 0], jnp.int32),
+            jnp.zeros(2, jnp.int32),
+            draws,
+            settings=MixSettings(block=2, cutmix=True, minmax=(0.0901, 0.2501)),
+            bounds=BOUNDS,
+        )
+        np.testing.assert_allclose(mixed.image[0].mean(), want, rtol=1e-5)
+        np.testing.assert_allclose(mixed.lam, 1 - want, rtol=1e-5)
+
+
+def test_boxes(golden):
+    for height, width, lam, row, column, *want in golden["box_table"]:
+        centre = jnp.array([row, column], jnp.int32)
+        *box, kept = mixing.cutmix_box(jnp.float32(lam), centre, int(height), int(width))
+        assert [int(x) for x in box] == want[:4]
+        np.testing.assert_allclose(kept, want[4], rtol=1e-5, atol=1e-6)
+
+
+def test_null_samples_are_excluded(golden):
+    label = np.stack([golden["labels/taxa_L10"], golden["labels/taxa_L20"]], axis=1)
+    group = golden["group_ids"]
+    np.testing.assert_array_equal(mixing.exclude_null_groups(group, label, (0, 1)), golden["exclude_null/all"])
+    np.testing.assert_array_equal(mixing.exclude_null_groups(group, label, (0,)), golden["exclude_null/L10"])
+
+
+def batch(size, block, rng):
+    """A planned batch of random groups, as arguments of `mix`."""
+    group = rng.integers(-1, 3, size).astype(np.int32)
+    partner = np.arange(size, dtype=np.int32)
+    for start in range(0, size, block):
+        for g in range(3):
+            members = start + np.flatnonzero(group[start : start + block] == g)
+            partner[members] = np.roll(members, 1)
+    mixing.check_partners(partner, group, block)
+    image = rng.random((size, 6, 6, 3), np.float32)
+    valid = rng.random((size, 2)) < 0.6
+    meta = np.where(valid[:, [0, 0, 1, 1, 1]], rng.random((size, 5)), 0).astype(np.float32)
+    return image, meta, valid, rng.integers(0, 9, (size, 2)).astype(np.int32), partner, group
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), cutmix=st.booleans(), minmax=st.sampled_from([None, (0.2, 0.6)]))
+def test_rows_are_mixtures_of_themselves_and_their_partner(seed, cutmix, minmax):
+    args = batch(8, 4, np.random.default_rng(seed))
+    image, meta, valid, label, partner, group = args
+    mix_settings = MixSettings(block=4, mixup=not cutmix, cutmix=cutmix, minmax=minmax)
+    out = mixing.mix(*args, jax.random.key(seed), p_mix=1.0, settings=mix_settings, bounds=BOUNDS)
+    alone = (group < 0) | (partner == np.arange(8))
+    other = np.where(alone, np.arange(8), partner)
+    np.testing.assert_array_equal(out.lam[alone], 1)
+    np.testing.assert_array_equal(out.image[alone], image[alone])
+    np.testing.assert_array_equal(out.meta[alone], meta[alone])
+    np.testing.assert_array_equal(out.other_label, label[other])
+    np.testing.assert_array_equal(out.valid, valid | valid[other])
+    assert (out.lam >= 0).all()
+    assert (out.lam <= 1).all()
+    if cutmix:
+        pasted = (np.asarray(out.image) != image).any(axis=-1).mean(axis=(1, 2))
+        np.testing.assert_allclose(pasted, 1 - out.lam, atol=1e-6)
+        if minmax:
+            assert pasted.max() <= minmax[1] + 1e-6
+    else:
+        lam = np.asarray(out.lam)[:, None, None, None]
+        np.testing.assert_allclose(out.image, lam * image + (1 - lam) * image[other], rtol=1e-5, atol=1e-6)
+    for k, (a, b) in enumerate(BOUNDS):
+        own = (np.asarray(out.meta)[:, a:b] == meta[:, a:b]).all(axis=1)
+        theirs = (np.asarray(out.meta)[:, a:b] == meta[other][:, a:b]).all(axis=1)
+        assert (own | theirs).all()
+        assert theirs[~valid[:, k] & valid[other][:, k]].all()
+
+
+def test_gate_switch_and_share_follow_their_laws():
+    n = 100_000
+    mix_settings = MixSettings(mixup=True, cutmix=True, mixup_alpha=0.4, cutmix_alpha=2.0, switch_prob=0.3)
+    draw = jax.jit(jax.vmap(lambda key: mixing.draw_mix(key, 0.7, 1, (6, 8), mix_settings)))
+    draws = jax.tree.map(np.asarray, draw(jax.random.split(jax.random.key(0), n)))
+    assert stats.binomtest(int(draws.active.sum()), n, 0.7).pvalue > 1e-4
+    assert stats.binomtest(int(draws.cutmix.sum()), n, 0.3).pvalue > 1e-4
+    for kind, alpha in ((True, 2.0), (False, 0.4)):
+        lam = draws.lam[draws.cutmix == kind]
+        sd = np.sqrt(1 / (4 * (2 * alpha + 1)))  # of Beta(alpha, alpha)
+        assert abs(lam.mean() - 0.5) < 5 * sd / np.sqrt(len(lam))
+        assert stats.kstest(lam, stats.beta(alpha, alpha).cdf).pvalue > 1e-4
+    assert set(np.unique(draws.centre[..., 0])) == set(range(7))
+    assert set(np.unique(draws.centre[..., 1])) == set(range(9))
+
+
+@pytest.mark.parametrize(
+    ("mix_settings", "p_mix"),
+    [
+        (MixSettings(block=4), 1.0),
+        (MixSettings(block=4, mixup=True), 0.0),
+        (MixSettings(block=4, mixup=True, mixup_alpha=0.0), 1.0),
+        (MixSettings(block=4, cutmix=True, cutmix_alpha=0.0, minmax=(0.2, 0.5)), 1.0),
+    ],
+)
+def test_off_is_the_identity(mix_settings, p_mix):
+    args = batch(8, 4, np.random.default_rng(0))
+    out = mixing.mix(*args, jax.random.key(0), p_mix=p_mix, settings=mix_settings, bounds=BOUNDS)
+    for got, want in zip(out, (*args[:4], np.ones(8))):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_wrong_plans_and_settings_are_refused():
+    rows = np.zeros(4, int)
+    with pytest.raises(ValueError, match="row 1 has partner 2 outside of its block of 2 rows"):
+        mixing.check_partners(np.array([0, 2, 2, 3]), rows, 2)
+    with pytest.raises(ValueError, match="row 0 of group 0 has partner 1 of group 5"):
+        mixing.check_partners(np.array([1, 1, 2, 3]), np.array([0, 5, 0, 0]), 2)
+    with pytest.raises(ValueError, match="mix_block = 3 does not divide"):
+        mixing.check_partners(np.arange(4), rows, 3)
+    config = defaults.get_config().schedule.mixup
+    assert MixSettings.from_config(config, 4) == MixSettings(block=4, mixup=True)
+    config.cutmix.minmax = (0.5, 0.2)
+    config.switch_prob = 2.0
+    with pytest.raises(ValueError, match=r"(?s)schedule.mixup.cutmix.minmax .*schedule.mixup.switch_prob is 2.0"):
+        MixSettings.from_config(config, 4)
+    args = batch(4, 4, np.random.default_rng(0))
+    for image, block, match in ((args[0], 3, "mix_block = 3"), ((args[0] * 255).astype(np.uint8), 4, "not uint8")):
+        with pytest.raises(ValueError, match=match):
+            mixing.mix(
+                image,
+                *args[1:],
+                jax.random.key(0),
+                p_mix=1.0,
+                settings=MixSettings(block=block, mixup=True),
+                bounds=BOUNDS,
+            )
+
+
+def check_sharded_mixing(devices, size, block):
+    """Compiles mixing with rows sharded over `devices`: no collective, and the result of one device."""
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, P("data"))
+    args = batch(size, block, np.random.default_rng(1))
+    mix_settings = MixSettings(block=block, mixup=True, cutmix=True)
+
+    def run(*args):
+        return mixing.mix(*args, jax.random.key(5), p_mix=1.0, settings=mix_settings, bounds=BOUNDS)
+
+    sharded = [jax.device_put(x, rows) for x in args]
+    compiled = jax.jit(run, out_shardings=rows).lower(*sharded).compile()
+    assert not re.findall(r"all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter", compiled.as_text())
+    for got, want in zip(compiled(*sharded), jax.jit(run)(*args)):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_two_devices_exchange_nothing():
+    check_sharded_mixing(2, 8, 4)
+    check_sharded_mixing(2, 8, 2)
+
+
+def test_eight_devices_exchange_nothing():
+    code = "from tests.learning.test_mixing import check_sharded_mixing as c; c(8, 64, 8); c(8, 64, 4); print('ok')"
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
+    assert done.stdout.strip() == "ok", done.stderr

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.learning.losses import kept_counts, make_criterion, task_loss_sums
+from linnaeus_jax.learning.null_masking import inclusion_uniforms, keep_mask, null_mask, null_statistics
+
+TASKS = ("taxa_L10", "taxa_L20", "taxa_L30")
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "weighted"), [("hard", "plain"), ("hard", "cw"), ("soft", "plain")])
+@pytest.mark.parametrize("mode", ["all", "sched", "none", "phase1", "val"])
+def test_masking_fixture(fixtures, mode, kind, weighted):
+    masking, criteria_data = np.load(fixtures / "learning_masking.npz"), np.load(fixtures / "learning_criteria.npz")
+    label = jnp.asarray(np.stack([criteria_data[f"hard/{task}"] for task in TASKS], axis=1), jnp.int32)
+    other, lam = None, None
+    if kind == "soft":
+        other, lam = label[criteria_data["mix_perm"]], jnp.full(label.shape[0], float(criteria_data["mix_lam"]))
+    uniforms = jnp.asarray(np.stack([masking[f"u/{task}"] for task in TASKS], axis=1))
+    probability = {"all": 1.0, "sched": float(masking["p_sched"]), "none": 0.0}.get(mode)
+    null = null_mask(label, other, lam)
+    keep = keep_mask(null, probability=probability, uniforms=uniforms, phase1=mode == "phase1")
+
+    case = f"{mode}/{kind}/{weighted}"
+    if weighted == "plain":
+        for k, task in enumerate(TASKS):
+            np.testing.assert_array_equal(keep[:, k], masking[f"{case}/keep/{task}"])
+    logits = {task: jnp.asarray(criteria_data[f"logits/{task}"]) for task in TASKS}
+    criteria = {task: make_criterion("CrossEntropyLoss", num_classes=logits[task].shape[1]) for task in TASKS}
+    weights = {task: criteria_data[f"class_weight/{task}"] for task in TASKS} if weighted == "cw" else None
+    rows = jnp.ones(label.shape[0])
+    counts = kept_counts(keep, rows)
+    np.testing.assert_array_equal(counts, masking[f"{case}/want_n"])
+
+    def total(logits):
+        sums = task_loss_sums(logits, label, other, lam, rows, keep, criteria, weights)
+        means = sums.numerator / jnp.maximum(counts, 1.0)
+        return jnp.sum(means * masking["task_weight"]), means
+
+    (value, means), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(logits)
+    close(value, masking[f"{case}/want_total"])
+    close(means, masking[f"{case}/want_task_mean"])
+    for task in TASKS:
+        close(gradient[task], masking[f"{case}/want_grad/{task}"])
+
+
+def test_null_test_of_mixtures():
+    label, other = jnp.array([[0], [0], [3], [0], [3]]), jnp.array([[3], [3], [0], [0], [0]])
+    lam = jnp.array([0.51, 0.5, 0.5, 0.1, 0.4])
+    np.testing.assert_array_equal(null_mask(label, other, lam)[:, 0], [True, False, False, True, True])
+    np.testing.assert_array_equal(null_mask(label)[:, 0], [True, True, False, True, False])
+    assert not np.any(null_mask(label, other, lam, null_possible=False))
+
+
+def test_probability_needs_uniforms():
+    with pytest.raises(ValueError, match="inclusion_uniforms"):
+        keep_mask(jnp.ones((2, 1), bool), probability=0.5)
+
+
+def test_inclusion_rates_within_binomial_bounds():
+    rows, tasks = 100_000, 2
+    uniforms = inclusion_uniforms(jax.random.key(7), (rows,), tasks)
+    null = jnp.arange(rows)[:, None] % 2 == jnp.zeros((1, tasks), jnp.int32)
+    for probability in (0.0, 0.03, 0.5, 1.0):
+        keep = np.asarray(keep_mask(null, probability=probability, uniforms=uniforms))
+        assert keep[1::2].all()
+        bound = 4.5 * np.sqrt(probability * (1 - probability) / (rows / 2))
+        np.testing.assert_array_less(np.abs(keep[::2].mean(axis=0) - probability), bound + 1e-12)
+    both = np.asarray(uniforms < 0.5)
+    assert abs((both[:, 0] & both[:, 1]).mean() - 0.25) < 4.5 * np.sqrt(0.25 * 0.75 / rows)
+
+
+def test_draws_depend_only_on_key_task_and_row():
+    key = jax.random.key(1)
+    flat = inclusion_uniforms(key, (12,), 3)
+    np.testing.assert_array_equal(inclusion_uniforms(key, (3, 4), 3).reshape(12, 3), flat)
+    np.testing.assert_array_equal(inclusion_uniforms(key, (12,), 2), flat[:, :2])
+    np.testing.assert_array_equal(flat[:, 2], jax.random.uniform(jax.random.fold_in(key, 2), (12,)))
+
+
+def test_statistics_leave_out_padding():
+    null = jnp.array([[True, False], [True, True], [False, False], [True, True]])
+    keep = jnp.array([[True, True], [False, True], [True, True], [True, True]])
+    stats = null_statistics(null, keep, jnp.array([1.0, 1.0, 1.0, 0.0]))
+    assert stats["null_samples_total"] == 3
+    assert stats["null_samples_included"] == 2
+    np.testing.assert_allclose(stats["inclusion_percentage"], 200 / 3, rtol=1e-6)
+    np.testing.assert_array_equal(stats["num_valid_samples_per_task"], [2, 3])
+    none = null_statistics(jnp.zeros((2, 3, 2), bool), jnp.ones((2, 3, 2), bool), jnp.ones((2, 3)))
+    assert none["inclusion_percentage"] == 100
+    np.testing.assert_array_equal(none["num_valid_samples_per_task"], [6, 6])

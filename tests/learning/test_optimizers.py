@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from linnaeus_jax.config import defaults
+from linnaeus_jax.learning.optimizers import build_optimizer, clip, ema_update
+from tests.learning.test_filters import Info, load
+
+
+@pytest.fixture(scope="module")
+def golden(fixtures):
+    with np.load(fixtures / "learning_optim.npz") as archive:
+        return dict(archive)
+
+
+def settings(**values):
+    section = defaults.optimizer()
+    groups = values.pop("groups", None)
+    section.update(values)
+    if groups is not None:
+        section.parameter_groups.enabled = True
+        for name, given in groups.items():
+            section.parameter_groups[name] = defaults.optimizer_group()
+            section.parameter_groups[name].update(given)
+    return section
+
+
+def by_name(*patterns, match_type="contains"):
+    return {"type": "name", "patterns": patterns, "match_type": match_type}
+
+
+def trajectory(section, start, grads, lr, name="blocks.0.weight"):
+    """Parameters after each step of one weight, with the learning rate applied by the step."""
+    info = Info(name, ("w",), start.shape)
+    optimizer = build_optimizer(section, [info])
+    params = {"w": jnp.asarray(start)}
+    state = optimizer.direction.init(params)
+
+    @jax.jit
+    def step(params, state, grad, lr):
+        direction, state = optimizer.direction.update({"w": grad}, state, params)
+        return optax.apply_updates(params, optimizer.apply_learning_rates(direction, {"default": lr})), state
+
+    found = []
+    for grad in grads:
+        params, state = step(params, state, jnp.asarray(grad), jnp.float32(lr))
+        found.append(np.asarray(params["w"]))
+    return optimizer, np.stack(found)
+
+
+@pytest.mark.parametrize("form", ["nesterov", "plain"])
+@pytest.mark.parametrize("shape", ["tall", "wide", "square", "conv"])
+def test_muon(golden, shape, form):
+    order = (2, 3, 1, 0) if shape == "conv" else (1, 0)  # torch layout -> output last
+    start = golden[f"muon/{shape}/p0"].transpose(order)
+    grads = [g.transpose(order) for g in golden[f"muon/{shape}/grads"]]
+    nesterov = form == "nesterov"
+    muon = {"momentum": 0.95 if nesterov else 0.9, "nesterov": nesterov, "ns_steps": 5}
+    section = settings(name="muon", weight_decay=0.05 if nesterov else 0.0, muon=muon)
+    optimizer, found = trajectory(section, start, grads, 0.02 if nesterov else 0.1)
+    assert optimizer.rows[0].optimizer == "muon"
+    want = golden[f"muon/{shape}/{form}/f32"]
+    np.testing.assert_allclose(found, np.stack([w.transpose(order) for w in want]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_newton_schulz_iterations(golden, name):
+    given, want = golden[f"ns/{name}/in"].T, golden[f"ns/{name}/f32"].T
+    section = settings(name="muon", weight_decay=0.0, muon={"momentum": 0.0, "nesterov": False, "ns_steps": 5})
+    _, found = trajectory(section, 0 * given, [given], 1.0)
+    scale = math.sqrt(max(1.0, given.shape[1] / given.shape[0]))
+    np.testing.assert_allclose(-found[0] / scale, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "ademamix_const", "ademamix_warm"])
+def test_elementwise_optimizers(golden, name):
+    section = settings(name=name.split("_")[0], weight_decay=0.05)
+    want = golden[f"vec/{name}/want"] if name.startswith("ademamix") else golden[f"vec/{name}"]
+    if name.startswith("ademamix"):
+        lr, b1, b2, b3, eps, decay, alpha, warmup = golden[f"vec/{name}/hyper"].tolist()
+        section.update(betas=(b1, b2, b3), eps=eps, weight_decay=decay, alpha=alpha)
+        section.t_alpha_beta3 = int(warmup) if warmup > 0 else None
+        assert lr == 1e-2
+    _, found = trajectory(section, golden["vec/p0"], golden["vec/grads"], 1e-2)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "alias"),
+    [
+        ("lamb", lambda lr: optax.lamb(lr, 0.9, 0.999, 1e-8, weight_decay=0.05)),
+        ("lion", lambda lr: optax.lion(lr, 0.9, 0.999, weight_decay=0.05)),
+        ("adam", lambda lr: optax.chain(optax.add_decayed_weights(0.05), optax.adam(lr, 0.9, 0.999, 1e-8))),
+    ],
+)
+def test_same_as_optax(golden, name, alias):
+    tx = alias(1e-2)
+    params = jnp.asarray(golden["vec/p0"])
+    state, want = tx.init(params), []
+    for grad in golden["vec/grads"]:
+        updates, state = tx.update(jnp.asarray(grad), state, params)
+        params = optax.apply_updates(params, updates)
+        want.append(np.asarray(params))
+    _, found = trajectory(settings(name=name), golden["vec/p0"], golden["vec/grads"], 1e-2)
+    np.testing.assert_allclose(found, np.stack(want), rtol=1e-6, atol=1e-7)
+
+
+def test_newton_schulz_of_stacked_layers_is_per_layer():
+    rng = np.random.default_rng(0)
+    stacked = rng.normal(size=(3, 5, 4)).astype(np.float32)
+    infos = [Info(f"blocks.{i}.weight", ("w",), (5, 4)) for i in range(3)]
+    section = settings(name="muon", weight_decay=0.0, layer_decay=0.5)
+    optimizer = build_optimizer(section, infos, layer_index=lambda name: int(name.split(".")[1]))
+    params = {"w": jnp.zeros((3, 5, 4))}
+    direction, _ = optimizer.direction.update({"w": jnp.asarray(stacked)}, optimizer.direction.init(params), params)
+    updates = optimizer.apply_learning_rates(direction, {"default": 1.0})
+    np.testing.assert_array_equal(optimizer.factor["w"].ravel(), [0.25, 0.5, 1.0])
+    for i, grad in enumerate(stacked):
+        _, alone = trajectory(settings(name="muon", weight_decay=0.0), 0 * grad, [grad], 0.5 ** (2 - i))
+        np.testing.assert_allclose(updates["w"][i], alone[0], atol=1e-6)
+    groups = {"first": {"filter": by_name("blocks.0")}}
+    with pytest.raises(ValueError, match=r"stacked parameter \(w\).*groups 'first' and 'default'"):
+        build_optimizer(settings(groups=groups), infos)
+    with pytest.raises(ValueError, match="lamb"):
+        build_optimizer(settings(name="lamb"), infos)
+
+
+def test_default_decay_rule(fixtures):
+    golden, parameters = load(fixtures)
+    frozen = [p["name"] for p in golden["params"] if not p["trainable"]]
+    section = settings(groups={"fixed": {"filter": by_name(*frozen), "frozen": True}})
+    rows = build_optimizer(section, parameters).rows
+    assert [r.name for r in rows if r.weight_decay == 0.05] == golden["decay"]
+    assert [r.name for r in rows if r.weight_decay == 0 and r.optimizer != "frozen"] == golden["no_decay"]
+    assert [r.name for r in rows if r.optimizer == "frozen"] == frozen
+
+
+def test_groups_partition_first_match_frozen_and_rates(fixtures):
+    _, parameters = load(fixtures)
+    section = settings(
+        groups={  # not in alphabetical order: the order of the configuration decides
+            "stem": {"filter": by_name("stem", match_type="startswith"), "frozen": True},
+            "biases": {"filter": by_name(".bias", match_type="endswith"), "lr_multiplier": 2.0},
+            "aux": {"filter": by_name("head"), "optimizer": "sgd", "weight_decay": 0.2},
+        }
+    )
+    section.parameter_groups.default.weight_decay = 0.01
+    optimizer = build_optimizer(section, parameters)
+    count = {g: sum(row.group == g for row in optimizer.rows) for g in ("stem", "biases", "aux", "default")}
+    assert count == {"stem": 4, "biases": 11, "aux": 4, "default": len(parameters) - 19}
+    assert list(optimizer.lr_multipliers.items()) == [("biases", 2.0), ("aux", 1.0), ("default", 1.0)]
+    assert "stem.0.bias matches stem, biases; stem takes it" in optimizer.overlaps
+    assert len(optimizer.overlaps) == 5  # two of the stem, three of the heads
+    row = {r.name: r for r in optimizer.rows}
+    assert (row["head.taxa_L10.weight"].optimizer, row["head.taxa_L10.weight"].weight_decay) == ("sgd", 0.2)
+    assert (row["headroom"].group, row["headroom"].weight_decay) == ("aux", 0.0)
+    assert row["cls_token_1"].weight_decay == 0.01
+    assert row["stages.0.bias"].lr_multiplier == 2.0
+
+    params: dict = {}
+    for p in parameters:
+        node = params
+        for part in p.path[:-1]:
+            node = node.setdefault(part, {})
+        node[p.path[-1]] = jnp.ones(p.shape)
+    state = optimizer.direction.init(params)
+    direction, _ = optimizer.direction.update(jax.tree.map(jnp.ones_like, params), state, params)
+    updates = optimizer.apply_learning_rates(direction, {"biases": 0.1, "aux": 0.2, "default": 0.0})
+    assert not np.any(updates["stem"]["0"]["weight"])
+    assert not np.any(updates["cls_token_1"])
+    np.testing.assert_allclose(updates["stages"]["0"]["bias"], -0.1, rtol=1e-5)  # Adam's first step is the sign
+    np.testing.assert_allclose(updates["head"]["taxa_L10"]["weight"], -0.2 * 1.9 * 1.2, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"\['aux', 'default'\]"):
+        optimizer.apply_learning_rates(direction, {"biases": 0.1})
+    adam_state = state.inner_states["adamw"].inner_state[0].mu
+    assert isinstance(adam_state["stem"]["0"]["weight"], optax.MaskedNode)  # no memory for frozen parameters
+
+
+def test_muon_takes_hidden_matrices_only():
+    infos = [
+        Info("blocks.0.fc.weight", ("a",), (8, 4)),
+        Info("downsample.conv.weight", ("b",), (2, 2, 8, 16)),
+        Info("blocks.0.dwconv.weight", ("c",), (7, 7, 1, 8)),
+        Info("patch_embed.weight", ("d",), (4, 4, 3, 8)),
+        Info("head.x.fc.weight", ("e",), (8, 3)),
+        Info("cls_token", ("f",), (1, 1, 8)),
+        Info("relative_position_bias_table", ("g",), (9, 2)),
+        Info("norm.weight", ("h",), (8,)),
+    ]
+    kinds = [row.optimizer for row in build_optimizer(settings(name="Muon"), infos).rows]
+    assert kinds == ["muon", "muon", *["adamw"] * 6]
+    section = settings(groups={"m": {"filter": {"type": "dimension", "dimensions": [2, 4]}, "optimizer": "muon"}})
+    kinds = [row.optimizer for row in build_optimizer(section, infos).rows]
+    assert kinds == ["muon", "muon", "adamw", "muon", "muon", "adamw", "muon", "adamw"]
+
+
+def test_layer_decay_factors():
+    infos = [Info("stem.weight", ("s", "w")), Info("block.weight", ("b", "w")), Info("head.weight", ("h", "w"))]
+    depth = {"stem.weight": 0, "block.weight": 2, "head.weight": 3}
+    optimizer = build_optimizer(settings(layer_decay=0.5), infos, layer_index=depth.__getitem__)
+    assert optimizer.factor == {"s": {"w": 0.125}, "b": {"w": 0.5}, "h": {"w": 1.0}}
+    assert [row.lr_multiplier for row in optimizer.rows] == [0.125, 0.5, 1.0]
+    ones = {k: {"w": jnp.ones((2, 3))} for k in "sbh"}
+    updates = optimizer.apply_learning_rates(ones, {"default": 0.1})
+    np.testing.assert_allclose([updates[k]["w"][0, 0] for k in "sbh"], [-0.0125, -0.05, -0.1], rtol=1e-6)
+
+
+def test_all_errors_at_once(fixtures):
+    _, parameters = load(fixtures)
+    section = settings(
+        name="adamx",
+        betas=(0.9, 0.999),
+        layer_decay=0.5,
+        groups={
+            "typo": {"filter": by_name("haed")},
+            "all": {"filter": {"type": "or", "filters": [by_name("")]}, "optimizer": "ademamix"},
+            "late": {"filter": by_name("head")},
+            "bad": {"filter": {"type": "x"}},
+        },
+    )
+    with pytest.raises(ValueError) as caught:
+        build_optimizer(section, parameters)
+    text = str(caught.value)
+    for part in (
+        "optimizer.name = 'adamx' is unknown",
+        f"parameter_groups.typo.filter matches none of the {len(parameters)} parameters",
+        "parameter_groups.late is empty: earlier groups take all of its 7 parameters",
+        "parameter_groups.bad.filter.type = 'x' is unknown",
+        "optimizer.betas = (0.9, 0.999): need 3 numbers",
+        "optimizer.layer_decay = 0.5: this model does not number its layers",
+    ):
+        assert part in text
+    with pytest.raises(ValueError, match="freezes every parameter"):
+        build_optimizer(settings(groups={"all": {"filter": by_name(""), "frozen": True}}), parameters)
+
+
+def test_clipping(golden):
+    for j in range(2):
+        grads = {str(i): jnp.asarray(golden[f"clip/{j}/in_{i}"]) for i in range(3)}
+        clipped, norm = clip(grads, "norm", float(golden[f"clip/{j}/max"]))
+        np.testing.assert_allclose(norm, golden[f"clip/{j}/norm"], rtol=1e-6)
+        for i in range(3):
+            np.testing.assert_allclose(clipped[str(i)], golden[f"clip/{j}/out_{i}"], rtol=1e-5, atol=1e-7)
+    assert clip(grads, "norm", 0.0)[0] is grads
+    params = {"w": jnp.ones((4, 2)), "b": jnp.zeros((2,))}
+    grads = {"w": jnp.array([[3.0, 0.01]] * 4), "b": jnp.ones((2,))}
+    clipped, norm = clip(grads, "adaptive", 0.1, params=params)
+    np.testing.assert_allclose(norm, math.sqrt(38.0004), rtol=1e-6)
+    np.testing.assert_allclose(jnp.linalg.norm(clipped["w"], axis=0), [0.2, 0.02], rtol=1e-5)
+    with pytest.raises(ValueError, match="pass params"):
+        clip(grads, "adaptive", 0.1)
+    with pytest.raises(ValueError, match="clip_mode = 'max'"):
+        clip(grads, "max", 0.1)
+
+
+def test_average_warms_up():
+    ema, params = {"w": jnp.zeros(3)}, {"w": jnp.ones(3)}
+    np.testing.assert_allclose(ema_update(ema, params, 0.999, 0)["w"], 0.9, rtol=1e-6)
+    np.testing.assert_allclose(ema_update(ema, params, 0.999, 10**6)["w"], 0.001, rtol=1e-4)

@@ -1,0 +1,138 @@
+"""Pixel operators against Pillow's results, and the policy tables against the published ones."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.learning import pixel_ops
+from linnaeus_jax.learning.pixel_ops import OP_CODE, TABLE_OPS
+from linnaeus_jax.learning.policies import (
+    POLICY_NAMES,
+    RANDAUGMENT_OPS,
+    get_policy,
+    operator_argument,
+    sub_policies,
+)
+
+
+@pytest.fixture(scope="module")
+def golden(fixtures):
+    return np.load(fixtures / "learning_pixelops.npz")
+
+
+def cases(golden, prefixes):
+    return [(k.split("/")[0], float(k.split("/")[1]), golden[k]) for k in golden.files if k.split("/")[0] in prefixes]
+
+
+@pytest.fixture(scope="module")
+def color_op():
+    """All operators in one graph, as a policy slot has them."""
+    present = (*TABLE_OPS, *pixel_ops.BLEND_OPS)
+    return jax.jit(lambda image, op, value: pixel_ops.apply_color_op(image, op, value, present))
+
+
+def test_table_operators_are_exact(golden, color_op):
+    checked = cases(golden, set(TABLE_OPS) - {"contrast", "brightness"})
+    assert len(checked) == 10
+    for name, value, want in checked:
+        got = color_op(golden["image"], OP_CODE[name], value)
+        np.testing.assert_array_equal(got, want, err_msg=f"{name} {value}")
+
+
+def test_blends_are_within_one_grey_level(golden, color_op):
+    checked = cases(golden, {"color", "contrast", "brightness", "sharpness"})
+    assert len(checked) == 9
+    for name, value, want in checked:
+        got = np.asarray(color_op(golden["image"], OP_CODE[name], value), int)
+        assert np.abs(got - want).max() <= 1, (name, value)
+
+
+def test_blur_is_close(golden, color_op):
+    ((_, sigma, want),) = cases(golden, {"gaussian_blur"})
+    got = np.asarray(color_op(golden["image"], OP_CODE["blur"], sigma), int)
+    assert np.abs(got - want).mean() <= 2
+
+
+def test_geometry_follows_pillow(golden):
+    image = jnp.asarray(golden["image"])
+    height, width, _ = image.shape
+    checked = [key for key in golden.files if "_fill" in key]
+    assert len(checked) == 9
+    for key in checked:
+        name, value = key.split("/")
+        op, mode, fill = name.rsplit("_", 2)
+        matrix = pixel_ops.affine_matrix(OP_CODE[op], jnp.float32(value), height, width)
+        x, y = pixel_ops.affine_points(matrix, *pixel_ops.pixel_centres(height, width))
+        out = jnp.round(pixel_ops.sample(image, x, y, nearest=mode == "nearest"))
+        out = jnp.where(pixel_ops.outside(x, y, height, width)[..., None], int(fill[4:]), out)
+        off = np.abs(np.asarray(out, int) - golden[key]).max(axis=-1)
+        assert (off <= 2).mean() >= 0.99, key
+
+
+def test_other_operators_leave_the_image_alone(golden, color_op):
+    for name in (pixel_ops.IDENTITY, *pixel_ops.AFFINE_OPS):
+        np.testing.assert_array_equal(color_op(golden["image"], OP_CODE[name], -17.5), golden["image"])
+
+
+def test_flat_images_survive_statistics():
+    image = jnp.full((5, 7, 3), 90, jnp.uint8)
+    for name in ("equalize", "autocontrast", "contrast"):
+        out = pixel_ops.apply_color_op(image, OP_CODE[name], 1.5, (name,), visible=jnp.zeros((5, 7), bool))
+        assert out.shape == image.shape
+        out = pixel_ops.apply_color_op(image, OP_CODE[name], 1.5, (name,))
+        np.testing.assert_array_equal(out, image)
+
+
+def test_statistics_use_visible_pixels_only():
+    image = np.random.default_rng(0).integers(50, 100, (8, 8, 3), np.uint8)
+    image[:4] = 255
+    visible = np.arange(8)[:, None] >= np.full((1, 8), 4)
+    out = pixel_ops.apply_color_op(image, OP_CODE["equalize"], 0.0, ("equalize",), visible=visible)
+    want = pixel_ops.apply_color_op(image[4:], OP_CODE["equalize"], 0.0, ("equalize",))
+    np.testing.assert_array_equal(out[4:], want)
+
+
+def test_policy_tables_are_the_published_ones(fixtures):
+    published = json.loads((fixtures / "learning_autoaug_policies.json").read_text())
+    assert {*published, "randaugment"} == set(POLICY_NAMES)
+    for name, subs in published.items():
+        assert [[list(op) for op in sub] for sub in sub_policies(name)] == subs
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "want"),
+    [
+        ("ShearX", 8, ("shear_x", 0, 0.24)),
+        ("Rotate", 9, ("rotate", 0, 27)),
+        ("TranslateYRel", 9, ("translate_y", 0, 0.405)),
+        ("Color", 9, ("color", 1.72, 0)),
+        ("PosterizeOriginal", 8, ("posterize", 7, 0)),
+        ("PosterizeIncreasing", 10, ("posterize", 1, 0)),
+        ("Solarize", 3, ("solarize", 76, 0)),
+        ("SolarizeAdd", 7, ("solarize_add", 77, 0)),
+        ("Desaturate", 10, ("color", 0, 0)),
+        ("GaussianBlurRand", 10, ("blur", 0.1, 1.9)),
+    ],
+)
+def test_levels_become_arguments(name, level, want):
+    op, base, delta = operator_argument(name, level)
+    assert op == want[0]
+    np.testing.assert_allclose((base, delta), want[1:], rtol=1e-12)
+
+
+def test_policies_in_numbers():
+    policy = get_policy("hybrid_v0")
+    assert policy.op.shape == (28, 2)
+    assert policy.joint
+    assert policy.max_sigma == pytest.approx(2.0)
+    random = get_policy("randaugment", 3, 5.0)
+    assert random.op.shape == (len(RANDAUGMENT_OPS), 3)
+    assert not random.joint
+    assert random.max_sigma == 0
+    with pytest.raises(ValueError, match="unknown augmentation policy 'origina1'"):
+        sub_policies("origina1")
+    with pytest.raises(ValueError, match="unknown policy operator 'Twirl'"):
+        operator_argument("Twirl", 1)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from linnaeus_jax.learning.losses import make_criterion
+from linnaeus_jax.learning.smoothing import TaxonomySmoothing, smoothing_matrix
+
+TREES = {"A": 3, "B": 2, "C": 4}
+
+
+def sparse_rows(smoothing: TaxonomySmoothing) -> np.ndarray:
+    """The matrix that the loss uses."""
+    mass = jax.jit(smoothing.spread_mass)(jnp.arange(smoothing.num_classes))
+    mass = np.broadcast_to(mass, (smoothing.num_classes,) * 2)
+    return mass + np.diag(smoothing.own_mass)
+
+
+def parents_of(archive, tree: str) -> list[np.ndarray]:
+    return [archive[f"{tree}/parent_{level}"] for level in range(TREES[tree])]
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("setting", ["a10b1", "a20b05", "a10b2nr"])
+def test_fixture_matrices(fixtures, tree, setting):
+    archive = np.load(fixtures / "learning_smoothing.npz")
+    alpha, beta, uniform_roots = archive[f"setting/{setting}"]
+    for level in range(TREES[tree]):
+        smoothing = TaxonomySmoothing.from_parents(
+            parents_of(archive, tree), level, alpha=alpha, beta=beta, uniform_roots=bool(uniform_roots)
+        )
+        want = archive[f"{tree}/{setting}/mat_{level}"]
+        np.testing.assert_array_equal(smoothing.distance_matrix(), archive[f"{tree}/dist_{level}"])
+        np.testing.assert_allclose(smoothing.dense_matrix(), want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(sparse_rows(smoothing), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("uniform", [0, 1])
+def test_free_standing_distances(fixtures, uniform):
+    archive = np.load(fixtures / "learning_smoothing.npz")
+    roots = archive["free/roots"] if uniform else ()
+    matrix = smoothing_matrix(archive["free/dist"], alpha=0.15, beta=0.8, uniform_rows=roots)
+    np.testing.assert_allclose(matrix, archive[f"free/mat_uniform{uniform}"], rtol=1e-5, atol=1e-6)
+
+
+@st.composite
+def forests(draw):
+    """Random parent arrays, fine to coarse, orphans at every rank."""
+    sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    links = [draw(st.lists(st.integers(-1, b - 1), min_size=a, max_size=a)) for a, b in itertools.pairwise(sizes)]
+    return [np.asarray(link, np.int32) for link in [*links, [-1] * sizes[-1]]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(forests(), st.floats(0.0, 1.0), st.floats(0.0, 8.0))
+@example([np.array([0, 0, 1]), np.array([0, 1]), np.array([0, 0]), np.array([-1])], 0.2, 2.0)  # 2 has no sibling
+def test_any_forest_rows_are_distributions_equal_to_the_dense_form(parents, alpha, beta):
+    for level in range(len(parents)):
+        smoothing = TaxonomySmoothing.from_parents(parents, level, alpha=alpha, beta=beta)
+        # as spread_mass, in NumPy: the shapes are new in every example
+        related = smoothing.ancestors[:, None, :] == smoothing.ancestors[None, :, :]
+        rows = np.einsum("ijk,ik->ij", related, smoothing.subtree_mass) + smoothing.uniform_mass[:, None]
+        rows += np.diag(smoothing.own_mass)
+        np.testing.assert_allclose(rows.sum(axis=1), 1.0, atol=1e-6)
+        assert rows.min() >= -1e-6
+        np.testing.assert_allclose(rows, smoothing.dense_matrix(), rtol=1e-5, atol=1e-6)
+
+
+def test_kinship_decides_and_null_receives_nothing():
+    parents = [np.array([-1, 0, 0, 1]), np.array([0, 0]), np.array([-1])]
+    matrix = TaxonomySmoothing.from_parents(parents, alpha=0.2, beta=0.5).dense_matrix()
+    weights = np.exp(-0.5 * np.array([2.0, 4.0]))  # sibling, cousin
+    np.testing.assert_allclose(matrix[1], [0.0, 0.8, *(0.2 * weights / weights.sum())], rtol=1e-6)
+    np.testing.assert_allclose(matrix[0], [0.8, 0.2 / 3, 0.2 / 3, 0.2 / 3], rtol=1e-6)
+
+
+def test_one_class_is_certain():
+    smoothing = TaxonomySmoothing.from_parents([np.array([-1])], alpha=0.1, beta=1.0, fallback_to_uniform=False)
+    np.testing.assert_array_equal(sparse_rows(smoothing), [[1.0]])
+    np.testing.assert_array_equal(smoothing_matrix(np.zeros((1, 1)), alpha=0.1, beta=1.0), [[1.0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"alpha": 1.5}, "alpha=1.5"),
+        ({"alpha": float("nan")}, "alpha=nan"),
+        ({"beta": -1.0}, "beta=-1.0"),
+        ({"level": 3}, "level 3"),
+        ({"parents": [np.array([0, 5]), np.array([-1, -1])]}, r"parents\[0\]\[1\]=5"),
+        ({"parents": [np.array([-2, 0]), np.array([-1])]}, r"parents\[0\]\[0\]=-2"),
+        ({"parents": [np.array([0, 0])]}, r"parents\[0\]\[0\]=0"),
+        ({"parents": [np.zeros(0, np.int32)]}, "non-empty 1-D integer"),
+        ({"parents": [np.array([-1, -1])], "fallback_to_uniform": False}, "none of its 2 classes has a parent"),
+        ({"parents": [np.array([0, 1, 1]), np.array([-1, -1])], "fallback_to_uniform": False}, "first: class 0"),
+        (
+            {"parents": [np.array([-1, 0, 0]), np.array([-1])], "fallback_to_uniform": False, "uniform_roots": False},
+            "1 classes have no relative",
+        ),
+    ],
+)
+def test_errors(change, text):
+    arguments = {"parents": [np.array([0, 0]), np.array([-1])], "alpha": 0.1, "beta": 1.0} | change
+    with pytest.raises(ValueError, match=text):
+        TaxonomySmoothing.from_parents(**arguments)
+
+
+def test_uniform_roots_permits_orphans_without_the_fallback():
+    parents = [np.array([-1, 0, 0]), np.array([-1])]
+    smoothing = TaxonomySmoothing.from_parents(parents, alpha=0.2, beta=1.0, fallback_to_uniform=False)
+    np.testing.assert_allclose(sparse_rows(smoothing)[0], [0.8, 0.1, 0.1], rtol=1e-6)
+
+
+def test_dense_errors():
+    with pytest.raises(ValueError, match="square"):
+        smoothing_matrix(np.zeros((2, 3)), alpha=0.1, beta=1.0)
+    with pytest.raises(ValueError, match="square"):
+        smoothing_matrix(np.zeros((0, 0)), alpha=0.1, beta=1.0)
+
+
+def test_fifty_thousand_classes_need_no_square_matrix():
+    classes, batch = 50_000, 4
+    rng = np.random.default_rng(0)
+    sizes = (classes, 12_000, 2_000, 300)
+    parents = [rng.integers(0, b, size=a) for a, b in itertools.pairwise(sizes)] + [np.full(sizes[-1], -1)]
+    smoothing = TaxonomySmoothing.from_parents(parents, alpha=0.1, beta=1.0)
+    criterion = make_criterion("TaxonomyAwareLabelSmoothing", num_classes=classes, smoothing=smoothing)
+    logits = jnp.asarray(rng.normal(size=(batch, classes)), jnp.float32)
+    label = jnp.asarray(rng.integers(0, classes, size=batch), jnp.int32)
+    lam = jnp.full(batch, 0.3)
+    step = jax.jit(jax.value_and_grad(lambda x: jnp.sum(criterion(x, label, label[::-1], lam))))
+    compiled = step.lower(logits).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 8 * logits.nbytes
+    loss, gradient = compiled(logits)
+    assert np.isfinite(loss)
+    np.testing.assert_allclose(np.sum(gradient, axis=1), 0.0, atol=1e-4)

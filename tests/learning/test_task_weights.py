@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from linnaeus_jax.learning.task_weights import STRATEGIES, initial_task_weights, per_task
+
+TASKS = ("a", "b", "c")
+
+
+@pytest.mark.parametrize("case", [0, 1])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_fixture(fixtures, case, strategy):
+    archive = np.load(fixtures / "learning_classweights.npz")
+    weights = initial_task_weights(
+        TASKS,
+        init_strategy=strategy,
+        density=archive[f"task/{case}/density"],
+        num_classes=archive[f"task/{case}/num_classes"],
+    )
+    assert weights.dtype == np.float32
+    np.testing.assert_allclose(weights, archive[f"task/{case}/{strategy}"], rtol=1e-5, atol=1e-6)
+
+
+def test_given_weights_are_used_as_they_are():
+    np.testing.assert_array_equal(initial_task_weights(TASKS, init_weights=(3.0, 0.0, 0.5)), [3.0, 0.0, 0.5])
+
+
+def test_single_class_tasks_are_counted_as_two():
+    weights = initial_task_weights(("a", "b"), init_strategy="class_complexity", density=[1, 1], num_classes=[1, 1])
+    np.testing.assert_allclose(weights, [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"init_weights": (1.0, 2.0)}, r"init_weights needs one value per task \(a, b, c\)"),
+        ({"init_weights": (1.0, -2.0, 1.0)}, ">= 0"),
+        ({"init_weights": (0.0, 0.0, 0.0)}, "not all 0"),
+        ({"init_strategy": "uniform"}, "'uniform' is unknown"),
+        ({}, "density needs one value per task"),
+        ({"density": (60.0, 80.0, 100.0)}, "divide percentages"),
+        ({"density": (0.6, 0.8, 1.0), "init_strategy": "class_complexity"}, "number of classes needs one value"),
+    ],
+)
+def test_errors(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        initial_task_weights(TASKS, **arguments)
+
+
+def test_per_task():
+    assert per_task("x", TASKS, "key") == ("x",) * 3
+    assert per_task(0.5, TASKS, "key") == (0.5,) * 3
+    assert per_task([1, 2, 3], TASKS, "key") == (1, 2, 3)
+    with pytest.raises(ValueError, match=r"some\.key=\(\) has 0 entries for 3 tasks \(a, b, c\)"):
+        per_task((), TASKS, "some.key")

@@ -1,0 +1,49 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.models.depthwise import depthwise_conv
+
+
+def draws(size, batch=3):
+    rng = np.random.default_rng(size)
+    x = rng.normal(size=(batch, 6, 5, 4)).astype(np.float32)
+    kernel = rng.normal(size=(size, size, 1, 4)).astype(np.float32)
+    return x, kernel, rng.normal(size=x.shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [3, 7])
+def test_shift_equals_lax_in_value_and_gradients(size):
+    x, kernel, cotangent = draws(size)
+
+    def run(impl):
+        y, pullback = jax.vjp(lambda x, k: depthwise_conv(x, k, impl=impl), x, kernel)
+        return y, *pullback(cotangent)
+
+    for ours, theirs in zip(run("shift"), run("lax")):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=1e-5)
+
+
+def test_pullback_maps_over_cotangents_and_survives_remat():
+    x, kernel, cotangent = draws(3)
+    y, pullback = jax.vjp(jax.checkpoint(lambda x, k: depthwise_conv(x, k, impl="shift")), x, kernel)
+    mapped = jax.vmap(pullback)(jnp.stack([cotangent, 2 * cotangent]))
+    for several, one in zip(mapped, pullback(jnp.asarray(cotangent))):
+        np.testing.assert_allclose(several[1], 2 * one, rtol=1e-5, atol=1e-5)
+    assert y.shape == x.shape
+
+
+def test_bfloat16_sums_in_float32():
+    x, kernel, _ = draws(7)
+    low = depthwise_conv(jnp.asarray(x, jnp.bfloat16), jnp.asarray(kernel, jnp.bfloat16), impl="shift")
+    assert low.dtype == jnp.bfloat16
+    np.testing.assert_allclose(low.astype(np.float32), depthwise_conv(x, kernel, impl="lax"), atol=0.2, rtol=0.02)
+
+
+def test_errors_name_the_argument():
+    x, kernel, _ = draws(3)
+    with pytest.raises(ValueError, match="depthwise_impl is 'cuda'; use one of auto, lax, shift"):
+        depthwise_conv(x, kernel, impl="cuda")
+    with pytest.raises(ValueError, match="depthwise kernel has shape"):
+        depthwise_conv(x, kernel[:2], impl="lax")

@@ -1,0 +1,419 @@
+"""mFormerV1 against golden numbers, and the equality of its forms (recomputed, scanned, low precision)."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.models import build_model, parameter_table, params_from_torch, params_to_torch
+from linnaeus_jax.models.layers import drop_path_rates, drop_path_scales
+from linnaeus_jax.models.mformer_v1 import VARIANTS
+from linnaeus_jax.models.names import flax_path, named_leaves
+
+COMPONENTS = (("TEMPORAL", 2), ("SPATIAL", 3))
+TASKS = {"taxa_L10": 5, "taxa_L20": 3}
+
+
+@pytest.fixture(scope="module")
+def golden(fixtures):
+    return dict(np.load(fixtures / "models_v1_tiny.npz"))
+
+
+@pytest.fixture(scope="module")
+def cfg(golden):
+    return json.loads(str(golden["cfg"]))
+
+
+def golden_model(cfg, **settings):
+    kw = cfg["kw"]
+    return build_model(
+        "mFormerV1",
+        variant="tiny",
+        components=[(name, dim) for name, dim, _ in cfg["meta"]],
+        num_classes=cfg["tasks"],
+        img_size=kw["img"],
+        dims=kw["dims"],
+        depths=kw["depths01"],
+        rope_depths=kw["rope_depths"],
+        num_heads=kw["heads"],
+        **settings,
+    )
+
+
+def shapes(model):
+    image = jax.ShapeDtypeStruct((1, *model.img_size, model.in_chans), jnp.float32)
+    return jax.eval_shape(model.init, jax.random.key(0), image)["params"]
+
+
+@pytest.fixture(scope="module")
+def params(golden, cfg):
+    state = {name.removeprefix("param/"): value for name, value in golden.items() if name.startswith("param/")}
+    return jax.tree.map(jnp.asarray, params_from_torch(state, shapes(golden_model(cfg))))
+
+
+@pytest.fixture(scope="module")
+def inputs(golden):
+    return jnp.asarray(golden["in/images"].transpose(0, 2, 3, 1)), jnp.asarray(golden["in/meta"])
+
+
+def cosine_loss(logits):
+    """The golden gradients' loss: every logit weighted by a cosine of its position."""
+    return sum(
+        jnp.sum(x * jnp.cos(jnp.arange(x.size, dtype=jnp.float32) + i).reshape(x.shape))
+        for i, x in enumerate(logits.values())
+    )
+
+
+def value_and_grad(model, params, inputs, **kwargs):
+    def loss(params):
+        logits = model.apply({"params": params}, *inputs, **kwargs)
+        return cosine_loss(logits), logits
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+
+def watched(model, params, inputs):
+    """Loss, gradients and all module inputs and outputs by path, from one compiled call."""
+
+    def loss(params):
+        seen = {}
+
+        def watch(next_fun, args, kwargs, context):
+            out = next_fun(*args, **kwargs)
+            if context.method_name == "__call__":
+                seen[".".join(context.module.path)] = (args[0] if args else None, out)
+            return out
+
+        with nn.intercept_methods(watch):
+            logits = model.apply({"params": params}, *inputs)
+        return cosine_loss(logits), seen
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+
+@pytest.fixture(scope="module")
+def rotary_run(cfg, params, inputs):
+    return watched(golden_model(cfg), params, inputs)
+
+
+def check_golden(golden, cfg, run, prefix):
+    (loss, seen), grads = run
+    outputs = {
+        "mid/stem": seen["stem"][1][:1].transpose(0, 3, 1, 2),
+        "mid/stage1": seen["stages.1"][1][:1].transpose(0, 3, 1, 2),
+        "mid/down1": seen["downsample_layers.1"][1].transpose(0, 3, 1, 2),
+        "mid/stage2_in": seen["stages.2"][0],
+        f"{prefix}/stage2_block0": seen["stages.2.0"][1],
+        f"{prefix}/stage2": seen["stages.2"][1],
+        f"{prefix}/norm_1": seen["norm_1"][1],
+        f"{prefix}/cl_1_fc": seen["cl_1_fc"][1],
+        f"{prefix}/down2": seen["downsample_layers.2"][1].transpose(0, 3, 1, 2),
+        f"{prefix}/stage3_in": seen["stages.3"][0],
+        f"{prefix}/stage3": seen["stages.3"][1],
+        f"{prefix}/norm_2": seen["norm_2"][1],
+        f"{prefix}/aggregate": seen["aggregate"][1],
+        f"{prefix}/feats": seen["head"][0],
+    }
+    outputs.update({f"{prefix}/logits/linear/{task}": logits for task, logits in seen["head"][1].items()})
+    for name, value in outputs.items():
+        np.testing.assert_allclose(value, golden[name], atol=1e-5, rtol=0, err_msg=name)
+    np.testing.assert_allclose(loss, golden[f"{prefix}/grad/loss"], atol=1e-5, rtol=1e-5)
+
+    grads = params_to_torch(grads)
+    for name, expected in zip(cfg["param_order"], golden[f"{prefix}/grad/l2"]):
+        difference = abs(np.linalg.norm(grads[name]) - expected)
+        if name == "aggregate.bias":  # zero in exact arithmetic
+            assert difference <= 1e-5
+        else:
+            assert difference / (expected + 1e-3) <= 5e-4, name
+    full = [name for name in grads if f"{prefix}/grad/{name}" in golden]
+    assert len(full) == 8
+    for name in full:
+        np.testing.assert_allclose(grads[name], golden[f"{prefix}/grad/{name}"], atol=1e-4, rtol=5e-4, err_msg=name)
+
+
+def test_golden_numbers_rotary(golden, cfg, rotary_run):
+    check_golden(golden, cfg, rotary_run, "rot")
+
+
+def test_golden_numbers_cos_only(golden, cfg, params, inputs):
+    check_golden(golden, cfg, watched(golden_model(cfg, rope_mode="cos_only"), params, inputs), "cos")
+
+
+def test_all_parameters_get_finite_gradients(rotary_run):
+    zero = [name for name, _, leaf in named_leaves(rotary_run[1]) if not np.any(np.asarray(leaf))]
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(rotary_run[1]))
+    # The fixture's last row has no metadata, the first one has; everything but the dead bias must move.
+    assert set(zero) <= {"aggregate.bias"}
+
+
+@pytest.mark.parametrize("settings", [{"remat": True}, {"scan_layers": True}, {"remat": True, "scan_layers": True}])
+def test_recomputed_and_scanned_forms_equal_the_plain_one(cfg, params, inputs, rotary_run, settings):
+    (loss, _), grads = value_and_grad(golden_model(cfg, **settings), params, inputs)
+    np.testing.assert_allclose(loss, rotary_run[0][0], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), grads, rotary_run[1])
+
+
+def test_training_draws_do_not_depend_on_remat_or_scan(cfg, params, inputs):
+    rates = {"drop_rate": 0.2, "attn_drop_rate": 0.2, "drop_path_rate": 0.4}
+    keys = {"dropout": jax.random.key(1), "drop_path": jax.random.key(2)}
+    runs = [
+        value_and_grad(golden_model(cfg, **rates, **form), params, inputs, train=True, rngs=keys)
+        for form in ({}, {"remat": True, "scan_layers": True})
+    ]
+    for task in cfg["tasks"]:
+        np.testing.assert_allclose(runs[0][0][1][task], runs[1][0][1][task], atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5, rtol=1e-4), runs[0][1], runs[1][1])
+    other = {"dropout": jax.random.key(1), "drop_path": jax.random.key(3)}
+    changed = jax.jit(lambda p: golden_model(cfg, **rates).apply({"params": p}, *inputs, train=True, rngs=other))(
+        params
+    )
+    assert not np.allclose(changed["taxa_L10"], runs[0][0][1]["taxa_L10"])
+
+
+def test_scanned_form_has_the_same_parameters_at_the_start(cfg):
+    image = jnp.zeros((1, 32, 32, 3))
+    plain, scanned = (
+        jax.jit(golden_model(cfg, scan_layers=scan).init)(jax.random.key(0), image) for scan in (False, True)
+    )
+    jax.tree.map(np.testing.assert_array_equal, plain, scanned)
+
+
+def test_statistics_can_be_sown_under_jit_grad_remat_and_scan(cfg, params, inputs):
+    model = golden_model(cfg, remat=True, scan_layers=True)
+
+    def sow_max(next_fun, args, kwargs, context):
+        out = next_fun(*args, **kwargs)
+        if context.method_name == "__call__" and isinstance(out, jax.Array):
+            context.module.sow("frames", "frame", jnp.max(jnp.abs(out)))
+        return out
+
+    def loss(params):
+        with nn.intercept_methods(sow_max):
+            logits, state = model.apply({"params": params}, *inputs, mutable=["frames"])
+        return cosine_loss(logits), state["frames"]
+
+    frames = jax.jit(jax.grad(loss, has_aux=True))(params)[1]
+    names = {name.removesuffix(".frame"): leaf for name, leaf in flat(frames).items()}
+    assert names["stages.2.layer.attn.softmax"].shape == (2,)  # one value per scanned block
+    assert {"stages.0.1.act", "stages.3.0.residual1", "meta_spatial_head_2.3.norm_fn2", "head.taxa_L10.fc"} <= set(
+        names
+    )
+    owners = {".".join(path[:-1]) for _, path, _ in named_leaves(params) if not path[0].startswith("cls_token")}
+    assert {owner for owner in owners if not owner.startswith("stages.2")} <= set(names)
+
+
+def flat(tree):
+    return {
+        ".".join(str(key.key) for key in keys if hasattr(key, "key")): leaf
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+@pytest.fixture(scope="module")
+def apply(cfg, params):
+    model = golden_model(cfg)
+    return jax.jit(lambda image, meta: model.apply({"params": params}, image, meta))
+
+
+def test_rows_are_independent_and_missing_metadata_are_zeros(apply, inputs):
+    image, meta = inputs
+    both = apply(image, meta)
+    np.testing.assert_allclose(apply(image[:1], meta[:1])["taxa_L10"], both["taxa_L10"][:1], atol=1e-5)
+    np.testing.assert_allclose(
+        apply(image[:1], None)["taxa_L10"], apply(image[:1], 0 * meta[:1])["taxa_L10"], atol=1e-6
+    )
+    assert not np.allclose(apply(image[:1], None)["taxa_L10"], both["taxa_L10"][:1], atol=1e-3)
+    assert list(both) == ["taxa_L10", "taxa_L20", "taxa_L30"]
+
+
+def test_parts_compose(cfg, params, inputs, rotary_run):
+    model = golden_model(cfg)
+
+    def parts(params, image, meta):
+        variables = {"params": params}
+        features = model.apply(variables, image, method="encode_image")
+        feats = model.apply(variables, features, meta, method="encode_tokens")
+        return model.apply(variables, feats, method="classify")
+
+    for task, logits in jax.jit(parts)(params, *inputs).items():
+        np.testing.assert_allclose(logits, rotary_run[0][1]["head"][1][task], atol=1e-6)
+
+
+def test_bfloat16_is_finite_and_close(cfg, params, inputs, rotary_run):
+    (_, logits), grads = value_and_grad(golden_model(cfg, dtype=jnp.bfloat16), params, inputs)
+    for task, expected in rotary_run[0][1]["head"][1].items():
+        assert logits[task].dtype == jnp.float32
+        np.testing.assert_allclose(logits[task], expected, atol=0.05 * np.abs(expected).max())
+    assert all(leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_sharded_batch_draws_and_computes_the_same(cfg, params, inputs):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    model = golden_model(cfg, drop_path_rate=0.5, drop_rate=0.2)
+
+    @jax.jit
+    def run(params, image, meta):
+        keys = {"dropout": jax.random.key(5), "drop_path": jax.random.key(6)}
+        return jax.grad(
+            lambda p: cosine_loss(model.apply({"params": p}, image, meta, train=True, rngs=keys)),
+        )(params)
+
+    one = run(params, *inputs)
+    two = run(jax.device_put(params, everywhere), *jax.device_put(inputs, rows))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5, rtol=1e-4), one, two)
+
+
+def tiny(**settings):
+    defaults = {"variant": "tiny", "components": COMPONENTS, "num_classes": TASKS, "img_size": 64}
+    return build_model("mFormerV1", **{**defaults, **settings})
+
+
+def count(tree):
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("variant", ["sm", "md", "lg", "xl"])
+def test_parameter_counts(fixtures, variant):
+    expected = json.loads((fixtures / "models_counts.json").read_text())
+    sizes = expected["variants"][f"mFormerV1_{variant}"]
+    components = [(name, dim) for name, dim, _ in expected["meta"]]
+    tree = shapes(tiny(variant=variant, components=components, num_classes=expected["num_classes"]))
+    assert count(tree) == sizes["224"]["total"]
+    assert count(tree["head"]) == sizes["224"]["heads"]
+    assert count({name: tree[name] for name in tree if name.startswith("meta_")}) == sizes["224"]["meta_heads"]
+    assert (
+        count(shapes(tiny(variant=variant, components=(), num_classes=expected["num_classes"])))
+        == (sizes["224"]["total_without_meta"])
+    )
+
+
+@pytest.mark.parametrize("variant", ["sm", "md", "lg", "xl"])
+def test_drop_path_rates_rise_linearly(fixtures, variant):
+    expected = json.loads((fixtures / "models_counts.json").read_text())["variants"][f"mFormerV1_{variant}"]
+    model = tiny(variant=variant)
+    stages = drop_path_rates(model.block_depths, model.drop_path_rate)
+    ours = [(f"stages.{s}.{b}", rate) for s, rates in enumerate(stages) for b, rate in enumerate(rates)]
+    assert [name for name, _ in ours] == [name for name, _ in expected["drop_path"]]
+    np.testing.assert_allclose([r for _, r in ours], [r for _, r in expected["drop_path"]], atol=1e-7)
+
+
+def test_drop_path_keeps_the_expectation():
+    scales = np.asarray(drop_path_scales(jax.random.key(0), (0.0, 0.25, 0.5), 2, 4000))
+    np.testing.assert_array_equal(scales[0], 1.0)
+    np.testing.assert_allclose(scales.mean(axis=2), 1.0, atol=0.06)
+    np.testing.assert_allclose((scales == 0).mean(axis=2)[:, 0], [0.0, 0.25, 0.5], atol=0.03)
+    assert not np.array_equal(scales[1, 0], scales[1, 1])
+
+
+def test_tiny_is_small_and_trains_at_any_size():
+    model = tiny(drop_path_rate=0.1)
+    image = jax.random.normal(jax.random.key(1), (2, 48, 40, 3))
+    params = jax.jit(model.init)(jax.random.key(0), image)["params"]
+    assert 4e5 < count(params) < 1e6
+    (loss, logits), grads = value_and_grad(
+        model, params, (image, None), train=True, rngs={"drop_path": jax.random.key(2)}
+    )
+    assert {task: x.shape for task, x in logits.items()} == {task: (2, n) for task, n in TASKS.items()}
+    assert np.isfinite(loss)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_initial_values():
+    params = jax.jit(tiny().init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
+    for name, _, leaf in named_leaves(params):
+        value = np.asarray(leaf)
+        assert value.dtype == np.float32, name
+        if name.endswith("bias"):
+            assert not value.any(), name
+        elif name.endswith("gamma"):
+            np.testing.assert_allclose(value, 1e-6)
+        elif name.startswith("aggregate"):
+            assert np.abs(value).max() <= 0.5**0.5
+        elif name.endswith("weight") and value.ndim == 1:
+            np.testing.assert_array_equal(value, 1.0)
+        elif value.size > 2000:
+            assert abs(value.std() - 0.02) < 2e-3, name
+
+
+def test_optional_parts_leave_out_their_parameters():
+    names = [name for name, _, _ in named_leaves(shapes(tiny(only_last_cls=True, layer_scale_init_value=0.0)))]
+    assert not [name for name in names if name.startswith(("cl_1_fc", "aggregate")) or name.endswith("gamma")]
+    plain = [name for name, _, _ in named_leaves(shapes(tiny(components=(), rope_mixed=False)))]
+    assert not [name for name in plain if name.startswith("meta_") or name.endswith("freqs")]
+    bare = [
+        name
+        for name, _, _ in named_leaves(shapes(tiny(heads={"taxa_L10": {"type": "Linear", "use_bias": False}})))
+        if name.startswith("head.")
+    ]
+    assert bare == ["head.taxa_L10.fc.weight", "head.taxa_L20.fc.bias", "head.taxa_L20.fc.weight"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"variant": "huge"}, "no variant 'huge'; known variants: tiny, sm, md, lg, xl"),
+        ({"dims": (8, 16, 32)}, r"dims is \(8, 16, 32\); 4 numbers"),
+        ({"rope_depths": (2, 0)}, r"rope_depths is \(2, 0\)"),
+        ({"depths": (1, 1, 1)}, "2 or 4 numbers"),
+        ({"num_heads": (5, 4)}, r"num_heads \(5, 4\) do not divide"),
+        ({"num_heads": (16, 4), "rope_init": "rope_vit"}, "multiple of 4"),
+        ({"rope_mode": "sine"}, "rope_mode is 'sine'; use one of rotary, cos_only"),
+        ({"rope_init": "x"}, "rope_init is 'x'"),
+        ({"attn_impl": "flash"}, "attn_impl is 'flash'"),
+        ({"attn_impl": "cudnn"}, "needs a GPU"),
+        ({"depthwise_impl": "x"}, "depthwise_impl is 'x'"),
+        ({"drop_path_rate": 1.0}, r"drop_path_rate is 1.0; it must lie in \[0, 1\)"),
+        ({"img_size": 16}, r"img_size is \(16, 16\)"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio is 0.0"),
+        ({"components": (("A", 2), ("a", 3))}, "used once"),
+        ({"components": (("A", 0),)}, "at least one column"),
+        ({"num_classes": {}}, "names no task"),
+        ({"num_classes": {"a": 0}}, r"num_classes\['a'\] is 0"),
+        ({"num_classes": {"a.b": 2}}, "task name 'a.b'"),
+        ({"heads": {"nope": {}}}, "heads.nope: no such task"),
+        ({"heads": {"taxa_L10": {"type": "Deep"}}}, "heads.taxa_L10.type is 'Deep'; known types: Linear"),
+        ({"heads": {"taxa_L10": {"temperature": 2}}}, "heads.taxa_L10.temperature: Linear has no such option"),
+    ],
+)
+def test_settings_that_cannot_work(settings, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(**settings)
+
+
+def test_unknown_type_and_setting():
+    with pytest.raises(ValueError, match="model type 'resnet' is unknown; known types: .*mFormerV1"):
+        build_model("resnet", variant="sm")
+    with pytest.raises(TypeError, match="patch_size"):
+        tiny(patch_size=3)
+
+
+@pytest.mark.parametrize(
+    ("image", "meta", "message"),
+    [
+        ((2, 64, 64, 4), None, "image has shape"),
+        ((2, 16, 64, 3), None, "W >= 32"),
+        ((2, 64, 64, 3), (2, 4), r"meta has shape \(2, 4\); \[2, 5\] is needed \(TEMPORAL 2 \+ SPATIAL 3\)"),
+        ((2, 64, 64, 3), (1, 5), r"meta has shape \(1, 5\)"),
+    ],
+)
+def test_inputs_of_the_wrong_shape(image, meta, message):
+    args = [None if shape is None else jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (image, meta)]
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(tiny().init, jax.random.key(0), *args)
+
+
+def test_every_variant_states_the_same_settings():
+    assert {tuple(variant) for variant in VARIANTS.values()} == {
+        ("dims", "depths", "rope_depths", "num_heads", "drop_path_rate")
+    }
+
+
+def test_modules_are_named_like_their_parameters(cfg, params):
+    for info in parameter_table(golden_model(cfg), params):
+        assert flax_path(info.name) == info.path

@@ -1,0 +1,110 @@
+import json
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.models import build_model, names
+from linnaeus_jax.models.registry import model_variants, register_model
+
+
+def make(variant="tiny", **settings):
+    defaults = {"components": (("TEMPORAL", 2),), "num_classes": {"taxa_L10": 3, "taxa_L20": 2}, "img_size": 32}
+    return build_model("mFormerV1", variant=variant, **{**defaults, **settings})
+
+
+def shapes(model):
+    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
+    return jax.eval_shape(model.init, jax.random.key(0), image)["params"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make()
+
+
+@pytest.fixture(scope="module")
+def tree(model):
+    return shapes(model)
+
+
+@pytest.fixture(scope="module")
+def table(model, tree):
+    return names.parameter_table(model, tree)
+
+
+def test_names_and_shapes_are_those_of_torch(fixtures):
+    golden = json.loads((fixtures / "models_torch_names.json").read_text())
+    components = [(name, dim) for name, dim, _ in golden["meta"]]
+    tree = shapes(make("sm", components=components, num_classes=golden["num_classes"]))
+    ours = {}
+    for name, path, leaf in names.named_leaves(tree):
+        assert names.flax_path(name) == path
+        ours[name] = list(names.to_torch_layout(path, np.broadcast_to(np.float32(0), leaf.shape)).shape)
+    assert ours == golden["mFormerV1_sm"]
+
+
+def test_layout_round_trip(tree):
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), tree)
+    back = names.params_from_torch(names.params_to_torch(params), tree)
+    jax.tree.map(np.testing.assert_array_equal, params, back)
+
+
+def test_import_refuses_what_does_not_fit(tree):
+    state = names.params_to_torch(jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), tree))
+    state["stem.0.bias"] = state["stem.0.bias"][:3]
+    state["surplus"] = state.pop("final_norm.bias")
+    with pytest.raises(
+        ValueError, match=r"missing: final_norm.bias; unexpected: surplus; wrong shape: stem.0.bias \(3,"
+    ):
+        names.params_from_torch(state, tree)
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match="ends in 'running_mean'"):
+        names.flax_path("bn1.running_mean")
+    with pytest.raises(ValueError, match="'x.weight' belongs to none of the stages"):
+        names.stage_of("x.weight")
+
+
+def test_layer_types(table):
+    types = {info.name: info.layer_type for info in table}
+    assert types["stem.0.weight"] == types["stages.0.0.dwconv.bias"] == "Conv2d"
+    assert types["stages.2.0.attn.qkv.weight"] == types["head.taxa_L10.fc.bias"] == "Linear"
+    assert types["norm_1.weight"] == types["meta_temporal_head_1.2.bias"] == "LayerNorm"
+    assert types["stages.2.0.attn.freqs"] == "RotaryAttention"
+    assert types["stages.0.0.gamma"] == "ConvNeXtBlock"
+    assert types["aggregate.weight"] == "Conv1d"
+    assert types["cls_token_1"] == "MFormerV1"
+
+
+def test_every_parameter_has_one_stage(table):
+    found = Counter(names.stage_of(info.name) for info in table)
+    assert set(found) == set(names.STAGES)
+    assert names.stage_of("stages.2.0.attn.freqs") == "stages.rope_freqs"
+    assert names.stage_of("stages.2.0.norm1.bias") == "stages.rope_stages"
+    assert names.stage_of("downsample_layers.1.conv.weight") == "stages.convnext_stages"
+    assert found["norm_layers"] == 4
+    assert found["embeddings"] == 2
+
+
+def test_layer_index_orders_the_depth(model, table):
+    index = {info.name: names.layer_index(info.name, model) for info in table}
+    assert set(index.values()) == set(range(names.num_layers(model)))
+    assert index["stem.1.bias"] == 0
+    assert index["stages.0.0.gamma"] == 1
+    assert index["downsample_layers.0.norm.bias"] == index["stages.1.0.gamma"] == 2
+    assert index["cls_token_1"] == index["meta_temporal_head_1.0.bias"] == index["stages.2.0.norm1.bias"] == 3
+    assert index["cls_token_2"] == index["norm_1.bias"] == index["stages.3.0.attn.freqs"] == 5
+    assert index["head.taxa_L20.fc.bias"] == index["final_norm.bias"] == index["aggregate.bias"] == 6
+    with pytest.raises(ValueError, match=r"'stages.2.7.norm1.bias' belongs to no layer"):
+        names.layer_index("stages.2.7.norm1.bias", model)
+
+
+def test_registry_lists_and_refuses_a_second_registration():
+    assert model_variants()["mFormerV1"] == ("tiny", "sm", "md", "lg", "xl")
+    with pytest.raises(ValueError, match="registered already"):
+        register_model("mFormerV1", ())(make)

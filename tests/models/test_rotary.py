@@ -1,0 +1,89 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.models import rotary
+from linnaeus_jax.models.names import from_torch_layout
+
+
+@pytest.fixture(scope="module")
+def golden(fixtures):
+    return dict(np.load(fixtures / "models_rope.npz"))
+
+
+@pytest.fixture(scope="module")
+def cfg(golden):
+    return json.loads(str(golden["cfg"]))
+
+
+def test_positions_and_angles(golden, cfg):
+    grid = tuple(cfg["grid"])
+    x, y = rotary.patch_positions(grid)
+    np.testing.assert_array_equal(x, golden["t_x"])
+    np.testing.assert_array_equal(y, golden["t_y"])
+    angles = rotary.mixed_angles(golden["freqs"], grid)
+    np.testing.assert_allclose(jnp.cos(angles), golden["cos"], atol=1e-5)
+    np.testing.assert_allclose(jnp.sin(angles), golden["sin"], atol=1e-5)
+    axial = rotary.axial_angles(grid, cfg["dim"] // cfg["heads"], cfg["theta"])
+    np.testing.assert_allclose(axial, golden["axial/angles"], atol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "prefix"), [("rotary", "rot"), ("cos_only", "cos")])
+def test_rotate(golden, cfg, mode, prefix):
+    angles = rotary.mixed_angles(golden["freqs"], tuple(cfg["grid"]))
+    for name in "qk":
+        x = golden[name].transpose(0, 2, 1, 3)  # [B, N, heads, d]
+        out = rotary.rotate(jnp.asarray(x), angles, mode).transpose(0, 2, 1, 3)
+        np.testing.assert_allclose(out, golden[f"{prefix}/{name}"], atol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "prefix"), [("rotary", "rot"), ("cos_only", "cos")])
+def test_whole_attention_layer(golden, cfg, mode, prefix):
+    weights = {name: golden[f"attn/param/{name}"] for name in ("qkv.weight", "qkv.bias", "proj.weight", "proj.bias")}
+    params = {
+        layer: {
+            "kernel": from_torch_layout((layer, "kernel"), weights[f"{layer}.weight"]),
+            "bias": weights[f"{layer}.bias"],
+        }
+        for layer in ("qkv", "proj")
+    }
+    params["freqs"] = golden["attn/param/freqs"]
+    layer = rotary.RotaryAttention(num_heads=cfg["heads"], rope_mode=mode)
+    out = layer.apply({"params": params}, golden["attn/x"], tuple(cfg["grid"]))
+    np.testing.assert_allclose(out, golden[f"attn/{prefix}"], atol=1e-5)
+
+
+def test_initial_frequencies_follow_the_angles(golden, cfg, monkeypatch):
+    monkeypatch.setattr(jax.random, "uniform", lambda *args, **kwargs: jnp.asarray(golden["init/angle"])[:, None])
+    draw = rotary.freqs_init("random_direction", cfg["theta"])
+    np.testing.assert_allclose(draw(None, golden["init/freqs"].shape), golden["init/freqs"], atol=1e-6)
+
+
+def test_rope_vit_frequencies_point_along_and_across_one_direction():
+    freqs = rotary.freqs_init("rope_vit", 10.0)(jax.random.key(0), (2, 3, 8))
+    along, across = freqs[..., :4], freqs[..., 4:]
+    magnitude = 10.0 ** (-4 * np.arange(4) / 16)
+    np.testing.assert_allclose(jnp.linalg.norm(along, axis=0), np.broadcast_to(magnitude, (3, 4)), rtol=1e-5)
+    np.testing.assert_allclose(jnp.sum(along * across, axis=0), 0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "invariant"), [("rotary", True), ("cos_only", False)])
+def test_shifting_all_positions_keeps_the_logits_of_rotary_only(golden, cfg, mode, invariant):
+    angles = rotary.mixed_angles(golden["freqs"], tuple(cfg["grid"]))
+    shift = 3.0 * golden["freqs"][0] + 2.0 * golden["freqs"][1]
+    q, k = (jnp.asarray(golden[name].transpose(0, 2, 1, 3)) for name in "qk")
+
+    def logits(angles):
+        return jnp.einsum("bnhd,bmhd->bhnm", rotary.rotate(q, angles, mode), rotary.rotate(k, angles, mode))
+
+    assert np.allclose(logits(angles), logits(angles + shift[None]), atol=1e-4) is invariant
+
+
+def test_extra_tokens_are_not_encoded(golden, cfg):
+    x = jnp.asarray(golden["q"].transpose(0, 2, 1, 3))
+    zeros = jnp.zeros((x.shape[1], *golden["freqs"].shape[1:]))
+    for mode in rotary.ROPE_MODES:
+        np.testing.assert_array_equal(rotary.rotate(x, zeros, mode), x)
