@@ -426,7 +426,10 @@ def _epoch_line(epoch: int, row: dict[str, Any]) -> str:
 
 def _resume_notes(this: Run, step: int, meta: dict[str, Any]) -> list[str]:
     """What a person should know when a run continues: config differences, versions, another length."""
-    notes = [f"config changed: {key}: {old!r} -> {new!r}" for key, old, new in config_difference(meta["config"], plain(this.config))]
+    notes = [
+        f"config changed: {key}: {old!r} -> {new!r}"
+        for key, old, new in config_difference(meta["config"], plain(this.config))
+    ]
     now = versions.versions()
     notes += [
         f"version changed: {name}: {old} -> {now.get(name)}"

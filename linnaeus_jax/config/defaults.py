@@ -278,9 +278,7 @@ def loss() -> ConfigDict:
     return ConfigDict(
         dict(
             task_specific=dict(train=dict(funcs=("CrossEntropyLoss",)), val=dict(funcs=("CrossEntropyLoss",))),
-            taxonomy_smoothing=dict(
-                enabled=(), alpha=0.1, beta=1.0, uniform_roots=True, fallback_to_uniform=True
-            ),
+            taxonomy_smoothing=dict(enabled=(), alpha=0.1, beta=1.0, uniform_roots=True, fallback_to_uniform=True),
             grad_weighting=dict(
                 class_weights=dict(
                     train=True,
@@ -321,10 +319,10 @@ def aug() -> ConfigDict:
             vflip_prob=0.0,
             random_resized_crop=dict(enabled=True, scale=(0.6, 1.0), ratio=(0.75, 1.3333333333333333)),
             color_jitter=0.4,  # strength of brightness, contrast and saturation changes; 0: off
-            autoaug=dict(policy="", num_ops=2, magnitude=9.0),  # "" | original | originalr | v0r | 3a | hybrid_v0 | randaugment
-            random_erase=dict(
-                prob=0.25, mode="pixel", count=1, area_range=(0.02, 0.4), aspect_ratio=(0.3, 3.3)
-            ),
+            autoaug=dict(
+                policy="", num_ops=2, magnitude=9.0
+            ),  # "" | original | originalr | v0r | 3a | hybrid_v0 | randaugment
+            random_erase=dict(prob=0.25, mode="pixel", count=1, area_range=(0.02, 0.4), aspect_ratio=(0.3, 3.3)),
         )
     )
 
@@ -471,4 +469,12 @@ def complete_open_nodes(config: ConfigDict) -> ConfigDict:
     return config
 
 
-__all__ = ["OPEN_NODES", "complete_open_nodes", "config_dict", "get_config", "lr_group", "meta_component", "optimizer_group"]
+__all__ = [
+    "OPEN_NODES",
+    "complete_open_nodes",
+    "config_dict",
+    "get_config",
+    "lr_group",
+    "meta_component",
+    "optimizer_group",
+]

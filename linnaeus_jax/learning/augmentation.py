@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -23,6 +24,8 @@ from linnaeus_jax.learning.policies import POLICY_NAMES, Policy, get_policy
 
 ERASE_MODES = ("pixel", "const", "rand")
 _CROP_ATTEMPTS = 10
+_CROP_DRAWS, _FLIP_DRAWS, _JITTER_DRAWS = 2 * _CROP_ATTEMPTS + 2, 2, 3
+_ERASE_DRAWS = 5  # of the gate and of every rectangle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +158,26 @@ def augment(image: jax.Array, row: jax.Array, key: jax.Array, settings: AugmentS
     """
     if image.dtype != jnp.uint8:
         raise ValueError(f"augment() takes uint8 images, not {image.dtype}; grey levels are scaled by their dtype")
-    return jax.vmap(functools.partial(_augment_one, settings=settings))(image, row_keys(key, row))
+    policy = get_policy(settings.policy, settings.num_ops, settings.magnitude) if settings.policy else None
+    slots = policy.op.shape[1] if policy else 0
+    row_key, noise_key = jax.random.split(key)
+    count = _CROP_DRAWS + _FLIP_DRAWS + _JITTER_DRAWS + _ERASE_DRAWS * (1 + settings.erase_count) + 3 * slots
+    uniform = jax.vmap(lambda k: jax.random.uniform(k, (count,)))(row_keys(row_key, row))
+    noise = _noise(noise_key, 2 * math.prod(image.shape[1:]), settings)
+    one = functools.partial(_augment_one, settings=settings, policy=policy)
+    return jax.vmap(one, in_axes=(0, 0, None))(image, uniform, noise)
+
+
+def _noise(key: jax.Array, size: int, settings: AugmentSettings) -> jax.Array:
+    """Noise that fills erased rectangles, float32 [size]; [0] where none is used.
+
+    Every image reads a window of it at its own offset: independent within an image at the price of two images' noise.
+    """
+    if settings.erase_prob > 0 and settings.erase_mode == "pixel":
+        return jax.lax.optimization_barrier(jax.random.normal(key, (size,)))
+    if settings.erase_prob > 0 and settings.erase_mode == "rand":
+        return jax.lax.optimization_barrier(jax.random.uniform(key, (size,), maxval=255.0))
+    return jnp.zeros(0)
 
 
 def cumulative_settings(settings: AugmentSettings) -> list[tuple[str, AugmentSettings]]:
@@ -185,17 +207,21 @@ def cumulative_settings(settings: AugmentSettings) -> list[tuple[str, AugmentSet
 
 
 # ------------------------------------------------------------------------------------------------------ one image
-def _augment_one(image: jax.Array, key: jax.Array, settings: AugmentSettings) -> jax.Array:
-    """uint8 [H, W, 3] -> float32 [H, W, 3] in [0, 1]."""
-    crop_key, flip_key, policy_key, jitter_key, erase_key = jax.random.split(key, 5)
+def _augment_one(
+    image: jax.Array, uniform: jax.Array, noise: jax.Array, settings: AugmentSettings, policy: Policy | None
+) -> jax.Array:
+    """uint8 [H, W, 3] -> float32 [H, W, 3] in [0, 1], given the image's uniform draws and the shared noise."""
+    # Each stage owns its draws, used or not, so that switching one stage leaves the others as they were. The barriers
+    # keep the compiler from evaluating a stage again for every consumer of its pixels.
+    sizes = (_CROP_DRAWS, _FLIP_DRAWS, _JITTER_DRAWS, _ERASE_DRAWS * (1 + settings.erase_count))
+    u_crop, u_flip, u_jitter, u_erase, u_policy = jnp.split(uniform, list(itertools.accumulate(sizes)))
     height, width, _ = image.shape
     x, y = pixel_ops.pixel_centres(height, width)
     moved = False  # whether the points are still the pixel centres
 
-    policy = get_policy(settings.policy, settings.num_ops, settings.magnitude) if settings.policy else None
-    ops, values, filled = jnp.zeros(0, jnp.int32), jnp.zeros(0), {}
+    filled: dict[int, jax.Array] = {}
     if policy is not None:
-        ops, values = draw_policy(policy_key, policy)
+        ops, values = draw_policy(u_policy.reshape(3, -1), policy)
         for slot in reversed(range(len(policy.present))):  # from the output back to the input
             if set(policy.present[slot]) & set(pixel_ops.AFFINE_OPS):
                 matrix = pixel_ops.affine_matrix(ops[slot], values[slot], height, width)
@@ -203,30 +229,31 @@ def _augment_one(image: jax.Array, key: jax.Array, settings: AugmentSettings) ->
                 filled[slot] = pixel_ops.outside(x, y, height, width)
                 moved = True
     if settings.hflip_prob > 0 or settings.vflip_prob > 0:
-        horizontal, vertical = jax.random.uniform(flip_key, (2,))
-        x = jnp.where(horizontal < settings.hflip_prob, width - x, x)
-        y = jnp.where(vertical < settings.vflip_prob, height - y, y)
+        x = jnp.where(u_flip[0] < settings.hflip_prob, width - x, x)
+        y = jnp.where(u_flip[1] < settings.vflip_prob, height - y, y)
         moved = True
     if settings.crop_scale is not None:
         left, top, crop_width, crop_height = crop_window(
-            crop_key, height, width, settings.crop_scale, settings.crop_ratio
+            u_crop, height, width, settings.crop_scale, settings.crop_ratio
         )
         x, y = left + x * (crop_width / width), top + y * (crop_height / height)
         moved = True
 
-    out = pixel_ops.sample(image, x, y) if moved else image.astype(jnp.float32)
+    out = image.astype(jnp.float32)
+    if moved:
+        out = jax.lax.optimization_barrier(pixel_ops.sample(image, x, y))
     if policy is not None:
         out = _apply_policy(out, policy, ops, values, filled)
     if settings.color_jitter > 0:
         low, high = max(0.0, 1 - settings.color_jitter), 1 + settings.color_jitter
-        out = pixel_ops.color_jitter(out, *jax.random.uniform(jitter_key, (3,), minval=low, maxval=high))
+        out = jax.lax.optimization_barrier(pixel_ops.color_jitter(out, *(low + (high - low) * u_jitter)))
     if settings.erase_prob > 0:
-        out = random_erase(out, erase_key, settings)
+        out = random_erase(out, u_erase.reshape(-1, _ERASE_DRAWS), noise, settings)
     return out / 255
 
 
 def crop_window(
-    key: jax.Array, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+    uniform: jax.Array, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Window of a random resized crop (Inception style): uniform area, log-uniform aspect ratio, uniform place.
 
@@ -234,7 +261,7 @@ def crop_window(
     aspect ratio within bounds. Windows are not rounded to whole pixels.
 
     Args:
-      key: scalar key.
+      uniform: float32 [22] in [0, 1): ten areas, ten aspect ratios, column, row.
       height: rows of the image.
       width: columns of the image.
       scale: bounds of the window's share of the image's area.
@@ -243,36 +270,31 @@ def crop_window(
     Returns:
       left, top, width, height in pixels, float32 [] each.
     """
-    shape_key, place_key = jax.random.split(key)
-    area, log_ratio = jax.random.uniform(
-        shape_key,
-        (2, _CROP_ATTEMPTS),
-        minval=jnp.array([[scale[0]], [math.log(ratio[0])]]),
-        maxval=jnp.array([[scale[1]], [math.log(ratio[1])]]),
-    )
-    area = area * (height * width)
-    widths, heights = jnp.sqrt(area * jnp.exp(log_ratio)), jnp.sqrt(area / jnp.exp(log_ratio))
+    u_area, u_ratio, place = jnp.split(uniform, (_CROP_ATTEMPTS, 2 * _CROP_ATTEMPTS))
+    area = (scale[0] + (scale[1] - scale[0]) * u_area) * (height * width)
+    aspect = ratio[0] * jnp.exp(math.log(ratio[1] / ratio[0]) * u_ratio)
+    widths, heights = jnp.sqrt(area * aspect), jnp.sqrt(area / aspect)
     fits = (widths <= width) & (heights <= height)
     first = jnp.argmax(fits)
     fallback_width, fallback_height = min(width, height * ratio[1]), min(height, width / ratio[0])
     crop_width = jnp.where(fits[first], widths[first], fallback_width)
     crop_height = jnp.where(fits[first], heights[first], fallback_height)
-    place = jnp.where(fits[first], jax.random.uniform(place_key, (2,)), 0.5)
+    place = jnp.where(fits[first], place, 0.5)
     return place[0] * (width - crop_width), place[1] * (height - crop_height), crop_width, crop_height
 
 
-def draw_policy(key: jax.Array, policy: Policy) -> tuple[jax.Array, jax.Array]:
-    """Draws the operators of one image.
+def draw_policy(uniform: jax.Array, policy: Policy) -> tuple[jax.Array, jax.Array]:
+    """Chooses the operators of one image.
 
     Args:
-      key: scalar key.
+      uniform: float32 [3, S] in [0, 1): choice, whether the operator is applied, argument.
       policy: N choices, S slots.
 
     Returns:
       int32 [S] operator codes (the identity where the operator was not applied), float32 [S] arguments.
     """
     choices, slots = policy.op.shape
-    choose, apply, argument = jax.random.uniform(key, (3, slots))
+    choose, apply, argument = uniform
     choice = jnp.minimum((choose * choices).astype(jnp.int32), choices - 1)
     if policy.joint:
         choice = jnp.broadcast_to(choice[0], choice.shape)
@@ -301,16 +323,17 @@ def _apply_policy(
         )
         if slot in filled:
             out = jnp.where(filled[slot][..., None], jnp.uint8(FILL), out)
+        out = jax.lax.optimization_barrier(out)
     return out.astype(jnp.float32)
 
 
 def erase_rectangle(
-    key: jax.Array, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
+    uniform: jax.Array, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Rectangle of random erasing (arXiv:1708.04896): uniform area and aspect ratio, uniform corner, one attempt.
 
     Args:
-      key: scalar key.
+      uniform: float32 [4] in [0, 1): area, aspect ratio, row, column.
       height: rows of the image.
       width: columns of the image.
       area: bounds of the rectangle's share of the image's area.
@@ -319,7 +342,7 @@ def erase_rectangle(
     Returns:
       top, left, height, width, int32 [] each; height and width are 0 where the rectangle does not fit.
     """
-    share, aspect, u_top, u_left = jax.random.uniform(key, (4,))
+    share, aspect, u_top, u_left = uniform
     target = (area[0] + (area[1] - area[0]) * share) * (height * width)
     aspect = ratio[0] + (ratio[1] - ratio[0]) * aspect
     h = jnp.round(jnp.sqrt(target * aspect)).astype(jnp.int32)
@@ -329,28 +352,34 @@ def erase_rectangle(
     return (u_top * (height - h)).astype(jnp.int32), (u_left * (width - w)).astype(jnp.int32), h, w
 
 
-def random_erase(image: jax.Array, key: jax.Array, settings: AugmentSettings) -> jax.Array:
-    """Overwrites rectangles of an image, float32 [H, W, 3] in 0..255, with the settings' probability.
+def random_erase(image: jax.Array, uniform: jax.Array, noise: jax.Array, settings: AugmentSettings) -> jax.Array:
+    """Overwrites rectangles of an image with the settings' probability.
 
     Modes: `const` one uniform grey level per rectangle, `rand` uniform per pixel and channel, `pixel` normal with
     the image's mean and standard deviation of the channel, clipped.
+
+    Args:
+      image: float32 [H, W, 3], 0..255.
+      uniform: float32 [1 + erase_count, 5] in [0, 1): first gate and place in `noise`, then four numbers of
+        `erase_rectangle` and a grey level per rectangle.
+      noise: float32 [2 * H * W * 3] of the mode; unused for `const`.
+      settings: static.
     """
     height, width, _ = image.shape
-    gate_key, noise_key, *keys = jax.random.split(key, 2 + settings.erase_count)
-    active = jax.random.uniform(gate_key) < settings.erase_prob
+    active = uniform[0, 0] < settings.erase_prob
     row, column = jnp.arange(height)[:, None], jnp.arange(width)[None, :]
-    if settings.erase_mode == "rand":
-        fill = jax.random.uniform(noise_key, image.shape, maxval=255.0)
-    elif settings.erase_mode == "pixel":
+    fill = jnp.zeros(())
+    if settings.erase_mode != "const":
+        start = (uniform[0, 1] * image.size).astype(jnp.int32)
+        fill = jax.lax.dynamic_slice(noise, (start,), (image.size,)).reshape(image.shape)
+    if settings.erase_mode == "pixel":
         mean, std = image.mean(axis=(0, 1), keepdims=True), image.std(axis=(0, 1), keepdims=True)
-        fill = jnp.clip(mean + std * jax.random.normal(noise_key, image.shape), 0, 255)
-    for k in keys:
-        place_key, level_key = jax.random.split(k)
-        top, left, h, w = erase_rectangle(place_key, height, width, settings.erase_area, settings.erase_ratio)
+        fill = jnp.clip(mean + std * fill, 0, 255)
+    for u in uniform[1:]:
+        top, left, h, w = erase_rectangle(u[:4], height, width, settings.erase_area, settings.erase_ratio)
         inside = (row >= top) & (row < top + h) & (column >= left) & (column < left + w)
-        if settings.erase_mode == "const":
-            fill = jax.random.uniform(level_key, maxval=255.0)
-        image = jnp.where((inside & active)[..., None], fill, image)
+        level = 255 * u[4] if settings.erase_mode == "const" else fill
+        image = jnp.where((inside & active)[..., None], level, image)
     return image
 
 

@@ -49,7 +49,9 @@ class MetricsLog:
             with self.path.open("a") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise MetricsLogError(f"cannot write {self.path}: {error}; free space or choose another --workdir") from error
+            raise MetricsLogError(
+                f"cannot write {self.path}: {error}; free space or choose another --workdir"
+            ) from error
 
     def supersede(self, step: int, boundary_events: frozenset[str]) -> int:
         """Moves rows that a resumed run will write again to `*.superseded.jsonl`; returns how many.

@@ -53,6 +53,8 @@ def plot_schedule(
     peaks = [spec.peak for spec in specs if spec.peak > 0]
     if peaks and lowest and max(peaks) / min(peaks) > 5:
         rate_axes.set_yscale("log")
+    else:
+        rate_axes.yaxis.set_major_formatter("{x:.3g}")  # no offset text, which would cover the epoch axis
     rate_axes.set_ylabel("learning rate")
     rate_axes.legend(loc="best", fontsize=9)
     rate_axes.grid(alpha=0.3)

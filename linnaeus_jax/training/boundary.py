@@ -142,9 +142,7 @@ class Boundary:
             host.ranking[step] = -math.inf if math.isnan(value) else value
         checkpoint = self.resolved.checkpoint
         dropped = self.actions.retain(
-            lambda steps: set(
-                checkpoints_to_keep(host.ranking, steps, checkpoint.keep_top_n, checkpoint.keep_last_n)
-            )
+            lambda steps: set(checkpoints_to_keep(host.ranking, steps, checkpoint.keep_top_n, checkpoint.keep_last_n))
         )
         for old in dropped:
             log.debug("checkpoint of step %d removed by retention", old)

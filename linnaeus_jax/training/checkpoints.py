@@ -147,7 +147,10 @@ def _compare(stored: Any, wanted: Any, directory: Path, step: int) -> None:
 
     def leaves(tree: Any) -> dict[str, Any]:
         found = jax.tree_util.tree_flatten_with_path(tree)[0]
-        return {".".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): leaf for path, leaf in found}
+        return {
+            ".".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): leaf
+            for path, leaf in found
+        }
 
     have, want = leaves(stored), leaves(wanted)
     problems = [f"{name} is in the checkpoint but not in this run" for name in sorted(have.keys() - want.keys())]

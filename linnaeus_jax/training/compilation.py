@@ -53,8 +53,6 @@ def compile_step(step: Callable[..., Any], state: Any, batch: Any, placement: Pl
             - memory.alias_size_in_bytes
         )
     cost = compiled.cost_analysis() or {}
-    found = CompiledStep(
-        name, compiled, time.perf_counter() - started, int(used), float(cost.get("flops", 0.0))
-    )
+    found = CompiledStep(name, compiled, time.perf_counter() - started, int(used), float(cost.get("flops", 0.0)))
     log.info("compiled %s step in %.1f s, %.0f MB per device", name, found.seconds, used / 1e6)
     return found

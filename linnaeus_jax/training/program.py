@@ -126,9 +126,7 @@ def build_criteria(config: ConfigDict, dataset: Dataset, split: str) -> dict[str
     tasks, settings = dataset.tasks, config.loss.taxonomy_smoothing
     key = f"loss.task_specific.{split}.funcs"
     names = losses.resolve_funcs(tuple(config.loss.task_specific[split].funcs), tasks, key)
-    enabled = task_weights.per_task(
-        tuple(settings.enabled) or (False,), tasks, "loss.taxonomy_smoothing.enabled"
-    )
+    enabled = task_weights.per_task(tuple(settings.enabled) or (False,), tasks, "loss.taxonomy_smoothing.enabled")
     parents = [dataset.tree.parent(task) for task in tasks]
     criteria = {}
     for index, (task, name) in enumerate(zip(tasks, names, strict=True)):

@@ -38,9 +38,7 @@ class LogIntervals:
 
     def due(self, step: int) -> frozenset[str]:
         """Streams that log after `step` completed updates."""
-        return frozenset(
-            name for name, every in vars(self).items() if every > 0 and step % every == 0
-        )
+        return frozenset(name for name, every in vars(self).items() if every > 0 and step % every == 0)
 
 
 def _to_json(tree: Any) -> Any:
@@ -71,7 +69,9 @@ class TrainRecorder:
     def _widened(x: np.ndarray) -> np.ndarray:
         return np.asarray(x, np.float64 if np.issubdtype(x.dtype, np.floating) else np.int64)
 
-    def hold(self, step: int, epoch: int, streams: frozenset[str], outputs: StepOutputs, interval: IntervalSums) -> None:
+    def hold(
+        self, step: int, epoch: int, streams: frozenset[str], outputs: StepOutputs, interval: IntervalSums
+    ) -> None:
         """Keeps the outputs of a log point until `release`."""
         self._held = (step, epoch, streams, outputs, interval)
 

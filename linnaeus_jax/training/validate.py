@@ -80,9 +80,7 @@ def config_errors(config: ConfigDict) -> list[str]:
     for split in ("train", "val"):
         for name in config.loss.task_specific[split].funcs:
             if name not in CRITERIA:
-                errors.append(
-                    f"loss.task_specific.{split}.funcs holds {name!r}; choose among {', '.join(CRITERIA)}"
-                )
+                errors.append(f"loss.task_specific.{split}.funcs holds {name!r}; choose among {', '.join(CRITERIA)}")
     errors += augmentation.validate(config.aug)
     errors += validate_schedule_config(config)
     return list(dict.fromkeys(errors))

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
+from linnaeus_jax.schedules.early_stop import check, initial_state, parse_metric_name, restore_state
+from linnaeus_jax.schedules.resolved import EarlyStopSpec
+from tests.schedules.helpers import make_schedule
+
+_TASKS = ("taxa_L10", "taxa_L20")
+
+
+def spec_of(config):
+    metric = parse_metric_name(config["METRIC"])
+    limits = {key.lower(): value for key, value in config.items() if key != "METRIC" and value is not None}
+    return EarlyStopSpec(
+        active=True,
+        metric=metric.key,
+        phase=metric.phase,
+        higher_is_better=metric.higher_is_better,
+        is_loss=metric.is_loss,
+        **limits,
+    )
+
+
+def test_fixture(fixtures):
+    for case in json.loads((fixtures / "scheduling_earlystop.json").read_text())["cases"]:
+        spec = spec_of(case["config"])
+        state = initial_state(spec)
+        for item, expected in zip(case["checks"], case["expected"]):
+            metric = math.nan if item["metric"] == "nan" else item["metric"]
+            state, decision = check(
+                spec,
+                json.loads(json.dumps(state)),
+                step=item["step"],
+                metric=metric,
+                learning_rate=item["lr"],
+                grad_norm=item["grad_norm"],
+                in_warmup=item["in_warmup"],
+            )
+            got = {
+                "stop": decision.stop,
+                "reason": decision.reason,
+                "best": state["best"],
+                "best_step": state["best_step"],
+            }
+            assert got == expected, case["config"]
+
+
+def test_metric_name_fixture(fixtures):
+    names = json.loads((fixtures / "scheduling_earlystop.json").read_text())["metric_names"]
+    for name, expected in names.items():
+        parsed = parse_metric_name(name, tasks=_TASKS, components=("TEMPORAL", "SPATIAL"))
+        got = {key: getattr(parsed, key) for key in ("phase", "metric", "higher_is_better")}
+        assert got == expected, name
+
+
+def test_metric_names():
+    def parse(name):
+        return parse_metric_name(name, tasks=_TASKS, components=("TEMPORAL", "SPATIAL"))
+
+    assert parse("VAL_mask_temporal_SPATIAL_Loss").phase == "val_mask_TEMPORAL_SPATIAL"
+    for spelling in ("val_acc1_taxa_L20", "val/acc1/taxa_l20", "val/taxa_L20/acc1"):
+        assert (parse(spelling).phase, parse(spelling).key) == ("val", "acc1_taxa_L20")
+    assert parse("val_loss_taxa_L10").is_loss
+    assert not parse("val_ece").higher_is_better
+    for wrong in ("loss", "val_", "valloss", "test_loss", "val_acc1", "val_chain_accuracy_taxa_L10", "val_mask_X_loss"):
+        with pytest.raises(ValueError, match="no known metric"):
+            parse(wrong)
+
+
+def test_nan_never_improves_and_exceeds_every_limit():
+    spec = EarlyStopSpec(active=True, max_loss=10.0, max_grad_norm=5.0)
+    inputs = dict(step=10, learning_rate=1.0, in_warmup=False)
+    state, decision = check(spec, initial_state(spec), metric=math.nan, grad_norm=1.0, **inputs)
+    assert (decision.reason, state["best"]) == ("max_loss", None)
+    assert check(spec, state, metric=None, grad_norm=math.nan, **inputs)[1].reason == "max_grad_norm"
+    assert not check(spec, state, metric=None, grad_norm=None, **inputs)[1].stop
+
+
+def test_state_survives_and_a_changed_metric_starts_anew():
+    spec = EarlyStopSpec(active=True, patience_steps=50)
+    saved = initial_state(spec) | {"best": 1.0, "best_step": 100}
+    assert restore_state(spec, saved, 120)[0]["best_step"] == 100
+    other = EarlyStopSpec(active=True, metric="chain_accuracy", higher_is_better=True, is_loss=False)
+    state, warnings = restore_state(other, saved, 120)
+    assert (state["best"], state["best_step"]) == (None, 120)
+    assert "val/loss to val/chain_accuracy" in warnings[0]
+
+
+def test_facade():
+    settings = {
+        "train.early_stop.active": True,
+        "train.early_stop.patience_steps": 20,
+        "train.early_stop.min_lr": 1e-6,
+        "lr_scheduler.warmup_lr": 1e-9,
+        "lr_scheduler.warmup_steps": 12,
+    }
+    progress = TrainingProgress()
+    ops = OpsSchedule(make_schedule(settings, epochs=6), progress)
+    stopped = []
+    for value in (3.0, 2.0, 2.5, 2.5):
+        progress.advance(10)
+        stopped.append(ops.should_stop_early(value))
+    assert stopped == [False, False, False, True]  # update 9 lies in the warmup, whose low rate does not count
+    assert ops.stop_reason == "patience"
+    other = OpsSchedule(ops.resolved, progress)
+    assert other.load_state_dict(json.loads(json.dumps(ops.state_dict()))) == []
+    assert other.early_stop_state == ops.early_stop_state
+
+
+def test_inactive():
+    ops = OpsSchedule(make_schedule(epochs=2), TrainingProgress(global_step=10**6))
+    assert not ops.should_stop_early(math.nan, math.inf)

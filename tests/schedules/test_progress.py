@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from linnaeus_jax.schedules import OpsSchedule, Stage, TrainingProgress, due_at_boundary, plan_resume
+from tests.schedules.helpers import make_schedule
+
+_PREFIX = {
+    "VALIDATION_NORMAL": "schedule.validation.interval",
+    "VALIDATION_MASK_META": "schedule.validation.mask_meta_interval",
+    "VALIDATION_PARTIAL_MASK_META": "schedule.validation.partial_mask_meta.interval",
+}
+_WHITELIST = (("TEMPORAL",), ("SPATIAL",), ("TEMPORAL", "SPATIAL"))
+
+
+def test_state_machine_fixture(fixtures):
+    for sequence in json.loads((fixtures / "scheduling_progress.json").read_text()):
+        progress = TrainingProgress(expected_total_steps=120)
+        operations = {
+            "epoch": progress.start_training_epoch,
+            "step": progress.advance,
+            "schedule": progress.schedule_validation,
+            "start": progress.start_validation,
+            "complete": progress.complete_validation,
+        }
+        for item in sequence:
+            name, *arguments = item["op"]
+            operations[name](*arguments)
+            state = progress.state_dict()
+            assert {key: state[key] for key in item["state"]} == item["state"], item["op"]
+
+
+def resume_schedule(case):
+    settings = {
+        "schedule.validation.at_end": False,
+        "schedule.validation.partial_mask_meta.enabled": case["whitelist_len"] > 0,
+        "schedule.validation.partial_mask_meta.whitelist": _WHITELIST[: case["whitelist_len"]],
+    }
+    for stage, prefix in _PREFIX.items():
+        unit, value = case["intervals"].get(stage, ("epochs", 0))
+        settings[f"{prefix}_{unit}"] = value
+    return make_schedule(settings, steps_per_epoch=case["steps_per_epoch"], epochs=case["epochs"])
+
+
+def test_resume_fixture(fixtures):
+    for case in json.loads((fixtures / "scheduling_resume.json").read_text()):
+        progress = TrainingProgress()
+        previous = case["state"]["current_epoch"] * case["steps_per_epoch"]
+        progress.load_state_dict(progress.state_dict() | case["state"] | {"last_boundary_step": previous})
+        plan = plan_resume(progress, resume_schedule(case), skip_validation=case["skip_validation"])
+        got = plan._asdict()
+        got.pop("warnings")
+        got = {key: list(value) if isinstance(value, tuple) else value for key, value in got.items()}
+        assert got == case["expected"], case["state"]
+
+
+def test_scheduling_twice_and_training_are_ignored():
+    progress = TrainingProgress()
+    progress.schedule_validation("TRAINING")
+    for _ in range(2):
+        progress.schedule_validation("VALIDATION_PARTIAL_MASK_META", 1)
+    assert progress.pending_validations == ["VALIDATION_PARTIAL_MASK_META"]
+    assert progress.partial_validation_indices == [1]
+    with pytest.raises(ValueError, match="VALIDATION_FOO"):
+        progress.schedule_validation("VALIDATION_FOO")
+
+
+def test_one_pass_completes_everything_due():
+    settings = {
+        "schedule.validation.partial_mask_meta.enabled": True,
+        "schedule.validation.partial_mask_meta.interval_epochs": 1,
+        "schedule.validation.partial_mask_meta.whitelist": _WHITELIST,
+    }
+    resolved = make_schedule(settings, epochs=3)
+    progress = TrainingProgress()
+    progress.start_training_epoch(0)
+    progress.advance(10, micro_batches=20, samples=640)
+    progress.finish_training_epoch()
+    progress.schedule_due(OpsSchedule(resolved, progress).due())
+    assert progress.partial_validation_indices == [0, 1, 2]
+    interrupted = plan_resume(progress, resolved)
+    assert [stage.value for stage in interrupted.run] == list(_PREFIX)
+    assert interrupted.partial_indices == (0, 1, 2)
+    progress.complete_all()
+    assert (progress.current_stage, progress.pending_validations) == ("TRAINING", [])
+    assert plan_resume(progress, resolved).run == ()
+    progress.start_training_epoch(1)
+    assert (progress.last_boundary_step, progress.epoch_complete) == (10, False)
+    assert (progress.micro_step, progress.samples_seen) == (20, 640)
+
+
+def test_state_is_a_copy_and_is_checked():
+    progress = TrainingProgress()
+    state = progress.state_dict()
+    progress.schedule_validation("VALIDATION_NORMAL")
+    assert state["pending_validations"] == []
+    progress.load_state_dict(state)
+    state["pending_validations"].append("VALIDATION_NORMAL")
+    assert progress.pending_validations == []
+    with pytest.raises(ValueError, match="schema_version 7"):
+        progress.load_state_dict(state | {"schema_version": 7})
+    with pytest.raises(ValueError, match="surprise"):
+        progress.load_state_dict(state | {"surprise": 1})
+    with pytest.raises(ValueError, match="NOWHERE"):
+        progress.load_state_dict(state | {"current_stage": "NOWHERE"})
+
+
+def test_save_is_atomic_and_exact(tmp_path):
+    path = tmp_path / "progress.json"
+    progress = TrainingProgress(global_step=7, pending_validations=["VALIDATION_NORMAL"])
+    progress.save(path)
+    assert TrainingProgress.load(path) == progress
+    progress.advance(3)
+    progress.save(path)
+    assert TrainingProgress.load(path).global_step == 10
+    assert [entry.name for entry in tmp_path.iterdir()] == ["progress.json"]
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"progress\.json"):
+        TrainingProgress.load(path)
+
+
+def test_stopped_run_stays_stopped_and_still_closes():
+    final = "schedule.validation.final_epoch"
+    settings = {
+        "train.early_stop.active": True,
+        f"{final}.exhaustive_partial_meta_validation": True,
+        f"{final}.exhaustive_meta_components": ("TEMPORAL",),
+    }
+    resolved = make_schedule(settings, epochs=9)
+    progress = TrainingProgress(
+        current_epoch=2,
+        global_step=30,
+        last_boundary_step=20,
+        epoch_complete=True,
+        stop_reason="patience",
+        completed_validations=["VALIDATION_NORMAL", "VALIDATION_MASK_META"],
+    )
+    plan = plan_resume(progress, resolved)
+    assert plan.run == (Stage.VALIDATION_EXHAUSTIVE,)
+    assert plan.training_finished
+    going_on = plan_resume(progress, make_schedule(epochs=9))
+    assert (going_on.training_finished, going_on.next_epoch) == (False, 3)
+
+
+def test_changed_plans_are_reported():
+    settings = {
+        "schedule.validation.partial_mask_meta.enabled": True,
+        "schedule.validation.partial_mask_meta.interval_epochs": 1,
+        "schedule.validation.partial_mask_meta.whitelist": _WHITELIST[:1],
+    }
+    progress = TrainingProgress(expected_total_steps=500, current_stage="VALIDATION_PARTIAL_MASK_META")
+    progress.schedule_validation("VALIDATION_PARTIAL_MASK_META", 0)
+    progress.schedule_validation("VALIDATION_PARTIAL_MASK_META", 2)
+    plan = plan_resume(progress, make_schedule(settings, epochs=3))
+    assert plan.partial_indices == (0,)
+    assert "500 updates and now for 30" in plan.warnings[0]
+    assert "[2]" in plan.warnings[1]
+
+
+def test_skipping_validations_clears_them():
+    progress = TrainingProgress(current_stage="VALIDATION_NORMAL", pending_validations=["VALIDATION_NORMAL"])
+    progress.drop_validations()
+    assert (progress.current_stage, progress.pending_validations) == ("TRAINING", [])
+
+
+def test_fraction_and_consistency():
+    resolved = make_schedule(epochs=3)
+    progress = TrainingProgress(current_epoch=1, expected_epochs=4)
+    assert progress.progress_fraction == 0.25
+    progress.expected_total_steps = 30
+    progress.advance(60)
+    assert progress.progress_fraction == 1.0
+    assert len(progress.consistency_warnings(resolved, 50)) == 3
+    assert progress.consistency_warnings(resolved, 50) == []
+    assert TrainingProgress(global_step=10).consistency_warnings(resolved, 10) == []
+
+
+def test_due_takes_the_stored_boundary():
+    resolved = make_schedule({"schedule.validation.interval_steps": 25}, epochs=6)
+    progress = TrainingProgress(current_epoch=2, global_step=30, last_boundary_step=20)
+    assert OpsSchedule(resolved, progress).should_validate()
+    assert due_at_boundary(resolved, 2, 30, 29).stages == (Stage.VALIDATION_MASK_META,)
+    ops = OpsSchedule(resolved, progress)
+    assert ops.should_validate_mask_meta()
+    assert ops.should_save_checkpoint()
+    assert not ops.should_validate_partial_mask()
+    assert not ops.should_validate_exhaustive()

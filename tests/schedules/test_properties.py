@@ -1,0 +1,143 @@
+"""Rules that hold for every valid configuration."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from linnaeus_jax.schedules import (
+    OpsSchedule,
+    TrainingProgress,
+    build_scheduler,
+    due_at_boundary,
+    firing_epochs,
+    plan_resume,
+)
+from linnaeus_jax.schedules.triggers import Stage
+from tests.schedules.helpers import make_schedule
+
+_FEW = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+def one_of(prefix, units=("steps", "fraction", "epochs")):
+    """Settings of one alternative set: one member, an explicit 0, or nothing."""
+    values = {"steps": st.integers(0, 400), "fraction": st.floats(0.001, 1.0), "epochs": st.integers(0, 9)}
+    return st.one_of(st.just({}), *(values[unit].map(lambda v, unit=unit: {f"{prefix}_{unit}": v}) for unit in units))
+
+
+@st.composite
+def schedules(draw):
+    chosen = {
+        "lr_scheduler.name": draw(st.sampled_from(["cosine", "linear", "step", "wsd"])),
+        "lr_scheduler.stable_duration_fraction": draw(st.floats(0, 1.2)),
+        "lr_scheduler.decay_duration_fraction": draw(st.floats(0, 1.2)),
+        "schedule.validation.at_end": draw(st.booleans()),
+        "schedule.validation.partial_mask_meta.enabled": True,
+        "schedule.validation.partial_mask_meta.whitelist": (("TEMPORAL",), ("SPATIAL",)),
+        "schedule.validation.final_epoch.exhaustive_partial_meta_validation": draw(st.booleans()),
+        "schedule.validation.final_epoch.exhaustive_meta_components": ("TEMPORAL", "SPATIAL"),
+        "schedule.step_trigger_mode": draw(st.sampled_from(["crossing", "exact"])),
+    }
+    for prefix in ("lr_scheduler.warmup", "schedule.validation.interval", "schedule.validation.mask_meta_interval"):
+        chosen |= draw(one_of(prefix))
+    chosen |= draw(one_of("schedule.checkpoint.interval"))
+    chosen |= draw(one_of("schedule.validation.partial_mask_meta.interval"))
+    chosen |= draw(one_of("lr_scheduler.decay", ("steps", "fraction")))
+    chosen |= draw(one_of("schedule.meta_masking.end", ("steps", "fraction")))
+    epochs = draw(st.integers(1, 9))
+    if draw(st.booleans()):
+        return make_schedule(chosen, steps_per_epoch=draw(st.integers(1, 40)), epochs=epochs)
+    return make_schedule(
+        chosen, steps_per_epoch=draw(st.lists(st.integers(1, 40), min_size=epochs, max_size=epochs)), epochs=epochs
+    )
+
+
+@_FEW
+@given(schedules())
+def test_phases_cover_the_run_and_agree_with_the_curve(resolved):
+    total = resolved.total_steps
+    for spec in resolved.learning_rates:
+        phases = spec.phases()
+        assert sum(last - first + 1 for _, first, last in phases) == total
+        assert [first for _, first, _ in phases] == [0, *(last + 1 for _, _, last in phases[:-1])]
+        rates = build_scheduler(resolved)[spec.group](np.arange(total))
+        assert rates.min() >= 0
+        assert rates.max() <= spec.peak * (1 + 1e-12)
+        for name, first, last in phases:
+            if name == "stable":
+                np.testing.assert_allclose(rates[first : last + 1], spec.peak, rtol=1e-12)
+            elif name == "tail":
+                np.testing.assert_allclose(rates[first : last + 1], spec.min_lr, rtol=1e-12, atol=1e-18)
+            elif name in ("cosine", "linear", "decay", "step"):
+                assert np.all(np.diff(rates[first : last + 1]) <= 1e-12 * spec.peak)
+        for drop in spec.drops():
+            np.testing.assert_allclose(rates[drop], rates[drop - 1] * spec.decay_rate, rtol=1e-9)
+
+
+@_FEW
+@given(schedules())
+def test_each_threshold_is_served_exactly_once(resolved):
+    """Crossing: the boundaries that fire are the first ones at or after each multiple of the interval."""
+    if resolved.step_trigger_mode == "exact" or resolved.checkpoint.interval.steps == 0:
+        return
+    ends, every = resolved.totals.boundaries, resolved.checkpoint.interval.steps
+    thresholds = range(every, resolved.total_steps + 1, every)
+    expected = {next(epoch for epoch, end in enumerate(ends) if end >= threshold) for threshold in thresholds}
+    fired = set(firing_epochs(resolved)["CHECKPOINT"])
+    assert fired - {resolved.epochs - 1} == expected - {resolved.epochs - 1}
+    assert resolved.epochs - 1 in fired  # at_end
+
+
+@_FEW
+@given(schedules(), st.data())
+def test_resume_at_any_boundary_serves_the_rest(resolved, data):
+    """Kill at any stage of any boundary: nothing due is lost, nothing completed is repeated."""
+    killed_at = data.draw(st.integers(0, resolved.epochs - 1))
+    completed_before_kill = data.draw(st.integers(0, 3))
+    served: list[tuple[int, Stage]] = []
+    progress = TrainingProgress(expected_total_steps=resolved.total_steps)
+    epoch = 0
+    while epoch < resolved.epochs:
+        progress.start_training_epoch(epoch)
+        progress.advance(resolved.totals.steps_per_epoch[epoch])
+        progress.finish_training_epoch()
+        due = OpsSchedule(resolved, progress).due()
+        progress.schedule_due(due)
+        stages = due.stages[:completed_before_kill] if epoch == killed_at else due.stages
+        for stage in stages:
+            progress.start_validation(stage)
+            progress.complete_validation(stage)
+            served.append((epoch, stage))
+        if epoch == killed_at:
+            restored = TrainingProgress()
+            restored.load_state_dict(json.loads(json.dumps(progress.state_dict())))
+            plan = plan_resume(restored, resolved)
+            served += [(epoch, stage) for stage in plan.run]
+            for stage in plan.run:
+                restored.complete_validation(stage)
+            assert plan_resume(restored, resolved).run == ()
+            assert plan.training_finished == (epoch == resolved.epochs - 1)
+            progress, epoch = restored, plan.next_epoch
+        else:
+            epoch += 1
+    fired = firing_epochs(resolved)
+    expected = [(epoch, stage) for epoch in range(resolved.epochs) for stage in Stage if epoch in fired.get(stage, ())]
+    assert served == expected
+
+
+@_FEW
+@given(schedules())
+def test_host_functions_take_scalars_and_arrays_alike(resolved):
+    ops = OpsSchedule(resolved)
+    steps = np.arange(0, resolved.total_steps + 5, max(1, resolved.total_steps // 7))
+    for function in (ops.probabilities.meta_mask, ops.probabilities.mix, ops.learning_rates["default"]):
+        assert [function(int(k)) for k in steps] == function(steps).tolist()
+
+
+def test_a_boundary_is_idempotent():
+    resolved = make_schedule({"schedule.validation.interval_steps": 7}, epochs=5)
+    first = due_at_boundary(resolved, 1, 20, 10)
+    assert first == due_at_boundary(resolved, 1, 20, 10)

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from linnaeus_jax.schedules import ResolvedSchedule, resolve_all_schedule_params, validate_schedule_config
+from linnaeus_jax.schedules.alternatives import epochs_to_steps, fraction_to_steps
+from linnaeus_jax.schedules.level_switching import level_of_epoch, steps_per_epoch
+from tests.schedules.helpers import make_config, make_schedule
+
+
+def test_fraction_fixture(fixtures):
+    for case in json.loads((fixtures / "scheduling_resolve.json").read_text())["fractions"]:
+        assert fraction_to_steps(case["fraction"], case["total"]) == case["steps"], case
+
+
+def test_step_accounting_fixture(fixtures):
+    for case in json.loads((fixtures / "scheduling_resolve.json").read_text())["step_accounting"]:
+        config = make_config({"train.epochs": case["epochs"], "train.accumulation_steps": case["ACCUMULATION_STEPS"]})
+        resolved = resolve_all_schedule_params(
+            config,
+            steps_per_epoch=case["optimizer_steps_per_epoch"],
+            dataset_size=1000,
+            micro_batches_per_epoch=case["micro_batches_per_epoch"],
+            devices=4,
+        )
+        assert resolved.total_steps == case["total_steps"]
+        assert list(resolved.totals.boundaries) == case["global_step_at_epoch_boundaries"]
+        assert len(case["micro_batches_per_update_epoch0"]) == resolved.totals.steps_per_epoch[0]
+        assert resolved.totals.effective_batch_size == 64 * max(1, case["ACCUMULATION_STEPS"])
+
+
+#: key named by the warning that a row of the validation fixture expects
+_WARNING_OF = {
+    "schedule.validation.interval_epochs": "schedule.validation.interval_",
+    "schedule.validation.mask_meta_interval_epochs": "mask_meta_interval",
+    "schedule.checkpoint.interval_epochs": "schedule.checkpoint.interval",
+    "lr_scheduler.reference_bs": "lr_scheduler.reference_bs",
+    "lr_scheduler.name": "stable_duration_fraction",
+}
+
+
+def test_validation_fixture(fixtures):
+    for case in json.loads((fixtures / "scheduling_validation.json").read_text()):
+        settings = {key.lower().replace("schedule.mix.", "schedule.mixup."): v for key, v in case["explicit"].items()}
+        if any("level_switch" in key for key in settings):
+            settings["schedule.mixup.group_levels"] = ("taxa_L20", "taxa_L10")  # a switch needs a second level
+        errors = validate_schedule_config(make_config(settings))
+        if case["expect"] == "error":
+            assert errors, case
+            assert any(key.rsplit(".", 1)[0] in error for error in errors for key in settings), errors
+            continue
+        assert not errors, case
+        warnings = make_schedule(settings, steps_per_epoch=100, epochs=20).warnings
+        if case["expect"] == "warning":
+            assert any(_WARNING_OF[next(iter(settings))] in warning for warning in warnings), (case, warnings)
+
+
+def test_all_errors_at_once_with_key_value_and_fix():
+    config = make_config(
+        {
+            "lr_scheduler.name": "foo",
+            "schedule.validation.interval_steps": 10,
+            "schedule.validation.interval_fraction": 0.5,
+            "schedule.checkpoint.interval_fraction": 1.5,
+            "schedule.null_masking.start_prob": -0.5,
+            "schedule.checkpoint.interval_steps": -3,
+            "lr_scheduler.parameter_groups.heads.warmup_steps": 3,
+            "lr_scheduler.parameter_groups.heads.warmup_fraction": 0.5,
+            "train.early_stop.active": True,
+            "train.early_stop.metric": "val_happiness",
+            "train.epochs": 0,
+        }
+    )
+    errors = validate_schedule_config(config)
+    for text in (
+        "lr_scheduler.name = 'foo'",
+        "schedule.validation.interval_steps = 10 and schedule.validation.interval_fraction = 0.5",
+        "schedule.checkpoint.interval_fraction = 1.5 must lie in (0, 1]",
+        "schedule.null_masking.start_prob = -0.5",
+        "schedule.checkpoint.interval_steps = -3",
+        "lr_scheduler.parameter_groups.heads.warmup_steps = 3",
+        "train.early_stop.metric = 'val_happiness'",
+        "train.epochs = 0",
+    ):
+        assert any(text in error for error in errors), text
+    with pytest.raises(ValueError, match=r"(?s)1\. .*2\. "):
+        resolve_all_schedule_params(config, steps_per_epoch=1, dataset_size=1, micro_batches_per_epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"schedule.meta_masking.partial.enabled": True, "schedule.meta_masking.partial.whitelist": (("X",),)}, "'X'"),
+        (
+            {
+                "schedule.validation.partial_mask_meta.enabled": True,
+                "schedule.validation.partial_mask_meta.whitelist": (("ELEVATION",),),
+            },
+            "data.meta.components.ELEVATION.enabled = True",
+        ),
+        ({"schedule.validation.partial_mask_meta.whitelist": ("TEMPORAL",)}, "tuple of component names"),
+        ({"schedule.meta_masking.partial.whitelist": (("A", "B"), ("B", "A"))}, "twice"),
+        (
+            {"schedule.meta_masking.partial.whitelist": (("A",),), "schedule.meta_masking.partial.weights": (0.0,)},
+            "positive sum",
+        ),
+        ({"schedule.mixup.level_switch_steps": (5,)}, "1 switches for 1 group levels"),
+        ({"schedule.mixup.group_levels": ("taxa_L5",)}, "taxa_L5"),
+        ({"lr_scheduler.decay_duration_fraction": -0.1}, "decay_duration_fraction = -0.1"),
+        ({"schedule.step_trigger_mode": "sometimes"}, "crossing, exact"),
+        ({"optimizer.parameter_groups.enabled": True, "optimizer.parameter_groups.g.lr_multiplier": -1.0}, "groups.g"),
+        ({"schedule.checkpoint.keep_top_n": -1}, "keep_top_n = -1"),
+    ],
+)
+def test_errors(settings, text):
+    errors = validate_schedule_config(make_config(settings))
+    assert len(errors) == 1
+    assert text in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"schedule.validation.interval_steps": 500}, "interval_steps = 500 never fires"),
+        ({"schedule.validation.interval_epochs": 10}, "interval_epochs = 10 never fires"),
+        ({"schedule.validation.interval_steps": 30}, "over a quarter"),
+        (
+            {"schedule.validation.interval_epochs": 4, "schedule.validation.at_end": False},
+            "final epoch has no validation",
+        ),
+        (
+            {"schedule.checkpoint.interval_epochs": 4, "schedule.checkpoint.at_end": False},
+            "final epoch has no checkpoint",
+        ),
+        ({"schedule.validation.interval_steps": 7, "schedule.checkpoint.interval_epochs": 2}, "is given in epochs"),
+        ({"schedule.validation.interval_fraction": 0.05}, "is only 5 updates"),
+        ({"lr_scheduler.warmup_fraction": 0.6}, "half of the run"),
+        ({"lr_scheduler.warmup_steps": 100}, "only the ramp is seen"),
+        ({"lr_scheduler.min_lr": 1.0}, "min_lr = 1.0 is lowered"),
+        ({"schedule.meta_masking.end_steps": 400}, "ends at update 400, beyond"),
+        (
+            {
+                "schedule.meta_masking.partial.enabled": True,
+                "schedule.meta_masking.partial.start_steps": 50,
+                "schedule.meta_masking.partial.end_steps": 40,
+            },
+            "50 to 40, is empty",
+        ),
+        ({"schedule.meta_masking.partial.enabled": True}, "empty whitelist"),
+        ({"schedule.validation.partial_mask_meta.enabled": True}, "without an interval"),
+        ({"train.early_stop.active": True, "train.early_stop.patience_steps": 5}, "shorter than the 10 updates"),
+        ({"train.early_stop.active": True, "train.early_stop.max_steps": 500}, "beyond the 100 updates"),
+        ({"train.early_stop.active": True, "train.early_stop.metric": "val_mask_SPATIAL_loss"}, "never run"),
+        (
+            {
+                "train.early_stop.active": True,
+                "train.early_stop.metric": "val_acc1_taxa_L10",
+                "train.early_stop.max_loss": 3,
+            },
+            "no effect",
+        ),
+        (
+            {"lr_scheduler.parameter_groups.enabled": True, "lr_scheduler.parameter_groups.heads.min_lr": 1e-7},
+            "heads matches no optimizer group",
+        ),
+        (
+            {"loss.grad_weighting.task.gradnorm_enabled": True, "loss.grad_weighting.task.update_interval": 50},
+            "divergence may stay hidden",
+        ),
+        ({"lr_scheduler.name": "wsd", "lr_scheduler.decay_duration_fraction": 0.5}, "before lr_scheduler.min_lr"),
+    ],
+)
+def test_warnings(settings, text):
+    warnings = make_schedule(settings, epochs=10).warnings
+    assert any(text in warning for warning in warnings), warnings
+
+
+def test_a_single_choice_never_meets_a_default():
+    settings = {
+        "lr_scheduler.warmup_fraction": 0.1,
+        "schedule.validation.interval_steps": 25,
+        "schedule.checkpoint.interval_fraction": 0.5,
+        "schedule.metrics.lr_fraction": 0.5,
+        "schedule.metrics.step_interval": 7,
+        "schedule.metrics.pipeline_interval": -1,
+        "schedule.mixup.prob.end_fraction": 0.4,
+        "train.early_stop.active": True,
+    }
+    resolved = make_schedule(settings, epochs=10)
+    assert resolved.learning_rates[0].warmup_steps == 10
+    assert (resolved.validation.normal.unit, resolved.validation.normal.steps) == ("steps", 25)
+    assert (resolved.checkpoint.interval.unit, resolved.checkpoint.interval.steps) == ("fraction", 50)
+    assert resolved.validation.mask_meta.unit == "epochs"
+    assert resolved.logging == {"step": 7, "console": 100, "wandb": 7, "lr": 50, "pipeline": 0}
+    assert resolved.early_stop.patience_steps == 2000
+    settings |= {"train.early_stop.patience_epochs": 1.5, "schedule.metrics.wandb_interval": 0}
+    resolved = make_schedule(settings, epochs=10)
+    assert resolved.early_stop.patience_steps == 15
+    assert resolved.logging["wandb"] == 0
+    settings |= {"train.early_stop.patience_epochs": 0}
+    assert make_schedule(settings, epochs=10).early_stop.patience_steps is None
+
+
+def test_defaults_live_here_and_the_config_is_not_changed():
+    config = make_config({"train.epochs": 300})
+    before = str(config)
+    resolved = resolve_all_schedule_params(
+        config, steps_per_epoch=100, dataset_size=6400, micro_batches_per_epoch=[100] * 300
+    )
+    assert str(config) == before
+    assert resolved.learning_rates[0].warmup_steps == 500
+    assert resolved.null_masking.end_steps == 15000
+    assert resolved.partial_masking.prob.end_steps == 15000
+    assert resolved.validation.normal.value == resolved.validation.mask_meta.value == 1
+    assert not resolved.validation.normal.explicit
+
+
+def test_wrong_counts():
+    config = make_config({"train.epochs": 2, "train.accumulation_steps": 4})
+    for steps, micro, text in (
+        (3, 13, "make 4 updates"),
+        ((3, 3, 3), 12, "3 entries"),
+        (0, 0, "is the training set empty"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            resolve_all_schedule_params(config, steps_per_epoch=steps, dataset_size=1, micro_batches_per_epoch=micro)
+
+
+def test_epochs_to_steps():
+    assert epochs_to_steps(2.3, (10, 10, 10)) == int(2.3 * 10)
+    assert epochs_to_steps(1.5, (10, 20)) == 20
+    assert epochs_to_steps(3.0, (10, 20)) == 50
+
+
+def test_round_trip_through_json():
+    settings = {
+        "schedule.meta_masking.partial.enabled": True,
+        "schedule.meta_masking.partial.whitelist": (("TEMPORAL",), ("SPATIAL", "TEMPORAL")),
+        "train.early_stop.active": True,
+        "lr_scheduler.name": "wsd",
+    }
+    resolved = make_schedule(settings, epochs=4)
+    assert ResolvedSchedule.from_dict(json.loads(json.dumps(resolved.to_dict()))) == resolved
+
+
+def test_level_switching():
+    updates = {"a": 10, "b": 7, "c": 5}
+    levels = level_of_epoch(("a", "b", "c"), (15, 24), (), updates, 6)
+    assert levels == ("a", "a", "b", "b", "c", "c")[:2] + ("b", "c", "c", "c")
+    assert steps_per_epoch(levels, updates) == (10, 10, 7, 5, 5, 5)
+    assert level_of_epoch(("a", "b"), (10,), (), updates, 3) == ("a", "b", "b")
+    assert level_of_epoch(("a", "b", "c"), (), (2, 3), updates, 5) == ("a", "a", "b", "c", "c")
+    assert level_of_epoch(("a", "b"), (), (), updates, 2) == ("a", "a")
+    with pytest.raises(ValueError, match="one switch fewer than levels"):
+        level_of_epoch(("a", "b"), (5, 6), (), updates, 2)
+    with pytest.raises(ValueError, match="rise strictly"):
+        level_of_epoch(("a", "b", "c"), (6, 6), (), updates, 2)
+    with pytest.raises(ValueError, match="exclude each other"):
+        level_of_epoch(("a", "b"), (5,), (1,), updates, 2)
+
+
+def test_levels_of_a_resolved_schedule():
+    settings = {"schedule.mixup.group_levels": ("taxa_L20", "taxa_L10"), "schedule.mixup.level_switch_steps": (12,)}
+    resolved = make_schedule(settings, steps_per_epoch=(10, 10, 6, 6), epochs=4)
+    assert resolved.mixing.level_of_epoch == ("taxa_L20", "taxa_L20", "taxa_L10", "taxa_L10")
+    assert resolved.total_steps == 32
+    assert resolved.totals.epoch_at(23) == pytest.approx(2.5)
+
+
+def test_no_metadata_means_no_masked_validation():
+    resolved = make_schedule({"data.meta.active": False}, epochs=3)
+    assert resolved.validation.mask_meta.unit == "off"
+    assert not any("mask-meta" in warning for warning in resolved.warnings)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import pytest
+
+from linnaeus_jax.schedules import firing_epochs
+from linnaeus_jax.schedules.plot import plot_schedule
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
+from linnaeus_jax.schedules.summary import schedule_summary, text_chart, write_summary
+from linnaeus_jax.tools import schedule as tool
+from tests.schedules.helpers import make_config, make_schedule
+
+_ROOT = Path(__file__).parents[2]
+_SETTINGS = {
+    "lr_scheduler.name": "wsd",
+    "lr_scheduler.warmup_steps": 20,
+    "lr_scheduler.stable_duration_fraction": 0.8,
+    "lr_scheduler.decay_duration_fraction": 0.2,
+    "optimizer.parameter_groups.enabled": True,
+    "optimizer.parameter_groups.heads.lr_multiplier": 2.0,
+    "optimizer.parameter_groups.stem.frozen": True,
+    "lr_scheduler.parameter_groups.enabled": True,
+    "lr_scheduler.parameter_groups.heads.name": "step",
+    "lr_scheduler.parameter_groups.heads.decay_steps": 30,
+    "lr_scheduler.parameter_groups.heads.decay_rate": 0.3,
+    "schedule.meta_masking.end_fraction": 0.3,
+    "schedule.meta_masking.partial.enabled": True,
+    "schedule.meta_masking.partial.whitelist": (("TEMPORAL",), ("SPATIAL",)),
+    "schedule.null_masking.enabled": True,
+    "schedule.null_masking.end_fraction": 0.5,
+    "schedule.mixup.prob.end_fraction": 0.4,
+    "schedule.mixup.cutmix.enabled": True,
+    "schedule.validation.mask_meta_interval_fraction": 0.3,
+    "schedule.validation.final_epoch.exhaustive_partial_meta_validation": True,
+    "schedule.validation.final_epoch.exhaustive_meta_components": ("TEMPORAL", "SPATIAL"),
+    "schedule.checkpoint.keep_top_n": 3,
+    "train.early_stop.active": True,
+}
+
+
+def test_text_says_what_the_loop_does():
+    resolved = make_schedule(_SETTINGS, epochs=10)
+    text = schedule_summary(resolved)
+    assert [int(n) for n in re.findall(r"^(\d+)\. ", text, re.M)] == list(range(1, 11))
+    for line in (
+        "total updates          100",
+        "warmup   updates 0 .. 19  (20;",
+        "stable   updates 20 .. 83  (64; 64 % of the run, 80 % of the time after warmup)",
+        "decay    updates 84 .. 99  (16;",
+        "drops by factor 0.3 every 30 updates, at updates 50, 80  (2 in all)",
+        "stem: frozen",
+        "mask-meta validation: every 0.3 of the run = 30 updates, 30 %, 3 epochs",
+        "val_mask_TEMPORAL, val_mask_SPATIAL, val_mask_TEMPORAL_SPATIAL",
+        "best 3 and newest 1",
+        "full metadata masking: 1 -> 0 at 30 updates (30 %, epoch 3)",
+        "inclusion of null labels: 0 -> 1 at 50 updates",
+        "patience: 2000 updates",
+        "wandb    every 50 updates",
+    ):
+        assert line in text, line
+    assert all(f"! {warning}" in text for warning in resolved.warnings)
+    assert f"after epochs {', '.join(map(str, firing_epochs(resolved)['VALIDATION_MASK_META']))}" in text
+
+
+def test_chart_has_fixed_width():
+    for epochs, steps in ((10, 10), (1, 3), (40, 7)):
+        lines = text_chart(make_schedule(_SETTINGS, epochs=epochs, steps_per_epoch=steps))
+        rows = [line for line in lines if "|" in line]
+        assert {line.index("|") for line in rows} == {24}
+        assert {line.rindex("|") for line in rows} == {97}
+        assert sum(line.startswith("p ") for line in rows) == 4
+        assert any(line.startswith("exhaustive validation") and line.rstrip().endswith("^|") for line in rows)
+
+
+def test_json_holds_everything(tmp_path):
+    resolved = make_schedule(_SETTINGS, epochs=10)
+    text, data = write_summary(resolved, tmp_path / "assets")
+    assert text.read_text() == schedule_summary(resolved)
+    stored = json.loads(data.read_text())
+    assert ResolvedSchedule.from_dict(stored["resolved"]) == resolved
+    assert stored["firing_epochs"]["VALIDATION_MASK_META"] == [2, 5, 8]
+    assert stored["firing_epochs"]["VALIDATION_EXHAUSTIVE"] == [9]
+    assert stored["warnings"] == list(resolved.warnings)
+    assert stored["learning_rate_phases"]["default"] == [["warmup", 0, 19], ["stable", 20, 83], ["decay", 84, 99]]
+
+
+def test_plot(tmp_path):
+    resolved = make_schedule(_SETTINGS, epochs=10)
+    path = plot_schedule(resolved, tmp_path / "schedule.png", applied={"heads": ([0, 10], [1e-6, 1e-5])})
+    image = cv2.imread(str(path))
+    assert image.shape[1] == 1200
+    assert image.std() > 10
+    with pytest.raises(KeyError):
+        plot_schedule(resolved, path, applied={"tail": ([0], [1.0])})
+
+
+def test_tool_resolves_levels(tmp_path, capsys):
+    config = make_config(
+        {
+            "train.epochs": 4,
+            "schedule.mixup.group_levels": ("taxa_L20", "taxa_L10"),
+            "schedule.mixup.level_switch_epochs": (2,),
+        }
+    )
+    resolved = tool.run(config, (10, 7))
+    assert resolved.totals.steps_per_epoch == (10, 10, 7, 7)
+    assert "taxa_L10 from epoch 2" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="one for each"):
+        tool.run(config, (10, 7, 5))
+    with pytest.raises(ValueError, match="steps_per_epoch or dataset_size"):
+        tool.run(config)
+    with pytest.raises(ValueError, match="exclude each other"):
+        tool.run(make_config({"lr_scheduler.warmup_steps": 3, "lr_scheduler.warmup_fraction": 0.5}), 3)
+
+
+def test_tool_counts_updates_from_rows(capsys):
+    config = make_config({"train.epochs": 2, "train.accumulation_steps": 4, "data.batch_size": 32})
+    resolved = tool.run(config, dataset_size=330)
+    assert resolved.totals.micro_batches_per_epoch == (11, 11)
+    assert resolved.totals.steps_per_epoch == (3, 3)
+    assert "330 rows" in capsys.readouterr().out
+
+
+def test_command_line_starts_no_device(tmp_path):
+    """The example of grouped fine-tuning, as a user would run it."""
+    code = (
+        "import sys; from linnaeus_jax.tools.schedule import main; status = main(sys.argv[1:]);"
+        "from jax._src import xla_bridge; assert not xla_bridge._backends; sys.exit(status)"
+    )
+    arguments = ["--config=configs/finetune_groups.py", "--dataset_size=5000", f"--out={tmp_path}"]
+    command = [sys.executable, "-c", code, *arguments, "--config.train.epochs=4"]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "heads: linear" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "schedule_summary.txt",
+        "schedule_summary.json",
+        "schedule.png",
+    }
+    wrong = [*command, "--config.lr_scheduler.name=foo"]
+    done = subprocess.run(wrong, cwd=_ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "lr_scheduler.name = 'foo'" in done.stderr
+    assert "Traceback" not in done.stderr
