@@ -24,21 +24,19 @@ def get_config() -> ConfigDict:
         config.lr_scheduler.stable_duration_fraction = 0.6
         config.lr_scheduler.decay_duration_fraction = 0.4
 
-        # the first group whose filter matches takes a parameter; "default" (the rest) is attention and norms
+        # the filters select disjoint parameters; "default" (the rest) is attention and norms
         groups = config.optimizer.parameter_groups
         groups.enabled = True
-        groups.heads = ConfigDict(
-            dict(filter=dict(type="name", patterns=("head",), match_type="contains"), lr_multiplier=10.0)
-        )
-        groups.metadata = ConfigDict(
-            dict(filter=dict(type="name", patterns=("meta_",), match_type="startswith"), lr_multiplier=2.0)
-        )
-        groups.convolutions = ConfigDict(dict(filter=dict(type="dimension", dimensions=(4,)), lr_multiplier=0.1))
+        heads = {"type": "name", "patterns": ("head.",), "match_type": "startswith"}
+        metadata = {"type": "name", "patterns": ("meta_",), "match_type": "startswith"}
+        groups.heads = {"filter": heads, "lr_multiplier": 10.0}
+        groups.metadata = {"filter": metadata, "lr_multiplier": 2.0}
+        groups.convolutions = {"filter": {"type": "dimension", "dimensions": (4,)}, "lr_multiplier": 0.1}
 
         curves = config.lr_scheduler.parameter_groups
         curves.enabled = True
-        curves.heads = ConfigDict(dict(name="linear", warmup_steps=100, min_lr=5e-6))
-        curves.metadata = ConfigDict(dict(warmup_fraction=0.1))
+        curves.heads = {"name": "linear", "warmup_steps": 100, "min_lr": 5e-6}
+        curves.metadata = {"warmup_fraction": 0.1}
 
         config.schedule.validation.mask_meta_interval_epochs = 5
         config.schedule.checkpoint.keep_top_n = 2

@@ -416,8 +416,8 @@ def debug() -> ConfigDict:
     ).split()
     return ConfigDict(
         dict(
-            **{flag: False for flag in flags},
-            loss={flag: False for flag in loss_flags},
+            **dict.fromkeys(flags, False),
+            loss=dict.fromkeys(loss_flags, False),
             early_exit_after_n_optimizer_steps=0,
             nans=False,
             infs=False,

@@ -369,7 +369,7 @@ def _write_labels(path: Path, observations: Observations, parameters: dict[str, 
         file["raw_lon"] = np.where(where, observations.longitude, np.nan).astype(np.float32)
         file["raw_elevation"] = np.where(high, observations.elevation, 0.0).astype(np.float32)
         file.create_dataset("raw_date_observed", data=dates, dtype=text)
-        file["in_region"] = (observations.longitude < -50.0).astype(np.uint8)
+        file["in_region"] = (observations.longitude < -60.0).astype(np.uint8)
         file["observer_id"] = observations.observer
         group = file.create_group("metadata")
         group.attrs["config_json"] = json.dumps({**parameters, "taxon_names": taxon_names()})

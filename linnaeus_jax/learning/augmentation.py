@@ -174,7 +174,7 @@ def _noise(key: jax.Array, size: int, settings: AugmentSettings) -> jax.Array:
     Every image reads a window of it at its own offset: independent within an image at the price of two images' noise.
     """
     if settings.erase_prob > 0 and settings.erase_mode == "pixel":
-        return jax.lax.optimization_barrier(jax.random.normal(key, (size,)))
+        return jax.lax.map(lambda k: jax.random.normal(k, (size // 2,)), jax.random.split(key)).reshape(-1)
     if settings.erase_prob > 0 and settings.erase_mode == "rand":
         return jax.lax.optimization_barrier(jax.random.uniform(key, (size,), maxval=255.0))
     return jnp.zeros(0)
@@ -318,9 +318,7 @@ def _apply_policy(
     for slot, present in enumerate(policy.present):
         later = [mask for k, mask in filled.items() if k > slot]
         visible = ~functools.reduce(jnp.logical_or, later) if later else None
-        out = pixel_ops.apply_color_op(
-            out, ops[slot], values[slot], present, visible=visible, max_sigma=policy.max_sigma
-        )
+        out = pixel_ops.apply_color_op(out, ops[slot], values[slot], present, visible=visible)
         if slot in filled:
             out = jnp.where(filled[slot][..., None], jnp.uint8(FILL), out)
         out = jax.lax.optimization_barrier(out)
@@ -373,8 +371,8 @@ def random_erase(image: jax.Array, uniform: jax.Array, noise: jax.Array, setting
         start = (uniform[0, 1] * image.size).astype(jnp.int32)
         fill = jax.lax.dynamic_slice(noise, (start,), (image.size,)).reshape(image.shape)
     if settings.erase_mode == "pixel":
-        mean, std = image.mean(axis=(0, 1), keepdims=True), image.std(axis=(0, 1), keepdims=True)
-        fill = jnp.clip(mean + std * fill, 0, 255)
+        mean, square = (jnp.mean(x, axis=(0, 1), keepdims=True) for x in (image, jnp.square(image)))
+        fill = jnp.clip(mean + jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0)) * fill, 0, 255)
     for u in uniform[1:]:
         top, left, h, w = erase_rectangle(u[:4], height, width, settings.erase_area, settings.erase_ratio)
         inside = (row >= top) & (row < top + h) & (column >= left) & (column < left + w)

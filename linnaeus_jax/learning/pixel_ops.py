@@ -102,7 +102,7 @@ def sample(image: jax.Array, x: jax.Array, y: jax.Array, *, nearest: bool = Fals
 
 # ------------------------------------------------------------------------------------------------------- colour
 def grey(image: jax.Array) -> jax.Array:
-    """Rec. 601 luma of a float image [H, W, 3], float32 [H, W]."""
+    """Rec. 601 luma of float RGB values [..., 3], float32 [...]."""
     return image[..., 0] * 0.299 + image[..., 1] * 0.587 + image[..., 2] * 0.114
 
 
@@ -173,13 +173,14 @@ def _table(
         counts = histogram(image, visible)
         tables["autocontrast"] = lambda: autocontrast_table(counts)
         tables["equalize"] = lambda: equalize_table(counts)
-    chosen = jnp.broadcast_to(level[None, :], (3, 256)).astype(jnp.uint8)
-    for name in TABLE_OPS:
-        if name in present:
-            table = tables[name]().astype(jnp.uint8)
-            table = table if table.ndim == 2 else jnp.broadcast_to(table[None, :], (3, 256))
-            chosen = jnp.where(op == OP_CODE[name], table, chosen)
-    return chosen
+    named = [name for name in TABLE_OPS if name in present]
+    candidates = [jnp.broadcast_to(level[None, :], (3, 256))]
+    candidates += [jnp.broadcast_to(t if t.ndim == 2 else t[None, :], (3, 256)) for t in (tables[n]() for n in named)]
+    hit = op == jnp.array([OP_CODE[name] for name in named])
+    weight = jnp.concatenate([~jnp.any(hit, keepdims=True), hit]).astype(jnp.float32)
+    # a contraction rather than a select: it is stored once, a select would be evaluated again for every pixel
+    stacked = jnp.stack(candidates).astype(jnp.float32)
+    return jnp.einsum("k,kcl->cl", weight, stacked, precision="highest").astype(jnp.uint8)
 
 
 def _smooth(image: jax.Array) -> jax.Array:
@@ -195,30 +196,27 @@ def _smooth(image: jax.Array) -> jax.Array:
     return image.at[1:-1, 1:-1].set(((2 * total + 13) // 26).astype(jnp.uint8))
 
 
-def gaussian_blur(image: jax.Array, sigma: jax.Array, max_sigma: float) -> jax.Array:
-    """Gaussian blur of an image [H, W, 3], edges extended.
+def gaussian_blur(image: jax.Array, sigma: jax.Array) -> jax.Array:
+    """Gaussian blur of an image; at the edges the kernel is cut and renormalised.
+
+    Two matrix products, so that the cost does not depend on sigma.
 
     Args:
       image: uint8 or float32 grey levels [H, W, 3].
       sigma: float32 [], standard deviation in pixels, > 0.
-      max_sigma: static upper bound of sigma; the kernel reaches 3 of these.
 
     Returns:
       float32 [H, W, 3].
     """
-    radius = max(1, round(3 * max_sigma))
-    offset = jnp.arange(-radius, radius + 1)
-    weight = jnp.exp(-0.5 * jnp.square(offset / jnp.maximum(sigma, 1e-3)))
-    weight = weight / weight.sum()
-    x = image.astype(jnp.float32)
-    for axis in (0, 1):
-        size = x.shape[axis]
-        padded = jnp.pad(x, [(radius, radius) if a == axis else (0, 0) for a in range(3)], mode="edge")
-        x = sum(
-            (weight[k] * jax.lax.slice_in_dim(padded, k, k + size, axis=axis) for k in range(2 * radius + 1)),
-            start=jnp.zeros_like(x),
-        )
-    return x
+
+    def kernel(size: int) -> jax.Array:
+        place = jnp.arange(size) / jnp.maximum(sigma, 0.05)
+        weight = jnp.exp(-0.5 * jnp.square(place[:, None] - place[None, :]))
+        return weight / weight.sum(axis=1, keepdims=True)
+
+    height, width, _ = image.shape
+    x = jnp.einsum("ih,hwc->iwc", kernel(height), image.astype(jnp.float32), precision="highest")
+    return jnp.einsum("jw,iwc->ijc", kernel(width), x, precision="highest")
 
 
 def apply_color_op(
@@ -228,7 +226,6 @@ def apply_color_op(
     present: Collection[str],
     *,
     visible: jax.Array | None = None,
-    max_sigma: float = 2.0,
 ) -> jax.Array:
     """Applies one table or blend operator; every other operator leaves the image as it is.
 
@@ -239,7 +236,6 @@ def apply_color_op(
         with 1 = unchanged (brightness, contrast, color, sharpness), sigma in pixels (blur); unused otherwise.
       present: names of the operators that `op` can take; only these are traced.
       visible: bool [H, W], pixels that statistics (histogram, mean) are taken of; None: all.
-      max_sigma: static upper bound of the value of blur.
 
     Returns:
       uint8 [H, W, 3].
@@ -255,7 +251,7 @@ def apply_color_op(
     if "sharpness" in present:
         result = jnp.where(op == OP_CODE["sharpness"], _blend(_smooth(image), image, value), result)
     if "blur" in present:
-        blurred = jnp.round(gaussian_blur(image, value, max_sigma)).astype(jnp.uint8)
+        blurred = jnp.round(gaussian_blur(image, value)).astype(jnp.uint8)
         result = jnp.where(op == OP_CODE["blur"], blurred, result)
     return result
 
@@ -271,7 +267,7 @@ def color_jitter(image: jax.Array, brightness: jax.Array, contrast: jax.Array, s
       float32 [H, W, 3], 0..255.
     """
     x = jnp.clip(image * brightness, 0, 255)
-    mean = jnp.mean(grey(x))
+    mean = grey(jnp.mean(x, axis=(0, 1)))  # the luma is linear
     x = jnp.clip(mean + (x - mean) * contrast, 0, 255)
     luma = grey(x)[..., None]
     return jnp.clip(luma + (x - luma) * saturation, 0, 255)

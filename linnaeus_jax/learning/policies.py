@@ -72,11 +72,6 @@ class Policy:
         """Per slot, the names of the operators that can occur in it."""
         return tuple(tuple(OPS[code] for code in np.unique(column)) for column in self.op.T)
 
-    @property
-    def max_sigma(self) -> float:
-        """Largest standard deviation of a blur, in pixels; 0 without blurs."""
-        return float(np.max(np.where(self.op == OP_CODE["blur"], self.base + self.delta, 0.0)))
-
 
 def sub_policies(name: str) -> tuple[SubPolicy, ...]:
     """Published table of the policy `name`: sub-policies of (operator, probability, level).

@@ -104,7 +104,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     """A table with left-aligned first column and right-aligned rest."""
     found = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        found.add_column(column, justify="left" if index == 0 else "right")
+        found.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         found.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
     return found

@@ -9,13 +9,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.logging import RichHandler
 
 MAIN = "linnaeus_jax"
 DATA = "linnaeus_jax.data"
 
 #: one console for log lines, progress bars and tables, so that they do not tear each other
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False)
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints the bare message above any progress bar; long lines are left to the terminal."""
+
+    STYLES = ((logging.ERROR, "bold red"), (logging.WARNING, "yellow"))
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            style = next((style for level, style in self.STYLES if record.levelno >= level), None)
+            text = "\n".join(self.prefix + line for line in self.format(record).splitlines())
+            console.print(text, style=style, markup=False, soft_wrap=True)
+        except Exception:
+            self.handleError(record)
 
 
 def setup_logging(logs: Path | None, *, process: int, level: str, data_level: str) -> None:
@@ -36,9 +53,7 @@ def setup_logging(logs: Path | None, *, process: int, level: str, data_level: st
             logger.removeHandler(handler)
             handler.close()
         if process == 0:
-            shown: logging.Handler = RichHandler(
-                console=console, show_time=False, show_path=False, show_level=False, markup=False
-            )
+            shown = ConsoleHandler("[h5data] " if name == DATA else "")
             shown.setLevel(console_level.upper())
             logger.addHandler(shown)
         if logs is not None:
@@ -52,7 +67,7 @@ def setup_logging(logs: Path | None, *, process: int, level: str, data_level: st
 @contextmanager
 def console_level(level: str) -> Iterator[None]:
     """Another level for the console, and only for the console, while the block runs."""
-    handlers = [h for h in logging.getLogger(MAIN).handlers if isinstance(h, RichHandler)]
+    handlers = [h for h in logging.getLogger(MAIN).handlers if isinstance(h, ConsoleHandler)]
     before = [h.level for h in handlers]
     for handler in handlers:
         handler.setLevel(level.upper())

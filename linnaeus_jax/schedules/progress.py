@@ -199,12 +199,13 @@ def plan_resume(progress: TrainingProgress, resolved: ResolvedSchedule, *, skip_
             f"the current configuration counts"
         )
     stopped = progress.stop_reason is not None and resolved.early_stop.active
-    wanted = {Stage(stage) for stage in (*progress.pending_validations, progress.current_stage)} - {Stage.TRAINING}
+    wanted = {Stage(stage) for stage in (*progress.pending_validations, progress.current_stage)}
     if progress.epoch_complete:
         is_last = True if stopped else None
         boundary = (progress.current_epoch, progress.global_step, progress.last_boundary_step)
-        due = set(due_at_boundary(resolved, *boundary, is_last).stages)
-        wanted |= due - {Stage(stage) for stage in progress.completed_validations}
+        wanted |= set(due_at_boundary(resolved, *boundary, is_last).stages)
+    # between two validations the stage still names the one just completed
+    wanted -= {Stage(stage) for stage in progress.completed_validations}
     if skip_validation:
         wanted = set()
     indices: tuple[int, ...] = ()

@@ -169,6 +169,11 @@ class _Resolver:
     def mixing(self) -> Mixing:
         mixup, totals = self.config.schedule.mixup, self.totals
         enabled = mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled)
+        if enabled and self.config.data.sampler.type != "grouped":
+            self.notes.append(
+                f"data.sampler.type = {self.config.data.sampler.type!r} forms no groups, so nothing is mixed"
+            )
+            enabled = False
         end = self.steps(ALTERNATIVES["mix_end"])
         if enabled and not end:
             self.notes.append(

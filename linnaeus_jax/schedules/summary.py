@@ -235,7 +235,7 @@ def text_chart(resolved: ResolvedSchedule) -> list[str]:
     ends = resolved.totals.boundaries
     for event, epochs in firing_epochs(resolved).items():
         if epochs:
-            hit = {(ends[epoch] - 1) * _WIDTH // total for epoch in epochs}
+            hit = {-(-ends[epoch] * _WIDTH // total) - 1 for epoch in epochs}
             marks = "".join("^" if column in hit else " " for column in range(_WIDTH))
             lines.append(f"{EVENTS[event]:<{_LABEL}.{_LABEL}} |{marks}|")
     axis, ticks = [" "] * (_WIDTH + 8), ["-"] * _WIDTH

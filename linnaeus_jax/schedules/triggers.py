@@ -71,6 +71,14 @@ def interval_fires(interval: Interval, epoch: int, step: int, previous_step: int
     return step // interval.steps > previous_step // interval.steps
 
 
+def interval_epochs(resolved: ResolvedSchedule, interval: Interval) -> tuple[int, ...]:
+    """0-based epochs at whose boundary the interval fires by itself."""
+    ends = resolved.totals.boundaries
+    boundaries = enumerate(zip(ends, (0, *ends)))
+    mode = resolved.step_trigger_mode
+    return tuple(epoch for epoch, (end, start) in boundaries if interval_fires(interval, epoch, end, start, mode))
+
+
 def phase_name(masked: Sequence[str] | None) -> str:
     """Name of the phase that masks these components, e.g. `val_mask_TEMPORAL_SPATIAL`."""
     if masked is None:

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from linnaeus_jax.schedules.alternatives import all_sets, get_node, set_errors
 from linnaeus_jax.schedules.early_stop import parse_metric_name
 from linnaeus_jax.schedules.level_switching import level_switch_errors
-from linnaeus_jax.schedules.resolved import Interval, LearningRateSpec, ResolvedSchedule
-from linnaeus_jax.schedules.triggers import Stage, firing_epochs, phases_of
+from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
+from linnaeus_jax.schedules.triggers import Stage, firing_epochs, interval_epochs, phases_of
 
 LR_NAMES = ("cosine", "linear", "step", "wsd")
 DECAY_TYPES = ("cosine", "linear")
@@ -220,24 +220,15 @@ def _lr_findings(spec: LearningRateSpec, total: int) -> Iterator[str]:
 
 def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
     validation, total, epochs = resolved.validation, resolved.total_steps, resolved.epochs
-    fired = firing_epochs(resolved)
-    named: dict[str, tuple[str, Interval, tuple[int, ...]]] = {
-        "validation": ("schedule.validation.interval", validation.normal, fired[Stage.VALIDATION_NORMAL]),
-        "mask-meta validation": (
-            "schedule.validation.mask_meta_interval",
-            validation.mask_meta,
-            fired[Stage.VALIDATION_MASK_META],
-        ),
-        "partial-mask validation": (
-            "schedule.validation.partial_mask_meta.interval",
-            validation.partial,
-            fired[Stage.VALIDATION_PARTIAL_MASK_META],
-        ),
-        "checkpoint": ("schedule.checkpoint.interval", resolved.checkpoint.interval, fired["CHECKPOINT"]),
+    named = {
+        "validation": ("schedule.validation.interval", validation.normal),
+        "mask-meta validation": ("schedule.validation.mask_meta_interval", validation.mask_meta),
+        "partial-mask validation": ("schedule.validation.partial_mask_meta.interval", validation.partial),
+        "checkpoint": ("schedule.checkpoint.interval", resolved.checkpoint.interval),
     }
     at_end = {"validation": validation.at_end, "checkpoint": resolved.checkpoint.at_end}
-    for name, (path, interval, when) in named.items():
-        regular = [epoch for epoch in when if epoch < epochs - 1 or not at_end.get(name)]
+    for name, (path, interval) in named.items():
+        regular = interval_epochs(resolved, interval)
         if interval.unit == "off":
             if name in at_end:
                 rest = "one at the end only" if at_end[name] else "none at all"
@@ -247,14 +238,13 @@ def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
             elif name == "partial-mask validation" and validation.partial_enabled:
                 yield f"partial-mask validation is enabled without an interval ({path}_*), so it never runs"
             continue
-        late = interval.steps > total or (interval.unit == "epochs" and interval.value >= epochs)
-        if late or not when:
+        if not regular:
             yield f"{path}_{interval.unit} = {interval.value} never fires within {epochs} epochs ({total} updates)"
         elif interval.unit == "steps" and interval.steps > total / 4:
             yield f"{path}_steps = {interval.steps} is over a quarter of {total} updates: {len(regular)} regular runs"
-        if name in at_end and epochs - 1 not in when:
+        if not at_end.get(name, True) and epochs - 1 not in regular:
             yield f"the final epoch has no {name}; set {path.rsplit('.', 1)[0]}.at_end = True"
-    explicit = [(path, interval.unit) for path, interval, _ in named.values() if interval.explicit]
+    explicit = [(path, interval.unit) for path, interval in named.values() if interval.explicit]
     by_epochs = [path for path, unit in explicit if unit == "epochs"]
     by_steps = [path for path, unit in explicit if unit in ("steps", "fraction")]
     if by_epochs and by_steps:

@@ -1,7 +1,7 @@
 """Evaluation: every validation batch is read once, and every due phase runs on it.
 
-A phase is a keep-mask over the metadata components: all kept for `val`, none for `val_mask_meta`, all but the named ones
-for `val_mask_<A>_<B>`. The convolutional stages do not see metadata and are computed once per batch.
+A phase is a keep-mask over the metadata components: all kept for `val`, none for `val_mask_meta`, all but the named
+ones for `val_mask_<A>_<B>`. The convolutional stages do not see metadata and are computed once per batch.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ class Measured(struct.PyTreeNode):
     sums: Sums
     meta_valid: jax.Array  # int32 [K]
     model_state: Any
+    preview: jax.Array  # int32 [R, T], predicted classes of the first rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,7 @@ class Objective:
     mix: mixing.MixSettings | None
     masking: MaskSettings | None
     probabilities: Probabilities
+    preview_rows: int = 0  # rows whose predictions the update reports
 
     def key(self, name: str, step: Step) -> jax.Array:
         """Key of a named stream at `step`."""
@@ -178,6 +180,9 @@ class Objective:
                 ),
                 meta_valid=(valid & (micro["weight"] > 0)[:, None]).sum(axis=0, dtype=jnp.int32),
                 model_state=new_state,
+                preview=jnp.stack(
+                    [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()], axis=1
+                ),
             )
         return found.numerator / jnp.maximum(counts, 1.0), measured
 

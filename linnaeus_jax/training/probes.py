@@ -1,7 +1,7 @@
 """Probes: looking inside the step. An in-graph function returns a small pytree, a host function consumes it.
 
-A probe is traced only in a run that uses it, and computed only at updates `step % every == 0` (`step` counted before the
-update). Adding a measurement means writing one `Probe`; the step and the loop do not change.
+A probe is traced only in a run that uses it, and computed only at updates `step % every == 0` (`step` counted before
+the update). Adding a measurement means writing one `Probe`; the step and the loop do not change.
 """
 
 from __future__ import annotations

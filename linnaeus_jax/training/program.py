@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,14 @@ from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.training.evaluation import EvaluationProgram
 from linnaeus_jax.training.objective import MaskSettings, Objective
+from linnaeus_jax.training.probes import Probe
 from linnaeus_jax.training.rng import stream
 from linnaeus_jax.training.state import IntervalSums, TrainState
 from linnaeus_jax.training.step import GradNormSettings, Update, make_train_step
+
+
+#: rows whose predictions probes may show
+PREVIEW_ROWS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,11 +177,14 @@ def gradnorm_on(config: ConfigDict) -> bool:
     return task.type == "gradnorm" and task.gradnorm_enabled
 
 
-def build_program(config: ConfigDict, dataset: Dataset, resolved: ResolvedSchedule, block: int) -> Program:
+def build_program(
+    config: ConfigDict, dataset: Dataset, resolved: ResolvedSchedule, block: int, probes: Sequence[Probe] = ()
+) -> Program:
     """Builds everything static; nothing is computed on a device but shapes.
 
     Args:
       block: rows among which the plan drew mixing partners.
+      probes: measurements to trace into the update.
 
     Raises:
       ValueError: settings that do not fit the data or each other, naming key, value and fix.
@@ -206,6 +214,7 @@ def build_program(config: ConfigDict, dataset: Dataset, resolved: ResolvedSchedu
         mix=mix_settings(config, block),
         masking=MaskSettings.build(resolved.partial_masking, component_names) if masking and bounds else None,
         probabilities=probabilities,
+        preview_rows=PREVIEW_ROWS if probes else 0,
     )
 
     # ---- update: what happens to the gradient
@@ -226,6 +235,7 @@ def build_program(config: ConfigDict, dataset: Dataset, resolved: ResolvedSchedu
         num_classes=[dataset.num_classes[task] for task in dataset.tasks],
     )
     update = Update(
+        probes=tuple(probes),
         optimizer=optimizer,
         learning_rates=build_scheduler(resolved),
         clip_mode=train.clip_mode,

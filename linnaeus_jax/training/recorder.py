@@ -60,7 +60,7 @@ class TrainRecorder:
         self.nonfinite_limit = nonfinite_limit
         zeros = jax.device_get(IntervalSums.zeros(tasks, len(components)))
         self._zeros = jax.tree.map(self._widened, zeros)
-        self.windows: dict[str, IntervalSums] = {name: self._zeros for name in WINDOWS}
+        self.windows: dict[str, IntervalSums] = dict.fromkeys(WINDOWS, self._zeros)
         self._held: tuple[int, int, frozenset[str], StepOutputs, IntervalSums] | None = None
         self.last_grad_norm = math.nan
         self.last_rates: dict[str, float] = {}

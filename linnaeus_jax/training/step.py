@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import optax
 from flax import struct
 
 from linnaeus_jax.learning import gradnorm, losses, optimizers
+from linnaeus_jax.training import probes
 from linnaeus_jax.training.objective import Measured, Objective, Targets
 from linnaeus_jax.training.state import IntervalSums, TrainState, merge
 
@@ -78,11 +79,14 @@ class StepOutputs(struct.PyTreeNode):
     probabilities: dict[str, jax.Array]
     interval: IntervalSums  # of this update alone
     gradnorm: dict[str, jax.Array]
+    probes: dict[str, Any]  # by name, see `probes.measure`
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
     """Everything static that the application of a gradient depends on."""
+
+    probes: Sequence[probes.Probe]
 
     optimizer: optimizers.Optimizer
     learning_rates: Mapping[str, Callable[[jax.Array], jax.Array]]
@@ -150,8 +154,9 @@ def grad_sums(
     def body(total: GradSums, x: tuple[Batch, Targets, jax.Array]) -> tuple[GradSums, None]:
         part = one(*x)
         summed = jax.tree.map(jnp.add, total, part)
-        # statistics of the model are a running state, not a sum
-        return summed.replace(measured=summed.measured.replace(model_state=part.measured.model_state)), None
+        # statistics of the model are a running state and the preview shows the first rows: neither is a sum
+        kept = summed.measured.replace(model_state=part.measured.model_state, preview=total.measured.preview)
+        return summed.replace(measured=kept), None
 
     rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
     # XLA on CPU runs convolutions inside a while loop on one thread, so there the loop is unrolled.
@@ -162,7 +167,7 @@ def grad_sums(
 def apply(
     objective: Objective, update: Update, state: TrainState, sums: GradSums, targets: Targets, batch: Batch
 ) -> tuple[TrainState, StepOutputs]:
-    """Clips, asks the optimizer, applies the learning rates of `state.step`, and skips the update if it is not finite."""
+    """Clips, asks the optimizer, applies the learning rates of `state.step`; a non-finite update is skipped."""
     weights = state.gradnorm.weights
     loss = jnp.vdot(weights, sums.task_losses)
     grads, norm = optimizers.clip(sums.grads, update.clip_mode, update.clip_limit, params=state.params)
@@ -176,7 +181,8 @@ def apply(
 
     direction, opt_state = update.optimizer.direction.update(grads, state.opt_state, state.params)
     rates = {name: rate(state.step) for name, rate in update.learning_rates.items()}
-    params = optax.apply_updates(state.params, update.optimizer.apply_learning_rates(direction, rates))
+    changes = update.optimizer.apply_learning_rates(direction, rates)
+    params = optax.apply_updates(state.params, changes)
     ema = None
     if update.ema_decay is not None:
         ema = optimizers.ema_update(state.ema, params, update.ema_decay, state.step)
@@ -185,6 +191,26 @@ def apply(
         return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
     measured, probabilities = sums.measured, objective.probabilities
+    seen = {}
+    if update.probes:
+        seen = probes.measure(
+            update.probes,
+            probes.ProbeInputs(
+                step=state.step,
+                params=state.params,
+                grads=sums.grads,
+                updates=jax.tree.map(lambda u: jnp.where(finite, u, 0.0), changes),
+                loss=loss,
+                task_losses=sums.task_losses,
+                task_weights=weights,
+                counts=losses.kept_counts(targets.keep, batch["weight"]),
+                sums=measured.sums,
+                batch=batch,
+                null=targets.null,
+                keep=targets.keep,
+                preview=measured.preview,
+            ),
+        )
     interval = _interval(objective, targets, batch, measured, loss, norm, finite)
     skipped = state.skipped + jnp.where(finite, 0, 1)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
@@ -205,6 +231,7 @@ def apply(
         },
         interval=interval,
         gradnorm=gradnorm_metrics,
+        probes=seen,
     )
     new_state = TrainState(
         step=state.step + 1,

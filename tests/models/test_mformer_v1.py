@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.models import build_model, parameter_table, params_from_torch, params_to_torch
+from linnaeus_jax.models.convnext import ConvNeXtStage
 from linnaeus_jax.models.layers import drop_path_rates, drop_path_scales
 from linnaeus_jax.models.mformer_v1 import VARIANTS
 from linnaeus_jax.models.names import flax_path, named_leaves
+from linnaeus_jax.models.rotary import RotaryStage
 
 COMPONENTS = (("TEMPORAL", 2), ("SPATIAL", 3))
 TASKS = {"taxa_L10": 5, "taxa_L20": 3}
@@ -150,13 +152,48 @@ def test_all_parameters_get_finite_gradients(rotary_run):
     assert set(zero) <= {"aggregate.bias"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"remat": True}, {"scan_layers": True}, {"remat": True, "scan_layers": True}])
 def test_recomputed_and_scanned_forms_equal_the_plain_one(cfg, params, inputs, rotary_run, settings):
     (loss, _), grads = value_and_grad(golden_model(cfg, **settings), params, inputs)
-    np.testing.assert_allclose(loss, rotary_run[0][0], rtol=1e-6)
+    np.testing.assert_allclose(loss, rotary_run[0][0], atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), grads, rotary_run[1])
 
 
+def test_remat_and_scan_of_the_transformer_stage_change_nothing():
+    """Values, gradients and draws of a stage with every kind of dropout, in its four forms."""
+    attention = {"num_heads": 2, "drop_rate": 0.2, "attn_drop_rate": 0.2, "dtype": jnp.float32}
+    x = jax.random.normal(jax.random.key(0), (3, 7, 8))
+    keys = {"dropout": jax.random.key(1), "drop_path": jax.random.key(2)}
+
+    def run(params=None, **form):
+        stage = RotaryStage(attention, (0.1, 0.4), **form)
+        if params is None:
+            params = jax.tree.map(lambda p: p + 0.1, stage.init(jax.random.key(3), x, (2, 3), train=False))
+        weigh = jnp.cos(jnp.arange(float(x.size))).reshape(x.shape)
+        loss = lambda p, x: jnp.sum(weigh * stage.apply(p, x, (2, 3), train=True, rngs=keys))  # noqa: E731
+        return params, jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, x)
+
+    params, plain = run()
+    for form in ({"remat": True}, {"scan": True}, {"remat": True, "scan": True}):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4), run(params, **form)[1], plain)
+
+
+def test_remat_of_the_convolutional_stage_changes_nothing():
+    x = jax.random.normal(jax.random.key(0), (3, 5, 6, 4))
+
+    def run(params=None, **form):
+        stage = ConvNeXtStage((0.1, 0.4), layer_scale=0.5, **form)
+        if params is None:
+            params = stage.init(jax.random.key(3), x, train=False)
+        loss = lambda p, x: jnp.sum(stage.apply(p, x, train=True, rngs={"drop_path": jax.random.key(2)}) ** 2)  # noqa: E731
+        return params, jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, x)
+
+    params, plain = run()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4), run(params, remat=True)[1], plain)
+
+
+@pytest.mark.slow
 def test_training_draws_do_not_depend_on_remat_or_scan(cfg, params, inputs):
     rates = {"drop_rate": 0.2, "attn_drop_rate": 0.2, "drop_path_rate": 0.4}
     keys = {"dropout": jax.random.key(1), "drop_path": jax.random.key(2)}
@@ -174,14 +211,15 @@ def test_training_draws_do_not_depend_on_remat_or_scan(cfg, params, inputs):
     assert not np.allclose(changed["taxa_L10"], runs[0][0][1]["taxa_L10"])
 
 
-def test_scanned_form_has_the_same_parameters_at_the_start(cfg):
-    image = jnp.zeros((1, 32, 32, 3))
+def test_scanned_form_has_the_same_parameters(cfg):
     plain, scanned = (
-        jax.jit(golden_model(cfg, scan_layers=scan).init)(jax.random.key(0), image) for scan in (False, True)
+        jax.eval_shape(golden_model(cfg, scan_layers=scan).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+        for scan in (False, True)
     )
-    jax.tree.map(np.testing.assert_array_equal, plain, scanned)
+    assert plain == scanned
 
 
+@pytest.mark.slow
 def test_statistics_can_be_sown_under_jit_grad_remat_and_scan(cfg, params, inputs):
     model = golden_model(cfg, remat=True, scan_layers=True)
 
@@ -214,43 +252,50 @@ def flat(tree):
 
 
 @pytest.fixture(scope="module")
-def apply(cfg, params):
+def parts(cfg, params):
+    """The three parts composed by hand, compiled once for two rows."""
     model = golden_model(cfg)
-    return jax.jit(lambda image, meta: model.apply({"params": params}, image, meta))
+
+    @jax.jit
+    def run(image, meta):
+        features = model.apply({"params": params}, image, method="encode_image")
+        feats = model.apply({"params": params}, features, meta, method="encode_tokens")
+        return model.apply({"params": params}, feats, method="classify")
+
+    return run
 
 
-def test_rows_are_independent_and_missing_metadata_are_zeros(apply, inputs):
+def test_parts_compose(parts, inputs, rotary_run):
+    logits = parts(*inputs)
+    for task, expected in rotary_run[0][1]["head"][1].items():
+        np.testing.assert_allclose(logits[task], expected, atol=1e-6)
+
+
+def test_rows_are_independent(parts, inputs):
     image, meta = inputs
-    both = apply(image, meta)
-    np.testing.assert_allclose(apply(image[:1], meta[:1])["taxa_L10"], both["taxa_L10"][:1], atol=1e-5)
-    np.testing.assert_allclose(
-        apply(image[:1], None)["taxa_L10"], apply(image[:1], 0 * meta[:1])["taxa_L10"], atol=1e-6
-    )
-    assert not np.allclose(apply(image[:1], None)["taxa_L10"], both["taxa_L10"][:1], atol=1e-3)
-    assert list(both) == ["taxa_L10", "taxa_L20", "taxa_L30"]
+    changed = parts(image.at[1].add(1.0), meta.at[1].add(1.0))["taxa_L10"]
+    expected = parts(image, meta)["taxa_L10"]
+    np.testing.assert_allclose(changed[0], expected[0], atol=1e-6)
+    assert not np.allclose(changed[1], expected[1], atol=1e-3)
 
 
-def test_parts_compose(cfg, params, inputs, rotary_run):
-    model = golden_model(cfg)
-
-    def parts(params, image, meta):
-        variables = {"params": params}
-        features = model.apply(variables, image, method="encode_image")
-        feats = model.apply(variables, features, meta, method="encode_tokens")
-        return model.apply(variables, feats, method="classify")
-
-    for task, logits in jax.jit(parts)(params, *inputs).items():
-        np.testing.assert_allclose(logits, rotary_run[0][1]["head"][1][task], atol=1e-6)
+def test_missing_metadata_are_zeros(cfg, params, parts, inputs):
+    image, meta = inputs
+    masked = parts(image, jnp.zeros_like(meta))["taxa_L10"]
+    missing = jax.jit(lambda image: golden_model(cfg).apply({"params": params}, image))(image)["taxa_L10"]
+    np.testing.assert_allclose(missing, masked, atol=1e-5)
+    assert not np.allclose(masked[0], parts(image, meta)["taxa_L10"][0], atol=1e-3)
 
 
 def test_bfloat16_is_finite_and_close(cfg, params, inputs, rotary_run):
-    (_, logits), grads = value_and_grad(golden_model(cfg, dtype=jnp.bfloat16), params, inputs)
+    model = golden_model(cfg, dtype=jnp.bfloat16)
+    logits = jax.jit(lambda params: model.apply({"params": params}, *inputs))(params)
     for task, expected in rotary_run[0][1]["head"][1].items():
         assert logits[task].dtype == jnp.float32
         np.testing.assert_allclose(logits[task], expected, atol=0.05 * np.abs(expected).max())
-    assert all(leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.slow
 def test_sharded_batch_draws_and_computes_the_same(cfg, params, inputs):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -311,11 +356,11 @@ def test_drop_path_keeps_the_expectation():
     assert not np.array_equal(scales[1, 0], scales[1, 1])
 
 
-def test_tiny_is_small_and_trains_at_any_size():
+@pytest.mark.slow
+def test_tiny_trains_at_any_size():
     model = tiny(drop_path_rate=0.1)
     image = jax.random.normal(jax.random.key(1), (2, 48, 40, 3))
     params = jax.jit(model.init)(jax.random.key(0), image)["params"]
-    assert 4e5 < count(params) < 1e6
     (loss, logits), grads = value_and_grad(
         model, params, (image, None), train=True, rngs={"drop_path": jax.random.key(2)}
     )
@@ -325,6 +370,7 @@ def test_tiny_is_small_and_trains_at_any_size():
 
 
 def test_initial_values():
+    assert 4e5 < count(shapes(tiny())) < 1e6
     params = jax.jit(tiny().init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
     for name, _, leaf in named_leaves(params):
         value = np.asarray(leaf)
@@ -387,7 +433,7 @@ def test_settings_that_cannot_work(settings, message):
 
 
 def test_unknown_type_and_setting():
-    with pytest.raises(ValueError, match="model type 'resnet' is unknown; known types: .*mFormerV1"):
+    with pytest.raises(ValueError, match=r"model type 'resnet' is unknown; known types: .*mFormerV1"):
         build_model("resnet", variant="sm")
     with pytest.raises(TypeError, match="patch_size"):
         tiny(patch_size=3)

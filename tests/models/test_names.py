@@ -64,9 +64,9 @@ def test_import_refuses_what_does_not_fit(tree):
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match="ends in 'running_mean'"):
+    with pytest.raises(ValueError, match=r"ends in 'running_mean'"):
         names.flax_path("bn1.running_mean")
-    with pytest.raises(ValueError, match="'x.weight' belongs to none of the stages"):
+    with pytest.raises(ValueError, match=r"'x.weight' belongs to none of the stages"):
         names.stage_of("x.weight")
 
 

@@ -53,7 +53,7 @@ def test_whole_attention_layer(golden, cfg, mode, prefix):
     params["freqs"] = golden["attn/param/freqs"]
     layer = rotary.RotaryAttention(num_heads=cfg["heads"], rope_mode=mode)
     out = layer.apply({"params": params}, golden["attn/x"], tuple(cfg["grid"]))
-    np.testing.assert_allclose(out, golden[f"attn/{prefix}"], atol=1e-5)
+    np.testing.assert_allclose(np.asarray(out), golden[f"attn/{prefix}"], atol=1e-5)
 
 
 def test_initial_frequencies_follow_the_angles(golden, cfg, monkeypatch):

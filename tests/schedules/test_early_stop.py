@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_metric_names():
 
 def test_nan_never_improves_and_exceeds_every_limit():
     spec = EarlyStopSpec(active=True, max_loss=10.0, max_grad_norm=5.0)
-    inputs = dict(step=10, learning_rate=1.0, in_warmup=False)
+    inputs: dict[str, Any] = {"step": 10, "learning_rate": 1.0, "in_warmup": False}
     state, decision = check(spec, initial_state(spec), metric=math.nan, grad_norm=1.0, **inputs)
     assert (decision.reason, state["best"]) == ("max_loss", None)
     assert check(spec, state, metric=None, grad_norm=math.nan, **inputs)[1].reason == "max_grad_norm"

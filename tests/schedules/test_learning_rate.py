@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,10 +108,9 @@ def test_square_root_scaling_and_unknown_rule():
 
 
 def spec_of(**changes):
-    base = dict(
-        group="default", name="cosine", base_lr=1.0, multiplier=1.0, peak=1.0, min_lr=0.0, warmup_lr=0.0, warmup_steps=0
-    )
-    return LearningRateSpec(**{**base, "total_steps": 100, **changes})
+    base: dict[str, Any] = {"group": "default", "name": "cosine", "base_lr": 1.0, "multiplier": 1.0, "total_steps": 100}
+    base |= {"peak": 1.0, "min_lr": 0.0, "warmup_lr": 0.0, "warmup_steps": 0}
+    return LearningRateSpec(**(base | changes))
 
 
 def test_long_runs_stay_exact():

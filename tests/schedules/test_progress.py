@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +19,7 @@ _WHITELIST = (("TEMPORAL",), ("SPATIAL",), ("TEMPORAL", "SPATIAL"))
 def test_state_machine_fixture(fixtures):
     for sequence in json.loads((fixtures / "scheduling_progress.json").read_text()):
         progress = TrainingProgress(expected_total_steps=120)
-        operations = {
+        operations: dict[str, Callable[..., None]] = {
             "epoch": progress.start_training_epoch,
             "step": progress.advance,
             "schedule": progress.schedule_validation,

@@ -19,13 +19,19 @@ from linnaeus_jax.schedules import (
 from linnaeus_jax.schedules.triggers import Stage
 from tests.schedules.helpers import make_schedule
 
-_FEW = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+_FEW = settings(
+    max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def one_of(prefix, units=("steps", "fraction", "epochs")):
     """Settings of one alternative set: one member, an explicit 0, or nothing."""
     values = {"steps": st.integers(0, 400), "fraction": st.floats(0.001, 1.0), "epochs": st.integers(0, 9)}
-    return st.one_of(st.just({}), *(values[unit].map(lambda v, unit=unit: {f"{prefix}_{unit}": v}) for unit in units))
+
+    def member(unit):
+        return values[unit].map(lambda value: {f"{prefix}_{unit}": value})
+
+    return st.one_of(st.just({}), *map(member, units))
 
 
 @st.composite

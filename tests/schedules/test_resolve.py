@@ -125,6 +125,11 @@ def test_errors(settings, text):
     [
         ({"schedule.validation.interval_steps": 500}, "interval_steps = 500 never fires"),
         ({"schedule.validation.interval_epochs": 10}, "interval_epochs = 10 never fires"),
+        (
+            {"schedule.validation.interval_steps": 7, "schedule.step_trigger_mode": "exact", "train.epochs": 6},
+            "interval_steps = 7 never fires",
+        ),
+        ({"data.sampler.type": "standard"}, "nothing is mixed"),
         ({"schedule.validation.interval_steps": 30}, "over a quarter"),
         (
             {"schedule.validation.interval_epochs": 4, "schedule.validation.at_end": False},
@@ -173,7 +178,7 @@ def test_errors(settings, text):
     ],
 )
 def test_warnings(settings, text):
-    warnings = make_schedule(settings, epochs=10).warnings
+    warnings = make_schedule({"train.epochs": 10} | settings).warnings
     assert any(text in warning for warning in warnings), warnings
 
 

@@ -126,18 +126,17 @@ def test_a_validation_is_preceded_by_a_checkpoint():
     assert due.save
 
 
-def test_retention_fixture():
-    """Epochs 0..6 with these metrics; kept after each epoch with 2 best and 2 newest, ties to the earlier."""
-    values = [0.1, 0.5, 0.3, 0.45, 0.2, 0.5, 0.1]
-    kept = [[0], [0, 1], [1, 2], [1, 2, 3], [1, 3, 4], [1, 4, 5], [1, 5, 6]]
-    kept_3_1 = [[0], [0, 1], [0, 1, 2], [1, 2, 3], [1, 2, 3, 4], [1, 3, 5], [1, 3, 5, 6]]
-    for top, last, wanted in ((2, 2, kept), (3, 1, kept_3_1)):
+def test_retention_fixture(fixtures):
+    for case in json.loads((fixtures / "observability_misc.json").read_text())["retention"]:
+        top, last = case["keep_top_n"], case["keep_last_n"]
         present: list[int] = []
-        for epoch in range(7):
-            present.append(epoch)
-            ranking = {e: values[e] for e in present}
+        for step in case["steps"]:
+            present.append(step["after_epoch"])
+            ranking = {epoch: value for epoch, value, _ in step["ranking"]}
             present = sorted(checkpoints_to_keep(ranking, present, top, last))
-            assert present == wanted[epoch]
+            # two corrections of the recorded behaviour: 0/0 keeps everything, and the newest is never deleted
+            wanted = set(step["kept"]) | {step["after_epoch"]}
+            assert present == (sorted(wanted) if top or last else list(range(step["after_epoch"] + 1)))
 
 
 def test_retention_rules():

@@ -1,0 +1,354 @@
+"""The debug event log: what a training run did, as strict JSON lines that a program (or `jq`) can read afterwards.
+
+Every start of a run writes its own `debug_log_<unix seconds>.jsonl`; the logs of one directory, in the order of their
+names, are the log of one run. A line is `{"event_type", "step", "epoch", "timestamp", "data"}`; `step` is the 0-based
+optimizer update, counted before it is made. Non-finite numbers are the strings NaN, Infinity and -Infinity.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnaeus_jax.debugging.analysis import analyse, log_files, read_events
+from linnaeus_jax.files import write_atomically, write_json
+from linnaeus_jax.learning.optimizers import FROZEN, ParameterRow
+from linnaeus_jax.reporting.metrics_log import strict
+from linnaeus_jax.training.probes import Probe, ProbeInputs
+
+log = logging.getLogger("linnaeus_jax")
+
+BUFFERED_EVENTS = 100
+FLUSH_SECONDS = 30.0
+#: updates between events
+TRAINING_STEP_EVERY = GRADIENT_STATS_EVERY = 10
+PARAM_UPDATES_EVERY = 50
+#: mean |update| of one update from which a parameter counts as moving: 1e-8 over the 50 updates between measurements
+MOVING = 1e-8 / PARAM_UPDATES_EVERY
+SUPERSEDED = "events.superseded.jsonl"
+_SAMPLES, _TOP = 10, 10
+
+
+class DebugEventLog:
+    """Appends events to `<directory>/debug_log_<timestamp>.jsonl`; only process 0 should have one.
+
+    Events are kept in memory and written when there are 100, when 30 s have passed (by a thread, so that a run that
+    hangs shows what came before), at `flush` (call it at the end of an epoch) and at `close`. As a context manager it
+    closes when the block ends, by an exception or not. A file that cannot be written ends the log with one warning;
+    training goes on.
+
+    Args:
+      directory: made if missing; one run per directory.
+      timestamp: unix seconds of the start; the next free second where that log exists already.
+      flush_seconds: longest time that an event stays in memory.
+    """
+
+    def __init__(self, directory: Path, timestamp: int, *, flush_seconds: float = FLUSH_SECONDS) -> None:
+        self.directory = directory
+        while (path := directory / f"debug_log_{timestamp}.jsonl").exists():
+            timestamp += 1
+        self.path = path
+        self.summary_path = directory / f"debug_summary_{timestamp}.json"
+        self._buffer: list[str] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._failed = False
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        except OSError as error:
+            self._fail(error)
+        self._thread = threading.Thread(target=self._flush_regularly, args=(flush_seconds,), daemon=True)
+        self._thread.start()
+
+    def event(self, event_type: str, step: int, epoch: int, data: Mapping[str, Any]) -> None:
+        """Adds an event; `data` holds plain Python values (nested dicts, lists, numbers, strings, None)."""
+        row = {"event_type": event_type, "step": int(step), "epoch": int(epoch), "timestamp": time.time(), "data": data}
+        line = json.dumps(strict(row), separators=(",", ":"), allow_nan=False)
+        with self._lock:
+            self._buffer.append(line)
+            full = len(self._buffer) >= BUFFERED_EVENTS
+        if full:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands everything so far to the operating system."""
+        with self._lock:
+            lines, self._buffer = self._buffer, []
+            if not lines or self._failed:
+                return
+            try:
+                with self.path.open("a") as file:
+                    file.write("".join(line + "\n" for line in lines))
+            except OSError as error:
+                self._fail(error)
+
+    def close(self) -> None:
+        """Writes what is left and `debug_summary_<timestamp>.json`: the analysis of all logs of the directory."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._thread.join()
+        self.flush()
+        if not self._failed:
+            try:
+                write_json(self.summary_path, strict(analyse(read_events(log_files([self.directory])))))
+            except OSError as error:
+                self._fail(error)
+
+    def _flush_regularly(self, seconds: float) -> None:
+        while not self._closed.wait(seconds):
+            self.flush()
+
+    def _fail(self, error: OSError) -> None:
+        self._failed = True
+        log.warning("the debug log %s cannot be written (%s): it ends here, training goes on", self.path, error)
+
+    def __enter__(self) -> DebugEventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def supersede(directory: Path, step: int) -> int:
+    """Moves the events that a run resumed at update `step` will write again to `events.superseded.jsonl`.
+
+    These are the events of updates >= `step` and lines cut off by a kill. Call it before the new log is opened; the
+    directory must belong to this run alone.
+
+    Returns:
+      How many lines were moved.
+    """
+    total = 0
+    for path in log_files([directory]) if directory.is_dir() else []:
+        kept, moved = [], []
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                again = json.loads(line)["step"] >= step
+            except (ValueError, KeyError, TypeError):
+                again = True
+            (moved if again else kept).append(line)
+        if moved:
+            with (directory / SUPERSEDED).open("a") as file:
+                file.writelines(line + "\n" for line in moved)
+            write_atomically(path, "".join(line + "\n" for line in kept))
+        total += len(moved)
+    return total
+
+
+# ---- contents of the events that are no measurements of an update
+
+
+def fit_start_data(
+    rows: Sequence[ParameterRow], *, total_examples: int, training: Mapping[str, Any], optimizer: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Data of `fit_start`.
+
+    Args:
+      rows: one per parameter, of `Optimizer.rows`.
+      total_examples: training rows.
+      training: epochs, steps_per_epoch, total_steps, batch_size, accumulation.
+      optimizer: name, lr, betas, weight_decay, groups.
+    """
+    sizes = [math.prod(row.shape) for row in rows]
+    frozen = [row.optimizer == FROZEN for row in rows]
+    frozen_modules = {row.name.rpartition(".")[0] for row, is_frozen in zip(rows, frozen, strict=True) if is_frozen}
+    frozen_params = sum(size for size, is_frozen in zip(sizes, frozen, strict=True) if is_frozen)
+    return {
+        "trainable_params": sum(sizes) - frozen_params,
+        "frozen_params": frozen_params,
+        "total_params": sum(sizes),
+        "frozen_modules": sorted(frozen_modules),
+        "total_examples": total_examples,
+        "training": dict(training),
+        "optimizer": dict(optimizer),
+    }
+
+
+def epoch_start_data(
+    rows: Sequence[ParameterRow], learning_rates: Mapping[str, float], betas: Sequence[float]
+) -> dict[str, Any]:
+    """Data of `epoch_start`: one entry of `optimizer_state` per pair of optimizer and group.
+
+    Args:
+      rows: one per parameter, of `Optimizer.rows`.
+      learning_rates: group -> rate of the first update of the epoch.
+    """
+    trained = [row for row in rows if row.optimizer != FROZEN]
+    optimizers = list(dict.fromkeys(row.optimizer for row in trained))
+    groups = list(learning_rates)
+    decay: dict[tuple[str, str], float] = {}
+    for row in trained:
+        pair = (row.optimizer, row.group)
+        decay[pair] = max(decay.get(pair, 0.0), row.weight_decay)
+    state = [
+        {
+            "optimizer_idx": optimizers.index(optimizer),
+            "group_idx": groups.index(group),
+            "optimizer": optimizer,
+            "group": group,
+            "lr": float(learning_rates[group]),
+            "betas": [float(beta) for beta in betas],
+            "weight_decay": amount,
+        }
+        for (optimizer, group), amount in decay.items()
+    ]
+    return {"optimizer_state": state}
+
+
+def data_sanity_data(labels: np.ndarray, classes: Mapping[str, int]) -> dict[str, Any]:
+    """Data of `data_sanity_check`; at the top level stands the worst task.
+
+    Args:
+      labels: int [..., T], of the first update or of the whole table.
+      classes: task -> number of classes, in the order of the last axis.
+    """
+    flat = np.asarray(labels).reshape(-1, len(classes))
+    tasks: dict[str, dict[str, Any]] = {}
+    for column, (task, count) in zip(flat.T, classes.items(), strict=True):
+        low, high = int(column.min()), int(column.max())
+        tasks[task] = {
+            "label_min": low,
+            "label_max": high,
+            "expected_max": count - 1,
+            "labels_valid": low >= 0 and high < count,
+        }
+    worst = max(tasks.values(), key=lambda found: max(-found["label_min"], found["label_max"] - found["expected_max"]))
+    return {**worst, "tasks": tasks}
+
+
+# ---- measurements of an update
+
+
+def event_log_probes(
+    event_log: DebugEventLog,
+    *,
+    names: Sequence[str],
+    tasks: Sequence[str],
+    learning_rate: Callable[[int], float],
+    batch_index: Callable[[int], int],
+) -> list[Probe]:
+    """The probes that write `training_step`, `gradient_stats` and `param_updates`.
+
+    Nothing is remembered between updates: `param_updates` measures the update it falls on, mean |update| of every
+    parameter, instead of the difference to a copy of the parameters.
+
+    Args:
+      names: canonical parameter names in leaf order.
+      tasks: in task order, finest first.
+      learning_rate: 0-based update -> rate that is shown.
+      batch_index: 0-based update -> its position in its epoch.
+    """
+
+    def write_training_step(step: int, epoch: int, found: dict[str, np.ndarray]) -> None:
+        count = max(int(found["count"]), 1)
+        event_log.event(
+            "training_step",
+            step,
+            epoch,
+            {
+                "loss": float(found["loss"]),
+                "accuracy": float(found["correct"][0]) / count,
+                "learning_rate": float(learning_rate(step)),
+                "sample_predictions": found["predictions"].tolist(),
+                "sample_labels": found["labels"].tolist(),
+                "target_shape": found["target_shape"].tolist(),
+                "labels_shape": found["labels_shape"].tolist(),
+                "num_valid": round(float(found["counts"][0])),
+                "batch_idx": int(batch_index(step)),
+                "tasks": {
+                    task: {"loss": float(found["task_losses"][t]), "accuracy": float(found["correct"][t]) / count}
+                    for t, task in enumerate(tasks)
+                },
+            },
+        )
+
+    def write_gradient_stats(step: int, epoch: int, found: dict[str, np.ndarray]) -> None:
+        event_log.event(
+            "gradient_stats",
+            step,
+            epoch,
+            {
+                "total_norm": float(np.sqrt(np.sum(np.square(found["norms"], dtype=np.float64)))),
+                "max_grad": float(np.max(found["max"])),
+                "min_grad": float(np.min(found["min"])),
+                "num_params_with_grad": int(np.count_nonzero(found["norms"])),
+                "num_params_total": len(names),
+                "top_10_grad_norms": _top(names, found["norms"]),
+                "nonfinite_params": int(np.count_nonzero(found["nonfinite"])),
+            },
+        )
+
+    def write_param_updates(step: int, epoch: int, found: np.ndarray) -> None:
+        if step == 0:  # the first measurement is of update 50
+            return
+        updated = int(np.count_nonzero(found > MOVING))
+        event_log.event(
+            "param_updates",
+            step,
+            epoch,
+            {
+                "num_params_updated": updated,
+                "num_params_total": len(names),
+                "top_10_param_changes": _top(names, found),
+                "no_updates": updated == 0,
+            },
+        )
+
+    return [
+        Probe("training_step", TRAINING_STEP_EVERY, _measure_training_step, write_training_step),
+        Probe("gradient_stats", GRADIENT_STATS_EVERY, _measure_gradients, write_gradient_stats),
+        Probe("param_updates", PARAM_UPDATES_EVERY, _measure_updates, write_param_updates),
+    ]
+
+
+def _measure_training_step(inputs: ProbeInputs) -> dict[str, jax.Array]:
+    label = inputs.batch["label"]
+    shown = min(_SAMPLES, inputs.preview.shape[0], label.shape[1])
+    return {
+        "loss": inputs.loss,
+        "task_losses": inputs.task_losses,
+        "count": inputs.sums["count"],
+        "correct": inputs.sums["correct1"],
+        "counts": inputs.counts,
+        "predictions": inputs.preview[:shown, 0],
+        "labels": label[0, :shown, 0],
+        "target_shape": jnp.asarray(inputs.keep.shape, jnp.int32),
+        "labels_shape": jnp.asarray(label.shape, jnp.int32),
+    }
+
+
+def _measure_gradients(inputs: ProbeInputs) -> dict[str, jax.Array]:
+    """Per leaf: L2 norm, largest and smallest |g| (float32 [L]), and whether any is not finite (bool [L])."""
+    sizes = [jnp.abs(g.astype(jnp.float32)) for g in jax.tree.leaves(inputs.grads)]
+    return {
+        "norms": jnp.stack([jnp.sqrt(jnp.sum(jnp.square(size))) for size in sizes]),
+        "max": jnp.stack([size.max() for size in sizes]),
+        "min": jnp.stack([size.min() for size in sizes]),
+        "nonfinite": jnp.stack([~jnp.isfinite(size).all() for size in sizes]),
+    }
+
+
+def _measure_updates(inputs: ProbeInputs) -> jax.Array:
+    """float32 [L], mean |update| of every leaf."""
+    return jnp.stack([jnp.abs(u.astype(jnp.float32)).mean() for u in jax.tree.leaves(inputs.updates)])
+
+
+def _top(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
+    """The ten largest by name, largest first; what is not finite comes before all."""
+    order = np.argsort(-np.where(np.isfinite(values), values, np.inf), kind="stable")[:_TOP]
+    return {names[i]: float(values[i]) for i in order}

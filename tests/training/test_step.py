@@ -1,0 +1,168 @@
+"""The update: sharded == accumulated == one big batch == pmap; the applied rate is the planned one; bad steps are skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.training.step import grad_sums
+from tests.tiny import tiny_config
+from tests.training.programs import build, largest_update, relative_difference, run_updates
+
+#: plain SGD with a large rate, so that differences between gradients show and are not divided away
+SGD = {
+    "optimizer__name": "sgd",
+    "optimizer__momentum": 0.0,
+    "optimizer__weight_decay": 0.0,
+    "train__clip_grad": 0.0,
+    "lr_scheduler__base_lr": 1.0,
+    "lr_scheduler__warmup_steps": 0,
+    "lr_scheduler__warmup_epochs": 0.0,
+}
+BOUND = 2e-5
+
+
+def sgd_config(directory: Path, **overrides):
+    return tiny_config(directory, **{**SGD, **overrides})
+
+
+def test_two_devices_make_the_same_updates(tmp_path):
+    states = {}
+    for devices in (1, 2):
+        program, inputs, placement = build(sgd_config(tmp_path), tmp_path, devices)
+        start = jax.device_get(jax.jit(program.initial_state)().params)
+        states[devices] = jax.device_get(run_updates(program, inputs, placement, 3)[0].params)
+    assert largest_update(states[1], start) >= 0.1
+    assert relative_difference(states[2], states[1], start) <= BOUND
+
+
+def test_accumulation_is_one_big_batch(tmp_path):
+    found = {}
+    for batch, accumulation in ((16, 1), (8, 2)):
+        config = sgd_config(
+            tmp_path,
+            data__batch_size=batch,
+            train__accumulation_steps=accumulation,
+            data__sampler__type="standard",
+            train__epochs=1,
+        )
+        program, inputs, placement = build(config, tmp_path)
+        state = jax.jit(program.initial_state)()
+        with inputs.train_loader(0, 1) as loader:
+            _, update = next(loader)
+        rows = {name: np.concatenate(list(value)) for name, value in update.items()}
+        found[accumulation] = rows, program, state
+    rows, program, state = found[1]
+    gradients = []
+    for micro_batches in (1, 2):
+        batch = {name: jnp.asarray(x.reshape(micro_batches, len(x) // micro_batches, *x.shape[1:])) for name, x in rows.items()}
+        targets, counts = program.objective.prepare(batch, state.step)
+        sums = jax.jit(
+            lambda p, b, t, c, program=program: grad_sums(program.objective, p, {}, b, t, c, jnp.ones(3), jnp.int32(0))
+        )(state.params, batch, targets, counts)
+        gradients.append(jax.device_get(sums))
+    zero = jax.tree.map(np.zeros_like, gradients[0].grads)
+    assert relative_difference(gradients[1].grads, gradients[0].grads, zero) <= BOUND
+    np.testing.assert_allclose(gradients[1].task_losses, gradients[0].task_losses, rtol=1e-5)
+    for name, value in gradients[0].measured.sums.items():
+        np.testing.assert_allclose(gradients[1].measured.sums[name], value, rtol=1e-5)
+
+
+def test_pmap_of_disjoint_shards_gives_the_same_gradient(tmp_path):
+    program, inputs, _ = build(sgd_config(tmp_path), tmp_path)
+    state = jax.jit(program.initial_state)()
+    with inputs.train_loader(0, 1) as loader:
+        _, update = next(loader)
+    batch = {name: jnp.asarray(x) for name, x in update.items()}
+    targets, counts = jax.jit(program.objective.prepare)(batch, state.step)
+    weights = jnp.ones(3)
+
+    def gradient(params, batch, targets):
+        return grad_sums(program.objective, params, {}, batch, targets, counts, weights, jnp.int32(0)).grads
+
+    whole = jax.device_get(jax.jit(gradient)(state.params, batch, targets))
+
+    def shards(x, rows_axis=1):
+        return jnp.stack(jnp.split(x, 2, axis=rows_axis))
+
+    local = {name: shards(x) for name, x in batch.items()}
+    local["partner"] = local["partner"] - jnp.asarray([0, 8])[:, None, None]  # positions count within the shard
+    draws = targets.draws
+    split_draws = None if draws is None else type(draws)(
+        *(jnp.stack([x, x]) if x.ndim == 1 else shards(x) for x in draws)
+    )
+    split = targets.replace(
+        draws=split_draws, **{name: shards(getattr(targets, name)) for name in ("other", "lam", "keep", "null")}
+    )
+    summed = jax.pmap(
+        lambda p, b, t: jax.lax.psum(gradient(p, b, t), "i"), axis_name="i", in_axes=(None, 0, 0)
+    )(state.params, local, split)
+    summed = jax.tree.map(lambda x: np.asarray(x.addressable_shards[0].data)[0], summed)
+    zero = jax.tree.map(np.zeros_like, whole)
+    assert relative_difference(summed, whole, zero) <= BOUND
+
+
+def test_remat_changes_no_number(tmp_path):
+    found = []
+    for remat in (False, True):
+        config = sgd_config(tmp_path, train__gradient_checkpointing__enabled_normal_steps=remat)
+        program, inputs, placement = build(config, tmp_path)
+        start = jax.device_get(jax.jit(program.initial_state)().params)
+        found.append(jax.device_get(run_updates(program, inputs, placement, 1)[0].params))
+    assert relative_difference(found[1], found[0], start) <= BOUND
+
+
+def test_applied_learning_rate_is_the_planned_one(tmp_path):
+    config = tiny_config(tmp_path, lr_scheduler__name="wsd", lr_scheduler__warmup_steps=3, train__epochs=2)
+    program, inputs, placement = build(config, tmp_path)
+    schedule = program.update.learning_rates["default"]
+    _, outputs = run_updates(program, inputs, placement, 8)
+    planned = [schedule(k) for k in range(8)]
+    np.testing.assert_allclose([o.learning_rates["default"] for o in outputs], planned, atol=1e-6 * max(planned))
+
+
+def test_non_finite_update_is_skipped_and_counted(tmp_path):
+    program, inputs, placement = build(tiny_config(tmp_path), tmp_path)
+    state = jax.jit(program.initial_state, out_shardings=placement.replicated)()
+    bad = dict(state.params)
+    bad["final_norm"] = jax.tree.map(lambda x: x * jnp.nan, bad["final_norm"])
+    state = state.replace(params=bad)
+    after, outputs = run_updates(program, inputs, placement, 2, state=state)
+    assert not outputs[0].finite
+    assert [int(o.skipped_in_a_row) for o in outputs] == [1, 2]
+    assert int(after.step) == 2
+    kept = jax.device_get((after.params["stem"], state.params["stem"]))
+    jax.tree.map(np.testing.assert_array_equal, *kept)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(after.interval)))
+
+
+def test_lowered_text_holds_no_callback(tmp_path):
+    program, inputs, placement = build(tiny_config(tmp_path), tmp_path)
+    state = jax.eval_shape(program.initial_state)
+    with inputs.train_loader(0, 1) as loader:
+        _, batch = next(loader)
+    text = jax.jit(program.train_step("plain")).lower(state, dict(batch)).as_text()
+    assert "callback" not in text
+
+
+@pytest.mark.slow
+def test_one_two_and_eight_devices(tmp_path):
+    """In a process of its own with 8 virtual devices."""
+    program = Path(__file__).with_name("device_counts.py")
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)], env=env, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["largest"] >= 0.1
+    assert found["2"] <= BOUND
+    assert found["8"] <= BOUND
