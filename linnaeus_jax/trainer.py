@@ -8,7 +8,9 @@ read. At an epoch boundary everything is read first; see `training/boundary.py`.
 from __future__ import annotations
 
 import collections
+import json
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phas
 from linnaeus_jax.reporting.logs import console, console_level, setup_logging
 from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
 from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -43,6 +46,7 @@ from linnaeus_jax.training.interruption import Interruption
 from linnaeus_jax.training.parallel import Placement
 from linnaeus_jax.training.program import Program, build_program
 from linnaeus_jax.training.recorder import LogIntervals, NonFiniteError, TrainRecorder
+from linnaeus_jax.training.remote_sync import RemoteSync
 from linnaeus_jax.training.run_directory import RunDirectory, config_difference, plain
 from linnaeus_jax.training.state import IntervalSums, TrainState
 from linnaeus_jax.training.validate import config_errors
@@ -77,6 +81,7 @@ class Run:
     steps: dict[str, CompiledStep]
     throughput: Throughput
     lead: bool  # process 0 writes, the others only compute
+    sync: RemoteSync | None
 
     def variant(self, update: int) -> str:
         """Which compiled step makes `update`: a pure function of config and step."""
@@ -114,15 +119,20 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
             raise
         finally:
             this.checkpoints.close()
+            if this.sync is not None:
+                this.sync.close()
 
 
-def build(config: ConfigDict, directory: RunDirectory) -> Run:
-    """Everything up to the compiled step; the first thing written is the run directory itself."""
+def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) -> Run:
+    """Everything up to the compiled step; the first thing written is the run directory itself.
+
+    Args:
+      write: False for a dry run, which leaves nothing behind.
+    """
+    set_up_jax(config)
     lead = jax.process_index() == 0
     names = config.experiment
     setup_logging(None, process=jax.process_index(), level=names.log_level_main, data_level=names.log_level_h5data)
-    if config.env.compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", config.env.compilation_cache_dir)
 
     # ---- data and schedule
     placement = Placement()
@@ -135,6 +145,8 @@ def build(config: ConfigDict, directory: RunDirectory) -> Run:
             micro_batches_per_epoch=inputs.micro_batches_per_epoch,
             devices=placement.device_count,
         )
+        if config.train.preserve_checkpoint_schedule:
+            resolved = stored_schedule(directory) or resolved
         # ---- model, objective, optimizer
         program = build_program(config, inputs.dataset, resolved, inputs.sampler.block)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -142,13 +154,14 @@ def build(config: ConfigDict, directory: RunDirectory) -> Run:
         raise UserError(str(text)) from error
 
     # ---- the run directory
-    try:
-        directory.create()
-    except OSError as error:
-        raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
-    setup_logging(
-        directory.logs, process=jax.process_index(), level=names.log_level_main, data_level=names.log_level_h5data
-    )
+    if write:
+        try:
+            directory.create()
+        except OSError as error:
+            raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
+        setup_logging(
+            directory.logs, process=jax.process_index(), level=names.log_level_main, data_level=names.log_level_h5data
+        )
     components = program.evaluation.component_names
     recorder = TrainRecorder(
         inputs.dataset.tasks, components, LogIntervals(**resolved.logging), config.train.nonfinite_limit
@@ -174,7 +187,39 @@ def build(config: ConfigDict, directory: RunDirectory) -> Run:
         steps={},
         throughput=Throughput(),
         lead=lead,
+        sync=remote_sync(config, directory) if lead and write else None,
     )
+
+
+def set_up_jax(config: ConfigDict) -> None:
+    """Process-wide settings, before the first use of a device."""
+    if config.env.compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", config.env.compilation_cache_dir)
+    jax.config.update("jax_debug_nans", config.debug.nans)
+    jax.config.update("jax_debug_infs", config.debug.infs)
+    flag = "--xla_gpu_deterministic_ops=true"
+    if config.train.deterministic and flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+def remote_sync(config: ConfigDict, directory: RunDirectory) -> RemoteSync | None:
+    """The background copy to `env.output.bucket`, where it is enabled."""
+    bucket = config.env.output.bucket
+    if not bucket.enabled:
+        return None
+    return RemoteSync(directory.root, bucket.remote, bucket.executable, bucket.timeout_seconds)
+
+
+def stored_schedule(directory: RunDirectory) -> ResolvedSchedule | None:
+    """The resolved schedule of the newest checkpoint, for `train.preserve_checkpoint_schedule`."""
+    if not directory.checkpoints.is_dir():
+        return None
+    checkpoints = Checkpoints(directory.checkpoints)
+    try:
+        steps = checkpoints.steps()
+        return ResolvedSchedule.from_dict(checkpoints.meta(steps[-1])["schedule"]) if steps else None
+    finally:
+        checkpoints.close()
 
 
 def restore(this: Run) -> bool:
@@ -189,8 +234,7 @@ def restore(this: Run) -> bool:
                 f"{this.directory.root} holds checkpoints of an earlier run but train.auto_resume is False; "
                 "choose another --workdir or remove them"
             )
-        make = jax.jit(this.program.initial_state, out_shardings=this.placement.replicated)
-        this.state = make()
+        this.state = fresh_state(this)
         describe(this)
         return False
 
@@ -207,6 +251,11 @@ def restore(this: Run) -> bool:
         log.info("resumed after %d updates; %d log rows beyond it were set aside", step, moved)
     describe(this)
     return again
+
+
+def fresh_state(this: Run) -> TrainState:
+    """The state of step 0 on every device."""
+    return jax.jit(this.program.initial_state, out_shardings=this.placement.replicated)()
 
 
 def describe(this: Run) -> None:
@@ -255,7 +304,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             this.state, outputs = this.steps[this.variant(update)](this.state, placed)
             step = update + 1
             progress.advance(micro_batches=batch["label"].shape[0], samples=int(np.count_nonzero(batch["weight"])))
-            write_log_point(this, bar)
+            write_log_point(this, loader)
 
             # ---- log points and boundaries
             at_boundary = step == plans.boundaries[epoch]
@@ -265,14 +314,19 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
                 this.state = this.state.replace(interval=fresh_interval(this))
             if at_boundary:
                 this.throughput.pause()
-                write_log_point(this, bar)
+                write_log_point(this, loader)
                 if boundary.serve():
                     return finish(this)
                 progress.start_training_epoch(epoch + 1)
 
-            # ---- a signal: save and leave
+            # ---- a signal, or the debugging limit: save and leave
+            limit = this.config.debug.early_exit_after_n_optimizer_steps
+            if limit and step >= limit:
+                write_log_point(this, loader)
+                log.warning("stopped after %d updates: debug.early_exit_after_n_optimizer_steps", step)
+                return finish(this)
             if interruption.requested(step):
-                write_log_point(this, bar)
+                write_log_point(this, loader)
                 if step not in this.checkpoints.steps():
                     save(this, at_boundary=False)
                 this.checkpoints.wait()
@@ -305,7 +359,7 @@ def fresh_interval(this: Run) -> IntervalSums:
     return this.placement.replicate(jax.device_get(zeros))
 
 
-def write_log_point(this: Run, bar: TrainingProgressBar) -> None:
+def write_log_point(this: Run, loader: TrainLoader) -> None:
     """Reads and writes what the last log point held, if anything."""
     found = this.host.recorder.release()
     if found is None or not this.lead:
@@ -315,6 +369,8 @@ def write_log_point(this: Run, bar: TrainingProgressBar) -> None:
         return
     row["train/images_per_sec"] = this.throughput.images_per_second
     row["train/data_wait_share_per_sec"] = this.throughput.wait_share
+    if "pipeline" in streams:
+        row |= pipeline_row(loader.stats())
     this.metrics_log.write("train", step, epoch, row)
     this.checkpoints.check()
     if "console" in streams:
@@ -355,6 +411,8 @@ def make_boundary(this: Run) -> Boundary:
     def finish_boundary() -> None:
         if this.lead:
             this.checkpoints.finish_boundary(this.host.progress.global_step, this.host.to_json())
+        if this.sync is not None:
+            this.sync.request()
 
     rates = this.resolved.learning_rates
     return Boundary(
@@ -392,6 +450,8 @@ def save(this: Run, *, at_boundary: bool) -> None:
 def finish(this: Run) -> dict[str, float]:
     """Final metrics, written once."""
     this.checkpoints.wait()
+    if this.lead:
+        plot_schedule(this.resolved, this.directory.assets / "schedule.png", applied=applied_rates(this.directory.metrics_log))
     final = this.host.tracker.final_metrics()
     if this.lead:
         progress = this.host.progress
@@ -400,6 +460,19 @@ def finish(this: Run) -> dict[str, float]:
         results = this.host.tracker.latest_by_phase()
         console.print(phase_table("last results, labelled rows", results, this.inputs.dataset.tasks))
     return final
+
+
+def applied_rates(metrics_log: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """Learning rates that the updates really used: group -> (0-based updates, rates)."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for line in metrics_log.read_text().splitlines() if metrics_log.exists() else ():
+        row = json.loads(line)
+        for name, value in row.items():
+            if name.startswith("train/lr/") and isinstance(value, float):
+                updates, rates = found.setdefault(name.removeprefix("train/lr/"), ([], []))
+                updates.append(row["global_step"] - 1)
+                rates.append(value)
+    return found
 
 
 def pipeline_row(stats: PipelineStats) -> dict[str, float]:

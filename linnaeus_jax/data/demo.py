@@ -345,9 +345,32 @@ def encode(observations: Observations) -> dict[str, NDArray[np.float32]]:
     return {name: column.astype(np.float32) for name, column in columns.items()}
 
 
-def _write_labels(path: Path, observations: Observations, parameters: dict[str, Any]) -> None:
+def _label_columns(observations: Observations) -> dict[str, NDArray[Any]]:
+    """Every dataset of the labels file, text as objects."""
     when, where, high = observations.valid.T
     dates = [f"2023-{m:02d}-{d:02d}" if ok else "" for m, d, ok in zip(observations.month, observations.day, when)]
+    return {
+        "img_identifiers": np.array([f"demo_{i:06d}.png" for i in range(len(dates))], object),
+        **{rank: observations.taxa[:, k] for k, rank in enumerate(RANKS)},
+        **encode(observations),
+        "raw_lat": np.where(where, observations.latitude, np.nan).astype(np.float32),
+        "raw_lon": np.where(where, observations.longitude, np.nan).astype(np.float32),
+        "raw_elevation": np.where(high, observations.elevation, 0.0).astype(np.float32),
+        "raw_date_observed": np.array(dates, object),
+        "in_region": (observations.longitude < -60.0).astype(np.uint8),
+        "observer_id": observations.observer,
+    }
+
+
+def _digest(columns: dict[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for name, column in columns.items():
+        digest.update(name.encode())
+        digest.update("\n".join(column).encode() if column.dtype == object else column.tobytes())
+    return digest.hexdigest()
+
+
+def _write_labels(path: Path, columns: dict[str, NDArray[Any]], parameters: dict[str, Any]) -> None:
     attributes: dict[str, dict[str, Any]] = {
         "temporal": {"column_names": ["month_sin", "month_cos"], "method": "sinusoidal"},
         "spatial": {"column_names": ["spatial_x", "spatial_y", "spatial_z"], "method": "unit_sphere"},
@@ -358,19 +381,9 @@ def _write_labels(path: Path, observations: Observations, parameters: dict[str, 
         },
     }
     with h5py.File(path, "w") as file:
-        text = h5py.string_dtype()
-        file.create_dataset("img_identifiers", data=[f"demo_{i:06d}.png" for i in range(len(dates))], dtype=text)
-        for k, rank in enumerate(RANKS):
-            file[rank] = observations.taxa[:, k]
-        for name, column in encode(observations).items():
-            file[name] = column
-            file[name].attrs.update(attributes[name])
-        file["raw_lat"] = np.where(where, observations.latitude, np.nan).astype(np.float32)
-        file["raw_lon"] = np.where(where, observations.longitude, np.nan).astype(np.float32)
-        file["raw_elevation"] = np.where(high, observations.elevation, 0.0).astype(np.float32)
-        file.create_dataset("raw_date_observed", data=dates, dtype=text)
-        file["in_region"] = (observations.longitude < -60.0).astype(np.uint8)
-        file["observer_id"] = observations.observer
+        for name, column in columns.items():
+            dtype = h5py.string_dtype() if column.dtype == object else column.dtype
+            file.create_dataset(name, data=column, dtype=dtype).attrs.update(attributes.get(name, {}))
         group = file.create_group("metadata")
         group.attrs["config_json"] = json.dumps({**parameters, "taxon_names": taxon_names()})
         group.create_group("notes").attrs["description"] = "Generated demo data; species and places are invented"
@@ -406,7 +419,7 @@ def write_demo(
 
     Args:
       directory: where `labels.h5` and `images.h5` go; made if needed.
-      seed: of everything; the same seed, size and rows give the same bytes in every array.
+      seed: of everything; the same seed, size and rows give the same bytes, with the same OpenCV and NumPy.
       image_size: side of the pictures in pixels, at least 32.
       rows: number of pictures, at least MIN_ROWS.
       split_ratio, split_seed: the train/validation split of all rows for which the ceilings are reported; they change
@@ -428,7 +441,8 @@ def write_demo(
         "rows": rows,
     }
     observations = simulate(seed, rows)
-    if not _is_complete(directory, parameters):
+    columns = _label_columns(observations)
+    if not _is_complete(directory, parameters, columns):
         directory.mkdir(parents=True, exist_ok=True)
         images = _draw_images(observations, seed, image_size, progress)
         parameters["images_sha256"] = hashlib.sha256(images.data).hexdigest()
@@ -437,13 +451,13 @@ def write_demo(
             file.create_dataset("images", data=images)
         os.replace(partial, directory / "images.h5")
         partial = directory / "labels.h5.partial"
-        _write_labels(partial, observations, parameters)
+        _write_labels(partial, columns, parameters)
         os.replace(partial, directory / "labels.h5")  # last: its presence says that the set is complete
     return _summary(directory, observations, parameters, split_ratio, split_seed)
 
 
-def _is_complete(directory: Path, parameters: dict[str, Any]) -> bool:
-    """Whether `directory` holds exactly this set; FileExistsError if it holds another one."""
+def _is_complete(directory: Path, parameters: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bool:
+    """Whether `directory` holds exactly this set, undamaged; FileExistsError if it was made to hold another one."""
     labels, images = directory / "labels.h5", directory / "images.h5"
     if not labels.exists():
         return False
@@ -456,6 +470,11 @@ def _is_complete(directory: Path, parameters: dict[str, Any]) -> bool:
             f"{labels} holds other data ({different}, wanted {wanted}); delete it or choose another folder"
         )
     if not images.exists():
+        return False
+    with h5py.File(labels, "r") as file:
+        text = {name for name, column in columns.items() if column.dtype == object}
+        present = {name: file[name].asstr()[:] if name in text else file[name][:] for name in columns if name in file}
+    if _digest(present) != _digest(columns):
         return False
     with h5py.File(images, "r") as file:
         return hashlib.sha256(file["images"][:].data).hexdigest() == found["images_sha256"]

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.debugging.analysis import analyse, log_files, read_events
+from linnaeus_jax.debugging.analysis import analyse, logs_in, read_events
 from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.learning.optimizers import FROZEN, ParameterRow
 from linnaeus_jax.reporting.metrics_log import strict
@@ -103,7 +103,7 @@ class DebugEventLog:
         self.flush()
         if not self._failed:
             try:
-                write_json(self.summary_path, strict(analyse(read_events(log_files([self.directory])))))
+                write_json(self.summary_path, strict(analyse(read_events(logs_in(self.directory)))))
             except OSError as error:
                 self._fail(error)
 
@@ -134,8 +134,9 @@ def supersede(directory: Path, step: int) -> int:
       How many lines were moved.
     """
     total = 0
-    for path in log_files([directory]) if directory.is_dir() else []:
-        kept, moved = [], []
+    for path in logs_in(directory):
+        kept: list[str] = []
+        moved: list[str] = []
         for line in path.read_text(errors="replace").splitlines():
             try:
                 again = json.loads(line)["step"] >= step
@@ -286,7 +287,7 @@ def event_log_probes(
                 "total_norm": float(np.sqrt(np.sum(np.square(found["norms"], dtype=np.float64)))),
                 "max_grad": float(np.max(found["max"])),
                 "min_grad": float(np.min(found["min"])),
-                "num_params_with_grad": int(np.count_nonzero(found["norms"])),
+                "num_params_with_grad": int(np.count_nonzero(found["max"])),
                 "num_params_total": len(names),
                 "top_10_grad_norms": _top(names, found["norms"]),
                 "nonfinite_params": int(np.count_nonzero(found["nonfinite"])),

@@ -171,13 +171,13 @@ def augment(image: jax.Array, row: jax.Array, key: jax.Array, settings: AugmentS
 def _noise(key: jax.Array, size: int, settings: AugmentSettings) -> jax.Array:
     """Noise that fills erased rectangles, float32 [size]; [0] where none is used.
 
-    Every image reads a window of it at its own offset: independent within an image at the price of two images' noise.
+    Every image reads a window of it at its own offset: independent within an image, at the price of two images.
     """
-    if settings.erase_prob > 0 and settings.erase_mode == "pixel":
-        return jax.lax.map(lambda k: jax.random.normal(k, (size // 2,)), jax.random.split(key)).reshape(-1)
-    if settings.erase_prob > 0 and settings.erase_mode == "rand":
-        return jax.lax.optimization_barrier(jax.random.uniform(key, (size,), maxval=255.0))
-    return jnp.zeros(0)
+    if settings.erase_prob <= 0 or settings.erase_mode == "const":
+        return jnp.zeros(0)
+    draw = jax.random.normal if settings.erase_mode == "pixel" else functools.partial(jax.random.uniform, maxval=255.0)
+    # in two steps of a loop: otherwise XLA's CPU compiler computes the noise again for every pixel that reads it
+    return jax.lax.map(lambda k: draw(k, (size // 2,)), jax.random.split(key)).reshape(size)
 
 
 def cumulative_settings(settings: AugmentSettings) -> list[tuple[str, AugmentSettings]]:
@@ -211,8 +211,7 @@ def _augment_one(
     image: jax.Array, uniform: jax.Array, noise: jax.Array, settings: AugmentSettings, policy: Policy | None
 ) -> jax.Array:
     """uint8 [H, W, 3] -> float32 [H, W, 3] in [0, 1], given the image's uniform draws and the shared noise."""
-    # Each stage owns its draws, used or not, so that switching one stage leaves the others as they were. The barriers
-    # keep the compiler from evaluating a stage again for every consumer of its pixels.
+    # each stage owns its draws, used or not, so that switching one stage leaves the others as they were
     sizes = (_CROP_DRAWS, _FLIP_DRAWS, _JITTER_DRAWS, _ERASE_DRAWS * (1 + settings.erase_count))
     u_crop, u_flip, u_jitter, u_erase, u_policy = jnp.split(uniform, list(itertools.accumulate(sizes)))
     height, width, _ = image.shape
@@ -241,12 +240,12 @@ def _augment_one(
 
     out = image.astype(jnp.float32)
     if moved:
-        out = jax.lax.optimization_barrier(pixel_ops.sample(image, x, y))
+        out = pixel_ops.sample(image, x, y)
     if policy is not None:
         out = _apply_policy(out, policy, ops, values, filled)
     if settings.color_jitter > 0:
         low, high = max(0.0, 1 - settings.color_jitter), 1 + settings.color_jitter
-        out = jax.lax.optimization_barrier(pixel_ops.color_jitter(out, *(low + (high - low) * u_jitter)))
+        out = pixel_ops.color_jitter(out, *(low + (high - low) * u_jitter))
     if settings.erase_prob > 0:
         out = random_erase(out, u_erase.reshape(-1, _ERASE_DRAWS), noise, settings)
     return out / 255
@@ -321,7 +320,6 @@ def _apply_policy(
         out = pixel_ops.apply_color_op(out, ops[slot], values[slot], present, visible=visible)
         if slot in filled:
             out = jnp.where(filled[slot][..., None], jnp.uint8(FILL), out)
-        out = jax.lax.optimization_barrier(out)
     return out.astype(jnp.float32)
 
 

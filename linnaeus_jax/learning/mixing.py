@@ -46,8 +46,8 @@ class MixSettings:
         minmax = tuple(float(x) for x in mixup.cutmix.minmax)
         if minmax and not (len(minmax) == 2 and 0 <= minmax[0] <= minmax[1] <= 1):
             errors.append(
-                f"schedule.mixup.cutmix.minmax is {minmax}; it must be empty or (low, high) with 0 <= low <= high <= 1, "
-                "the bounds of the pasted share of the image"
+                f"schedule.mixup.cutmix.minmax is {minmax}; it must be empty or (low, high) with "
+                "0 <= low <= high <= 1, the bounds of the pasted share of the image"
             )
         if not 0 <= mixup.switch_prob <= 1:
             errors.append(f"schedule.mixup.switch_prob is {mixup.switch_prob}; it must be a probability in [0, 1]")

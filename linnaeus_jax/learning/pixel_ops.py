@@ -43,7 +43,7 @@ def pixel_centres(height: int, width: int) -> tuple[jax.Array, jax.Array]:
     return x.astype(jnp.float32), y.astype(jnp.float32)
 
 
-def affine_matrix(op: jax.Array, value: jax.Array, height: int, width: int) -> jax.Array:
+def affine_matrix(op: jax.Array | int, value: jax.Array | float, height: int, width: int) -> jax.Array:
     """Output-to-input matrix of one affine operator; the identity for every other operator.
 
     Args:
@@ -112,7 +112,7 @@ def _grey_u8(image: jax.Array) -> jax.Array:
     return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
 
 
-def _blend(degenerate: jax.Array, image: jax.Array, factor: jax.Array) -> jax.Array:
+def _blend(degenerate: jax.Array, image: jax.Array, factor: jax.Array | float) -> jax.Array:
     """degenerate + factor * (image - degenerate) on grey levels, clipped and truncated to uint8."""
     start = degenerate.astype(jnp.float32)
     return jnp.clip(start + factor * (image.astype(jnp.float32) - start), 0, 255).astype(jnp.uint8)
@@ -131,7 +131,7 @@ def histogram(image: jax.Array, visible: jax.Array | None = None) -> jax.Array:
 
 
 def equalize_table(counts: jax.Array) -> jax.Array:
-    """Table that flattens the histogram `counts` int32 [3, 256]; the identity where it has one level; int32 [3, 256]."""
+    """Table that flattens the histogram `counts`, int32 [3, 256] both; the identity where one level is used."""
     last = 255 - jnp.argmax(counts[:, ::-1] > 0, axis=1)
     step = (counts.sum(axis=1) - jnp.take_along_axis(counts, last[:, None], axis=1)[:, 0]) // 255
     before = jnp.cumsum(counts, axis=1) - counts
@@ -149,7 +149,11 @@ def autocontrast_table(counts: jax.Array) -> jax.Array:
 
 
 def _table(
-    image: jax.Array, op: jax.Array, value: jax.Array, visible: jax.Array | None, present: Collection[str]
+    image: jax.Array,
+    op: jax.Array | int,
+    value: jax.Array | float,
+    visible: jax.Array | None,
+    present: Collection[str],
 ) -> jax.Array:
     """uint8 [3, 256] table of the operator `op`; the identity where it is not a table operator."""
     level = jnp.arange(256)
@@ -162,15 +166,10 @@ def _table(
         "invert": lambda: 255 - level,
         "brightness": lambda: _blend(jnp.zeros_like(level), level, value),
     }
-    if "contrast" in present:
-        luma = _grey_u8(image)
-        if visible is None:
-            mean = jnp.mean(luma.astype(jnp.float32))
-        else:
-            mean = jnp.sum(jnp.where(visible, luma, 0)) / jnp.maximum(jnp.sum(visible), 1)
-        tables["contrast"] = lambda: _blend(jnp.full_like(level, jnp.floor(mean + 0.5)), level, value)
-    if "autocontrast" in present or "equalize" in present:
+    if {"contrast", "autocontrast", "equalize"} & set(present):
         counts = histogram(image, visible)
+        mean = grey(jnp.sum(counts * level[None, :], axis=1) / jnp.maximum(counts.sum(axis=1), 1))  # luma is linear
+        tables["contrast"] = lambda: _blend(jnp.full_like(level, jnp.floor(mean + 0.5)), level, value)
         tables["autocontrast"] = lambda: autocontrast_table(counts)
         tables["equalize"] = lambda: equalize_table(counts)
     named = [name for name in TABLE_OPS if name in present]
@@ -185,21 +184,17 @@ def _table(
 
 def _smooth(image: jax.Array) -> jax.Array:
     """3 x 3 smoothing (centre 5, neighbours 1, divided by 13) of a uint8 image; the border is copied."""
-    x = image.astype(jnp.int32)
-    height, width = x.shape[:2]
-    if min(height, width) < 3:
-        return image
-    total = 4 * x[1:-1, 1:-1]
-    for dy in range(3):
-        for dx in range(3):
-            total = total + x[dy : height - 2 + dy, dx : width - 2 + dx]
-    return image.at[1:-1, 1:-1].set(((2 * total + 13) // 26).astype(jnp.uint8))
+    height, width, _ = image.shape
+    x = image.astype(jnp.float32)
+    box = jax.lax.reduce_window(x, 0.0, jax.lax.add, (3, 1, 1), (1, 1, 1), "SAME")
+    box = jax.lax.reduce_window(box, 0.0, jax.lax.add, (1, 3, 1), (1, 1, 1), "SAME")
+    row, column = jnp.arange(height)[:, None, None], jnp.arange(width)[None, :, None]
+    inner = (row > 0) & (row < height - 1) & (column > 0) & (column < width - 1)
+    return jnp.where(inner, ((box + 4 * x) / 13 + 0.5).astype(jnp.uint8), image)
 
 
-def gaussian_blur(image: jax.Array, sigma: jax.Array) -> jax.Array:
-    """Gaussian blur of an image; at the edges the kernel is cut and renormalised.
-
-    Two matrix products, so that the cost does not depend on sigma.
+def gaussian_blur(image: jax.Array, sigma: jax.Array | float) -> jax.Array:
+    """Gaussian blur of an image; at the edges the kernel is cut and renormalised. The cost is independent of sigma.
 
     Args:
       image: uint8 or float32 grey levels [H, W, 3].
@@ -214,15 +209,14 @@ def gaussian_blur(image: jax.Array, sigma: jax.Array) -> jax.Array:
         weight = jnp.exp(-0.5 * jnp.square(place[:, None] - place[None, :]))
         return weight / weight.sum(axis=1, keepdims=True)
 
-    height, width, _ = image.shape
-    x = jnp.einsum("ih,hwc->iwc", kernel(height), image.astype(jnp.float32), precision="highest")
-    return jnp.einsum("jw,iwc->ijc", kernel(width), x, precision="highest")
+    x = jnp.einsum("ih,hwc->iwc", kernel(image.shape[0]), image.astype(jnp.float32), precision="highest")
+    return jnp.einsum("jw,iwc->ijc", kernel(image.shape[1]), x, precision="highest")
 
 
 def apply_color_op(
     image: jax.Array,
-    op: jax.Array,
-    value: jax.Array,
+    op: jax.Array | int,
+    value: jax.Array | float,
     present: Collection[str],
     *,
     visible: jax.Array | None = None,

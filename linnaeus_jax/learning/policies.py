@@ -154,4 +154,12 @@ def get_policy(name: str, num_ops: int = 2, magnitude: float = 9.0) -> Policy:
     )
 
 
-__all__ = ["POLICY_NAMES", "RANDAUGMENT", "RANDAUGMENT_OPS", "Policy", "get_policy", "operator_argument", "sub_policies"]
+__all__ = [
+    "POLICY_NAMES",
+    "RANDAUGMENT",
+    "RANDAUGMENT_OPS",
+    "Policy",
+    "get_policy",
+    "operator_argument",
+    "sub_policies",
+]

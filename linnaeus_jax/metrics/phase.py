@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Sums = dict[str, jax.Array]
+from linnaeus_jax.metrics.extras import NO_EXTRAS, PhaseExtras, Sums
 
 
-def empty_sums(tasks: Sequence[str]) -> Sums:
-    """The neutral element of `add`."""
+def empty_sums(tasks: Sequence[str], extras: PhaseExtras = NO_EXTRAS) -> Sums:
+    """The neutral element of `add` for sums of these tasks and extras."""
     count = jnp.zeros((), jnp.int32)
     per_task_int, per_task_float = jnp.zeros(len(tasks), jnp.int32), jnp.zeros(len(tasks), jnp.float32)
     return {
@@ -30,10 +30,11 @@ def empty_sums(tasks: Sequence[str]) -> Sums:
         "loss": per_task_float,
         "loss_non_null": per_task_float,
         "loss_weighted": jnp.zeros((), jnp.float32),
-    }
+    } | extras.zeros(tasks)
 
 
 def add(left: Sums, right: Sums) -> Sums:
+    """The sums of the rows of both."""
     return jax.tree.map(jnp.add, left, right)
 
 
@@ -64,6 +65,8 @@ def batch_sums(
     loss_weighted: jax.Array,
     *,
     null_possible: bool,
+    extras: PhaseExtras = NO_EXTRAS,
+    membership: Mapping[str, jax.Array] | None = None,
 ) -> Sums:
     """The sums of one batch.
 
@@ -74,6 +77,8 @@ def batch_sums(
       loss: float32 [B, T], per-sample task losses before null masking.
       loss_weighted: float32 [B], the weighted total of each sample.
       null_possible: whether class 0 stands for "unknown".
+      extras: what is measured besides.
+      membership: kind of subset -> bool [B, S] or int32 [B], see `PhaseExtras.subsets`.
     """
     valid = weight > 0
     ranks = jnp.stack([rank_of_label(z, label[:, t]) for t, z in enumerate(logits.values())], axis=1)
@@ -97,16 +102,18 @@ def batch_sums(
         "loss": jnp.where(rows, loss, 0.0).sum(axis=0),
         "loss_non_null": jnp.where(rows & known, loss, 0.0).sum(axis=0),
         "loss_weighted": jnp.where(valid, loss_weighted, 0.0).sum(),
-    }
+    } | extras.sums(logits, label, weight, right, known, membership or {})
 
 
-def summarise(sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
-    """Metric name -> value: losses, chain accuracies as fractions, per-task accuracies in percent.
+def summarise(
+    sums: Mapping[str, np.ndarray], tasks: Sequence[str], extras: PhaseExtras = NO_EXTRAS
+) -> dict[str, float]:
+    """Metric name -> value: losses, chain accuracies as fractions, per-task accuracies in percent, and the extras.
 
     A metric without any sample is absent.
     """
 
-    def ratio(numerator: float, denominator: float) -> float | None:
+    def ratio(numerator: float | np.ndarray, denominator: float | np.ndarray) -> float | None:
         return float(numerator) / float(denominator) if denominator else None
 
     count = sums["count"]
@@ -125,4 +132,24 @@ def summarise(sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str,
         found[f"non_null/loss_{task}"] = ratio(sums["loss_non_null"][t], known)
         found[f"null/acc1_{task}"] = ratio(100 * (sums["correct1"][t] - sums["correct1_non_null"][t]), unknown)
         found[f"null/loss_{task}"] = ratio(sums["loss"][t] - sums["loss_non_null"][t], unknown)
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None} | extras.summarise(sums, tasks)
+
+
+def accuracy(
+    output: jax.Array, target: jax.Array, topk: Sequence[int] = (1,), ignore_index: int | None = None
+) -> list[jax.Array]:
+    """Top-k accuracies of one task.
+
+    Args:
+      output: float [B, C].
+      target: int [B].
+      topk: values of k; beyond C they count as C.
+      ignore_index: rows with this target are left out.
+
+    Returns:
+      One float32 [] per k, in percent; 0 where no row is left.
+    """
+    rank = rank_of_label(output, target)
+    counted = jnp.ones_like(target, bool) if ignore_index is None else target != ignore_index
+    count = jnp.maximum(counted.sum(), 1)
+    return [100.0 * (counted & (rank < min(k, output.shape[1]))).sum() / count for k in topk]

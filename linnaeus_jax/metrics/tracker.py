@@ -3,85 +3,194 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: parts of a metric's name that make smaller values better
-LOWER_IS_BETTER = ("loss", "ece", "brier", "nll", "perplexity", "error", "distance", "duration")
+from linnaeus_jax.metrics import custom, names
+
+#: words of a metric's name that make smaller values better
+LOWER_IS_BETTER = frozenset(
+    "loss losses nll ece brier perplexity error errors aurc distance duration mse mae rmse".split()
+)
+#: values of a metric that are remembered
+HISTORY = 100
 
 
-def higher_is_better(name: str) -> bool:
-    """Direction of a metric, from its name."""
-    return not any(part in name.lower() for part in LOWER_IS_BETTER)
+def prefers_higher(name: str) -> bool:
+    """Direction of a metric: registered, else from the words of its name."""
+    registered = custom.find(name.rpartition("/")[2])
+    if registered is not None and registered.higher_is_better is not None:
+        return registered.higher_is_better
+    return LOWER_IS_BETTER.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
 
 
 class Metric:
-    """One metric: its last value and its best, which only a strict improvement moves (NaN never does)."""
+    """One metric: its last value, the last `HISTORY` ones, and its best, which only a strict improvement moves.
+
+    Attributes:
+      value, best: None before the first measurement, unless `init_value` is given.
+      best_epoch, best_step, last_step: of the measurement, None before it.
+      count: measurements so far.
+      history: (epoch, step, value) of the last ones.
+    """
 
     def __init__(self, name: str, init_value: float | None = None, higher_is_better: bool | None = None) -> None:
         self.name = name
-        self.higher_is_better = higher_is_better if higher_is_better is not None else globals()["higher_is_better"](name)
+        self.higher_is_better = prefers_higher(name) if higher_is_better is None else higher_is_better
         self.value = init_value
         self.best = init_value
         self.best_epoch: int | None = None
         self.best_step: int | None = None
         self.last_step: int | None = None
         self.count = 0
+        self.history: deque[tuple[int, int | None, float]] = deque(maxlen=HISTORY)
 
     def update(self, value: float, epoch: int, step: int | None = None) -> None:
-        """Takes a new value, measured in `epoch` at global step `step`."""
+        """Takes a new value, measured in `epoch` at global step `step`; NaN is never the best."""
         self.value = float(value)
         self.last_step = step
         self.count += 1
-        if math.isnan(self.value):
-            return
-        unset = self.best is None
-        if unset or (self.value > self.best if self.higher_is_better else self.value < self.best):  # type: ignore[operator]
+        self.history.append((epoch, step, self.value))
+        if not math.isnan(self.value) and self._improves(self.value):
             self.best, self.best_epoch, self.best_step = self.value, epoch, step
+
+    def _improves(self, value: float) -> bool:
+        if self.best is None:
+            return True
+        return value > self.best if self.higher_is_better else value < self.best
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serialisable."""
+        return {**vars(self), "history": [list(entry) for entry in self.history]}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Metric:
+        """Inverse of `state_dict`."""
+        metric = cls(state["name"])
+        vars(metric).update(state)
+        metric.history = deque((tuple(entry) for entry in state["history"]), maxlen=HISTORY)
+        return metric
 
 
 class MetricsTracker:
-    """All metrics of a run, by `<phase>/<name>`."""
+    """All metrics of a run, by `<phase>/<name>`, and the last values of whatever else is logged.
 
-    def __init__(self) -> None:
+    A metric may also be an attribute, in a method of a subclass; it then is logged, saved and restored like the others:
+
+        def update_custom_metric(self, value: float, epoch: int) -> None:
+            if not hasattr(self, "custom_metric"):
+                self.custom_metric = Metric("custom_metric", init_value=0.0)
+            self.custom_metric.update(value, epoch)
+    """
+
+    def __init__(self, null_tasks: Sequence[str] | None = None) -> None:
+        """Args: null_tasks: tasks logged apart for null and known labels; None: all."""
         self.metrics: dict[str, Metric] = {}
+        self.latest: names.Row = {}
+        self.null_tasks = null_tasks
 
-    def update(self, phase: str, values: Mapping[str, float], epoch: int, step: int) -> None:
-        """Takes the results of one phase; only phases that ran are ever updated."""
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Metric):
+            self.metrics[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Metric:
+        metric = self.__dict__.get("metrics", {}).get(name)
+        if metric is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute or metric {name!r}")
+        return metric
+
+    # ---- updates ------------------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        phase: str,
+        values: Mapping[str, float],
+        epoch: int,
+        step: int,
+        *,
+        seconds: float | None = None,
+        samples: int | None = None,
+    ) -> None:
+        """Takes the results of one phase; only phases that ran are ever updated.
+
+        Args:
+          values: metric -> value.
+          seconds, samples: what the phase took and saw, for `epoch_duration_sec` and `avg_samples_per_sec`.
+        """
+        values = dict(values)
+        if seconds is not None:
+            values["epoch_duration_sec"] = seconds
+            if samples is not None and seconds > 0:
+                values["avg_samples_per_sec"] = samples / seconds
         for name, value in values.items():
             key = f"{phase}/{name}"
-            self.metrics.setdefault(key, Metric(key)).update(value, epoch, step)
+            if key not in self.metrics:
+                registered = custom.find(name)
+                self.metrics[key] = Metric(key, None if registered is None else registered.init_value)
+            self.metrics[key].update(value, epoch, step)
+
+    def update_latest(self, row: Mapping[str, Any]) -> None:
+        """Takes last values of what has no best: rates, probabilities, task weights, pipeline counters; see `names`."""
+        self.latest |= row
+
+    # ---- views --------------------------------------------------------------------------------------------------
 
     def value(self, name: str) -> float | None:
         """Last value of `<phase>/<metric>`; None before its first measurement."""
         metric = self.metrics.get(name)
         return None if metric is None else metric.value
 
-    def latest_by_phase(self) -> dict[str, dict[str, float]]:
-        """Phase -> metric -> last value."""
+    def latest_by_phase(self, step: int | None = None) -> dict[str, dict[str, float]]:
+        """Phase -> metric -> last value, of the metrics measured at `step` (None: at any)."""
         found: dict[str, dict[str, float]] = {}
         for key, metric in self.metrics.items():
-            phase, name = key.split("/", 1)
-            if metric.value is not None:
+            phase, slash, name = key.partition("/")
+            if slash and metric.count and metric.value is not None and step in (None, metric.last_step):
                 found.setdefault(phase, {})[name] = metric.value
         return found
 
+    def get_wandb_metrics(self, step: int | None = None) -> names.Row:
+        """Flat row under the documented names, holding only what was measured.
+
+        Args:
+          step: only results measured at this global step, so that nothing stale is logged again.
+        """
+        row: names.Row = dict(self.latest) if step is None else {"core/global_step": step}
+        for phase, values in self.latest_by_phase(step).items():
+            row |= names.phase_row(phase, values, self.null_tasks)
+        for key, metric in self.metrics.items():
+            if "/" not in key and metric.count and (step is None or metric.last_step in (None, step)):
+                row[key] = metric.value
+        return row
+
     def final_metrics(self) -> dict[str, float]:
         """`final_<phase>_<metric>` -> best value observed in the run."""
+        return {name: entry["value"] for name, entry in self.final_summary().items()}
+
+    def final_summary(self) -> dict[str, dict[str, Any]]:
+        """`final_<phase>_<metric>` -> {value, epoch, step} of the best value observed in the run."""
         return {
-            f"final_{name.replace('/', '_', 1)}": metric.best
-            for name, metric in sorted(self.metrics.items())
-            if metric.best is not None
+            f"final_{key.replace('/', '_', 1)}": {
+                "value": metric.best,
+                "epoch": metric.best_epoch,
+                "step": metric.best_step,
+            }
+            for key, metric in sorted(self.metrics.items())
+            if metric.best_epoch is not None and not key.endswith("/count")
         }
 
+    # ---- state --------------------------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
-        """JSON-serialisable state."""
-        fields = ("value", "best", "best_epoch", "best_step", "last_step", "count")
-        return {name: {field: getattr(metric, field) for field in fields} for name, metric in self.metrics.items()}
+        """JSON-serialisable state; holds no configuration."""
+        metrics = {key: metric.state_dict() for key, metric in self.metrics.items()}
+        return {"metrics": metrics, "latest": dict(self.latest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.metrics = {}
-        for name, fields in state.items():
-            metric = self.metrics[name] = Metric(name)
-            for field, value in fields.items():
-                setattr(metric, field, value)
+        """Inverse of `state_dict`."""
+        self.metrics = {key: Metric.from_state(fields) for key, fields in state["metrics"].items()}
+        self.latest = dict(state["latest"])

@@ -1,6 +1,9 @@
 """Dry run of the schedule: checks, resolves, prints and draws it without building a model or touching a device.
 
-python -m linnaeus_jax.tools.schedule --config=configs/x.py --dataset_size=120000 [--out=DIR] [--config.train.epochs=3]
+    python -m linnaeus_jax.tools.schedule --config=configs/x.py [--out=DIR] [--config.train.epochs=3]
+
+The length of an epoch comes from the labels file that the config names, or, without any data, from --steps-per-epoch or
+--dataset-size.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config import ConfigError, load_config
+from linnaeus_jax.data.dataset import build_dataset
+from linnaeus_jax.data.plans import micro_batches_per_epoch
 from linnaeus_jax.schedules.level_switching import level_of_epoch
 from linnaeus_jax.schedules.level_switching import steps_per_epoch as steps_of_levels
 from linnaeus_jax.schedules.plot import plot_schedule
@@ -20,6 +25,7 @@ from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import schedule_summary, write_summary
 from linnaeus_jax.schedules.validation import validate_schedule_config
+from linnaeus_jax.training.inputs import plan_levels, sampler_settings
 
 
 def run(
@@ -36,7 +42,7 @@ def run(
       config: the whole tree.
       steps_per_epoch: optimizer updates of one epoch; where the mixing level switches, one number per entry of
         schedule.mixup.group_levels. None: those in which each of `dataset_size` rows is seen once.
-      dataset_size: training rows; None: as many as the updates hold.
+      dataset_size: training rows; None: as many as the updates hold, or, without either, what the labels file holds.
       devices: data-parallel devices, shown only.
       out: directory for schedule_summary.txt, schedule_summary.json and schedule.png.
 
@@ -48,9 +54,14 @@ def run(
         raise ValueError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
     mixup, accumulation = config.schedule.mixup, max(1, config.train.accumulation_steps)
     levels = tuple(mixup.group_levels)
-    if steps_per_epoch is None:
-        if dataset_size is None:
-            raise ValueError("give steps_per_epoch or dataset_size")
+    if steps_per_epoch is None and dataset_size is None:
+        dataset = build_dataset(config)
+        sampler = sampler_settings(config, devices)
+        _, groups, _, _ = plan_levels(config, dataset, sampler)
+        micro_counts = tuple(micro_batches_per_epoch(group, sampler) for group in groups)
+        dataset_size = len(dataset.train)
+    elif steps_per_epoch is None:
+        assert dataset_size is not None
         micro_counts = (-(-dataset_size // config.data.batch_size),)
     else:
         given = (steps_per_epoch,) if isinstance(steps_per_epoch, int) else tuple(steps_per_epoch)
@@ -82,9 +93,10 @@ def run(
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; `--config=FILE` and `--config.a.b=value` are those of training."""
     parser = argparse.ArgumentParser(prog="linnaeus_jax.tools.schedule", description=__doc__, allow_abbrev=False)
-    length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument("--dataset_size", type=int, help="training rows")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--dataset-size", "--dataset_size", type=int, help="training rows")
     length.add_argument(
+        "--steps-per-epoch",
         "--steps_per_epoch",
         type=lambda text: tuple(int(count) for count in text.split(",")),
         help="optimizer updates of one epoch; comma-separated, one per mixing level, where it switches",
@@ -101,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             devices=options.devices,
             out=options.out,
         )
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -7,6 +7,7 @@ the boundary is run again as a whole after a restart.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,11 @@ class Checkpoints:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
-        self._manager = ocp.CheckpointManager(
+
+    @functools.cached_property
+    def _manager(self) -> ocp.CheckpointManager:
+        """Made at the first use, so that a dry run leaves no directory behind."""
+        return ocp.CheckpointManager(
             self.directory,
             item_handlers={"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(step_prefix="ckpt_step", cleanup_tmp_directories=True),
@@ -104,6 +109,14 @@ class Checkpoints:
         )
         return found["state"], found["meta"]
 
+    def meta(self, step: int) -> dict[str, Any]:
+        """The host part of one checkpoint alone."""
+        return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+
+    def arrays(self, step: int) -> Any:
+        """The stored arrays of one checkpoint as a plain tree, for inspection."""
+        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore()))["state"]
+
     def boundary_file(self, step: int) -> Path:
         return self.directory / f"boundary_{step}.json"
 
@@ -139,7 +152,8 @@ class Checkpoints:
         return dropped
 
     def close(self) -> None:
-        self._manager.close()
+        if "_manager" in self.__dict__:
+            self._manager.close()
 
 
 def _compare(stored: Any, wanted: Any, directory: Path, step: int) -> None:

@@ -90,14 +90,10 @@ class Evaluator:
         on_batch: Callable[[], None] = lambda: None,
     ) -> dict[str, dict[str, float]]:
         """Runs all `phases` (name -> keep-mask) over `batches`; returns phase -> metric -> value."""
-        names = ("label", "meta", "weight")
         keeps = {name: self.placement.replicate(keep) for name, keep in phases.items()}
         sums = {name: self.placement.replicate(empty_sums(self.program.tasks)) for name in phases}
         for batch in batches:
-            placed = self.placement.to_device({k: batch[k] for k in ("image", *names)}, self.placement.batch)
-            features = self._features(params, model_state, placed.pop("image"))
-            for name in phases:
-                sums[name] = self._phase(params, model_state, task_weights, features, placed, keeps[name], sums[name])
+            self._add_batch(params, model_state, task_weights, batch, keeps, sums)
             on_batch()
         found = fetch(sums)
         results = {}
@@ -105,3 +101,19 @@ class Evaluator:
             values = summarise(found[name], self.program.tasks)
             results[name] = {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
         return results
+
+    def _add_batch(
+        self,
+        params: Any,
+        model_state: Any,
+        task_weights: jax.Array,
+        batch: Mapping[str, np.ndarray],
+        keeps: Mapping[str, jax.Array],
+        sums: dict[str, Sums],
+    ) -> None:
+        """Adds one batch to the sums of every phase."""
+        used = {name: batch[name] for name in ("image", "label", "meta", "weight")}
+        placed = self.placement.to_device(used, self.placement.batch)
+        features = self._features(params, model_state, placed.pop("image"))
+        for name, keep in keeps.items():
+            sums[name] = self._phase(params, model_state, task_weights, features, placed, keep, sums[name])

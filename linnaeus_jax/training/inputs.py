@@ -107,13 +107,7 @@ def build_inputs(config: ConfigDict, *, devices: int, output_dir: Path) -> Input
     missing = _missing_rows(config, output_dir)
     dataset = build_dataset(config, missing)
     sampler = sampler_settings(config, devices)
-    mixup = config.schedule.mixup
-    group_levels = tuple(mixup.group_levels) or (dataset.tasks[0],)
-    groups = [dataset.train.group(level) for level in group_levels]
-    per_level = {level: updates_per_epoch(group, sampler) for level, group in zip(group_levels, groups, strict=True)}
-    levels = level_of_epoch(
-        group_levels, mixup.level_switch_steps, mixup.level_switch_epochs, per_level, config.train.epochs
-    )
+    group_levels, groups, updates, levels = plan_levels(config, dataset, sampler)
     plans = PlanSequence(
         groups,
         [group_levels.index(level) for level in levels],
@@ -136,6 +130,25 @@ def build_inputs(config: ConfigDict, *, devices: int, output_dir: Path) -> Input
         io_threads=data.prefetch.num_io_threads,
         batch_size_val=data.batch_size_val if data.batch_size_val > 0 else data.batch_size,
     )
+
+
+def plan_levels(
+    config: ConfigDict, dataset: Dataset, sampler: SamplerSettings
+) -> tuple[tuple[str, ...], list[np.ndarray], dict[str, int], tuple[str, ...]]:
+    """The mixing levels of a run and what follows from them, without touching a device.
+
+    Returns:
+      (levels that may be used, groups of the training rows per level, updates of one epoch per level, level of every
+      epoch).
+    """
+    mixup = config.schedule.mixup
+    group_levels = tuple(mixup.group_levels) or (dataset.tasks[0],)
+    groups = [dataset.train.group(level) for level in group_levels]
+    updates = {level: updates_per_epoch(group, sampler) for level, group in zip(group_levels, groups, strict=True)}
+    levels = level_of_epoch(
+        group_levels, mixup.level_switch_steps, mixup.level_switch_epochs, updates, config.train.epochs
+    )
+    return group_levels, groups, updates, levels
 
 
 def split_arrays(split: Split) -> dict[str, np.ndarray]:

@@ -29,7 +29,6 @@ from linnaeus_jax.training.rng import stream
 from linnaeus_jax.training.state import IntervalSums, TrainState
 from linnaeus_jax.training.step import GradNormSettings, Update, make_train_step
 
-
 #: rows whose predictions probes may show
 PREVIEW_ROWS = 10
 

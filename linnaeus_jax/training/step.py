@@ -171,7 +171,7 @@ def apply(
     weights = state.gradnorm.weights
     loss = jnp.vdot(weights, sums.task_losses)
     grads, norm = optimizers.clip(sums.grads, update.clip_mode, update.clip_limit, params=state.params)
-    clipped_norm = optax.global_norm(grads) if update.clip_limit > 0 else norm
+    clipped_norm = optax.tree.norm(grads) if update.clip_limit > 0 else norm
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
 
     gradnorm_state, gradnorm_metrics = state.gradnorm, {}

@@ -45,7 +45,9 @@ def test_explicit_draws(fixtures, scenario):
 
 def test_rates():
     n, p_full, p_partial = 100_000, 0.3, 0.4
-    combos, log_weights = mm.combo_table([("TEMPORAL",), ("SPATIAL", "ELEVATION"), ("SPATIAL",)], (3.0, 1.0, 0.0), NAMES)
+    combos, log_weights = mm.combo_table(
+        [("TEMPORAL",), ("SPATIAL", "ELEVATION"), ("SPATIAL",)], (3.0, 1.0, 0.0), NAMES
+    )
     run = jax.jit(partial(mm.mask_metadata, combos=combos, log_weights=log_weights, bounds=BOUNDS))
     meta, valid, kind = run(
         jnp.ones((n, 15)),

@@ -124,7 +124,7 @@ def batch(size, block, rng):
     return image, meta, valid, rng.integers(0, 9, (size, 2)).astype(np.int32), partner, group
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6), cutmix=st.booleans(), minmax=st.sampled_from([None, (0.2, 0.6)]))
 def test_rows_are_mixtures_of_themselves_and_their_partner(seed, cutmix, minmax):
     args = batch(8, 4, np.random.default_rng(seed))
@@ -232,12 +232,11 @@ def check_sharded_mixing(devices, size, block):
 
 
 def test_two_devices_exchange_nothing():
-    check_sharded_mixing(2, 8, 4)
     check_sharded_mixing(2, 8, 2)
 
 
 def test_eight_devices_exchange_nothing():
-    code = "from tests.learning.test_mixing import check_sharded_mixing as c; c(8, 64, 8); c(8, 64, 4); print('ok')"
+    code = "from tests.learning.test_mixing import check_sharded_mixing as c; c(8, 64, 8); print('ok')"
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
     assert done.stdout.strip() == "ok", done.stderr

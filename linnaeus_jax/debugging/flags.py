@@ -1,0 +1,424 @@
+"""Debug flags: which of them are on, how their lines look, and what each of them shows.
+
+A line goes to the debug file at level DEBUG and starts with `[DEBUG_<FLAG>]` or `[DEBUG_<FLAG>_<SUB>]`. The functions
+`*_lines` make the texts from plain host values; pass them to `DebugFlags.debug_line` as a callable, so that they cost
+nothing while the flag is off.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.reporting.logs import DATA, MAIN
+from linnaeus_jax.reporting.metrics_log import strict
+
+FLAGS = (
+    "scheduling",
+    "checkpoint",
+    "dataloader",
+    "augmentation",
+    "optimizer",
+    "distributed",
+    "model_build",
+    "training_loop",
+    "validation_metrics",
+    "dump_metrics",
+    "wandb_metrics",
+    "verbose_debug",
+    "train_metrics",
+    "loss.taxonomy_smoothing",
+    "loss.null_masking",
+    "loss.class_weighting",
+    "loss.gradnorm_memory",
+    "loss.gradnorm_metrics",
+    "loss.verbose_gradnorm_logging",
+)
+#: flags that every process reports on; the others are those of process 0
+EVERY_PROCESS = frozenset({"distributed", "dataloader"})
+_SAMPLES = 5
+
+Message = str | Iterable[str] | Callable[[], str | Iterable[str]]
+
+
+def leaf(flag: str) -> str:
+    """The last part of a dotted flag."""
+    return flag.rpartition(".")[2]
+
+
+@dataclass(frozen=True, eq=False)
+class DebugFlags:
+    """The flags of a run, read once.
+
+    Attributes:
+      enabled: those of `FLAGS` that are on in this process.
+    """
+
+    enabled: frozenset[str]
+    _warned: set[str] = field(default_factory=set, repr=False)
+
+    @classmethod
+    def from_config(cls, debug: Mapping[str, Any], process: int = 0) -> DebugFlags:
+        """Reads the `debug` section of the configuration for one process."""
+        found = set()
+        for flag in FLAGS:
+            section, _, name = flag.rpartition(".")
+            node = debug[section] if section else debug
+            if bool(node[name]) and (process == 0 or flag in EVERY_PROCESS):
+                found.add(flag)
+        return cls(frozenset(found))
+
+    def on(self, flag: str) -> bool:
+        """Whether `flag` (e.g. `loss.null_masking`, or `DEBUG.LOSS.NULL_MASKING`) is on.
+
+        What is no flag, a section included, is off, with one warning.
+        """
+        if flag in self.enabled:
+            return True
+        if not self.enabled and flag in FLAGS:
+            return False
+        name = flag.lower().removeprefix("debug.")
+        if name not in FLAGS and name not in self._warned:
+            self._warned.add(name)
+            logging.getLogger(MAIN).warning("debug.%s is no debug flag: it counts as off", name)
+        return name in self.enabled
+
+    def debug_line(self, flag: str, message: Message, sub: str = "") -> None:
+        """Writes a message of a flag that is on, with its prefix on every line.
+
+        Args:
+          message: text, lines, or a callable that returns them and is called only if the flag is on.
+          sub: extends the prefix, e.g. SUMMARY.
+        """
+        if not self.on(flag):
+            return
+        found = message() if callable(message) else message
+        lines = found.splitlines() if isinstance(found, str) else [part for text in found for part in text.splitlines()]
+        name = leaf(flag).upper() + (f"_{sub.upper()}" if sub else "")
+        logger = logging.getLogger(DATA if name.startswith("DATALOADER") else MAIN)
+        logger.debug("%s", "\n".join(f"[DEBUG_{name}] {line}" for line in lines or [""]))
+
+
+# ---- for any flag
+
+
+def fact_lines(title: str, facts: Mapping[str, Any]) -> list[str]:
+    """A title and one aligned `name: value` line per fact; arrays as shape, dtype and range."""
+    width = max((len(str(name)) for name in facts), default=0)
+    return [title, *(f"  {name!s:<{width}} : {_short(value)}" for name, value in facts.items())]
+
+
+def dump_lines(title: str, state: Mapping[str, Any]) -> list[str]:
+    """A title and the whole of `state` as readable JSON."""
+    return [title, *json.dumps(strict(state), indent=1, allow_nan=False).splitlines()]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.ndim:
+        span = f" in [{value.min():.4g}, {value.max():.4g}]" if value.size and value.dtype.kind in "iufb" else ""
+        return f"{value.dtype}{list(value.shape)}{span}"
+    return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
+
+
+def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    texts = [list(header), *([_short(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
+    return [title, *("  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in texts)]
+
+
+# ---- components
+
+
+def scheduling_lines(
+    step: int, epoch: int, decisions: Mapping[str, bool], values: Mapping[str, float], reasons: Mapping[str, str]
+) -> list[str]:
+    """What is due after update `step`, why, and the schedule's values there (for DEBUG.SCHEDULING).
+
+    Args:
+      decisions: event -> whether it is due.
+      values: learning rates and probabilities by name.
+      reasons: event -> its resolved trigger, e.g. "every 120 updates (fraction 0.1)"; may lack events.
+    """
+    due = [
+        f"  {event:<24} {'DUE' if is_due else 'no '} {reasons.get(event, '')}".rstrip()
+        for event, is_due in decisions.items()
+    ]
+    return [
+        f"after {step} updates, epoch {epoch}:",
+        *due,
+        *fact_lines("values:", {key: float(value) for key, value in values.items()}),
+    ]
+
+
+def checkpoint_diff_lines(
+    saved: Mapping[str, tuple[int, ...]], model: Mapping[str, tuple[int, ...]], source: str
+) -> list[str]:
+    """How a checkpoint fits: missing and unexpected names, different shapes (for DEBUG.CHECKPOINT).
+
+    Args:
+      saved, model: parameter name -> shape.
+      source: where the checkpoint lies.
+    """
+    missing, unexpected = sorted(model.keys() - saved.keys()), sorted(saved.keys() - model.keys())
+    differ = [name for name in model if name in saved and tuple(saved[name]) != tuple(model[name])]
+    fitting = len(model) - len(missing) - len(differ)
+    return [
+        f"{source}: {fitting} of {len(model)} parameters fit, {len(missing)} missing, "
+        f"{len(unexpected)} unexpected, {len(differ)} of another shape",
+        *(f"  missing    {name} {tuple(model[name])}" for name in missing),
+        *(f"  unexpected {name} {tuple(saved[name])}" for name in unexpected),
+        *(f"  shape      {name} checkpoint {tuple(saved[name])}, model {tuple(model[name])}" for name in differ),
+    ]
+
+
+def augmentation_lines(operations: Sequence[str], before: np.ndarray, after: np.ndarray) -> list[str]:
+    """The order of the augmentations and their effect on one batch (for DEBUG.AUGMENTATION).
+
+    Args:
+      operations: in the order of application, with their settings.
+      before, after: [B, H, W, 3] images, both scaled to 0 ... 1.
+    """
+    lines = [f"{i}. {operation}" for i, operation in enumerate(operations, 1)] or ["no augmentation is on"]
+    for name, image in (("before", before), ("after", after)):
+        mean = ", ".join(f"{value:.4f}" for value in image.mean(axis=(0, 1, 2)))
+        lines.append(f"{name:<6} {_short(image)}, channel means {mean}, standard deviation {image.std():.4f}")
+    if before.shape == after.shape:
+        changed = np.abs(before.astype(np.float32) - after).max(axis=(1, 2, 3)) > 1e-3
+        lines.append(f"{int(changed.sum())} of {len(changed)} images changed")
+    return lines
+
+
+def optimizer_lines(rows: Sequence[Any], learning_rates: Mapping[str, float], overlaps: Sequence[str]) -> list[str]:
+    """Groups, then every parameter with what happens to it (for DEBUG.OPTIMIZER).
+
+    Args:
+      rows: `learning.optimizers.ParameterRow`s.
+      learning_rates: group -> current rate.
+      overlaps: `Optimizer.overlaps`.
+    """
+    groups = collections.defaultdict(list)
+    for row in rows:
+        groups[row.group, row.optimizer].append(row)
+    summary = [
+        (
+            group,
+            optimizer,
+            len(members),
+            sum(math.prod(row.shape) for row in members),
+            learning_rates.get(group, 0.0),
+            "/".join(f"{value:g}" for value in sorted({row.weight_decay for row in members})),
+        )
+        for (group, optimizer), members in groups.items()
+    ]
+    header = ("group", "optimizer", "tensors", "numbers", "learning rate", "weight decay")
+    each = ("name", "shape", "group", "optimizer", "weight decay", "rate multiplier")
+    cells = [(row.name, row.shape, row.group, row.optimizer, row.weight_decay, row.lr_multiplier) for row in rows]
+    return [
+        *_table(f"{len(rows)} parameters in {len(groups)} groups", header, summary),
+        *_table("parameters:", each, cells),
+        *(f"overlap: {text}" for text in overlaps),
+    ]
+
+
+def distributed_facts() -> dict[str, Any]:
+    """What jax knows of processes and devices, for `fact_lines` (for DEBUG.DISTRIBUTED)."""
+    import jax  # late, so that the log tools need not load it
+
+    return {
+        "process": f"{jax.process_index()} of {jax.process_count()}",
+        "backend": jax.default_backend(),
+        "devices": f"{jax.device_count()} ({jax.local_device_count()} local)",
+        "local devices": ", ".join(f"{d.id}:{d.device_kind}" for d in jax.local_devices()),
+        "jax": jax.__version__,
+    }
+
+
+def model_lines(architecture: str, rows: Sequence[Any]) -> list[str]:
+    """Parameters by component, then one by one (for DEBUG.MODEL_BUILD).
+
+    Args:
+      rows: objects with `name`, `shape` and `layer_type`, e.g. `models.names.ParameterInfo`.
+    """
+    components: dict[str, list[int]] = collections.defaultdict(list)
+    for row in rows:
+        parts = row.name.split(".")
+        components[".".join(parts[:2] if len(parts) > 2 else parts[:1])].append(math.prod(row.shape))
+    total = sum(sum(sizes) for sizes in components.values())
+    counts = [(name, len(sizes), sum(sizes), f"{100 * sum(sizes) / total:.1f}") for name, sizes in components.items()]
+    return [
+        *_table(f"{architecture}: {total} numbers", ("component", "tensors", "numbers", "percent"), counts),
+        *_table("parameters:", ("name", "shape", "module"), [(r.name, tuple(r.shape), r.layer_type) for r in rows]),
+    ]
+
+
+# ---- metrics
+
+
+def validation_lines(phase: str, sums: Mapping[str, Any], metrics: Mapping[str, float]) -> list[str]:
+    """The sums over a phase and the metrics made of them (for DEBUG.VALIDATION_METRICS and DEBUG.TRAIN_METRICS).
+
+    Args:
+      sums: `metrics.phase` sums as numpy arrays.
+      metrics: name -> value.
+    """
+    plain = {name: np.asarray(value).tolist() for name, value in sums.items()}
+    return [*fact_lines(f"{phase}: sums", plain), *fact_lines(f"{phase}: metrics", metrics)]
+
+
+def wandb_lines(step: int, payload: Mapping[str, Any]) -> list[str]:
+    """One call of W&B: its step and payload, sorted by key (for DEBUG.WANDB_METRICS)."""
+    return fact_lines(f"log at step {step}: {len(payload)} values", dict(sorted(payload.items())))
+
+
+# ---- losses
+
+
+def taxonomy_lines(
+    task: str, distance: np.ndarray, smoothing: np.ndarray, roots: Sequence[str], names: Sequence[str]
+) -> list[str]:
+    """Roots, distances and smoothing rows of a task (for DEBUG.LOSS.TAXONOMY_SMOOTHING).
+
+    Args:
+      distance: float [R, C], edges from the inspected classes to all, inf without a common ancestor.
+      smoothing: float [R, C], the smoothed targets of these classes.
+      roots: names of the root classes (metaclades) of the tree.
+      names: of the R inspected classes.
+    """
+    finite = distance[np.isfinite(distance) & (distance > 0)]
+    kinds, counts = np.unique(finite, return_counts=True)
+    total = smoothing.sum(axis=1)
+    spread = ", ".join(f"{kind:g}: {count}" for kind, count in zip(kinds, counts, strict=True))
+    lines = [
+        f"{task}: {len(roots)} roots: {', '.join(roots[:20])}{' …' if len(roots) > 20 else ''}",
+        f"{task}: distances (edges: pairs) {spread or 'none'}; unrelated pairs {int(np.isinf(distance).sum())}",
+        f"{task}: {len(smoothing)} rows sum to {total.min():.6f} … {total.max():.6f}"
+        + ("" if np.allclose(total, 1.0, atol=1e-4) else "  PROBLEM: rows must sum to 1"),
+    ]
+    for name, row in list(zip(names, smoothing, strict=True))[:_SAMPLES]:
+        best = np.argsort(-row, kind="stable")[:_SAMPLES]
+        lines.append(f"  {name}: " + ", ".join(f"{int(c)}={row[c]:.4g}" for c in best))
+    return lines
+
+
+def sample_loss_lines(task: str, labels: np.ndarray, predictions: np.ndarray, losses: np.ndarray) -> list[str]:
+    """Label, prediction and loss of the first samples (sub FORWARD of DEBUG.LOSS.TAXONOMY_SMOOTHING); arrays [B]."""
+    shown = list(zip(labels.tolist(), predictions.tolist(), losses.tolist(), strict=True))[: 2 * _SAMPLES]
+    return _table(f"{task}: mean loss {losses.mean():.4f}", ("label", "prediction", "loss"), shown)
+
+
+def null_input_lines(labels: np.ndarray, tasks: Sequence[str]) -> list[str]:
+    """Targets as they enter the masking (sub INPUT of DEBUG.LOSS.NULL_MASKING); labels int [N, T]."""
+    rows = [
+        (task, int(column.min()), int(column.max()), len(np.unique(column)), int((column == 0).sum()))
+        for task, column in zip(tasks, labels.T, strict=True)
+    ]
+    title = f"targets {labels.dtype}{list(labels.shape)}, class index, 0 = null"
+    return _table(title, ("task", "lowest", "highest", "distinct", "nulls"), rows)
+
+
+def null_internal_lines(null: np.ndarray, keep: np.ndarray, tasks: Sequence[str]) -> list[str]:
+    """Null detection and mask, per task and for the first samples (sub INTERNAL); null, keep bool [N, T]."""
+    lines = [
+        f"{task}: {int(null[:, t].sum())} null of {len(null)}, {int((null[:, t] & keep[:, t]).sum())} of them kept"
+        for t, task in enumerate(tasks)
+    ]
+    marks = np.where(null, np.where(keep, "null kept", "null masked"), np.where(keep, "label", "PROBLEM: label masked"))
+    return [
+        *lines,
+        *_table("first samples:", ("sample", *tasks), ((i, *row) for i, row in enumerate(marks[:_SAMPLES]))),
+    ]
+
+
+def null_summary_lines(
+    total: Sequence[int],
+    included: Sequence[int],
+    samples: int,
+    tasks: Sequence[str],
+    *,
+    probability: float,
+    phase1: bool,
+) -> list[str]:
+    """Totals per task, probability and suspected issues (sub SUMMARY of DEBUG.LOSS.NULL_MASKING).
+
+    Args:
+      total, included: null labels seen, and kept in the loss, per task.
+      samples: rows that they are counted over.
+      probability: scheduled share of null labels to keep.
+      phase1: null labels never train.
+    """
+    rows, issues = [], []
+    for task, nulls, kept in zip(tasks, total, included, strict=True):
+        rows.append((task, nulls, kept, f"{100 * kept / nulls:.1f}" if nulls else "-"))
+        if nulls == samples and samples:
+            issues.append(f"{task}: every label is null; the task learns nothing but null")
+        if kept > nulls or (kept and (phase1 or probability == 0)):
+            issues.append(f"{task}: {kept} null labels kept although none should be")
+        if kept < nulls and probability >= 1 and not phase1:
+            issues.append(f"{task}: {nulls - kept} null labels masked although all should be kept")
+    if not any(total):
+        issues.append("no null label at all: is class 0 the null class of these data?")
+    title = f"probability {probability:.4f}, phase 1 {'on' if phase1 else 'off'}, {samples} samples"
+    return [
+        *_table(title, ("task", "nulls", "kept", "percent"), rows),
+        *(f"suspected issue: {issue}" for issue in issues or ["none"]),
+    ]
+
+
+def class_weight_lines(task: str, labels: np.ndarray, weights: np.ndarray, losses: np.ndarray) -> list[str]:
+    """Weights of the classes in a batch and the loss before and after (for DEBUG.LOSS.CLASS_WEIGHTING).
+
+    Args:
+      labels: int [B].
+      weights: float [C].
+      losses: float [B], without weights.
+    """
+    present, counts = np.unique(labels, return_counts=True)
+    rows = [(int(c), int(n), float(weights[c])) for c, n in zip(present, counts, strict=True)]
+    title = f"{task}: mean loss {losses.mean():.4f}, weighted {(losses * weights[labels]).mean():.4f}"
+    return _table(title, ("class", "samples", "weight"), rows)
+
+
+def gradnorm_lines(tasks: Sequence[str], metrics: Mapping[str, Sequence[float]]) -> list[str]:
+    """Norms, targets, ratios, weights per task (for DEBUG.LOSS.GRADNORM_METRICS); metrics: name -> one per task."""
+    rows = [(task, *(float(values[t]) for values in metrics.values())) for t, task in enumerate(tasks)]
+    return _table("GradNorm:", ("task", *metrics), rows)
+
+
+def device_memory(top: int = 5) -> dict[str, Any]:
+    """Memory of the first local device and the shapes that take most of it.
+
+    Returns:
+      `stats`: numbers of the allocator, or None where the backend has none (CPU); `live_bytes`: of all live arrays;
+      `shapes`: the `top` largest [total bytes, count, dtype, shape].
+    """
+    import jax
+
+    groups: dict[tuple[str, tuple[int, ...]], list[int]] = collections.defaultdict(list)
+    for array in jax.live_arrays():
+        groups[str(array.dtype), tuple(array.shape)].append(array.nbytes)
+    shapes = sorted(((sum(sizes), len(sizes), *key) for key, sizes in groups.items()), key=lambda row: -row[0])
+    return {
+        "stats": jax.local_devices()[0].memory_stats(),
+        "live_bytes": sum(row[0] for row in shapes),
+        "shapes": [list(row) for row in shapes[:top]],
+    }
+
+
+def memory_lines(stage: str, memory: Mapping[str, Any]) -> list[str]:
+    """`device_memory` at a stage of a GradNorm measurement (for DEBUG.LOSS.GRADNORM_MEMORY)."""
+    stats = memory["stats"]
+    lines = [f"{stage}: live arrays {memory['live_bytes'] / 2**20:.1f} MiB"]
+    if stats is None:
+        lines.append("the backend reports no allocator statistics (CPU)")
+    else:
+        keys = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit", "largest_alloc_size")
+        lines.append(", ".join(f"{key} {stats[key] / 2**20:.1f} MiB" for key in keys if key in stats))
+    shapes = [(f"{size / 2**20:.1f} MiB", count, dtype, tuple(shape)) for size, count, dtype, shape in memory["shapes"]]
+    return [*lines, *_table("largest:", ("bytes", "arrays", "dtype", "shape"), shapes)]

@@ -1,0 +1,357 @@
+"""What a phase may measure beyond its base sums: subsets, taxonomic distance, consistency, calibration, risk-coverage.
+
+Everything is a sum over rows, so it is exact under padding and any split of the data. Rows whose label is null have no
+true class and take no part in distance, calibration and risk-coverage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnaeus_jax.metrics.custom import CustomMetric
+
+Sums = dict[str, jax.Array]
+
+#: names of the subsets by metadata state, in the order of the state's code
+META_STATES = ("unmasked", "partial", "masked")
+CALIBRATION_BINS = 15
+RISK_BINS = 1000
+#: highest accepted share of errors, in percent, for which the coverage is reported
+RISK_LEVELS = (1, 5, 10)
+
+WHOLE_PHASE = frozenset(
+    "loss loss_weighted loss_unweighted chain_accuracy partial_chain_accuracy consistency_rate error_rate "
+    "ece nll brier perplexity epoch_duration_sec avg_samples_per_sec".split()
+)
+PER_TASK = "acc1 acc3 loss error_rate taxonomic_distance ece nll brier perplexity aurc".split() + [
+    f"coverage_at_risk_{level}" for level in RISK_LEVELS
+]
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseExtras:
+    """Static choice of what is measured; the default measures nothing more than the base sums.
+
+    Attributes:
+      subsets: kind of subset -> names of its subsets, e.g. {"taxa": ("birds",), "metadata": META_STATES}. A batch then
+        brings, for each kind, bool [B, S] or the position int32 [B], where a value outside 0..S-1 means none.
+      ancestors: per task, finest first, int32 [C_t, T - t]: ancestor d ranks up of each class, itself in column 0, -1
+        where there is none. Turns on taxonomic distance and consistency.
+      confidence: calibration, proper scores and risk-coverage.
+      custom: metrics of the user's own.
+    """
+
+    subsets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ancestors: tuple[np.ndarray, ...] = ()
+    confidence: bool = False
+    custom: tuple[CustomMetric, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "subsets", {kind: tuple(names) for kind, names in self.subsets.items() if len(names)})
+        for t, table in enumerate(self.ancestors):
+            if table.ndim != 2 or table.shape[1] != len(self.ancestors) - t:
+                raise ValueError(
+                    f"ancestors[{t}] has shape {table.shape}; it needs one column per rank from its own up, "
+                    f"{len(self.ancestors) - t}"
+                )
+
+    def zeros(self, tasks: Sequence[str]) -> Sums:
+        """The neutral element of addition.
+
+        Raises:
+          ValueError: a custom metric has the name of a documented one, or `ancestors` fit another number of tasks.
+        """
+        taken = WHOLE_PHASE | {f"{name}_{task}" for name in PER_TASK for task in tasks}
+        for metric in self.custom:
+            if metric.name in taken:
+                raise ValueError(f"custom metric {metric.name!r} has the name of a built-in one; choose another name")
+        if len(self.ancestors) not in (0, len(tasks)):
+            raise ValueError(f"ancestors has {len(self.ancestors)} tables for {len(tasks)} tasks; give one per task")
+        count, ranks = len(tasks), len(tasks)
+        found: Sums = {}
+        for kind, names in self.subsets.items():
+            found[f"subset/{kind}/count"] = jnp.zeros(len(names), jnp.int32)
+            found[f"subset/{kind}/correct"] = jnp.zeros((len(names), count), jnp.int32)
+        if self.ancestors:
+            found["consistent"] = jnp.zeros((), jnp.int32)
+            found["distance"] = jnp.zeros((count, ranks + 1), jnp.int32)
+        if self.confidence:
+            for name, bins in (("calibration", CALIBRATION_BINS), ("risk", RISK_BINS)):
+                found[f"{name}/count"] = found[f"{name}/correct"] = jnp.zeros((count, bins), jnp.int32)
+            found["calibration/confidence"] = jnp.zeros((count, CALIBRATION_BINS), jnp.float32)
+            found["nll"] = found["brier"] = jnp.zeros(count, jnp.float32)
+        for metric in self.custom:
+            found[f"custom/{metric.name}"] = jnp.zeros(2, jnp.float32)
+        return found
+
+    def sums(
+        self,
+        logits: Mapping[str, jax.Array],
+        label: jax.Array,
+        weight: jax.Array,
+        right: jax.Array,
+        known: jax.Array,
+        membership: Mapping[str, jax.Array],
+    ) -> Sums:
+        """The sums of one batch.
+
+        Args:
+          logits: task -> float32 [B, C_t], in task order.
+          label: int32 [B, T].
+          weight: float32 [B], 0 for padding.
+          right: bool [B, T], the prediction is the label.
+          known: bool [B, T], the label is not null.
+          membership: see `subsets`; kinds that are not measured are ignored.
+
+        Raises:
+          ValueError: `membership` lacks a kind of `subsets`, or has another number of columns.
+        """
+        valid, found = weight > 0, Sums()
+        for kind, names in self.subsets.items():
+            found |= _subset_sums(kind, _member(kind, len(names), membership) & valid[:, None], right)
+        counted = valid[:, None] & known
+        if self.ancestors:
+            predicted = [predict(z) for z in logits.values()]
+            agree = [  # a class without a parent contradicts nothing
+                (parent < 0) | (parent == coarser)
+                for parent, coarser in zip(
+                    (jnp.asarray(table[:, 1])[p] for table, p in zip(self.ancestors[:-1], predicted[:-1], strict=True)),
+                    predicted[1:],
+                    strict=True,
+                )
+            ]
+            consistent = jnp.stack([valid, *agree], axis=1).all(axis=1)
+            found["consistent"] = consistent.sum(dtype=jnp.int32)
+            levels = [
+                levels_to_common_ancestor(jnp.asarray(table), p, label[:, t])
+                for t, (table, p) in enumerate(zip(self.ancestors, predicted, strict=True))
+            ]
+            found["distance"] = _histogram(jnp.stack(levels, axis=1), counted, len(self.ancestors) + 1)
+        if self.confidence:
+            found |= _confidence_sums(logits, label, right, counted)
+        for metric in self.custom:
+            pair = metric.update_fn(logits, label, weight)
+            found[f"custom/{metric.name}"] = jnp.stack([jnp.asarray(x, jnp.float32).reshape(()) for x in pair])
+        return found
+
+    def summarise(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
+        """Metric name -> value; a metric without any sample is absent.
+
+        Accuracies of subsets are in percent, distances in edges of the tree, everything else is a fraction or nats.
+        """
+        found: dict[str, float] = {}
+        for kind, names in self.subsets.items():
+            for s, name in enumerate(names):
+                count = float(sums[f"subset/{kind}/count"][s])
+                found[f"subset/{kind}/{name}/count"] = count
+                for t, task in enumerate(tasks if count else ()):
+                    correct = float(sums[f"subset/{kind}/correct"][s][t])
+                    found[f"subset/{kind}/{name}/acc1_{task}"] = 100 * correct / count
+        if self.ancestors and sums["count"]:
+            found["consistency_rate"] = float(sums["consistent"]) / float(sums["count"])
+        for t, task in enumerate(tasks if self.ancestors else ()):
+            errors = np.asarray(sums["distance"][t], np.int64)[1:]
+            if errors.sum():
+                found[f"taxonomic_distance_{task}"] = float(2 * (errors @ np.arange(1, 1 + len(errors))) / errors.sum())
+        if self.confidence:
+            found |= _summarise_confidence(sums, tasks)
+        for metric in self.custom:
+            total, count = (float(x) for x in sums[f"custom/{metric.name}"])
+            if count:
+                found[metric.name] = total / count
+        return found
+
+    def curves(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Task -> what a plot needs, as JSON values.
+
+        `reliability`: [mean confidence, accuracy, rows] of every bin that holds rows; `risk_coverage`: [coverage, share
+        of errors among the covered], most confident first; `distance`: {edges between label and prediction: rows}.
+        """
+        found: dict[str, dict[str, Any]] = {task: {} for task in tasks}
+        for t, task in enumerate(tasks):
+            if self.confidence:
+                count, correct = (np.asarray(sums[f"calibration/{name}"][t]) for name in ("count", "correct"))
+                bins = np.flatnonzero(count)
+                mean = np.asarray(sums["calibration/confidence"][t])[bins] / count[bins]
+                found[task]["reliability"] = np.stack([mean, correct[bins] / count[bins], count[bins]], axis=1).tolist()
+                found[task]["risk_coverage"] = np.stack(risk_coverage(*_risk_bins(sums, t)), axis=1).tolist()
+            if self.ancestors:
+                reachable = sums["distance"][t][: len(tasks) - t + 1]
+                found[task]["distance"] = {str(2 * up): int(rows) for up, rows in enumerate(reachable)}
+        return found
+
+
+NO_EXTRAS = PhaseExtras()
+
+
+class SubsetMetricWrapper:
+    """Accuracy in subsets of the user's own, fed batch by batch outside of the step; the sums stay on the device.
+
+    Args:
+      kind: what the subsets have in common, e.g. "habitat".
+      names: the subsets.
+      tasks: ranks, finest first.
+    """
+
+    def __init__(self, kind: str, names: Sequence[str], tasks: Sequence[str]) -> None:
+        self.tasks = tuple(tasks)
+        self.extras = PhaseExtras(subsets={kind: names})
+        self.kind = kind
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts a new phase."""
+        self._sums = self.extras.zeros(self.tasks)
+
+    def update(
+        self,
+        logits: Mapping[str, jax.Array],
+        label: jax.Array,
+        membership: jax.Array,
+        weight: jax.Array | None = None,
+    ) -> None:
+        """Adds a batch: logits [B, C_t] by task, label int32 [B, T], membership bool [B, S] or int32 [B]."""
+        weight = jnp.ones(label.shape[0]) if weight is None else weight
+        right = jnp.stack([predict(logits[task]) == label[:, t] for t, task in enumerate(self.tasks)], axis=1)
+        every = jnp.ones_like(right)
+        batch = self.extras.sums(logits, label, weight, right, every, {self.kind: membership})
+        self._sums = jax.tree.map(jnp.add, self._sums, batch)
+
+    def compute(self) -> dict[str, float]:
+        """`subset/<kind>/<name>/acc1_<task>` in percent and `.../count`, for `MetricsTracker.update`."""
+        return self.extras.summarise(jax.device_get(self._sums), self.tasks)
+
+
+def predict(logits: jax.Array) -> jax.Array:
+    """int32 [B], the best class of [B, C]; ties go to the lower index and NaN counts as largest."""
+    return jnp.argmax(logits, axis=1).astype(jnp.int32)
+
+
+def levels_to_common_ancestor(ancestors: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
+    """How many ranks up two classes of one task meet.
+
+    Args:
+      ancestors: int32 [C, R], see `PhaseExtras`.
+      one, other: int32 [B].
+
+    Returns:
+      int32 [B]; 0: the same class. Classes without a common ancestor count as meeting above the coarsest rank, at R.
+    """
+    a, b = ancestors[one], ancestors[other]
+    shared = (a == b) & (a >= 0)
+    return jnp.where(shared.any(axis=1), jnp.argmax(shared, axis=1), ancestors.shape[1]).astype(jnp.int32)
+
+
+def _member(kind: str, size: int, membership: Mapping[str, jax.Array]) -> jax.Array:
+    if kind not in membership:
+        raise ValueError(f"the batch brings no membership of subset kind {kind!r}, only {sorted(membership)}")
+    given = membership[kind]
+    if given.ndim == 1:
+        return given[:, None] == jnp.arange(size, dtype=given.dtype)[None, :]
+    if given.shape[1] != size:
+        raise ValueError(f"membership of subset kind {kind!r} has {given.shape[1]} columns for {size} names")
+    return given.astype(bool)
+
+
+def _subset_sums(kind: str, member: jax.Array, right: jax.Array) -> Sums:
+    # a product of zeros and ones: exact in every matmul precision
+    correct = jnp.einsum("bs,bt->st", member.astype(jnp.float32), right.astype(jnp.float32))
+    return {
+        f"subset/{kind}/count": member.sum(axis=0, dtype=jnp.int32),
+        f"subset/{kind}/correct": correct.astype(jnp.int32),
+    }
+
+
+def _histogram(bins: jax.Array, counted: jax.Array, size: int) -> jax.Array:
+    """int32 [T, size] from int32 [B, T], counting where bool [B, T]."""
+
+    def one(column: jax.Array, mask: jax.Array) -> jax.Array:
+        return jnp.zeros(size, jnp.int32).at[column].add(mask.astype(jnp.int32))
+
+    return jax.vmap(one, in_axes=(1, 1))(bins, counted)
+
+
+def _scores(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Confidence of the prediction, negative log likelihood in nats, Brier score: float32 [B] each."""
+    shifted = logits.astype(jnp.float32)
+    shifted = shifted - shifted.max(axis=1, keepdims=True)
+    log_z = jnp.log(jnp.exp(shifted).sum(axis=1))
+    log_p = shifted - log_z[:, None]
+    own = jnp.take_along_axis(log_p, label[:, None], axis=1)[:, 0]
+    brier = jnp.exp(2 * log_p).sum(axis=1) - 2 * jnp.exp(own) + 1
+    confidence = jnp.exp(-log_z)
+    return jnp.where(jnp.isnan(confidence), 0.0, confidence), -own, brier
+
+
+def _confidence_sums(logits: Mapping[str, jax.Array], label: jax.Array, right: jax.Array, counted: jax.Array) -> Sums:
+    scores = [_scores(z, label[:, t]) for t, z in enumerate(logits.values())]
+    confidence, nll, brier = (jnp.stack(columns, axis=1) for columns in zip(*scores, strict=True))
+    found: Sums = {name: jnp.where(counted, x, 0.0).sum(axis=0) for name, x in (("nll", nll), ("brier", brier))}
+    # calibration bins are (low, high], as in the source; those of the histogram are [low, high)
+    level = jnp.clip(jnp.ceil(confidence * CALIBRATION_BINS).astype(jnp.int32) - 1, 0, CALIBRATION_BINS - 1)
+    fine = jnp.minimum((confidence * RISK_BINS).astype(jnp.int32), RISK_BINS - 1)
+    for name, bins, size in (("calibration", level, CALIBRATION_BINS), ("risk", fine, RISK_BINS)):
+        found[f"{name}/count"] = _histogram(bins, counted, size)
+        found[f"{name}/correct"] = _histogram(bins, counted & right, size)
+    # float sums by comparison, not by scatter, whose order of addition is not fixed on a GPU
+    inside = (level[:, :, None] == jnp.arange(CALIBRATION_BINS)[None, None, :]) & counted[:, :, None]
+    found["calibration/confidence"] = jnp.where(inside, confidence[:, :, None], 0.0).sum(axis=0)
+    return found
+
+
+def _summarise_confidence(sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for t, task in enumerate(tasks):
+        total = float(np.sum(sums["calibration/count"][t]))
+        if not total:
+            continue
+        gap = np.asarray(sums["calibration/correct"][t], np.float64) - sums["calibration/confidence"][t]
+        found[f"ece_{task}"] = float(np.abs(gap).sum()) / total
+        found[f"nll_{task}"] = float(sums["nll"][t]) / total
+        found[f"brier_{task}"] = float(sums["brier"][t]) / total
+        found[f"perplexity_{task}"] = float(np.exp(found[f"nll_{task}"]))
+        found[f"error_rate_{task}"] = 1 - float(np.sum(sums["calibration/correct"][t])) / total
+        count, errors = _risk_bins(sums, t)
+        found[f"aurc_{task}"] = area_under_risk_coverage(count, errors)
+        coverage, risk = risk_coverage(count, errors)
+        for percent in RISK_LEVELS:
+            accepted = coverage[risk <= percent / 100]
+            found[f"coverage_at_risk_{percent}_{task}"] = float(accepted.max(initial=0.0))
+    for name in ("ece", "nll", "brier", "perplexity", "error_rate"):
+        measured = [found[f"{name}_{task}"] for task in tasks if f"{name}_{task}" in found]
+        if measured:
+            found[name] = float(np.mean(measured))
+    return found
+
+
+def _risk_bins(sums: Mapping[str, np.ndarray], t: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and errors of the bins that hold rows, most confident first: int64 each."""
+    count = np.asarray(sums["risk/count"][t], np.int64)[::-1]
+    errors = count - np.asarray(sums["risk/correct"][t], np.int64)[::-1]
+    return count[count > 0], errors[count > 0]
+
+
+def risk_coverage(count: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coverage and share of errors among the covered rows, when bin after bin is accepted; both [bins]."""
+    covered = np.cumsum(count)
+    return covered / max(1, count.sum()), np.cumsum(errors) / np.maximum(covered, 1)
+
+
+def area_under_risk_coverage(count: np.ndarray, errors: np.ndarray) -> float:
+    """Mean over k of the share of errors among the k most confident rows (Geifman & El-Yaniv 2017; 2019 for the area).
+
+    Rows of one bin are taken as tied, in random order: the j-th of a bin of n rows and e errors, after N rows with E
+    errors, gives (E + e j / n) / (N + j); the sum over j is (E - e N / n)(H[N + n] - H[N]) + e with harmonic numbers H.
+    """
+    total = int(count.sum())
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, total + 1))])
+    after = np.cumsum(count)
+    before, errors_before = after - count, np.cumsum(errors) - errors
+    inside = (errors_before - errors * before / count) * (harmonic[after] - harmonic[before]) + errors
+    return float(inside.sum() / total)

@@ -1,0 +1,104 @@
+"""The documented names of logged values, in one place: pure functions from measurements to `{name: value}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+#: metrics repeated in the `core/` section, under their short names
+CORE = {"loss": "loss", "chain_accuracy": "chain_acc", "partial_chain_accuracy": "partial_chain_acc"}
+
+
+def core_prefix(phase: str) -> str:
+    """`val_mask_meta` -> `valMask`, `val_mask_TEMPORAL` -> `valMask_TEMPORAL`, others unchanged."""
+    return "valMask" if phase == "val_mask_meta" else phase.replace("val_mask_", "valMask_")
+
+
+def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str] | None = None) -> Row:
+    """All names of the results of one phase: `<phase>/...`, percentages, `core/...` and the alias `val_mask/...`.
+
+    Args:
+      values: as of `phase.summarise`, with `loss`.
+      null_tasks: tasks whose values are also shown apart for null and known labels; None: all.
+    """
+    row: Row = {}
+    core = core_prefix(phase)
+    for name, value in values.items():
+        group, _, rest = name.partition("/")
+        if group in ("null", "non_null"):
+            kind, _, task = rest.partition("_")
+            if null_tasks is not None and task not in null_tasks:
+                continue
+            row[f"core/{phase}_{group}_{kind}/{task}"] = value
+        row[f"{phase}/{name}"] = value
+        if name in CORE:
+            row[f"core/{core}_{CORE[name]}"] = value
+        if name in ("chain_accuracy", "partial_chain_accuracy"):
+            row[f"{phase}/{name}_pct"] = row[f"core/{core}_{CORE[name]}_pct"] = 100 * value
+        elif name.startswith("acc1_") and phase != "train":
+            row[f"core/{core}_acc1/{name.removeprefix('acc1_')}"] = value
+    if phase == "val_mask_meta":
+        row |= {name.replace("val_mask_meta", "val_mask", 1): row[name] for name in row if name.startswith(f"{phase}/")}
+    return row
+
+
+def learning_rates(rates: Mapping[str, float]) -> Row:
+    """Rate of every parameter group, and the largest as `train/lr`."""
+    row: Row = {f"train/lr/{group}": float(rate) for group, rate in rates.items()}
+    return {"train/lr": max(row.values())} | row if row else row
+
+
+def schedule_values(values: Mapping[str, float], mixup_group: str | None = None) -> Row:
+    """Probabilities such as `meta_mask_prob`, also in percent, and the rank whose groups are mixed."""
+    row: Row = {f"schedule/{name}": float(value) for name, value in values.items()}
+    row |= {f"{name}_pct": 100 * value for name, value in row.items()}
+    return row if mixup_group is None else row | {"schedule/mixup_group_str": mixup_group}
+
+
+def null_masking(total: int, included: int, probability: float | None = None, phase1: bool | None = None) -> Row:
+    """Null labels seen and kept in the loss; no percentage where none was seen."""
+    prefix = "schedule/null_masking"
+    row: Row = {f"{prefix}/null_samples_total": int(total), f"{prefix}/null_samples_included": int(included)}
+    if total:
+        row[f"{prefix}/inclusion_percentage"] = row["core/null_inclusion_pct"] = 100.0 * int(included) / int(total)
+    if probability is not None:
+        row[f"{prefix}/null_mask_prob"] = float(probability)
+    if phase1 is not None:
+        row[f"{prefix}/phase1_active"] = int(phase1)
+    return row
+
+
+def gradnorm(values: Mapping[str, Any], tasks: Sequence[str]) -> Row:
+    """`gradnorm/<name>` of a number, `gradnorm/<name>/<task>` of one number per task."""
+    row: Row = {}
+    for name, value in values.items():
+        if np.ndim(value) == 0:
+            row[f"gradnorm/{name}"] = float(value)
+        else:
+            row |= {f"gradnorm/{name}/{task}": float(x) for task, x in zip(tasks, value, strict=True)}
+    weights = zip(tasks, values.get("weight", ()), strict=False)
+    return row | {f"task_weights/task_{task}": float(x) for task, x in weights}
+
+
+def loss_components(total: float, task_losses: Mapping[str, float]) -> Row:
+    """The weighted total and its unweighted parts."""
+    return {"loss/total/value": float(total)} | {f"loss/tasks/{task}": float(x) for task, x in task_losses.items()}
+
+
+def actual_valid_pct(components: Sequence[str], valid: Sequence[int] | np.ndarray, count: int, phase: str) -> Row:
+    """Percent of samples whose metadata component is known after mixing and masking; empty without samples."""
+    return {
+        f"meta_masking/actual_valid_pct/{name}/{phase}": 100.0 * int(x) / int(count)
+        for name, x in zip(components, valid, strict=True)
+        if count
+    }
+
+
+def pipeline(values: Mapping[str, float], phase: str = "train") -> Row:
+    """Counters of the input pipeline such as `cache/hits`; phases other than training have a section of their own."""
+    prefix = "pipeline/" if phase == "train" else f"pipeline/{phase}/"
+    return {prefix + name.removeprefix("pipeline/"): value for name, value in values.items()}

@@ -1,0 +1,244 @@
+"""Training logs between epoch boundaries: which streams are due, current and averaged values, console lines.
+
+Takes host values only; reading them from the device is the recorder's task.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.metrics import names
+from linnaeus_jax.metrics.extras import NO_EXTRAS, PhaseExtras
+from linnaeus_jax.metrics.phase import summarise
+from linnaeus_jax.schedules.triggers import log_due
+
+log = logging.getLogger("linnaeus_jax")
+
+#: averaging windows; `epoch` ends at a boundary, the others at a log point of their stream
+WINDOWS = ("epoch", "wandb")
+#: seconds between two estimates of the remaining time in the logged rows
+ETA_EVERY = 30.0
+#: batches between light progress lines
+LIGHT_EVERY = 10
+
+#: sums since the last log point: {"sums": {name: array}, "updates": [], "grad_norm": [], "meta_valid": [K],
+#: "null_total": [T], "null_included": [T]}
+Interval = Mapping[str, Any]
+
+
+class StepMetricsLogger:
+    """Cadence, averaging and names of the training log.
+
+    A row holds current values under plain names (`train/loss`) and, where the `wandb` stream is due, means over all
+    updates since its last row under `train/step_avg_...`. Windows run on over epoch boundaries; `flush` gives what the
+    last, partial one holds when the run ends.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        intervals: Mapping[str, int],
+        *,
+        components: Sequence[str] = (),
+        extras: PhaseExtras = NO_EXTRAS,
+    ) -> None:
+        """Args: intervals: stream (step, console, wandb, lr, pipeline) -> updates between its log points, 0 = off."""
+        self.tasks, self.components, self.extras = tuple(tasks), tuple(components), extras
+        self.intervals = dict(intervals)
+        self.windows: dict[str, dict[str, Any]] = {name: {} for name in WINDOWS}
+        self._last_eta: float | None = None
+
+    def due(self, step: int) -> frozenset[str]:
+        """Streams that log after `step` completed updates."""
+        return frozenset(name for name, every in self.intervals.items() if log_due(step, every))
+
+    # ---- averages -----------------------------------------------------------------------------------------------
+
+    def add(self, interval: Interval) -> None:
+        """Adds what happened since the last log point to every window."""
+        for name, window in self.windows.items():
+            self.windows[name] = _merged(window, interval)
+
+    def means(self, interval: Interval) -> dict[str, float]:
+        """Metric -> mean over the samples of an interval; `loss` is the weighted total that is trained on."""
+        if not interval:
+            return {}
+        values = summarise(interval["sums"], self.tasks, self.extras)
+        return {"loss": values["loss_weighted"], **values} if "loss_weighted" in values else values
+
+    def finish_epoch(self) -> dict[str, float]:
+        """Means over the epoch; starts the next one."""
+        window = self.windows["epoch"]
+        values = self.means(window)
+        if window and window["updates"]:
+            values["grad_norm"] = float(window["grad_norm"]) / float(window["updates"])
+        self.windows["epoch"] = {}
+        return values
+
+    def flush(self) -> names.Row:
+        """`train/step_avg_...` since the last row of the `wandb` stream; empty where that was the last update."""
+        average = self.means(self.windows["wandb"])
+        self.windows["wandb"] = {}
+        row: names.Row = {}
+        for name, value in average.items():
+            if "/" not in name:
+                by_task = name.startswith("loss_") and name.removeprefix("loss_") in self.tasks
+                row["train/step_avg_" + (name.replace("_", "/", 1) if by_task else name)] = value
+        return row
+
+    # ---- rows and lines -----------------------------------------------------------------------------------------
+
+    def row(
+        self,
+        step: int,
+        streams: frozenset[str],
+        current: Interval,
+        *,
+        loss: float,
+        task_losses: Sequence[float],
+        learning_rates: Mapping[str, float],
+        schedule: Mapping[str, float] | None = None,
+        gradnorm: Mapping[str, Any] | None = None,
+        mixup_group: str | None = None,
+        seconds_left: float | None = None,
+        now: float | None = None,
+    ) -> names.Row:
+        """The row of a log point, after `add`.
+
+        Args:
+          step: completed updates.
+          streams: those of `due`.
+          current: sums of the last update alone.
+          loss, task_losses: what the last update trained on: weighted total, and one per task.
+          seconds_left, now: remaining time of the epoch and any monotonic clock, for `train/eta_sec`.
+        """
+        now_values = self.means(current) | {"loss": float(loss)}
+        row: names.Row = {f"train/{name}": value for name, value in now_values.items() if "/" not in name}
+        by_task = dict(zip(self.tasks, task_losses, strict=True))
+        row |= {f"train/loss/{task}": float(x) for task, x in by_task.items()}
+        row |= names.loss_components(loss, by_task)
+        row |= {f"core/train_{short}": now_values[name] for name, short in names.CORE.items() if name in now_values}
+        row["core/global_step"] = step
+        rates = names.learning_rates(learning_rates)
+        row |= rates if "lr" in streams else {name: rates[name] for name in rates if name == "train/lr"}
+        row |= names.schedule_values(schedule or {}, mixup_group)
+        count = int(current["sums"]["count"])
+        row |= names.actual_valid_pct(self.components, current["meta_valid"], count, "train")
+        row |= names.null_masking(int(np.sum(current["null_total"])), int(np.sum(current["null_included"])))
+        row |= names.gradnorm(gradnorm or {}, self.tasks)
+        if "wandb" in streams:
+            row |= self.flush()
+            if seconds_left is not None and now is not None:
+                self._last_eta = now if self._last_eta is None else self._last_eta
+                if now - self._last_eta > ETA_EVERY:
+                    self._last_eta = now
+                    row["train/eta_sec"] = seconds_left
+        return row
+
+    def start_clock(self, now: float) -> None:
+        """The remaining time is first logged `ETA_EVERY` seconds after `now`."""
+        self._last_eta = now
+
+    def line(
+        self,
+        streams: frozenset[str],
+        values: Mapping[str, float],
+        *,
+        epoch: int,
+        index: int,
+        total: int,
+        seconds_left: float,
+        accumulation_steps: int = 1,
+        gradnorm: bool = False,
+    ) -> str | None:
+        """The console line of 0-based update `index` of `total` in the epoch, if one is due.
+
+        Args:
+          values: a row.
+          gradnorm: the update moved the task weights.
+        """
+        head = f"Train Epoch={epoch} [{index}/{total}], "
+        loss, eta = f"loss={values['train/loss']:.4f}", f"ETA={clock(seconds_left)}"
+        if "console" not in streams:
+            return f"{head}{loss}, {eta}" if index % LIGHT_EVERY == 0 else None
+        parts = [f"lr={values['train/lr']:.6f}"] if "lr" in streams else []
+        parts.append(loss)
+        parts.append(f"chain_acc={values.get('train/chain_accuracy', math.nan):.3f}")
+        parts.append(f"part_chain_acc={values.get('train/partial_chain_accuracy', math.nan):.3f}")
+        if accumulation_steps > 1:
+            parts.append(f"accum=DONE/{accumulation_steps}")
+        if gradnorm:
+            parts.append("GradNorm=TRUE")
+        return head + ", ".join([*parts, eta])
+
+    # ---- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serialisable and exact, so that a resumed run logs what the uninterrupted one would have."""
+        return {name: _map(lambda x: np.asarray(x).tolist(), window) for name, window in self.windows.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.windows = {name: _map(np.asarray, state[name]) for name in WINDOWS}
+
+
+def clock(seconds: float) -> str:
+    """`h:mm:ss`; `?` for what is not known."""
+    return str(datetime.timedelta(seconds=int(seconds))) if math.isfinite(seconds) and seconds >= 0 else "?"
+
+
+def schedule_line(step: int, values: Mapping[str, float], mixup_group: str) -> str:
+    """The console line of the masking and mixing probabilities after `step` updates."""
+    parts = [f"{name}={values[name]:.4f}" for name in ("meta_mask_prob", "mixup_prob")] + [f"mixup_group={mixup_group}"]
+    if "null_mask_prob" in values:
+        parts.append(f"null_mask_prob={values['null_mask_prob']:.4f}")
+    return f"Schedule values @ step {step}: {', '.join(parts)}"
+
+
+def pipeline_lines(row: Mapping[str, float], capacity: Mapping[str, int]) -> list[str]:
+    """The console lines of the input pipeline.
+
+    Args:
+      row: `pipeline/...` values.
+      capacity: length of `batch_index_q`, `preprocess_q` and `processed_batch_q`.
+    """
+    queues = (("batch_index", "batch_index_q"), ("preproc", "preprocess_q"), ("processed", "processed_batch_q"))
+    depths = [f"{label}={int(row[f'pipeline/queue_depths/{q}'])}/{capacity[q]}" for label, q in queues]
+    cache = f"{row['pipeline/cache/size']:.1f}% usage"
+    for label, name in (("hits", "cache/hits"), ("misses", "cache/misses"), ("evictions", "cache/evictions")):
+        cache += f", {label}={int(row.get(f'pipeline/{name}', 0))}"
+    for label, name in (("prefetch_rate", "prefetch"), ("preproc_rate", "preprocess")):
+        if f"pipeline/throughput/{name}" in row:
+            cache += f", {label}={row[f'pipeline/throughput/{name}']:.2f}/s"
+    return [f"[Monitor] QDepth => {', '.join(depths)}", f"[Monitor] Cache => {cache}"]
+
+
+def _map(function: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _map(function, x) if isinstance(x, Mapping) else function(x) for key, x in tree.items()}
+
+
+def _wide(x: Any) -> np.ndarray:
+    """Exact sums over many intervals."""
+    return np.asarray(x, np.float64 if np.issubdtype(np.asarray(x).dtype, np.floating) else np.int64)
+
+
+def _merged(window: Mapping[str, Any], interval: Interval) -> dict[str, Any]:
+    """`window` + `interval`; a sum that the restored window lacks or has in another shape starts anew."""
+    found: dict[str, Any] = {}
+    for key, value in interval.items():
+        old = window.get(key)
+        if isinstance(value, Mapping):
+            found[key] = _merged(old or {}, value)
+        elif old is not None and np.shape(old) == np.shape(value):
+            found[key] = old + _wide(value)
+        else:
+            if window:
+                log.warning("the restored training statistics do not fit %r: its average starts anew", key)
+            found[key] = _wide(value)
+    return found

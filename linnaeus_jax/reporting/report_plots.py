@@ -1,0 +1,336 @@
+"""The figures of the run report, as self-contained `<img>` elements; a figure without data is an empty string."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from linnaeus_jax.reporting.replay import RunRecord
+from linnaeus_jax.reporting.sinks import WAIT_SHARE
+from linnaeus_jax.schedules.learning_rate import build_scheduler
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
+from linnaeus_jax.schedules.summary import curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: points per curve; more could not be told apart on 1200 pixels
+POINTS = 500
+WIDTH = 11.6  # inches at 100 pixels
+#: Okabe & Ito's palette, which people with colour-blindness can tell apart, without its yellow
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#7A5195")
+DASHES = ("-", "--", ":", "-.")
+#: name of a planned probability -> metric that says what was applied
+APPLIED = {
+    "meta mask": "schedule/meta_mask_prob",
+    "partial mask": "schedule/partial_mask_prob",
+    "null inclusion": "schedule/null_mask_prob",
+    "mixing": "schedule/mixup_prob",
+}
+UPDATES = "optimizer updates"
+
+#: one report, several runs: label -> run
+Runs = Mapping[str, RunRecord]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a panel."""
+
+    label: str
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
+    color: str
+    dash: str = "-"
+    marker: str = ""
+    width: float = 1.6
+
+
+def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most `POINTS` points: means over equal stretches of a longer series."""
+    if len(x) <= POINTS:
+        return x, y
+    parts = np.array_split(np.arange(len(x)), POINTS)
+    return np.array([x[part].mean() for part in parts]), np.array([y[part].mean() for part in parts])
+
+
+def image(figure: Figure, title: str) -> str:
+    """The figure as SVG within the page."""
+    import matplotlib
+
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "linnaeus_jax"}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def grid(count: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of the page's width with `count` panels, each `height` inches high."""
+    from matplotlib.figure import Figure  # the import takes a second, which only those who draw should pay
+
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(WIDTH, rows * height + 0.5), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for unused in axes[count:]:
+        unused.remove()
+    for panel in axes:
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, axes[:count]
+
+
+def legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend below all panels."""
+    handles = {
+        label: handle
+        for panel in axes
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+        if not label.startswith("_")
+    }
+    longest = max((len(label) for label in handles), default=1)
+    columns = max(1, min(len(handles), int(150 / (longest + 8))))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=9, frameon=False
+    )
+
+
+def panels(
+    title: str,
+    content: Mapping[str, Sequence[Curve]],
+    y_label: str | Mapping[str, str],
+    *,
+    x_label: str = UPDATES,
+    columns: int = 3,
+    height: float = 2.7,
+    log_scale: bool = False,
+    limits: tuple[float, float] | None = None,
+) -> str:
+    """Panels of curves: panel title -> its curves."""
+    content = {name: [c for c in lines if np.isfinite(c.y).any()] for name, lines in content.items()}
+    content = {name: lines for name, lines in content.items() if lines}
+    if not content:
+        return ""
+    figure, axes = grid(len(content), columns, height)
+    for panel, (name, lines) in zip(axes, content.items(), strict=True):
+        for line in lines:
+            x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
+            few = len(x) == 1 and not line.marker
+            x, y = thinned(x, np.where(np.isfinite(y), y, np.nan))
+            panel.plot(
+                x,
+                y,
+                color=line.color,
+                linestyle=line.dash,
+                marker="o" if few else line.marker,
+                ms=4.5,
+                lw=line.width,
+                label=line.label,
+            )
+        panel.set_title(name, fontsize=10)
+        panel.set_xlabel(x_label, fontsize=9)
+        panel.set_ylabel(y_label if isinstance(y_label, str) else y_label[name], fontsize=9)
+        panel.tick_params(labelsize=8)
+        if log_scale:
+            panel.set_yscale("log")
+        elif limits is not None:
+            panel.set_ylim(*limits)
+    legend(figure, axes)
+    return image(figure, title)
+
+
+def bars(
+    title: str, groups: Sequence[str], content: Mapping[str, Sequence[float | None]], y_label: str, x_label: str
+) -> str:
+    """Grouped bars with their values: legend label -> one value per group (None: no bar)."""
+    content = {label: values for label, values in content.items() if any(v is not None for v in values)}
+    if not content:
+        return ""
+    figure, (panel,) = grid(1, 1, 3.0)
+    width = 0.8 / len(content)
+    for index, (label, values) in enumerate(content.items()):
+        where = np.arange(len(groups)) + (index - (len(content) - 1) / 2) * width
+        heights = [np.nan if value is None else value for value in values]
+        drawn = panel.bar(where, heights, width * 0.92, color=COLORS[index % len(COLORS)], label=label)
+        if len(groups) * len(content) <= 48:
+            texts = ["" if value is None else f"{value:.1f}" for value in values]
+            panel.bar_label(drawn, labels=texts, fontsize=7, padding=1)
+    panel.axhline(0, color="black", lw=0.6)
+    panel.margins(y=0.15)
+    panel.set_xticks(range(len(groups)), groups, fontsize=9)
+    panel.grid(visible=False, axis="x")
+    panel.set_xlabel(x_label, fontsize=9)
+    panel.set_ylabel(y_label, fontsize=9)
+    legend(figure, [panel])
+    return image(figure, title)
+
+
+def phase_curve(
+    runs: Runs, label: str, phase: str, names: Sequence[str], order: int, *, scale: float = 1.0, event: str | None
+) -> list[Curve]:
+    """Curves of the first of `names` that a run has in a phase: coloured by run, or by phase where there is one run."""
+    found = []
+    for index, (run_label, run) in enumerate(runs.items()):
+        name = next((f"{phase}/{name}" for name in names if f"{phase}/{name}" in run.names), None)
+        if name is None:
+            continue
+        x, y = run.series(name, event)
+        several = len(runs) > 1
+        found.append(
+            Curve(
+                f"{run_label}: {label}" if several else label,
+                x,
+                y * scale,
+                COLORS[(index if several else order) % len(COLORS)],
+                dash=DASHES[order % len(DASHES)] if several else "-",
+                marker="o" if event == "epoch" else "",
+                width=1.6 if event == "epoch" else 1.0,
+            )
+        )
+    return found
+
+
+def losses(runs: Runs, phases: Mapping[str, str]) -> str:
+    """Mean loss over the ranks, training against validation, and one panel for all validation phases."""
+    names = ("loss_unweighted", "loss")
+    train = phase_curve(runs, "training", "train", tuple(f"step_avg_{name}" for name in names), 0, event="train")
+    train = train or phase_curve(runs, "training", "train", names, 0, event="epoch")
+    lines = {
+        phase: phase_curve(runs, label, phase, names, order, event="epoch")
+        for order, (phase, label) in enumerate(phases.items(), 1)
+    }
+    content = {"training and validation": train + lines.get("val", [])}
+    if len(phases) > 1:
+        content["validation phases"] = [line for found in lines.values() for line in found]
+    return panels("losses", content, "mean loss over ranks [nats]", columns=2, height=3.4)
+
+
+def accuracies(runs: Runs, tasks: Sequence[str]) -> str:
+    """Top-1 accuracy per rank and of whole chains, training against validation."""
+    content: dict[str, list[Curve]] = {}
+    kinds = [(f"top-1, {task}", f"acc1_{task}", 1.0) for task in tasks]
+    kinds += [("chain (all ranks right)", "chain_accuracy", 100.0)]
+    kinds += [("partial chain (all known ranks right)", "partial_chain_accuracy", 100.0)]
+    for title, name, scale in kinds:
+        train = phase_curve(runs, "training", "train", (f"step_avg_{name}",), 0, scale=scale, event="train")
+        train = train or phase_curve(runs, "training", "train", (name,), 0, scale=scale, event="epoch")
+        content[title] = train + phase_curve(runs, "validation", "val", (name,), 1, scale=scale, event="epoch")
+    return panels("accuracies", content, "accuracy [%]", limits=(-2, 102), height=2.5)
+
+
+def schedules(run: RunRecord) -> tuple[str, float | None]:
+    """Planned and applied learning rates and probabilities; also the largest relative difference of the rates."""
+    if "resolved" not in run.schedule:
+        return "", None
+    resolved = ResolvedSchedule.from_dict(run.schedule["resolved"])
+    updates = np.unique(np.linspace(0, resolved.total_steps - 1, 4 * POINTS).astype(np.int64))
+    rates, planned, worst = build_scheduler(resolved), curves(resolved), None
+    specs = [spec for spec in resolved.learning_rates if not spec.frozen]
+    content: dict[str, list[Curve]] = {"learning rate": [], "probabilities": []}
+    for index, spec in enumerate(specs):
+        color = COLORS[index % len(COLORS)]
+        planned_rates = rates[spec.group](updates)
+        content["learning rate"].append(Curve(f"{spec.group}, planned", updates, planned_rates, color))
+        steps, applied = run.series(f"train/lr/{spec.group}", "train")
+        if len(steps):
+            # the row after `step` updates tells the rate of the last of them, update step - 1
+            plan = rates[spec.group](steps - 1)
+            gap = float(np.max(np.abs(applied - plan) / np.maximum(np.abs(plan), 1e-30)))
+            worst = max(worst or 0.0, gap)
+            every = max(1, len(steps) // 60)
+            x, y = (steps - 1)[::every], applied[::every]
+            content["learning rate"].append(Curve(f"{spec.group}, applied", x, y, color, "", "."))
+    for index, (name, curve) in enumerate(planned.items()):
+        color = COLORS[(index + len(specs)) % len(COLORS)]
+        planned_values = [float(curve(int(k))) for k in updates]
+        content["probabilities"].append(Curve(f"{name}, planned", updates, planned_values, color))
+        steps, applied = run.series(APPLIED[name], "train")
+        if len(steps):
+            every = max(1, len(steps) // 60)
+            x, y = (steps - 1)[::every], applied[::every]
+            content["probabilities"].append(Curve(f"{name}, applied", x, y, color, "", "."))
+    units = {"learning rate": "learning rate", "probabilities": "probability"}
+    return panels("schedules", content, units, columns=2, height=2.9), worst
+
+
+def speed(runs: Runs) -> str:
+    """Images per second and share of waiting, over the run."""
+    content: dict[str, list[Curve]] = {"throughput": [], "waiting for data": []}
+    for index, (label, run) in enumerate(runs.items()):
+        color = COLORS[index % len(COLORS)]
+        content["throughput"].append(Curve(label, *run.series("train/images_per_sec", "train"), color))
+        x, y = run.series(WAIT_SHARE, "train")
+        content["waiting for data"].append(Curve(label, x, 100 * y, color))
+    units = {"throughput": "images per second", "waiting for data": "share of time [%]"}
+    return panels("speed", content, units, columns=2)
+
+
+def gradients(runs: Runs, tasks: Sequence[str]) -> str:
+    """Gradient norm, and GradNorm's task weights where they move."""
+    content: dict[str, list[Curve]] = {"gradient norm before clipping": [], "task weights": []}
+    for index, (label, run) in enumerate(runs.items()):
+        steps, norms = run.series("train/grad_norm", "train")
+        content["gradient norm before clipping"].append(Curve(label, steps, norms, COLORS[index % len(COLORS)]))
+        for order, task in enumerate(tasks):
+            x, y = run.series(f"gradnorm/weight/{task}", "train")
+            several = len(runs) > 1
+            color = COLORS[(index if several else order + 1) % len(COLORS)]
+            name = f"{label}: weight of {task}" if several else f"weight of {task}"
+            content["task weights"].append(Curve(name, x, y, color, DASHES[order % len(DASHES)]))
+    units = {"gradient norm before clipping": "L2 norm", "task weights": "weight"}
+    return panels("gradients", content, units, columns=2, log_scale=True)
+
+
+def confidence(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Reliability and risk-coverage of one run: task -> `reliability` and `risk_coverage`."""
+    reliable: list[Curve] = []
+    risk: list[Curve] = []
+    for index, (task, one) in enumerate(found.items()):
+        color = COLORS[index % len(COLORS)]
+        if one.get("reliability"):
+            mean, right, _ = np.asarray(one["reliability"], np.float64).T
+            reliable.append(Curve(task, 100 * mean, 100 * right, color, marker="o"))
+        if one.get("risk_coverage"):
+            coverage, wrong = np.asarray(one["risk_coverage"], np.float64).T
+            risk.append(Curve(task, 100 * coverage, 100 * wrong, color))
+    if reliable:
+        reliable.append(Curve("perfectly calibrated", (0, 100), (0, 100), "#999999", "--", width=1.0))
+    left, right_title = "reliability", "risk against coverage"
+    parts = [
+        panels(left, {left: reliable}, "right predictions [%]", x_label="confidence [%]", height=3.2),
+        panels(
+            right_title,
+            {right_title: risk},
+            "errors among the answered [%]",
+            x_label="answered, most confident first [%]",
+            height=3.2,
+        ),
+    ]
+    return "".join(part for part in parts if part)
+
+
+def distances(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Share of the validation rows by taxonomic distance between label and prediction, one group per distance."""
+    tasks = {task: one["distance"] for task, one in found.items() if sum(one.get("distance", {}).values())}
+    steps = sorted({int(edges) for counts in tasks.values() for edges in counts if int(edges) > 0})
+    content = {
+        task: [
+            100 * counts[str(edges)] / sum(counts.values()) if str(edges) in counts else None for edges in steps
+        ]
+        for task, counts in tasks.items()
+    }
+    return bars(
+        "errors by taxonomic distance",
+        [str(edges) for edges in steps],
+        content,
+        "labelled rows [%]",
+        "taxonomic distance of the error [edges between label and prediction]",
+    )

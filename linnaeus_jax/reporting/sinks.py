@@ -1,0 +1,215 @@
+"""Where rows of metrics go: always the metrics log, and any of W&B and TensorBoard, which may fail without harm."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting.replay import read_rows, replay
+
+log = logging.getLogger("linnaeus_jax")
+
+WAIT_SHARE = "train/data_wait_share_per_sec"
+#: share of the time spent waiting for data that counts as starving, and below which the alarm is armed again
+STARVING, FED = 0.5, 0.25
+#: rows in a row that must starve before anybody is told
+STARVING_ROWS = 3
+
+
+class Sink(Protocol):
+    """A receiver of metric rows. Every method may raise; `Sinks` sees to it that training goes on."""
+
+    name: str
+
+    def write(
+        self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, timestamp: float | None = None
+    ) -> None:
+        """Takes one row.
+
+        Args:
+          event: "train" (a log point), "epoch" (a boundary) or "final" (best values of the run).
+          step: optimizer updates completed.
+          epoch: index of the epoch.
+          values: metric name -> number or text.
+          timestamp: seconds since 1970; None: now.
+        """
+
+    def alert(self, title: str, text: str) -> None:
+        """Tells a person; `title` has fewer than 64 characters."""
+
+    def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
+        """Hands over what is buffered and ends; a code other than 0 marks the run as failed."""
+
+
+class Watch:
+    """Finds what a person should be told about in the rows themselves; each finding is reported when it begins."""
+
+    def __init__(self) -> None:
+        self._skipped: int | None = None
+        self._growing = False
+        self._starving = 0
+
+    def findings(self, step: int, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """(title, text) of each alert that the row gives rise to."""
+        found = []
+        if "train/skipped_updates" in values:
+            skipped = int(values["train/skipped_updates"])
+            grew = skipped > (self._skipped or 0)
+            if grew and not self._growing:
+                found.append(
+                    ("Non-finite updates", f"{skipped} updates with non-finite values skipped up to step {step}")
+                )
+            self._skipped, self._growing = skipped, grew
+        if "early_stop/reason" in values:
+            found.append(("Early stop", f"training ends after {step} updates: {values['early_stop/reason']}"))
+        share = values.get(WAIT_SHARE)
+        if share is not None:
+            if share > STARVING:
+                self._starving += 1
+            elif share < FED:
+                self._starving = 0
+            if share > STARVING and self._starving == STARVING_ROWS:
+                found.append(
+                    (
+                        "Starved of data",
+                        f"{100 * share:.0f} % of the time up to step {step} was spent waiting for data; raise "
+                        "data.num_workers or data.prefetch.num_io_threads, or store the images at the training size",
+                    )
+                )
+        return found
+
+
+class Sinks:
+    """The fan-out: the metrics log must succeed, every other sink is dropped with one warning when it fails."""
+
+    def __init__(self, metrics_log: MetricsLog | None, optional: Sequence[Sink] = ()) -> None:
+        """`metrics_log` is None on processes that write nothing."""
+        self.metrics_log = metrics_log
+        self.optional = list(optional)
+        self._watch = Watch()
+
+    def write(self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, everywhere: bool = True) -> None:
+        """Writes one row to the metrics log and, if `everywhere`, to the other sinks; sends the alerts it calls for.
+
+        Raises:
+          MetricsLogError: the metrics log could not be written.
+        """
+        if self.metrics_log is None:
+            return
+        self.metrics_log.write(event, step, epoch, dict(values))
+        if everywhere:
+            self._each("write", lambda sink: sink.write(event, step, epoch, values))
+        for title, text in self._watch.findings(step, values):
+            self.alert(title, text)
+
+    def alert(self, title: str, text: str) -> None:
+        """Warns in the log and wherever a sink can reach a person."""
+        if self.metrics_log is None:
+            return
+        log.warning("%s: %s", title, text)
+        self._each("alert", lambda sink: sink.alert(title, text))
+
+    def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
+        """Closes every sink; may be called again without effect."""
+        self._each("close", lambda sink: sink.close(final, exit_code))
+        self.optional = []
+
+    def _each(self, what: str, call: Callable[[Sink], None]) -> None:
+        for sink in list(self.optional):
+            try:
+                call(sink)
+            except Exception as error:
+                self.optional.remove(sink)
+                _warn_off(sink.name, f"{what} failed: {error}", self.metrics_log)
+
+
+def open_sinks(
+    metrics_log: MetricsLog | None,
+    experiment: ConfigDict,
+    *,
+    config: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    run_id: str,
+    resumed_step: int | None = None,
+    debug: bool = False,
+) -> Sinks:
+    """The sinks that `config.experiment` asks for.
+
+    Args:
+      metrics_log: None on processes other than the first, which write nothing.
+      experiment: the section `experiment` of the configuration.
+      config: the whole configuration as JSON types, secrets removed.
+      facts: what else describes the run: `dataset_metadata`, `model_info`, `system_info`.
+      run_id: identity of the run in W&B, kept over resumes.
+      resumed_step: updates completed when the run resumed from a checkpoint; None: it is new.
+      debug: write the payload of every W&B call to the debug log.
+
+    Raises:
+      ConfigError: a sink that is asked for needs a package that is not installed.
+    """
+    sinks = Sinks(metrics_log)
+    if metrics_log is None:
+        return sinks
+    logs = metrics_log.path.parent
+    if experiment.tensorboard.enabled:
+        from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
+
+        def tensorboard() -> Sink:
+            return TensorBoardSink(logs / "tensorboard", config=config, resumed_step=resumed_step)
+
+        _open("TensorBoard", tensorboard, sinks)
+    if experiment.wandb.enabled:
+        from linnaeus_jax.reporting.wandb_sink import WandbSink
+
+        def wandb() -> Sink:
+            return WandbSink.from_config(
+                experiment,
+                directory=logs,
+                config={**config, **facts},
+                run_id=run_id,
+                resumed=resumed_step is not None,
+                debug=debug,
+            )
+
+        sink = _open("W&B", wandb, sinks)
+        if isinstance(sink, WandbSink) and sink.resumed:
+            _heal(sink, metrics_log.path, sinks)
+    return sinks
+
+
+def _open(name: str, make: Callable[[], Sink], sinks: Sinks) -> Sink | None:
+    try:
+        sink = make()
+    except ConfigError:
+        raise
+    except Exception as error:
+        _warn_off(name, f"it could not be started: {error}", sinks.metrics_log)
+        return None
+    sinks.optional.append(sink)
+    return sink
+
+
+def _heal(sink: Sink, path: Path, sinks: Sinks) -> None:
+    """Sends a resumed W&B run the rows that it lacks: those buffered at a kill, or written while W&B was off."""
+    try:
+        replay(read_rows(path), sink)
+    except Exception as error:
+        sinks.optional.remove(sink)
+        _warn_off(sink.name, f"sending the rows before the resume failed: {error}", sinks.metrics_log)
+
+
+def _warn_off(name: str, why: str, metrics_log: MetricsLog | None) -> None:
+    where = "RUN" if metrics_log is None else metrics_log.path.parent.parent
+    log.warning(
+        "%s is off for the rest of this run, training goes on; %s. Rebuild it afterwards from the metrics log with "
+        "`python -m linnaeus_jax.tools.replay_metrics %s`",
+        name,
+        why,
+        where,
+    )

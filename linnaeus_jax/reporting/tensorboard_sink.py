@@ -1,0 +1,84 @@
+"""TensorBoard scalars, written without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from linnaeus_jax.config.errors import ConfigError
+
+
+class TensorBoardSink:
+    """An event file; show it with `tensorboard --logdir RUN`. Numbers are scalars, text goes to the text tab."""
+
+    name = "TensorBoard"
+
+    def __init__(
+        self, directory: Path, *, config: Mapping[str, Any] | None = None, resumed_step: int | None = None
+    ) -> None:
+        """Opens a new event file.
+
+        Args:
+          directory: of the event files.
+          config: JSON types without secrets, shown as text.
+          resumed_step: a resumed run hides the points that an earlier file has beyond this step.
+
+        Raises:
+          ConfigError: the package is not installed.
+        """
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"experiment.tensorboard.enabled = True needs the package tensorboard ({error}); install it with "
+                "`pip install 'linnaeus-jax[profile]'` or set it to False"
+            ) from error
+        self._event, self._summary, self._tensor, self._types = event_pb2, summary_pb2, tensor_pb2, types_pb2
+        self._writer = EventFileWriter(str(directory))
+        self._step = resumed_step or 0
+        if resumed_step is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
+        if config:
+            text = "\n".join(f"    {line}" for line in json.dumps(config, indent=1, sort_keys=True).splitlines())
+            self._add(self._step, None, [self._text("config", text)])
+
+    def write(
+        self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, timestamp: float | None = None
+    ) -> None:
+        """Adds one point per value at `step`."""
+        summaries = [
+            self._summary.Summary.Value(tag=name, simple_value=float(value))
+            if isinstance(value, (int, float))
+            else self._text(name, str(value))
+            for name, value in {**values, "epoch": epoch}.items()
+        ]
+        self._step = step
+        self._add(step, timestamp, summaries)
+        if event != "train":
+            self._writer.flush()
+
+    def alert(self, title: str, text: str) -> None:
+        """Adds a text `alerts/<title>` at the step of the last row."""
+        self._add(self._step, None, [self._text(f"alerts/{title}", text)])
+
+    def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
+        """Ends the file; the final metrics are already in the row of event "final"."""
+        self._writer.close()
+
+    def _add(self, step: int, timestamp: float | None, values: list[Any]) -> None:
+        wall_time = time.time() if timestamp is None else timestamp
+        summary = self._summary.Summary(value=values)
+        self._writer.add_event(self._event.Event(wall_time=wall_time, step=step, summary=summary))
+
+    def _text(self, tag: str, text: str) -> Any:
+        kind = self._summary.SummaryMetadata(
+            plugin_data=self._summary.SummaryMetadata.PluginData(plugin_name="text"),
+            data_class=self._summary.DATA_CLASS_TENSOR,
+        )
+        tensor = self._tensor.TensorProto(dtype=self._types.DT_STRING, string_val=[text.encode()])
+        return self._summary.Summary.Value(tag=tag, tensor=tensor, metadata=kind)

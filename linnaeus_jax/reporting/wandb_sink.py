@@ -1,0 +1,169 @@
+"""Weights & Biases: one row per global step, one run id over all resumes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+from ml_collections import ConfigDict
+
+from linnaeus_jax.reporting.metrics_log import strict
+
+log = logging.getLogger("linnaeus_jax")
+
+#: seconds that the end of a run may wait for uploads; what is left then can be sent with `wandb sync`
+FINISH_TIMEOUT = 600.0
+
+
+def new_run_id() -> str:
+    """A fresh identity for a run."""
+    return uuid.uuid4().hex[:12]
+
+
+class WandbSink:
+    """A W&B run. Rows are collected per step and sent when the step changes, so that each step is one row.
+
+    Raises (from every method): whatever the `wandb` package raises; `Sinks` guards the calls.
+    """
+
+    name = "W&B"
+
+    def __init__(
+        self,
+        *,
+        project: str,
+        directory: Path,
+        run_id: str,
+        config: Mapping[str, Any],
+        entity: str = "",
+        group: str = "",
+        run_name: str = "",
+        tags: Sequence[str] = (),
+        notes: str = "",
+        mode: str = "online",
+        resume: str | None = None,
+        debug: bool = False,
+    ) -> None:
+        """Starts or resumes the run.
+
+        Args:
+          directory: holds the `wandb` folder with the local copy.
+          config: JSON types without secrets.
+          mode: "online", which the environment variable WANDB_MODE can change, "offline" or "disabled".
+          resume: None: a new run; "allow": go on with `run_id` if the server knows it; "must": fail if it does not.
+          debug: write every payload to the debug log.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        self.debug = debug
+        self.run = wandb.init(
+            project=project,
+            entity=entity or None,
+            group=group or None,
+            name=run_name or None,
+            tags=list(tags) or None,
+            notes=notes or None,
+            id=run_id,
+            dir=str(directory),
+            mode=None if mode == "online" else mode,  # type: ignore[arg-type]
+            resume=resume,  # type: ignore[arg-type]
+            config=dict(config),
+            reinit="create_new",  # never join another run that this process may have open
+            settings=wandb.Settings(
+                # the program's arguments may hold secrets, and would be recorded; `config` says the same without them
+                x_disable_meta=True,
+                disable_git=True,
+                disable_code=True,
+                save_code=False,
+                console="off",  # the text logs lie in the run directory
+                finish_timeout=FINISH_TIMEOUT,
+            ),
+        )
+        self.resumed = bool(self.run.resumed)
+        self._next = int(self.run.starting_step)  # the server ignores rows of earlier steps
+        self._already = 0
+        self._step: int | None = None
+        self._row: dict[str, Any] = {}
+        self.run.define_metric("global_step")
+        self.run.define_metric("*", step_metric="global_step")
+
+    @classmethod
+    def from_config(
+        cls,
+        experiment: ConfigDict,
+        *,
+        directory: Path,
+        config: Mapping[str, Any],
+        run_id: str,
+        resumed: bool,
+        debug: bool = False,
+    ) -> WandbSink:
+        """The run that the section `experiment` describes.
+
+        A run resumed from a checkpoint continues its W&B run, or starts it if W&B was off until then; with
+        `wandb.resume` the W&B run must exist.
+        """
+        settings = experiment.wandb
+        return cls(
+            project=settings.project or experiment.project,
+            entity=settings.entity,
+            group=experiment.group,
+            run_name=experiment.name,
+            tags=settings.tags,
+            notes=settings.notes,
+            mode=settings.mode,
+            resume="must" if settings.resume else ("allow" if resumed else None),
+            directory=directory,
+            config=config,
+            run_id=run_id,
+            debug=debug,
+        )
+
+    def write(
+        self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, timestamp: float | None = None
+    ) -> None:
+        """Adds to the row of `step`; best values of the run go to its summary.
+
+        Raises:
+          ValueError: `step` is smaller than that of the row before.
+        """
+        if event == "final":
+            self.run.summary.update(strict(dict(values)))
+            return
+        if step < self._next:
+            self._already += 1
+            return
+        if self._step is not None and step < self._step:
+            raise ValueError(f"a row of step {step} came after one of step {self._step}; steps must not decrease")
+        if step != self._step:
+            self._flush()
+        self._step = step
+        self._row |= {**strict(dict(values)), "global_step": step, "epoch": epoch}
+        if timestamp is not None:
+            self._row["_timestamp"] = timestamp
+
+    def alert(self, title: str, text: str) -> None:
+        """Sends a notification to the people whom the W&B project notifies."""
+        self.run.alert(title=title, text=text, level=wandb.AlertLevel.WARN)
+
+    def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
+        """Sends the last row, puts `final` into the summary and ends the run."""
+        self._flush()
+        if final:
+            self.run.summary.update(strict(dict(final)))
+        self.run.finish(exit_code=exit_code)
+
+    def _flush(self) -> None:
+        if self._already:
+            log.info("W&B already had %d of the rows, those before step %d", self._already, self._next)
+            self._already = 0
+        if self._step is None:
+            return
+        if self.debug:
+            log.debug("[DEBUG_WANDB_METRICS] step=%d %s", self._step, json.dumps(self._row, sort_keys=True))
+        self.run.log(self._row, step=self._step)
+        self._next, self._step, self._row = self._step + 1, None, {}

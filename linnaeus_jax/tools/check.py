@@ -1,0 +1,120 @@
+"""Runs one batch and one update and says what training would cost, without writing a run directory.
+
+    python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--config.a.b=c ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from linnaeus_jax.config import ConfigError, load_config
+from linnaeus_jax.reporting.display import eta, table
+from linnaeus_jax.reporting.logs import console
+
+TIMED_UPDATES = 5
+
+
+def save_images(path: Path, images: np.ndarray, titles: Sequence[str]) -> None:
+    """Writes a contact sheet of uint8 images [n, H, W, 3]."""
+    from matplotlib.figure import Figure
+
+    columns = min(6, len(images))
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(2 * columns, 2.3 * rows))
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    for axis, image, title in zip(axes.flat, images, titles, strict=False):
+        axis.imshow(image)
+        axis.set_title(title, fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def check(argv: Sequence[str]) -> None:
+    """Builds everything that a run builds, makes a few updates on one batch and prints what was seen."""
+    import jax
+
+    from linnaeus_jax.trainer import build, fresh_state, needed_variants
+    from linnaeus_jax.training.compilation import compile_step
+    from linnaeus_jax.training.run_directory import RunDirectory
+
+    parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.check", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("check.png"), help="picture of the first images")
+    options, rest = parser.parse_known_args(argv)
+    config, _ = load_config(rest)
+    this = build(config, RunDirectory.of(config, None), write=False)
+    dataset = this.inputs.dataset
+    console.print(dataset.report(), markup=False, soft_wrap=True)
+
+    # ---- what is trained how
+    groups: dict[tuple[str, str, float], list[int]] = {}
+    for row in this.program.update.optimizer.rows:
+        key = (row.group, row.optimizer, row.weight_decay)
+        groups.setdefault(key, []).append(int(np.prod(row.shape)))
+    console.print(
+        table(
+            "parameter groups",
+            ["group", "optimizer", "weight decay", "tensors", "parameters"],
+            [[*key, len(sizes), f"{sum(sizes):,}"] for key, sizes in groups.items()],
+        )
+    )
+    console.print(
+        table(
+            "parameters",
+            ["name", "shape", "group", "optimizer", "weight decay", "LR factor"],
+            [
+                [row.name, "x".join(map(str, row.shape)), row.group, row.optimizer, row.weight_decay, row.lr_multiplier]
+                for row in this.program.update.optimizer.rows
+            ],
+        )
+    )
+
+    # ---- one batch, one update and a few more for the clock
+    with this.inputs.train_loader(0) as loader:
+        _, batch = next(loader)
+    placed = this.placement.to_device(dict(batch), this.placement.update)
+    state = fresh_state(this)
+    rows = []
+    for name in needed_variants(this):
+        step = compile_step(this.program.train_step(name), state, placed, this.placement, name)
+        state, outputs = jax.block_until_ready(step(state, placed))
+        started = time.perf_counter()
+        for _ in range(TIMED_UPDATES):
+            state, outputs = step(state, placed)
+        jax.block_until_ready(outputs.loss)
+        seconds = (time.perf_counter() - started) / TIMED_UPDATES
+        rows.append([name, f"{step.seconds:.1f} s", f"{step.memory_bytes / 1e6:.0f} MB", f"{seconds:.3f} s"])
+    plain = float(rows[0][3].split()[0])
+    updates = int(this.inputs.plans.updates_per_epoch[0])
+    console.print(table("compiled steps", ["step", "compile", "memory per device", "time per update"], rows))
+    console.print(f"loss after {1 + TIMED_UPDATES} updates on one batch: {float(outputs.loss):.4f}")
+    console.print(
+        f"{batch['weight'].size / plain:.0f} images/s on {this.placement.device_count} device(s); an epoch of {updates} "
+        f"updates takes {eta(updates * plain)} and all {this.resolved.epochs} epochs {eta(this.resolved.total_steps * plain)}"
+    )
+    images = batch["image"][0][:24]
+    names = [f"row {row}: class {label[0]}" for row, label in zip(batch["row"][0], batch["label"][0], strict=True)]
+    save_images(options.out, images, names)
+    console.print(f"first images: {options.out}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from linnaeus_jax.trainer import UserError
+
+    try:
+        check(list(sys.argv[1:] if argv is None else argv))
+    except (ConfigError, UserError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Rebuilds a W&B or TensorBoard run from the metrics log of a run directory.
+
+python -m linnaeus_jax.tools.replay_metrics RUN [--to=wandb|tensorboard] [--mode=online|offline] [--out=DIR]
+    [--project=NAME] [--entity=NAME] [--name=NAME] [--run-id=ID]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import wandb
+
+from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.reporting.replay import RunError, RunRecord, replay
+from linnaeus_jax.reporting.sinks import Sink
+
+
+def rebuild(
+    run: Path,
+    to: str = "wandb",
+    *,
+    out: Path | None = None,
+    mode: str = "online",
+    project: str = "",
+    entity: str = "",
+    name: str = "",
+    run_id: str = "",
+) -> int:
+    """Sends all rows of a run to a new W&B run or TensorBoard event file; returns how many.
+
+    Args:
+      run: the run directory.
+      to: "wandb" or "tensorboard".
+      out: directory of the local copy; None: `logs/replay` of the run.
+      mode, project, entity, name: of the W&B run; what is empty comes from the config of the run.
+      run_id: W&B id; empty: a new one, so that nothing existing is touched.
+
+    Raises:
+      RunError: `run` holds no readable metrics log.
+      ConfigError: the package of the sink is not installed.
+    """
+    record = RunRecord.load(run)
+    directory = run / "logs" / "replay" if out is None else out
+    if to == "tensorboard":
+        from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
+
+        sink: Sink = TensorBoardSink(directory, config=record.config)
+    else:
+        from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
+
+        experiment = record.config.get("experiment", {})
+        settings = experiment.get("wandb", {})
+        sink = WandbSink(
+            project=project or settings.get("project") or experiment.get("project") or "linnaeus",
+            entity=entity or settings.get("entity", ""),
+            group=experiment.get("group", ""),
+            run_name=name or experiment.get("name") or run.resolve().name,
+            tags=settings.get("tags", ()),
+            notes=settings.get("notes", ""),
+            mode=mode,
+            directory=directory,
+            config=record.config,
+            run_id=run_id or new_run_id(),
+        )
+    final = replay(record.rows, sink)
+    sink.close(final)
+    return len(record.rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="linnaeus_jax.tools.replay_metrics",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, help="the run directory")
+    parser.add_argument("--to", choices=("wandb", "tensorboard"), default="wandb")
+    parser.add_argument("--mode", choices=("online", "offline"), default="online", help="of the W&B run")
+    parser.add_argument("--out", type=Path, help="directory of the local copy; default: RUN/logs/replay")
+    parser.add_argument("--project", default="", help="default: as in the config of the run, like the next two")
+    parser.add_argument("--entity", default="")
+    parser.add_argument("--name", default="")
+    parser.add_argument("--run-id", "--run_id", default="", help="W&B id; default: a new one")
+    options = vars(parser.parse_args(argv))
+    try:
+        count = rebuild(options.pop("run"), **options)
+    except (ConfigError, RunError, OSError, wandb.Error) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{count} rows sent to {options['to']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
