@@ -235,6 +235,8 @@ def restore(this: Run) -> bool:
                 "choose another --workdir or remove them"
             )
         this.state = fresh_state(this)
+        if this.lead:
+            this.metrics_log.supersede(-1, frozenset())  # of a run that ended before its first checkpoint
         describe(this)
         return False
 
@@ -356,7 +358,7 @@ def needed_variants(this: Run) -> list[str]:
 def fresh_interval(this: Run) -> IntervalSums:
     """Zero sums on every device."""
     zeros = IntervalSums.zeros(this.inputs.dataset.tasks, len(this.program.evaluation.component_names))
-    return this.placement.replicate(jax.device_get(zeros))
+    return this.placement.replicate(jax.tree.map(np.asarray, zeros))
 
 
 def write_log_point(this: Run, loader: TrainLoader) -> None:
@@ -368,7 +370,7 @@ def write_log_point(this: Run, loader: TrainLoader) -> None:
     if not streams:
         return
     row["train/images_per_sec"] = this.throughput.images_per_second
-    row["train/data_wait_share_per_sec"] = this.throughput.wait_share
+    row["pipeline/wait_share"] = this.throughput.wait_share
     if "pipeline" in streams:
         row |= pipeline_row(loader.stats())
     this.metrics_log.write("train", step, epoch, row)

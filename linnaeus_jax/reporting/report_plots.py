@@ -108,7 +108,7 @@ def panels(
     content: Mapping[str, Sequence[Curve]],
     y_label: str | Mapping[str, str],
     *,
-    x_label: str = UPDATES,
+    x_label: str | Mapping[str, str] = UPDATES,
     columns: int = 3,
     height: float = 2.7,
     log_scale: bool = False,
@@ -136,7 +136,7 @@ def panels(
                 label=line.label,
             )
         panel.set_title(name, fontsize=10)
-        panel.set_xlabel(x_label, fontsize=9)
+        panel.set_xlabel(x_label if isinstance(x_label, str) else x_label[name], fontsize=9)
         panel.set_ylabel(y_label if isinstance(y_label, str) else y_label[name], fontsize=9)
         panel.tick_params(labelsize=8)
         if log_scale:
@@ -303,18 +303,14 @@ def confidence(found: Mapping[str, Mapping[str, Any]]) -> str:
             risk.append(Curve(task, 100 * coverage, 100 * wrong, color))
     if reliable:
         reliable.append(Curve("perfectly calibrated", (0, 100), (0, 100), "#999999", "--", width=1.0))
-    left, right_title = "reliability", "risk against coverage"
-    parts = [
-        panels(left, {left: reliable}, "right predictions [%]", x_label="confidence [%]", height=3.2),
-        panels(
-            right_title,
-            {right_title: risk},
-            "errors among the answered [%]",
-            x_label="answered, most confident first [%]",
-            height=3.2,
-        ),
-    ]
-    return "".join(part for part in parts if part)
+    return panels(
+        "confidence",
+        {"reliability": reliable, "risk against coverage": risk},
+        {"reliability": "right predictions [%]", "risk against coverage": "errors among the answered [%]"},
+        x_label={"reliability": "confidence [%]", "risk against coverage": "answered, most confident first [%]"},
+        columns=2,
+        height=3.2,
+    )
 
 
 def distances(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -322,9 +318,7 @@ def distances(found: Mapping[str, Mapping[str, Any]]) -> str:
     tasks = {task: one["distance"] for task, one in found.items() if sum(one.get("distance", {}).values())}
     steps = sorted({int(edges) for counts in tasks.values() for edges in counts if int(edges) > 0})
     content = {
-        task: [
-            100 * counts[str(edges)] / sum(counts.values()) if str(edges) in counts else None for edges in steps
-        ]
+        task: [100 * counts[str(edges)] / sum(counts.values()) if str(edges) in counts else None for edges in steps]
         for task, counts in tasks.items()
     }
     return bars(

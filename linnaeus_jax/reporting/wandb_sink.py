@@ -148,7 +148,7 @@ class WandbSink:
 
     def alert(self, title: str, text: str) -> None:
         """Sends a notification to the people whom the W&B project notifies."""
-        self.run.alert(title=title, text=text, level=wandb.AlertLevel.WARN)
+        self.run.alert(title=title, text=text, level="WARN")
 
     def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
         """Sends the last row, puts `final` into the summary and ends the run."""

@@ -154,6 +154,8 @@ def plot(log: Log, path: Path) -> Path:
         if key == "total_norm" and any(value > 0 for value in values):
             axes.set_yscale(scale)
             axes.axhspan(*HEALTHY, color="green", alpha=0.07)
+        if kind == "param_updates":
+            axes.set_ylim(bottom=0)
         for start in log.of("epoch_start"):
             axes.axvline(start["step"], color="black", lw=0.6, alpha=0.3)
     axes.set_xlabel("optimizer updates (thin lines: epochs; red: not finite; green band: usual gradient norms)")

@@ -152,10 +152,24 @@ def demo_baselines(summary: DemoSummary, *, split_ratio: float = 0.8, split_seed
     return baselines(images, species, metadata, train, val)
 
 
+def last_validation(run: Path) -> dict[str, float]:
+    """Phase -> share of right species among the labelled rows, of the last validation that a run logged."""
+    found: dict[str, float] = {}
+    for line in (run / "logs" / "metrics_log.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for phase in ("val", "val_mask_meta"):
+            value = row.get(f"{phase}/non_null/acc1_taxa_L10")
+            if row["event"] == "epoch" and value is not None:
+                found[phase] = value / 100
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.demo_baselines", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data/demo"), help="folder written by make_demo")
-    folder = parser.parse_args(argv).data
+    parser.add_argument("--run", type=Path, help="run directory of the quickstart, to show beside the baselines")
+    options = parser.parse_args(argv)
+    folder = options.data
     try:
         with h5py.File(folder / "labels.h5", "r") as file:
             found = json.loads(file["metadata"].attrs["config_json"])
@@ -164,18 +178,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{folder} holds no demo set; run: python -m linnaeus_jax.tools.make_demo --out {folder}"
         ) from None
     summary = write_demo(folder, **{key: found[key] for key in ("seed", "image_size", "rows")})
-    table = Table("sees", "baseline", "best possible", title="Species accuracy on the demo validation rows")
+    trained = last_validation(options.run) if options.run else {}
+    table = Table("sees", "baseline", "mFormerV1", "best possible", title="Species accuracy, labelled validation rows")
     scores = demo_baselines(summary)
-    for name, baseline, ceiling in (
-        ("nothing (commonest species)", "majority", ""),
-        ("metadata", "metadata", "metadata"),
-        ("pixels, linearly", "pixels", ""),
-        ("image", "", "image"),
-        ("image and metadata", "", "image+metadata"),
+    for name, baseline, phase, ceiling in (
+        ("nothing (commonest species)", "majority", "", ""),
+        ("metadata", "metadata", "", "metadata"),
+        ("pixels, linearly", "pixels", "", ""),
+        ("image", "", "val_mask_meta", "image"),
+        ("image and metadata", "", "val", "image+metadata"),
     ):
         table.add_row(
             name,
             f"{scores[baseline]:.1%}" if baseline else "",
+            f"{trained[phase]:.1%}" if phase in trained else "",
             f"{summary.ceilings[ceiling]:.1%}" if ceiling else "",
         )
     Console().print(table)

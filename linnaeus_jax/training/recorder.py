@@ -58,7 +58,7 @@ class TrainRecorder:
         self.tasks, self.components = tasks, components
         self.intervals = intervals
         self.nonfinite_limit = nonfinite_limit
-        zeros = jax.device_get(IntervalSums.zeros(tasks, len(components)))
+        zeros = jax.tree.map(np.asarray, IntervalSums.zeros(tasks, len(components)))
         self._zeros = jax.tree.map(self._widened, zeros)
         self.windows: dict[str, IntervalSums] = dict.fromkeys(WINDOWS, self._zeros)
         self._held: tuple[int, int, frozenset[str], StepOutputs, IntervalSums] | None = None

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from linnaeus_jax.learning import augmentation, pixel_ops
 from linnaeus_jax.learning.augmentation import AugmentSettings, augment
 from linnaeus_jax.learning.pixel_ops import OP_CODE
 from linnaeus_jax.learning.policies import POLICY_NAMES, Policy, get_policy
+from linnaeus_jax.tools.show_augmentations import render
 
 N = 100_000
 FULL = AugmentSettings(
@@ -76,7 +78,9 @@ def test_sharded_batches_exchange_nothing():
     rows = NamedSharding(mesh, P("data"))
     args = (jax.device_put(image, rows), jax.device_put(row, rows), jax.device_put(KEY, NamedSharding(mesh, P())))
     compiled = jax.jit(augment, static_argnames="settings", out_shardings=rows).lower(*args, settings=FULL).compile()
-    assert not re.findall(r"all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter", compiled.as_text())
+    assert not re.findall(
+        r"all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter", compiled.as_text() or ""
+    )
     np.testing.assert_allclose(compiled(*args), run(image, row, KEY, settings=FULL), atol=1e-5)
 
 
@@ -125,8 +129,8 @@ def test_crops_read_their_window():
 def test_policies_draw_what_their_table_says():
     for name in ("v0r", "3a", "randaugment"):
         policy = get_policy(name)
-        op, value = jax.vmap(lambda u, p=policy: augmentation.draw_policy(u, p))(uniforms(N, 3, policy.op.shape[1]))
-        op, value = np.asarray(op), np.asarray(value)
+        drawn = jax.vmap(lambda u, p=policy: augmentation.draw_policy(u, p))(uniforms(N, 3, policy.op.shape[1]))
+        op, value = (np.asarray(x) for x in drawn)
         for slot in range(op.shape[1]):
             for code in np.unique(policy.op):
                 if code != OP_CODE["identity"]:
@@ -141,9 +145,9 @@ def test_policies_draw_what_their_table_says():
             np.testing.assert_allclose(np.abs(angle), 27, rtol=1e-6)
             within((angle > 0).sum(), angle.size, 0.5)
     joint = get_policy("original")
-    op, _ = jax.vmap(lambda u: augmentation.draw_policy(u, joint))(uniforms(2000, 3, 2))
+    pairs, _ = jax.vmap(lambda u: augmentation.draw_policy(u, joint))(uniforms(2000, 3, 2))
     allowed = {(a, b) for x, y in joint.op for a in (x, 0) for b in (y, 0)}
-    assert {tuple(pair) for pair in np.asarray(op).tolist()} <= allowed
+    assert {tuple(pair) for pair in np.asarray(pairs).tolist()} <= allowed
 
 
 def one_policy(first, second):
@@ -222,8 +226,8 @@ def test_erasing_rate():
     image = np.tile(np.array([90, 110], np.uint8)[None, None, :, None], (N, 8, 4, 3))
     settings = AugmentSettings(erase_prob=0.25, erase_mode="const", erase_area=(0.1, 0.3), erase_ratio=(0.5, 2.0))
     out = np.asarray(run(image, np.arange(N, dtype=np.int32), KEY, settings=settings)) * 255
-    changed = (np.abs(out - image) > 1e-3).any(axis=-1)
-    erased = changed.any(axis=(1, 2))
+    changed = np.abs(out - image).max(axis=-1) > 1e-3
+    erased = changed.max(axis=(1, 2))
     within(erased.sum(), N, 0.25)
     level = out.max(axis=(1, 2, 3), where=changed[..., None], initial=0)
     np.testing.assert_array_equal(level, np.where(erased, out.min((1, 2, 3), where=changed[..., None], initial=255), 0))
@@ -276,3 +280,14 @@ def test_settings_come_from_the_configuration():
 def test_floats_are_refused():
     with pytest.raises(ValueError, match="takes uint8 images, not float32"):
         augment(jnp.ones((1, 2, 2, 3)), jnp.arange(1), KEY, FULL)
+
+
+def test_contact_sheet(tmp_path):
+    image = images(2)
+    stages = {
+        name: np.asarray(augment(image, jnp.arange(2), KEY, settings))
+        for name, settings in augmentation.cumulative_settings(AugmentSettings(hflip_prob=1.0))
+    }
+    np.testing.assert_allclose(stages["flip"], stages["input"][:, :, ::-1], rtol=1e-6)
+    render(tmp_path / "sheet.png", stages, ["a", "b"], {"flip": ["flipped", "flipped"]})
+    assert cv2.imread(str(tmp_path / "sheet.png")).std() > 10

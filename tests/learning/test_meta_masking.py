@@ -24,9 +24,9 @@ def test_explicit_draws(fixtures, scenario):
     p_full, p_partial = golden[f"{scenario}/p"]
     valid = np.stack([golden["mask"][:, a:b].all(axis=1) for a, b in bounds], axis=1)
     meta, got_valid, kind = mm.mask_metadata(
-        golden["aux"],
-        valid,
-        mm.MaskDraws(golden["u_full"], golden["u_part"], golden["u_combo"].astype(np.float32)),
+        jnp.asarray(golden["aux"]),
+        jnp.asarray(valid),
+        mm.MaskDraws(*(jnp.asarray(golden[u], jnp.float32) for u in ("u_full", "u_part", "u_combo"))),
         p_full=p_full,
         p_partial=p_partial,
         partial_active=p_partial >= 0,
@@ -114,7 +114,7 @@ def test_wrong_tables_are_refused(whitelist, weights, match):
 def test_validation_masks():
     meta = jnp.ones((2, 15))
     keep = mm.keep_mask(NAMES, ("SPATIAL",))
-    out = np.asarray(mm.zero_components(meta, keep[None, :], BOUNDS))
+    out = np.asarray(mm.zero_components(meta, jnp.asarray(keep)[None, :], BOUNDS))
     np.testing.assert_array_equal(out[:, 2:5], 0)
     assert out.sum() == 2 * 12
     assert not mm.keep_mask(NAMES, None).any()

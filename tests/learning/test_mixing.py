@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +110,7 @@ def test_null_samples_are_excluded(golden):
     np.testing.assert_array_equal(mixing.exclude_null_groups(group, label, (0,)), golden["exclude_null/L10"])
 
 
-def batch(size, block, rng):
+def batch(size, block, rng) -> Any:
     """A planned batch of random groups, as arguments of `mix`."""
     group = rng.integers(-1, 3, size).astype(np.int32)
     partner = np.arange(size, dtype=np.int32)
@@ -226,7 +227,9 @@ def check_sharded_mixing(devices, size, block):
 
     sharded = [jax.device_put(x, rows) for x in args]
     compiled = jax.jit(run, out_shardings=rows).lower(*sharded).compile()
-    assert not re.findall(r"all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter", compiled.as_text())
+    assert not re.findall(
+        r"all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter", compiled.as_text() or ""
+    )
     for got, want in zip(compiled(*sharded), jax.jit(run)(*args)):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 

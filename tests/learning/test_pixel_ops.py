@@ -90,8 +90,9 @@ def test_statistics_use_visible_pixels_only():
     image = np.random.default_rng(0).integers(50, 100, (8, 8, 3), np.uint8)
     image[:4] = 255
     visible = np.arange(8)[:, None] >= np.full((1, 8), 4)
-    out = pixel_ops.apply_color_op(image, OP_CODE["equalize"], 0.0, ("equalize",), visible=visible)
-    want = pixel_ops.apply_color_op(image[4:], OP_CODE["equalize"], 0.0, ("equalize",))
+    flat = jnp.asarray(image)
+    out = pixel_ops.apply_color_op(flat, OP_CODE["equalize"], 0.0, ("equalize",), visible=jnp.asarray(visible))
+    want = pixel_ops.apply_color_op(flat[4:], OP_CODE["equalize"], 0.0, ("equalize",))
     np.testing.assert_array_equal(out[4:], want)
 
 

@@ -1,0 +1,474 @@
+"""The run report: one self-contained HTML page about a run, or about several side by side."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.files import write_atomically
+from linnaeus_jax.reporting import report_plots as plots
+from linnaeus_jax.reporting.replay import RunRecord
+from linnaeus_jax.reporting.report_plots import Runs
+from linnaeus_jax.reporting.sinks import STARVING, WAIT_SHARE
+from linnaeus_jax.training.run_directory import config_difference, flatten, plain
+
+#: phase -> {task -> curves}, written at a validation: `reliability`, `risk_coverage`, `distance`, `classes`
+CURVES_FILE = "assets/validation_curves.json"
+#: metric per task -> heading with unit, of the table on mistakes and confidence
+TRUST = {
+    "taxonomic_distance": "mean distance of errors [edges]",
+    "ece": "calibration error (ECE)",
+    "nll": "log loss [nats]",
+    "brier": "Brier score",
+    "aurc": "area under risk–coverage",
+    "coverage_at_risk_1": "answered at ≤ 1 % errors",
+    "coverage_at_risk_5": "answered at ≤ 5 % errors",
+    "coverage_at_risk_10": "answered at ≤ 10 % errors",
+}
+WORST_CLASSES = 15
+
+STYLE = """
+body{font:15px/1.45 system-ui,"Segoe UI",Helvetica,Arial,sans-serif;color:#1b1f24;background:#fff;
+max-width:1180px;margin:0 auto;padding:12px 10px 60px}
+h1{font-size:26px;margin:14px 0 2px}
+h2{font-size:20px;margin:34px 0 6px;border-bottom:1px solid #d5dae0;padding-bottom:3px}
+h3{font-size:15px;margin:12px 0 4px}p{margin:4px 0 8px;max-width:900px;color:#444c56}
+nav{margin:8px 0;font-size:13px}nav a{margin-right:12px;color:#0b5cad;text-decoration:none;white-space:nowrap}
+img{width:100%;height:auto;display:block;margin:6px 0}
+table{border-collapse:collapse;font-size:13.5px;margin:4px 0 10px;font-variant-numeric:tabular-nums}
+th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #e4e8ec;vertical-align:top}
+th{font-weight:600;background:#f4f6f8}th:first-child,td:first-child{text-align:left}
+td.text{text-align:left;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12.5px;overflow-wrap:anywhere}
+td.best{font-weight:700;background:#e8f4ec}.side{display:flex;flex-wrap:wrap;gap:8px 36px}
+ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{overflow-x:auto}
+"""
+
+
+class Html(str):
+    """Text that is markup already and is not escaped again."""
+
+
+def cell(value: Any) -> str:
+    """A value as people read it; None is a dash."""
+    if isinstance(value, Html):
+        return value
+    if value is None:
+        return "–"
+    return html.escape(f"{value:,.4g}" if isinstance(value, float) else str(value))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool = False) -> Html:
+    """A table; a row may hold `(value, "best")` pairs, which are marked. With `text` all columns are left-aligned."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = []
+    for row in rows:
+        parts = []
+        for item in row:
+            value, kind = item if isinstance(item, tuple) else (item, "text" if text else "")
+            parts.append(f'<td class="{kind}">{cell(value)}</td>' if kind else f"<td>{cell(value)}</td>")
+        body.append(f"<tr>{''.join(parts)}</tr>")
+    if not body:
+        return Html("")
+    return Html(f'<div class="scroll"><table><tr>{head}</tr>{"".join(body)}</table></div>')
+
+
+def note(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
+def side_by_side(runs: Runs, make: Callable[[RunRecord], str]) -> str:
+    """What `make` gives for each run, under the run's name where there are several."""
+    parts = []
+    for label, run in runs.items():
+        content = make(run)
+        if content:
+            parts.append(f"<div>{f'<h3>{html.escape(label)}</h3>' if len(runs) > 1 else ''}{content}</div>")
+    return f'<div class="side">{"".join(parts)}</div>' if parts else ""
+
+
+# ---- facts about a run
+
+
+def tasks_of(runs: Runs) -> list[str]:
+    """Tasks that any run measured, finest rank first."""
+    found = {match[1] for run in runs.values() for name in run.names if (match := re.match(r"train/acc1_(.+)$", name))}
+
+    def rank(task: str) -> tuple[float, str]:
+        number = re.search(r"_L(\d+)$", task)
+        return (float(number[1]) if number else np.inf, task)
+
+    return sorted(found, key=rank)
+
+
+def phases_of(runs: Runs) -> dict[str, str]:
+    """Validation phases that any run had -> what they mean; the alias `val_mask` is left out."""
+    found = dict.fromkeys(
+        match[1] for run in runs.values() for name in run.names if (match := re.match(r"(val[^/]*)/loss$", name))
+    )
+    if "val_mask_meta" in found:
+        found.pop("val_mask", None)
+    meaning = {"val": "validation", "val_mask_meta": "without any metadata", "val_no_mask": "without masking"}
+    return {phase: meaning.get(phase, f"without {phase.removeprefix('val_mask_')}") for phase in found}
+
+
+def best_of(name: str, values: Iterable[Any], key: Callable[[Any], float]) -> Any:
+    """The best of the values of a loss or an accuracy; None of none."""
+    return (min if "loss" in name else max)(values, key=key, default=None)
+
+
+def best(run: RunRecord, name: str) -> tuple[float, int] | None:
+    """Best value of an epoch metric and its epoch; None where it was never measured."""
+    found = [(row.values[name], row.epoch) for row in run.rows if row.event == "epoch" and name in row.values]
+    found = [(float(value), epoch) for value, epoch in found if np.isfinite(value)]
+    return best_of(name, found, lambda pair: pair[0])
+
+
+def accuracy_names(run: RunRecord, phase: str, tasks: Sequence[str]) -> list[str]:
+    """Per task the top-1 accuracy on rows whose label is known, or on all rows where labels are never missing."""
+    names = [(f"{phase}/non_null/acc1_{task}", f"{phase}/acc1_{task}") for task in tasks]
+    return [known if known in run.names else every for known, every in names]
+
+
+def status(run: RunRecord) -> str:
+    """How the run ended, as far as its rows tell."""
+    reason = next((row.values["early_stop/reason"] for row in run.rows if "early_stop/reason" in row.values), None)
+    if reason is not None:
+        return f"stopped early: {reason}"
+    if any(row.event == "final" for row in run.rows):
+        return "finished"
+    total = run.schedule.get("total_steps")
+    return f"unfinished after {run.rows[-1].step}{f' of {total}' if total else ''} updates"
+
+
+def warnings(run: RunRecord) -> list[str]:
+    """Everything that a person should look at."""
+    found = [f"schedule: {text}" for text in run.schedule.get("warnings", ())]
+    skipped = run.last("train/skipped_updates", "train")
+    if skipped:
+        found.append(f"{skipped:.0f} updates had non-finite values and were skipped")
+    bad = dict.fromkeys(
+        name for row in run.rows for name, x in row.values.items() if isinstance(x, float) and not np.isfinite(x)
+    )
+    if bad:
+        names = list(bad)
+        found.append(
+            f"non-finite values in {len(names)} metrics: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+        )
+    if not status(run).startswith("finished"):
+        found.append(status(run))
+    waits = run.series(WAIT_SHARE, "train")[1]
+    if len(waits) and np.median(waits) > STARVING:
+        found.append(
+            f"starved of data: half of the log points waited for data {100 * np.median(waits):.0f} % of the time"
+        )
+    moved = run.root / "logs" / "metrics_log.superseded.jsonl"
+    if moved.is_file():
+        count = len(moved.read_text().splitlines())
+        found.append(f"restarted: {count} rows written before a kill were superseded")
+    return found
+
+
+# ---- sections: each gives markup, or nothing where the runs lack its data
+
+
+def overview(runs: Runs) -> str:
+    tasks = tasks_of(runs)
+    facts: dict[str, list[Any]] = {"state": [status(run) for run in runs.values()]}
+    facts["updates"] = [f"{run.rows[-1].step:,}" for run in runs.values()]
+    facts["epochs"] = [run.rows[-1].epoch + 1 for run in runs.values()]
+    minutes = [(run.rows[-1].timestamp - run.rows[0].timestamp) / 60 for run in runs.values()]
+    facts["first to last log row [min]"] = [round(value, 1) for value in minutes]
+    for label, name, scale in (
+        ("images per second, median", "train/images_per_sec", 1),
+        ("waiting for data [%]", WAIT_SHARE, 100),
+    ):
+        series = [run.series(name, "train")[1] for run in runs.values()]
+        facts[label] = [float(f"{scale * np.median(values):.3g}") if len(values) else None for values in series]
+    scores = [("best validation loss (epoch)", "val/loss", 1.0)]
+    scores += [("best chain accuracy [%] (epoch)", "val/chain_accuracy", 100.0)]
+    scores += [("best partial chain accuracy [%] (epoch)", "val/partial_chain_accuracy", 100.0)]
+    scores += [(f"best top-1 {task} [%] (epoch)", f"val/acc1_{task}", 1.0) for task in tasks]
+    for label, name, factor in scores:
+        values = [best(run, name) for run in runs.values()]
+        known = [value[0] for value in values if value]
+        top = best_of(name, known, float)
+        facts[label] = [
+            (f"{factor * value[0]:.4g} ({value[1]})", "best" if len(runs) > 1 and value[0] == top else "")
+            if value
+            else None
+            for value in values
+        ]
+    facts["warnings"] = [len(warnings(run)) for run in runs.values()]
+    rows = [[label, *values] for label, values in facts.items() if any(value is not None for value in values)]
+    return table(["", *runs], rows)
+
+
+def warning_list(runs: Runs) -> str:
+    def one(run: RunRecord) -> str:
+        items = "".join(f"<li>{html.escape(text)}</li>" for text in warnings(run))
+        return f'<ul class="warnings">{items}</ul>' if items else ""
+
+    return side_by_side(runs, one)
+
+
+def loss_curves(runs: Runs) -> str:
+    figure = plots.losses(runs, phases_of(runs))
+    text = "Loss per row, averaged over the ranks; that of training is with augmentation, mixing and masking."
+    return note(text) + figure if figure else ""
+
+
+def accuracy_curves(runs: Runs) -> str:
+    figure = plots.accuracies(runs, tasks_of(runs))
+    return note("Over all rows; a label that is missing counts as the class “unknown”.") + figure if figure else ""
+
+
+def phase_results(runs: Runs) -> str:
+    tasks = tasks_of(runs)
+
+    def one(run: RunRecord) -> str:
+        rows = []
+        for phase in ("train", *phases_of({"": run})):
+            chains = [run.last(f"{phase}/{name}") for name in ("chain_accuracy", "partial_chain_accuracy")]
+            rows.append(
+                [phase, run.last(f"{phase}/loss_unweighted") or run.last(f"{phase}/loss")]
+                + [None if value is None else round(100 * value, 2) for value in chains]
+                + [_rounded(run.last(name)) for name in accuracy_names(run, phase, tasks)]
+            )
+        columns = ["phase", "loss [nats]", "chain %", "partial chain %", *(f"{task} %" for task in tasks)]
+        return table(columns, [row for row in rows if any(value is not None for value in row[1:])])
+
+    text = "Last measurement of each phase; accuracies of a rank are over the rows whose label is known there."
+    content = side_by_side(runs, one)
+    return note(text) + content if content else ""
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def worth(run: RunRecord, tasks: Sequence[str]) -> dict[str, list[float | None]]:
+    """Masked phase -> points of accuracy lost, per task and then of the whole chain."""
+    found: dict[str, list[float | None]] = {}
+    for phase, label in phases_of({"": run}).items():
+        if phase in ("val", "val_no_mask"):
+            continue
+        both = [row for row in run.rows if row.event == "epoch" and {"val/loss", f"{phase}/loss"} <= row.values.keys()]
+        if not both:
+            continue
+        values = both[-1].values
+        pairs = list(zip(accuracy_names(run, "val", tasks), accuracy_names(run, phase, tasks), strict=True))
+        drops = [values[a] - values[b] if a in values and b in values else None for a, b in pairs]
+        chain = ("val/chain_accuracy", f"{phase}/chain_accuracy")
+        drops.append(100 * (values[chain[0]] - values[chain[1]]) if set(chain) <= values.keys() else None)
+        found[label.removeprefix("without ")] = drops
+    return found
+
+
+def metadata_worth(runs: Runs) -> str:
+    tasks = tasks_of(runs)
+
+    def one(run: RunRecord) -> str:
+        found = worth(run, tasks)
+        groups = [*tasks, "whole chain"]
+        return table(
+            ["metadata", *(f"{group} [points]" for group in groups)],
+            [[label, *(None if v is None else f"{v:+.2f}" for v in drops)] for label, drops in found.items()],
+        ) + plots.bars(
+            "metadata worth", groups, found, "accuracy lost [percentage points]", "rank; colours: what is masked"
+        )
+
+    text = "Validation accuracy with all metadata minus that with some masked, where both were last measured."
+    content = side_by_side(runs, one)
+    return note(text) + content if content else ""
+
+
+def _curves(run: RunRecord) -> dict[str, dict[str, Any]]:
+    found = run.json(CURVES_FILE) or {}
+    return found.get("val") or next(iter(found.values()), {})
+
+
+def trust(runs: Runs) -> str:
+    tasks = tasks_of(runs)
+
+    def one(run: RunRecord) -> str:
+        known = [key for key in TRUST if any(f"val/{key}_{task}" in run.names for task in tasks)]
+        rows = [[task, *(run.last(f"val/{key}_{task}") for key in known)] for task in tasks] if known else []
+        consistency = run.last("val/consistency_rate")
+        content: str = table(["rank", *(TRUST[key] for key in known)], rows)
+        if consistency is not None:
+            content += note(f"Predicted ranks agree with the taxonomy in {100 * consistency:.2f} % of the rows.")
+        found = _curves(run)
+        return content + plots.confidence(found) + plots.distances(found)
+
+    return side_by_side(runs, one)
+
+
+def subsets(runs: Runs) -> str:
+    tasks = tasks_of(runs)
+
+    def one(run: RunRecord) -> str:
+        kinds: dict[str, dict[str, None]] = {}
+        for name in run.names:
+            if match := re.match(r"val/subset/([^/]+)/(.+)/count$", name):
+                kinds.setdefault(match[1], {})[match[2]] = None
+        parts = []
+        for kind, names in kinds.items():
+            bins = [name for name in names if run.last(f"val/subset/{kind}/{name}/count")]
+            values = {t: [run.last(f"val/subset/{kind}/{name}/acc1_{t}") for name in bins] for t in tasks}
+            rows = [
+                [name, f"{run.last(f'val/subset/{kind}/{name}/count'):.0f}", *(_rounded(values[t][i]) for t in tasks)]
+                for i, name in enumerate(bins)
+            ]
+            if kind == "rarity":
+                title = "Rare against common: classes by their count in training, rarest first"
+                figure = plots.bars("rarity", bins, values, "top-1 accuracy [%]", "percentile of the class's count")
+            else:
+                title, figure = f"Subsets by {kind}, worst first", ""
+                rows.sort(key=lambda row: np.inf if row[2] is None else row[2])
+            columns = [kind, "rows", *(f"{task} %" for task in tasks)]
+            parts.append(f"<h3>{html.escape(title)}</h3>{figure}{table(columns, rows)}" if rows else "")
+        return "".join(parts)
+
+    return side_by_side(runs, one)
+
+
+def worst_classes(runs: Runs) -> str:
+    def one(run: RunRecord) -> str:
+        indices = run.json("assets/class_to_idx.json") or {}
+        counts = (run.json("metadata/class_label_counts.json") or {}).get("train", {})
+        for task, found in _curves(run).items():  # the finest rank that has them
+            classes = np.asarray(found.get("classes", ()), np.float64).reshape(-1, 2)
+            taxon = {index: name for name, index in indices.get(task, {}).items()}
+            seen = [i for i in np.flatnonzero(classes[:, 0]).tolist() if taxon.get(i) != "null"]
+            if not seen:
+                continue
+            seen.sort(key=lambda i: (classes[i, 1] / classes[i, 0], -classes[i, 0]))
+            rows = [
+                [taxon.get(i, f"class {i}"), f"{classes[i, 0]:.0f}", round(100 * classes[i, 1] / classes[i, 0], 1)]
+                + [counts[task][i] if task in counts else None]
+                for i in seen[:WORST_CLASSES]
+            ]
+            return table([f"taxon id ({task})", "validation rows", "top-1 %", "training rows"], rows)
+        return ""
+
+    return side_by_side(runs, one)
+
+
+def schedule_curves(runs: Runs) -> str:
+    def one(run: RunRecord) -> str:
+        figure, gap = plots.schedules(run)
+        text = (
+            ""
+            if gap is None
+            else note(f"Largest relative difference of an applied learning rate from its plan: {gap:.1e}.")
+        )
+        return text + figure if figure else ""
+
+    return side_by_side(runs, one)
+
+
+def data_table(runs: Runs) -> str:
+    def one(run: RunRecord) -> str:
+        sizes = run.json("assets/num_classes.json") or {}
+        density = run.json("metadata/task_label_density.json") or {}
+        splits = list(density)
+        rows = [
+            [task, size, *(round(density[split][task], 2) if task in density[split] else None for split in splits)]
+            for task, size in sizes.items()
+        ]
+        return table(["rank", "classes", *(f"labelled in {split} %" for split in splits)], rows)
+
+    return side_by_side(runs, one)
+
+
+def settings(runs: Runs) -> str:
+    found = {label: run.config for label, run in runs.items() if run.config}
+    if len(found) == 1:
+        changed = config_difference(plain(get_config()), next(iter(found.values())))
+        content = table(["setting", "default", "this run"], changed_rows(changed), text=True)
+        return note("Settings that are not the default.") + content if content else ""
+    flat = {label: flatten(config) for label, config in found.items()}
+    keys = sorted(set().union(*flat.values())) if flat else []
+    rows = [[key, *(json.dumps(one.get(key, "<absent>")) for one in flat.values())] for key in keys]
+    content = table(["setting", *flat], [row for row in rows if len(set(row[1:])) > 1], text=True)
+    return note("Settings in which the runs differ.") + content if content else ""
+
+
+def changed_rows(changed: Iterable[tuple[str, Any, Any]]) -> list[list[str]]:
+    return [[key, json.dumps(old), json.dumps(new)] for key, old, new in changed]
+
+
+def versions(runs: Runs) -> str:
+    found = {label: run.json("assets/versions.json") or {} for label, run in runs.items()}
+    keys = list(dict.fromkeys(key for one in found.values() for key in one))
+    return table(["", *found], [[key, *(str(one.get(key, "–")) for one in found.values())] for key in keys], text=True)
+
+
+SECTIONS: dict[str, Callable[[Runs], str]] = {
+    "Overview": overview,
+    "Warnings": warning_list,
+    "Loss": loss_curves,
+    "Accuracy": accuracy_curves,
+    "Results per phase": phase_results,
+    "What each metadata component is worth": metadata_worth,
+    "Mistakes and confidence": trust,
+    "Subsets": subsets,
+    "Worst classes": worst_classes,
+    "Schedules, planned and applied": schedule_curves,
+    "Gradients": lambda runs: plots.gradients(runs, tasks_of(runs)),
+    "Speed": plots.speed,
+    "Data": data_table,
+    "Settings": settings,
+    "Versions": versions,
+}
+
+
+def labels(directories: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as tell the runs apart."""
+    parts = [path.resolve().parts for path in directories]
+    for depth in range(1, max(map(len, parts)) + 1):
+        found = ["/".join(path[-depth:]) for path in parts]
+        if len(set(found)) == len(found):
+            return found
+    raise ValueError(f"the same run is given twice: {', '.join(map(str, directories))}")
+
+
+def write_report(run_directories: Sequence[Path], out: Path) -> Path:
+    """Writes one HTML page about the runs, without references to anything outside it; returns its path.
+
+    Args:
+      run_directories: of one run, or of several that are shown side by side.
+      out: the HTML file; an older one is replaced.
+
+    Raises:
+      RunError: a directory holds no readable metrics log, or a damaged file.
+      ValueError: no directory, or the same twice.
+    """
+    if not run_directories:
+        raise ValueError("no run directory given; give at least one")
+    directories = [Path(directory) for directory in run_directories]
+    runs = {label: RunRecord.load(path) for label, path in zip(labels(directories), directories, strict=True)}
+    body, links = [], []
+    for number, (title, make) in enumerate(SECTIONS.items()):
+        content = make(runs)
+        if content:
+            body.append(f'<section id="s{number}"><h2>{html.escape(title)}</h2>{content}</section>')
+            links.append(f'<a href="#s{number}">{html.escape(title)}</a>')
+    title = "Run " + next(iter(runs)) if len(runs) == 1 else f"{len(runs)} runs: {', '.join(runs)}"
+    page = (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
+        f"<nav>{''.join(links)}</nav>{''.join(body)}</body></html>\n"
+    )
+    write_atomically(out, page)
+    os.chmod(out, 0o644)
+    return out

@@ -1,0 +1,138 @@
+"""Draws the first images of an update after every stage of augmentation, exactly as training would see them.
+
+python -m linnaeus_jax.tools.show_augmentations --config=configs/x.py [--out=augmentations.png] [--images=8]
+    [--step=0] [--config.a.b=c ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from linnaeus_jax.config import ConfigError, load_config
+
+if TYPE_CHECKING:
+    from linnaeus_jax.training.objective import Objective
+
+
+def render(
+    path: Path,
+    stages: Mapping[str, np.ndarray],
+    titles: Sequence[str],
+    notes: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Writes a contact sheet: one row per stage, one column per image.
+
+    Args:
+      path: PNG file.
+      stages: name -> float [n, H, W, 3] in [0, 1], in the order in which they happen.
+      titles: n texts above the columns.
+      notes: stage name -> n texts below its images.
+    """
+    from matplotlib.figure import Figure
+
+    count = len(titles)
+    figure = Figure(figsize=(1.6 * count + 1.2, 1.95 * len(stages)), layout="constrained")
+    axes = figure.subplots(len(stages), count, squeeze=False)
+    for row, (name, images) in enumerate(stages.items()):
+        for column in range(count):
+            axis = axes[row, column]
+            axis.imshow(np.clip(np.asarray(images[column], np.float32), 0, 1))
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if row == 0:
+                axis.set_title(titles[column], fontsize=7)
+            if notes and name in notes:
+                axis.set_xlabel(notes[name][column], fontsize=7)
+        axes[row, 0].set_ylabel(name, fontsize=9)
+    figure.savefig(path, dpi=100)
+
+
+def stage_images(
+    objective: Objective, batch: Mapping[str, Any], step: int, count: int
+) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    """Images of the first micro-batch after every active stage, with the keys that the update uses.
+
+    Args:
+      objective: what the run trains with.
+      batch: arrays [A, B, ...] of one update.
+      step: the update.
+      count: images wanted, at most B.
+
+    Returns:
+      (name -> float32 [count, H, W, 3] in [0, 1]; name -> count notes, for mixing and metadata).
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from linnaeus_jax.learning.augmentation import augment, cumulative_settings
+
+    micro = {name: jnp.asarray(value[0]) for name, value in batch.items()}
+    key = objective.key("augment", jnp.int32(step))
+    run = jax.jit(augment, static_argnames="settings")
+    stages = {
+        name: np.asarray(run(micro["image"], micro["row"], key, settings=settings)[:count])
+        for name, settings in cumulative_settings(objective.augmentation)
+    }
+
+    @jax.jit
+    def model_inputs(arrays: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+        targets, _ = objective.prepare(arrays, jnp.int32(step))
+        first = jax.tree.map(lambda x: x[0], targets)
+        return *objective.inputs({k: v[0] for k, v in arrays.items()}, first, jnp.int32(step)), first.lam
+
+    image, _, valid, share = model_inputs({name: jnp.asarray(value) for name, value in batch.items()})
+    name = "mixing, masking"
+    stages[name] = np.asarray(image[:count]) * np.asarray(objective.std, np.float32) + np.asarray(objective.mean)
+    lost = np.asarray(micro["meta_valid"] & ~valid).sum(axis=1)
+    notes = [
+        (f"λ {lam:.2f} with {other}" if lam < 1 else "not mixed") + (f", −{n} metadata" if n else "")
+        for lam, other, n in zip(np.asarray(share)[:count], np.asarray(micro["partner"]), lost, strict=False)
+    ]
+    return stages, {name: notes}
+
+
+def show(argv: Sequence[str]) -> None:
+    """Builds the run's data and objective and draws one update."""
+    from linnaeus_jax.trainer import UserError, build
+    from linnaeus_jax.training.run_directory import RunDirectory
+
+    parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.show_augmentations", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("augmentations.png"), help="picture to write")
+    parser.add_argument("--images", type=int, default=8, help="columns")
+    parser.add_argument("--step", type=int, default=0, help="update whose images and probabilities are shown")
+    options, rest = parser.parse_known_args(argv)
+    config, _ = load_config(rest)
+    this = build(config, RunDirectory.of(config, None), write=False)
+    total = this.inputs.plans.total
+    if not 0 <= options.step < total:
+        raise UserError(f"--step={options.step} lies outside of the run; use 0 ... {total - 1}")
+    if options.images < 1:
+        raise UserError(f"--images={options.images} shows nothing; use a number >= 1")
+    with this.inputs.train_loader(options.step) as loader:
+        _, batch = next(loader)
+    count = min(options.images, batch["row"].shape[1])
+    stages, notes = stage_images(this.program.objective, batch, options.step, count)
+    titles = [f"{i}: row {row}" for i, row in enumerate(batch["row"][0][:count])]
+    render(options.out, stages, titles, notes)
+    print(f"{len(stages)} stages of {count} images: {options.out}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from linnaeus_jax.trainer import UserError
+
+    try:
+        show(list(sys.argv[1:] if argv is None else argv))
+    except (ConfigError, UserError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The summary of a trace: interval arithmetic, and a real trace."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from linnaeus_jax.debugging.profiler import StepProfiler
+from linnaeus_jax.tools import profile_summary
+from linnaeus_jax.tools.profile_summary import length, overlap, self_times, union
+
+
+def test_intervals():
+    merged = union([(5, 7), (0, 2), (1, 3), (6, 9), (4, 4)])
+    assert merged == [(0, 3), (5, 9)]
+    assert length(merged) == 7
+    assert overlap(merged, [(2, 6), (8, 20)]) == 1 + 1 + 1
+
+
+def test_self_times_leave_out_nested_operations():
+    operations = [("while", 0, 100), ("dot", 10, 40), ("dot", 50, 60), ("inner", 20, 30), ("copy", 100, 105)]
+    assert self_times(operations) == {"while": (60, 1), "dot": (30, 2), "inner": (10, 1), "copy": (5, 1)}
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    """Two cycles of a step that computes for some milliseconds, with 30 ms waits for input."""
+    directory = tmp_path_factory.mktemp("profiler")
+    settings = SimpleNamespace(enabled=True, schedule=(0, 1, 3, 2), record_shapes=False, with_stack=False)
+    profiler = StepProfiler(settings, directory)
+    step = jax.jit(lambda x: jnp.tanh(x @ x) + jnp.sin(x))
+    x = step(jnp.full((300, 300), 0.01)).block_until_ready()
+    for i in range(8):
+        with profiler.input_wait():
+            time.sleep(0.03)
+        with profiler.before_step(i, i):
+            x = step(x)
+        profiler.after_step(x.block_until_ready())
+    profiler.close()
+    return directory
+
+
+def test_summary_of_a_real_trace(traces):
+    first, second = (profile_summary.summarise(path) for path in profile_summary.find_traces(traces))
+    assert (first["run"], first["steps"]) == ("cycle_0001", [1, 2, 3])
+    assert (second["run"], second["steps"]) == ("cycle_0002", [5, 6, 7])
+    [device] = first["devices"].values()
+    assert device["computing"] + device["idle"] == pytest.approx(1.0)
+    assert device["computing"] + device["waiting_for_input"] + device["other_idle"] == pytest.approx(1.0)
+    assert device["computing"] > 0
+    # two waits of 30 ms lie between the three steps
+    assert device["waiting_for_input"] * first["window_ms"] >= 59
+    assert device["other_idle"] >= -1e-9
+    assert first["operations"][0]["ms"] > 0
+    assert sum(row["share"] for row in first["operations"]) == pytest.approx(1.0)
+
+
+def test_command_line(traces, tmp_path, capsys):
+    assert profile_summary.main([str(traces)]) == 0
+    out = capsys.readouterr().out
+    assert "cycle_0002" in out
+    assert "waiting for" in out
+    assert profile_summary.main([str(traces), "--json", "--top", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [len(summary["operations"]) for summary in found] == [1, 1]
+    assert profile_summary.main([str(tmp_path)]) == 1
+    assert "xplane" in capsys.readouterr().err

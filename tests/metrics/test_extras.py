@@ -1,0 +1,159 @@
+"""Distance, consistency, calibration and risk-coverage, recomputed in numpy row by row."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linnaeus_jax.metrics.extras import (
+    CALIBRATION_BINS,
+    RISK_BINS,
+    PhaseExtras,
+    area_under_risk_coverage,
+    risk_coverage,
+)
+from linnaeus_jax.metrics.phase import batch_sums, summarise
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
+
+TASKS, SIZES, ROWS = ("taxa_L10", "taxa_L20", "taxa_L30"), (7, 4, 3), 24
+#: species 6 is an orphan; genus 3 has another root than 1 and 2
+TREE = TaxonomyTree(
+    TASKS,
+    dict(zip(TASKS, SIZES, strict=True)),
+    {"taxa_L10": np.array([-1, 1, 1, 2, 3, 3, -1]), "taxa_L20": np.array([-1, 1, 1, 2])},
+)
+EXTRAS = PhaseExtras(ancestors=tuple(TREE.anc[task] for task in TASKS), confidence=True)
+
+
+@jax.jit
+def sums_of(logits, label, weight):
+    loss = label.astype("float32")
+    return batch_sums(logits, label, weight, loss, loss[:, 0], null_possible=True, extras=EXTRAS)
+
+
+def make_batch(seed: int):
+    rng = np.random.default_rng(seed)
+    scale = rng.choice([0.3, 2.0, 8.0])
+    logits = {task: (scale * rng.normal(size=(ROWS, c))).astype(np.float32) for task, c in zip(TASKS, SIZES)}
+    label = np.stack([rng.integers(0, c, ROWS) for c in SIZES], axis=1).astype(np.int32)
+    weight = (rng.random(ROWS) < rng.choice([0.5, 1.0])).astype(np.float32)
+    return logits, label, weight
+
+
+def tree_distance(t: int, a: int, b: int) -> int:
+    """Twice the levels up to the common ancestor; without one, as if all met above the coarsest rank."""
+    found = TREE.taxonomic_distance((TASKS[t], a), (TASKS[t], b))
+    return int(found) if np.isfinite(found) else 2 * (len(TASKS) - t)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_extras_equal_a_numpy_recomputation(seed):
+    logits, label, weight = make_batch(seed)
+    values = summarise(jax.device_get(sums_of(logits, label, weight)), TASKS, EXTRAS)
+    rows = np.flatnonzero(weight)
+    best = np.stack([logits[task].argmax(axis=1) for task in TASKS], axis=1)
+
+    parents = [TREE.parent(task) for task in TASKS]
+    fits = [
+        all(parents[t][best[i, t]] in (-1, best[i, t + 1]) for t in range(len(TASKS) - 1))  # -1: contradicts nothing
+        for i in rows
+    ]
+    if len(rows):
+        assert values["consistency_rate"] == pytest.approx(np.mean(fits), rel=1e-12)
+    for t, task in enumerate(TASKS):
+        known = rows[label[rows, t] != 0]
+        wrong = [i for i in known if best[i, t] != label[i, t]]
+        if wrong:
+            distance = np.mean([tree_distance(t, best[i, t], label[i, t]) for i in wrong])
+            assert values[f"taxonomic_distance_{task}"] == pytest.approx(distance, rel=1e-12)
+        else:
+            assert f"taxonomic_distance_{task}" not in values
+        if not len(known):
+            assert f"ece_{task}" not in values
+            continue
+
+        z = logits[task][known].astype(np.float64)
+        p = np.exp(z - z.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        own = p[np.arange(len(known)), label[known, t]]
+        confidence, correct = p.max(axis=1), best[known, t] == label[known, t]
+        level = np.clip(np.ceil(confidence * CALIBRATION_BINS) - 1, 0, CALIBRATION_BINS - 1)
+        gaps = [abs(correct[level == b].sum() - confidence[level == b].sum()) for b in range(CALIBRATION_BINS)]
+        assert values[f"ece_{task}"] == pytest.approx(sum(gaps) / len(known), rel=1e-5, abs=1e-6)
+        assert values[f"nll_{task}"] == pytest.approx(-np.log(own).mean(), rel=1e-5)
+        brier = ((p - np.eye(p.shape[1])[label[known, t]]) ** 2).sum(axis=1).mean()
+        assert values[f"brier_{task}"] == pytest.approx(brier, rel=1e-5, abs=1e-6)
+        assert values[f"error_rate_{task}"] == pytest.approx(1 - correct.mean(), abs=1e-12)
+        assert values[f"error_rate_{task}"] == pytest.approx(1 - values[f"non_null/acc1_{task}"] / 100, abs=1e-12)
+
+        # expected area over random orders of tied rows, from the definition
+        fine = np.minimum((confidence.astype(np.float32) * RISK_BINS).astype(int), RISK_BINS - 1)
+        risk, errors, seen, accepted = 0.0, 0.0, 0, {1: 0, 5: 0, 10: 0}
+        for b in sorted(set(fine), reverse=True):
+            tied = ~correct[fine == b]
+            for j in range(1, len(tied) + 1):
+                risk += (errors + tied.mean() * j) / (seen + j)
+            errors, seen = errors + tied.sum(), seen + len(tied)
+            accepted = {r: seen if errors <= seen * r / 100 else old for r, old in accepted.items()}
+        assert values[f"aurc_{task}"] == pytest.approx(risk / seen, rel=1e-9, abs=1e-12)
+        for percent, covered in accepted.items():
+            assert values[f"coverage_at_risk_{percent}_{task}"] == pytest.approx(covered / seen, rel=1e-12)
+    measured = [values[f"ece_{task}"] for task in TASKS if f"ece_{task}" in values]
+    assert values.get("ece", 0.0) == pytest.approx(np.mean(measured or [0.0]))
+
+
+def test_area_of_untied_rows_is_the_mean_selective_risk():
+    wrong = np.random.default_rng(0).random(50) < 0.3
+    plain = np.mean(np.cumsum(wrong) / np.arange(1, 51))
+    assert area_under_risk_coverage(np.ones(50, int), wrong.astype(int)) == pytest.approx(plain, rel=1e-12)
+    coverage, risk = risk_coverage(np.ones(50, int), wrong.astype(int))
+    assert coverage[-1] == 1.0
+    assert risk[-1] == pytest.approx(wrong.mean())
+
+
+def test_null_predictions_are_consistent_only_from_the_fine_end():
+    one_hot = [np.eye(c, dtype=np.float32) * 9 for c in SIZES]
+    chains = {(4, 3, 2): True, (4, 3, 1): False, (0, 3, 2): True, (0, 0, 0): True, (4, 0, 0): False, (6, 0, 0): True}
+    for chain, consistent in chains.items():
+        rows = {task: np.tile(table[c], (ROWS, 1)) for task, table, c in zip(TASKS, one_hot, chain)}
+        sums = sums_of(rows, np.ones((ROWS, 3), np.int32), np.ones(ROWS, np.float32))
+        assert int(sums["consistent"]) == ROWS * consistent, chain
+
+
+def test_non_finite_logits_count_as_unconfident():
+    logits, label, weight = make_batch(1)
+    logits["taxa_L10"][0] = np.nan
+    label[0], weight[:] = 1, 1.0
+    sums = jax.device_get(sums_of(logits, label, weight))
+    assert sums["calibration/count"][0].sum() == sums["non_null"][0]
+    assert sums["risk/count"][0, 0] >= 1
+
+
+def test_curves_are_json_and_agree_with_the_numbers():
+    logits, label, weight = make_batch(3)
+    sums = jax.device_get(sums_of(logits, label, weight))
+    values, curves = summarise(sums, TASKS, EXTRAS), EXTRAS.curves(sums, TASKS)
+    assert json.loads(json.dumps(curves)) == curves
+    for t, task in enumerate(TASKS):
+        curve = curves[task]
+        count = sum(n for _, _, n in curve["reliability"])
+        assert count == sums["non_null"][t] == sum(curve["distance"].values())
+        assert sum(n * abs(c - a) for c, a, n in curve["reliability"]) / count == pytest.approx(values[f"ece_{task}"])
+        assert curve["risk_coverage"][-1][1] == pytest.approx(values[f"error_rate_{task}"])
+        assert curve["distance"]["0"] == pytest.approx(count * values[f"non_null/acc1_{task}"] / 100)
+        errors = count - curve["distance"]["0"]
+        total = sum(int(edges) * n for edges, n in curve["distance"].items())
+        assert total / errors == pytest.approx(values[f"taxonomic_distance_{task}"])
+
+
+def test_ancestors_must_fit_the_tasks():
+    with pytest.raises(ValueError, match=r"ancestors\[0\] has shape \(4, 1\)"):
+        PhaseExtras(ancestors=(np.zeros((4, 1), np.int32), np.zeros((2, 1), np.int32)))
+    with pytest.raises(ValueError, match="3 tables for 2 tasks"):
+        EXTRAS.zeros(TASKS[:2])
