@@ -51,4 +51,6 @@ def get_config() -> ConfigDict:
     schedule.checkpoint.keep_top_n, schedule.checkpoint.keep_last_n = 1, 1
     schedule.metrics.step_interval = schedule.metrics.console_interval = schedule.metrics.wandb_interval = 20
     schedule.metrics.lr_interval = 20
+    config.metrics.track_null_vs_non_null = True
+    config.metrics.null_vs_non_null_tasks = tuple(data.task_keys_h5)
     return config

@@ -24,10 +24,14 @@ from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.dataset import write_assets
 from linnaeus_jax.data.loader import PipelineStats, TrainLoader
 from linnaeus_jax.files import write_json
+from linnaeus_jax.metrics.step_logger import StepMetricsLogger, pipeline_lines, schedule_line
 from linnaeus_jax.metrics.tracker import MetricsTracker
-from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_table, train_line
+from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_table
 from linnaeus_jax.reporting.logs import console, console_level, setup_logging
 from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
+from linnaeus_jax.reporting.report import write_report
+from linnaeus_jax.reporting.sinks import Sinks, open_sinks
+from linnaeus_jax.reporting.wandb_sink import new_run_id
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.progress import TrainingProgress
@@ -35,7 +39,7 @@ from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import write_summary
 from linnaeus_jax.schedules.triggers import gradnorm_due
-from linnaeus_jax.training import versions
+from linnaeus_jax.training import probes, versions
 from linnaeus_jax.training.boundary import Boundary, BoundaryActions, Results
 from linnaeus_jax.training.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.training.compilation import CompiledStep, compile_step
@@ -45,7 +49,7 @@ from linnaeus_jax.training.inputs import Inputs, build_inputs
 from linnaeus_jax.training.interruption import Interruption
 from linnaeus_jax.training.parallel import Placement
 from linnaeus_jax.training.program import Program, build_program
-from linnaeus_jax.training.recorder import LogIntervals, NonFiniteError, TrainRecorder
+from linnaeus_jax.training.recorder import LogPoint, NonFiniteError, TrainRecorder
 from linnaeus_jax.training.remote_sync import RemoteSync
 from linnaeus_jax.training.run_directory import RunDirectory, config_difference, plain
 from linnaeus_jax.training.state import IntervalSums, TrainState
@@ -76,7 +80,7 @@ class Run:
     evaluator: Evaluator
     host: HostState
     checkpoints: Checkpoints
-    metrics_log: MetricsLog
+    sinks: Sinks
     state: TrainState
     steps: dict[str, CompiledStep]
     throughput: Throughput
@@ -113,12 +117,15 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
             return train(this, interruption, again=again, skip_validation=skip_validation)
         except (CheckpointError, MetricsLogError, NonFiniteError) as error:
             log.error("%s", error)
+            this.sinks.close(exit_code=1)
             raise UserError(str(error)) from error
         except Exception:
             log.exception("the run failed")
+            this.sinks.close(exit_code=1)
             raise
         finally:
             this.checkpoints.close()
+            this.sinks.close()
             if this.sync is not None:
                 this.sync.close()
 
@@ -163,12 +170,14 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
             directory.logs, process=jax.process_index(), level=names.log_level_main, data_level=names.log_level_h5data
         )
     components = program.evaluation.component_names
-    recorder = TrainRecorder(
-        inputs.dataset.tasks, components, LogIntervals(**resolved.logging), config.train.nonfinite_limit
+    logger = StepMetricsLogger(
+        inputs.dataset.tasks, resolved.logging, components=components, extras=program.objective.extras
     )
+    recorder = TrainRecorder(logger, config.train.nonfinite_limit)
+    null_tasks = config.metrics.null_vs_non_null_tasks if config.metrics.track_null_vs_non_null else ()
     host = HostState(
         TrainingProgress(expected_total_steps=resolved.total_steps),
-        MetricsTracker(),
+        MetricsTracker(null_tasks),
         recorder,
         early_stop.initial_state(resolved.early_stop),
     )
@@ -182,7 +191,7 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
         evaluator=Evaluator(program.evaluation, placement),
         host=host,
         checkpoints=Checkpoints(directory.checkpoints),
-        metrics_log=MetricsLog(directory.metrics_log),
+        sinks=Sinks(MetricsLog(directory.metrics_log) if lead else None),
         state=jax.eval_shape(program.initial_state),
         steps={},
         throughput=Throughput(),
@@ -223,7 +232,7 @@ def stored_schedule(directory: RunDirectory) -> ResolvedSchedule | None:
 
 
 def restore(this: Run) -> bool:
-    """Sets the state, from the newest checkpoint or from the seed; returns whether its boundary must be served again."""
+    """Sets the state, from the newest checkpoint or the seed; returns whether its boundary must be served again."""
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated), this.state
     )
@@ -236,8 +245,8 @@ def restore(this: Run) -> bool:
             )
         this.state = fresh_state(this)
         if this.lead:
-            this.metrics_log.supersede(-1, frozenset())  # of a run that ended before its first checkpoint
-        describe(this)
+            MetricsLog(this.directory.metrics_log).supersede(-1, frozenset())  # of a run without any checkpoint
+        describe(this, resumed_step=None)
         return False
 
     step, this.state, meta = found
@@ -249,9 +258,10 @@ def restore(this: Run) -> bool:
         log.warning("%s", warning)
     again = after is None and meta["at_boundary"]
     if this.lead:
-        moved = this.metrics_log.supersede(step, BOUNDARY_EVENTS if again else frozenset())
+        log_file = MetricsLog(this.directory.metrics_log)
+        moved = log_file.supersede(step, BOUNDARY_EVENTS if again else frozenset())
         log.info("resumed after %d updates; %d log rows beyond it were set aside", step, moved)
-    describe(this)
+    describe(this, resumed_step=step)
     return again
 
 
@@ -260,17 +270,44 @@ def fresh_state(this: Run) -> TrainState:
     return jax.jit(this.program.initial_state, out_shardings=this.placement.replicated)()
 
 
-def describe(this: Run) -> None:
-    """Writes what was decided: config, versions, assets, schedule."""
+def describe(this: Run, *, resumed_step: int | None) -> None:
+    """Writes what was decided: config, versions, assets, schedule; opens the sinks."""
     if not this.lead:
         return
+    dataset = this.inputs.dataset
     write_json(this.directory.config_json, plain(this.config))
     write_json(this.directory.assets / "versions.json", versions.versions())
-    write_assets(this.inputs.dataset, this.directory.assets, this.directory.metadata)
+    write_assets(dataset, this.directory.assets, this.directory.metadata)
     write_summary(this.resolved, this.directory.assets)
-    log.info("%s", this.inputs.dataset.report())
+    log.info("%s", dataset.report())
     for warning in this.resolved.warnings:
         log.warning("schedule: %s", warning)
+    this.host.run_id = this.host.run_id or this.config.experiment.wandb.run_id or new_run_id()
+    facts = {
+        "dataset_metadata": {
+            "num_classes": dataset.num_classes,
+            "task_label_density": dataset.task_label_density,
+            "task_nulls_density": dataset.task_nulls_density,
+            "meta_label_density": dataset.meta_label_density,
+            "additional_stats": dataset.additional_statistics(),
+            "rarity_thresholds": {task: found.tolist() for task, found in dataset.rarity_thresholds.items()},
+            "subset_info": dataset.subset_maps(),
+        },
+        "model_info": {
+            "parameters": sum(int(np.prod(row.shape)) for row in this.program.parameters),
+            "architecture": f"{this.config.model.type}_{this.config.model.variant}",
+        },
+        "system_info": versions.versions(),
+    }
+    this.sinks = open_sinks(
+        this.sinks.metrics_log,
+        this.config.experiment,
+        config=plain(this.config),
+        facts=facts,
+        run_id=this.host.run_id,
+        resumed_step=resumed_step,
+        debug=this.config.debug.wandb_metrics,
+    )
 
 
 def train(this: Run, interruption: Interruption, *, again: bool, skip_validation: bool) -> dict[str, float]:
@@ -301,6 +338,8 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             progress.start_training_epoch(plans.locate(update)[0])
 
         # ---- updates
+        epoch_started = time.perf_counter()
+        host.recorder.logger.start_clock(epoch_started)
         while True:
             epoch, within = plans.locate(update)
             this.state, outputs = this.steps[this.variant(update)](this.state, placed)
@@ -310,16 +349,20 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
 
             # ---- log points and boundaries
             at_boundary = step == plans.boundaries[epoch]
-            streams = host.recorder.intervals.due(step)
-            if streams or at_boundary:
-                host.recorder.hold(step, epoch, streams, outputs, this.state.interval)
+            streams = host.recorder.logger.due(step)
+            if outputs.gradnorm:
+                streams |= {"gradnorm"}
+            looked_at = tuple(probes.due(this.program.update.probes, update))
+            if streams or looked_at or at_boundary:
+                host.recorder.hold(LogPoint(step, epoch, streams, looked_at, outputs, this.state.interval))
                 this.state = this.state.replace(interval=fresh_interval(this))
             if at_boundary:
                 this.throughput.pause()
                 write_log_point(this, loader)
-                if boundary.serve():
+                if boundary.serve(train_seconds=time.perf_counter() - epoch_started):
                     return finish(this)
                 progress.start_training_epoch(epoch + 1)
+                epoch_started = time.perf_counter()
 
             # ---- a signal, or the debugging limit: save and leave
             limit = this.config.debug.early_exit_after_n_optimizer_steps
@@ -357,38 +400,45 @@ def needed_variants(this: Run) -> list[str]:
 
 def fresh_interval(this: Run) -> IntervalSums:
     """Zero sums on every device."""
-    zeros = IntervalSums.zeros(this.inputs.dataset.tasks, len(this.program.evaluation.component_names))
-    return this.placement.replicate(jax.tree.map(np.asarray, zeros))
+    return this.placement.replicate(jax.tree.map(np.asarray, this.program.fresh_interval()))
 
 
 def write_log_point(this: Run, loader: TrainLoader) -> None:
     """Reads and writes what the last log point held, if anything."""
-    found = this.host.recorder.release()
-    if found is None or not this.lead:
+    point = this.host.recorder.release()
+    if point is None or not this.lead or not point.streams:
         return
-    step, epoch, streams, row = found
-    if not streams:
-        return
+    plans, logger = this.inputs.plans, this.host.recorder.logger
+    total = int(plans.updates_per_epoch[point.epoch])
+    done = point.step - int(plans.boundaries[point.epoch]) + total
+    seconds_left = (total - done) * this.throughput.seconds_per_update
+    group = this.inputs.levels[point.epoch]
+    row = this.host.recorder.row(point, mixup_group=group, seconds_left=seconds_left, now=time.perf_counter())
     row["train/images_per_sec"] = this.throughput.images_per_second
     row["pipeline/wait_share"] = this.throughput.wait_share
-    if "pipeline" in streams:
+    if "pipeline" in point.streams:
         row |= pipeline_row(loader.stats())
-    this.metrics_log.write("train", step, epoch, row)
+    this.host.tracker.update_latest({name: value for name, value in row.items() if name.startswith("gradnorm/")})
+    this.sinks.write("train", point.step, point.epoch, row, everywhere="wandb" in point.streams)
     this.checkpoints.check()
-    if "console" in streams:
-        values = {name.removeprefix("train/"): value for name, value in row.items() if name.startswith("train/")}
-        plans = this.inputs.plans
-        start = int(plans.boundaries[epoch] - plans.updates_per_epoch[epoch])
-        left = int(plans.boundaries[epoch]) - step
-        line = train_line(
-            epoch,
-            step - start,
-            int(plans.updates_per_epoch[epoch]),
-            values,
-            lr=row["train/lr"] if "lr" in streams else None,
-            seconds_left=left * this.throughput.seconds_per_update,
-        )
+    line = logger.line(
+        point.streams,
+        row,
+        epoch=point.epoch,
+        index=done - 1,
+        total=total,
+        seconds_left=seconds_left,
+        accumulation_steps=this.inputs.sampler.accumulation_steps,
+        gradnorm="gradnorm" in point.streams,
+    )
+    if line is not None:
         log.info("%s", line)
+    if "console" in point.streams:
+        log.debug("%s", schedule_line(point.step, point.outputs.probabilities, group))
+    if "pipeline" in point.streams:
+        capacity = dict.fromkeys(("batch_index_q", "preprocess_q", "processed_batch_q"), this.inputs.buffer)
+        for text in pipeline_lines(row, capacity):
+            log.debug("%s", text)
 
 
 def make_boundary(this: Run) -> Boundary:
@@ -407,7 +457,9 @@ def make_boundary(this: Run) -> Boundary:
     def write_row(row: dict[str, Any]) -> None:
         if this.lead:
             progress = this.host.progress
-            this.metrics_log.write("epoch", progress.global_step, progress.current_epoch, row)
+            if progress.global_step >= this.resolved.total_steps or progress.stop_reason is not None:
+                row |= this.host.recorder.logger.flush()
+            this.sinks.write("epoch", progress.global_step, progress.current_epoch, row)
             log.info("%s", _epoch_line(progress.current_epoch, row))
 
     def finish_boundary() -> None:
@@ -430,7 +482,7 @@ def make_boundary(this: Run) -> Boundary:
         ),
         components=this.program.evaluation.component_names,
         best_metric=this.config.schedule.checkpoint.best_metric,
-        has_validation=len(this.inputs.dataset.val) > 0,
+        validation_rows=len(this.inputs.dataset.val),
         warmup_steps=max(rate.warmup_steps for rate in rates),
     )
 
@@ -453,14 +505,22 @@ def finish(this: Run) -> dict[str, float]:
     """Final metrics, written once."""
     this.checkpoints.wait()
     if this.lead:
-        plot_schedule(this.resolved, this.directory.assets / "schedule.png", applied=applied_rates(this.directory.metrics_log))
+        plot_schedule(
+            this.resolved, this.directory.assets / "schedule.png", applied=applied_rates(this.directory.metrics_log)
+        )
     final = this.host.tracker.final_metrics()
     if this.lead:
         progress = this.host.progress
-        this.metrics_log.supersede(progress.global_step, frozenset({"final"}))
-        this.metrics_log.write("final", progress.global_step, progress.current_epoch, final)
+        log_file = MetricsLog(this.directory.metrics_log)
+        log_file.supersede(progress.global_step, frozenset({"final"}))
+        this.sinks.write("final", progress.global_step, progress.current_epoch, final)
+        this.sinks.close(final)
         results = this.host.tracker.latest_by_phase()
         console.print(phase_table("last results, labelled rows", results, this.inputs.dataset.tasks))
+        try:
+            log.info("report: %s", write_report([this.directory.root], this.directory.root / "report.html"))
+        except Exception as error:  # the run itself is done and saved
+            log.warning("the report could not be written (%s); try: python -m linnaeus_jax.tools.report", error)
     return final
 
 

@@ -215,7 +215,7 @@ def _label_signs(log: Log) -> list[dict[str, Any]]:
                 advice = [
                     "Data preprocessing issue: the labels were numbered for another list of classes",
                     "Compare assets/num_classes.json with the classes in the labels file",
-                    "Rebuild the labels file, or remove a cached class list of other data",
+                    "Rebuild the labels file if its codes belong to other classes",
                 ]
                 signs.append(_sign("error", "labels_out_of_range", text, advice, [event["step"]]))
     return signs or ([_sign("good", "labels_valid", "all labels are in range")] if checks else [])

@@ -38,6 +38,7 @@ PARAM_UPDATES_EVERY = 50
 MOVING = 1e-8 / PARAM_UPDATES_EVERY
 SUPERSEDED = "events.superseded.jsonl"
 _SAMPLES, _TOP = 10, 10
+_REDUCE_FROM = (np.float32(-np.inf), np.float32(np.inf), np.float32(0))  # max, min, sum
 
 
 class DebugEventLog:
@@ -249,7 +250,8 @@ def event_log_probes(
     parameter, instead of the difference to a copy of the parameters.
 
     Args:
-      names: canonical parameter names in leaf order.
+      names: canonical parameter names in leaf order; read when an event is written, so that a list may be filled in
+        after the step was built.
       tasks: in task order, finest first.
       learning_rate: 0-based update -> rate that is shown.
       batch_index: 0-based update -> its position in its epoch.
@@ -290,7 +292,7 @@ def event_log_probes(
                 "num_params_with_grad": int(np.count_nonzero(found["max"])),
                 "num_params_total": len(names),
                 "top_10_grad_norms": _top(names, found["norms"]),
-                "nonfinite_params": int(np.count_nonzero(found["nonfinite"])),
+                "nonfinite_params": int(np.count_nonzero(~np.isfinite(found["max"]))),
             },
         )
 
@@ -334,14 +336,18 @@ def _measure_training_step(inputs: ProbeInputs) -> dict[str, jax.Array]:
 
 
 def _measure_gradients(inputs: ProbeInputs) -> dict[str, jax.Array]:
-    """Per leaf: L2 norm, largest and smallest |g| (float32 [L]), and whether any is not finite (bool [L])."""
-    sizes = [jnp.abs(g.astype(jnp.float32)) for g in jax.tree.leaves(inputs.grads)]
-    return {
-        "norms": jnp.stack([jnp.sqrt(jnp.sum(jnp.square(size))) for size in sizes]),
-        "max": jnp.stack([size.max() for size in sizes]),
-        "min": jnp.stack([size.min() for size in sizes]),
-        "nonfinite": jnp.stack([~jnp.isfinite(size).all() for size in sizes]),
-    }
+    """Per leaf: L2 norm, largest and smallest |g| (float32 [L]); the largest is not finite where any entry is not."""
+    found = []
+    for grad in jax.tree.leaves(inputs.grads):
+        size = jnp.abs(grad.astype(jnp.float32))
+        # one reduction instead of three: hundreds of leaves take a third of the time to compile
+        found.append(jax.lax.reduce((size, size, size * size), _REDUCE_FROM, _max_min_sum, tuple(range(size.ndim))))
+    largest, smallest, squares = (jnp.stack(values) for values in zip(*found, strict=True))
+    return {"norms": jnp.sqrt(squares), "max": largest, "min": smallest}
+
+
+def _max_min_sum(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return jnp.maximum(left[0], right[0]), jnp.minimum(left[1], right[1]), left[2] + right[2]
 
 
 def _measure_updates(inputs: ProbeInputs) -> jax.Array:

@@ -9,7 +9,6 @@ is read back until the caller asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -156,10 +155,10 @@ def _values(args: tuple[Any, ...], out: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Call(NamedTuple):
-    """Static part of one recorded call: where it was sown, and its row labels with "" for measured rows."""
+    """Static part of one recorded call: where it was sown, and (label, note) of its rows, note "" where measured."""
 
     path: Path
-    index: int
+    number: int
     class_name: str
     rows: tuple[tuple[str, str], ...]
 
@@ -172,13 +171,16 @@ class _Listener:
         self._declared: dict[Path, dict[str, None]] = {}  # own parameters in the order of their declaration
         self._depth = 0
 
-    def __call__(self, next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+    def __call__(
+        self, next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+    ) -> Any:
         module, method = context.module, context.method_name
         self._depth += 1
         try:
             out = next_fun(*args, **kwargs)
         finally:
             self._depth -= 1
+        assert module.scope is not None  # bound while its method runs
         own = self._declared.setdefault(module.path, {})
         own.update((name, None) for name, kinds in module.scope.reservations.items() if "params" in kinds)
         # `apply(method=...)` makes another method of the model the whole pass.
@@ -201,9 +203,9 @@ class _Listener:
         value = (jnp.zeros(()), tuple(row for _, row in found if not isinstance(row, str)))
         if not module.sow(COLLECTION, _VARIABLE, value):
             raise ValueError(
-                f"frames of module {'.'.join(module.path)!r} ({type(module).__name__}) cannot leave the lifted transform "
-                f"around it; give the collection {COLLECTION!r} an axis there, e.g. nn.scan(..., variable_axes="
-                f"{{'params': 0, {COLLECTION!r}: 0}})"
+                f"frames of module {'.'.join(module.path)!r} ({type(module).__name__}) cannot leave the lifted "
+                f"transform around it; give the collection {COLLECTION!r} an axis there, e.g. nn.scan(..., "
+                f"variable_axes={{'params': 0, {COLLECTION!r}: 0}})"
             )
         # Scans trace their body more than once; the last trace counts.
         rows = tuple((label, row if isinstance(row, str) else "") for label, row in found)
@@ -222,7 +224,9 @@ class FrameRecorder:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def apply(self, variables: Mapping[str, Any], *args: Any, mutable: Any = False, **kwargs: Any) -> tuple[Any, Frames]:
+    def apply(
+        self, variables: Mapping[str, Any], *args: Any, mutable: Any = False, **kwargs: Any
+    ) -> tuple[Any, Frames]:
         """As `model.apply`, with the frames of the pass.
 
         Args:
@@ -253,7 +257,7 @@ def _pack(calls: Mapping[tuple[Path, int], _Call], sown: Mapping[str, Any]) -> F
     at: dict[tuple[Path, int], list[tuple[int, int]]] = {}  # of each measured row: its n, position among those of n
     filled: dict[int, int] = {}
     for key, call in calls.items():
-        stack, rows = _at(sown, call.path)[_VARIABLE][call.index]
+        stack, rows = _at(sown, call.path)[_VARIABLE][call.number]
         stacks[call.path] = stack.shape
         for row in rows:
             n = row.shape[-1]
@@ -293,13 +297,15 @@ def _specs(
         stack = stacks[call.path]
         if len(stack) > depth:
             owner = _owner(call.path, stacks, depth)
-            end = next((j for j in range(i, len(calls)) if not _within(calls[j].path, owner, stacks, depth)), len(calls))
+            end = next(
+                (j for j in range(i, len(calls)) if not _within(calls[j].path, owner, stacks, depth)), len(calls)
+            )
             for layer in range(stack[depth]):
                 yield from _specs(calls[i:end], stacks, positions, (*layers, layer))
             i = end
             continue
         layer = int(np.ravel_multi_index(layers, stack)) if stack else 0
-        measured = iter(positions.get((call.path, call.index), ()))
+        measured = iter(positions.get((call.path, call.number), ()))
         rows = tuple((label, note or next(measured) + layer) for label, note in call.rows)
         yield FrameSpec(_name(call.path, stacks, layers), call.class_name, rows)
         i += 1

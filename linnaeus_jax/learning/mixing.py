@@ -230,25 +230,31 @@ def mix_from_draws(
         return jax.vmap(lambda block, i: block.at[i].get(mode="promise_in_bounds"))(rows, position).reshape(x.shape)
 
     lam = jnp.broadcast_to(draws.lam, (batch,))
-    own = lam[:, None, None, None]  # share of the own pixel
+    box = None
     if settings.cutmix:
         pasted = 1 - draws.lam
         if settings.minmax is not None:
             pasted = settings.minmax[0] + (settings.minmax[1] - settings.minmax[0]) * pasted
-        top, left, bottom, right, kept = cutmix_box(1 - pasted, draws.centre, height, width)
-        y, x = jnp.arange(height)[None, :, None], jnp.arange(width)[None, None, :]
-        in_rows = (y >= top[:, None, None]) & (y < bottom[:, None, None])
-        in_columns = (x >= left[:, None, None]) & (x < right[:, None, None])
+        *box, kept = cutmix_box(1 - pasted, draws.centre, height, width)
         lam = jnp.where(draws.cutmix, kept, lam)
-        own = jnp.where(draws.cutmix, 1.0 - (in_rows & in_columns)[..., None].astype(jnp.float32), own)
     lam = jnp.where(mixed, lam, 1.0)
-    own = jnp.where(mixed[:, None, None, None], own, 1.0).astype(image.dtype)
+
+    def blend(image: jax.Array) -> jax.Array:
+        own = lam[:, None, None, None]  # share of the own pixel
+        if box is not None:
+            top, left, bottom, right = (side[:, None, None] for side in box)
+            y, x = jnp.arange(height)[None, :, None], jnp.arange(width)[None, None, :]
+            inside = mixed[:, None, None] & (y >= top) & (y < bottom) & (x >= left) & (x < right)
+            own = jnp.where(draws.cutmix, 1.0 - inside[..., None].astype(jnp.float32), own)
+        own = own.astype(image.dtype)
+        return own * image + (1 - own) * of_partner(image)
 
     other_meta, other_valid = of_partner(meta), of_partner(valid)
     take_other = mixed[:, None] & other_valid & (~valid | (draws.pick >= 0.5)[:, None])
     columns = column_components(bounds, meta.shape[1])
     return Mixed(
-        image=own * image + (1 - own) * of_partner(image),
+        # the branch saves unmixed batches the work, and has the images stored instead of augmented again per reader
+        image=jax.lax.cond(draws.active, blend, lambda image: image, image),
         meta=jnp.where(take_other[:, columns], other_meta, meta),
         valid=jnp.where(take_other, other_valid, valid),
         other_label=of_partner(label),

@@ -73,14 +73,14 @@ class PhaseExtras:
                 raise ValueError(f"custom metric {metric.name!r} has the name of a built-in one; choose another name")
         if len(self.ancestors) not in (0, len(tasks)):
             raise ValueError(f"ancestors has {len(self.ancestors)} tables for {len(tasks)} tasks; give one per task")
-        count, ranks = len(tasks), len(tasks)
+        count = len(tasks)
         found: Sums = {}
         for kind, names in self.subsets.items():
             found[f"subset/{kind}/count"] = jnp.zeros(len(names), jnp.int32)
             found[f"subset/{kind}/correct"] = jnp.zeros((len(names), count), jnp.int32)
         if self.ancestors:
             found["consistent"] = jnp.zeros((), jnp.int32)
-            found["distance"] = jnp.zeros((count, ranks + 1), jnp.int32)
+            found["distance"] = jnp.zeros((count, count + 1), jnp.int32)
         if self.confidence:
             for name, bins in (("calibration", CALIBRATION_BINS), ("risk", RISK_BINS)):
                 found[f"{name}/count"] = found[f"{name}/correct"] = jnp.zeros((count, bins), jnp.int32)
@@ -148,11 +148,11 @@ class PhaseExtras:
         found: dict[str, float] = {}
         for kind, names in self.subsets.items():
             for s, name in enumerate(names):
-                count = float(sums[f"subset/{kind}/count"][s])
-                found[f"subset/{kind}/{name}/count"] = count
-                for t, task in enumerate(tasks if count else ()):
+                rows = int(sums[f"subset/{kind}/count"][s])
+                found[f"subset/{kind}/{name}/count"] = rows
+                for t, task in enumerate(tasks if rows else ()):
                     correct = float(sums[f"subset/{kind}/correct"][s][t])
-                    found[f"subset/{kind}/{name}/acc1_{task}"] = 100 * correct / count
+                    found[f"subset/{kind}/{name}/acc1_{task}"] = 100 * correct / rows
         if self.ancestors and sums["count"]:
             found["consistency_rate"] = float(sums["consistent"]) / float(sums["count"])
         for t, task in enumerate(tasks if self.ancestors else ()):

@@ -12,7 +12,7 @@ from linnaeus_jax.metrics import custom, names
 
 #: words of a metric's name that make smaller values better
 LOWER_IS_BETTER = frozenset(
-    "loss losses nll ece brier perplexity error errors aurc distance duration mse mae rmse".split()
+    "loss losses nll ece brier perplexity error errors aurc distance duration norm mse mae rmse".split()
 )
 #: values of a metric that are remembered
 HISTORY = 100

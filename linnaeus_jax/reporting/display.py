@@ -86,20 +86,6 @@ def eta(seconds: float) -> str:
     return str(datetime.timedelta(seconds=int(seconds)))
 
 
-def train_line(
-    epoch: int, done: int, total: int, values: Mapping[str, float], *, lr: float | None, seconds_left: float
-) -> str:
-    """The documented console line of one interval."""
-    parts = [f"Train Epoch={epoch} [{done}/{total}]"]
-    if lr is not None:
-        parts.append(f"lr={lr:.6f}")
-    parts.append(f"loss={values['loss']:.4f}")
-    parts.append(f"chain_acc={values.get('chain_accuracy', math.nan):.3f}")
-    parts.append(f"part_chain_acc={values.get('partial_chain_accuracy', math.nan):.3f}")
-    parts.append(f"ETA={eta(seconds_left)}")
-    return ", ".join(parts)
-
-
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """A table with left-aligned first column and right-aligned rest."""
     found = Table(title=title, title_justify="left")

@@ -61,7 +61,8 @@ class MetricsLog:
         """
         if not self.path.exists():
             return 0
-        kept, moved = [], []
+        kept: list[str] = []
+        moved: list[str] = []
         for line in self.path.read_text().splitlines():
             try:
                 row = json.loads(line)

@@ -29,9 +29,9 @@ TRUST = {
     "nll": "log loss [nats]",
     "brier": "Brier score",
     "aurc": "area under risk–coverage",
-    "coverage_at_risk_1": "answered at ≤ 1 % errors",
-    "coverage_at_risk_5": "answered at ≤ 5 % errors",
-    "coverage_at_risk_10": "answered at ≤ 10 % errors",
+    "coverage_at_risk_1": "answered at ≤ 1 % errors [%]",
+    "coverage_at_risk_5": "answered at ≤ 5 % errors [%]",
+    "coverage_at_risk_10": "answered at ≤ 10 % errors [%]",
 }
 WORST_CLASSES = 15
 
@@ -40,7 +40,7 @@ body{font:15px/1.45 system-ui,"Segoe UI",Helvetica,Arial,sans-serif;color:#1b1f2
 max-width:1180px;margin:0 auto;padding:12px 10px 60px}
 h1{font-size:26px;margin:14px 0 2px}
 h2{font-size:20px;margin:34px 0 6px;border-bottom:1px solid #d5dae0;padding-bottom:3px}
-h3{font-size:15px;margin:12px 0 4px}p{margin:4px 0 8px;max-width:900px;color:#444c56}
+h3{font-size:16px;margin:14px 0 4px}h4{font-size:14px;margin:8px 0 2px}p{margin:4px 0 8px;max-width:900px;color:#444c56}
 nav{margin:8px 0;font-size:13px}nav a{margin-right:12px;color:#0b5cad;text-decoration:none;white-space:nowrap}
 img{width:100%;height:auto;display:block;margin:6px 0}
 table{border-collapse:collapse;font-size:13.5px;margin:4px 0 10px;font-variant-numeric:tabular-nums}
@@ -48,6 +48,7 @@ th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #e4e8ec;vertical
 th{font-weight:600;background:#f4f6f8}th:first-child,td:first-child{text-align:left}
 td.text{text-align:left;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12.5px;overflow-wrap:anywhere}
 td.best{font-weight:700;background:#e8f4ec}.side{display:flex;flex-wrap:wrap;gap:8px 36px}
+.wide{flex:1 0 100%}table.text th{text-align:left}
 ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{overflow-x:auto}
 """
 
@@ -77,7 +78,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool =
         body.append(f"<tr>{''.join(parts)}</tr>")
     if not body:
         return Html("")
-    return Html(f'<div class="scroll"><table><tr>{head}</tr>{"".join(body)}</table></div>')
+    kind = ' class="text"' if text else ""
+    return Html(f'<div class="scroll"><table{kind}><tr>{head}</tr>{"".join(body)}</table></div>')
+
+
+def percent(value: float | None, factor: float = 1.0) -> str | None:
+    """A percentage with two decimals."""
+    return None if value is None else f"{factor * value:.2f}"
 
 
 def note(text: str) -> str:
@@ -90,7 +97,9 @@ def side_by_side(runs: Runs, make: Callable[[RunRecord], str]) -> str:
     for label, run in runs.items():
         content = make(run)
         if content:
-            parts.append(f"<div>{f'<h3>{html.escape(label)}</h3>' if len(runs) > 1 else ''}{content}</div>")
+            kind = ' class="wide"' if len(runs) == 1 or "<img" in content else ""  # figures need the whole width
+            heading = f"<h3>{html.escape(label)}</h3>" if len(runs) > 1 else ""
+            parts.append(f"<div{kind}>{heading}{content}</div>")
     return f'<div class="side">{"".join(parts)}</div>' if parts else ""
 
 
@@ -109,12 +118,11 @@ def tasks_of(runs: Runs) -> list[str]:
 
 
 def phases_of(runs: Runs) -> dict[str, str]:
-    """Validation phases that any run had -> what they mean; the alias `val_mask` is left out."""
-    found = dict.fromkeys(
-        match[1] for run in runs.values() for name in run.names if (match := re.match(r"(val[^/]*)/loss$", name))
-    )
-    if "val_mask_meta" in found:
-        found.pop("val_mask", None)
+    """Validation phases that any run had -> what they mean, widest first; the alias `val_mask` is left out."""
+    names = {match[1] for run in runs.values() for name in run.names if (match := re.match(r"(val[^/]*)/loss$", name))}
+    first = ("val", "val_no_mask", "val_mask_meta")
+    found = [phase for phase in first if phase in names]
+    found += sorted(names.difference(first, ("val_mask",)), key=lambda phase: (phase.count("_"), phase))
     meaning = {"val": "validation", "val_mask_meta": "without any metadata", "val_no_mask": "without masking"}
     return {phase: meaning.get(phase, f"without {phase.removeprefix('val_mask_')}") for phase in found}
 
@@ -153,7 +161,7 @@ def warnings(run: RunRecord) -> list[str]:
     found = [f"schedule: {text}" for text in run.schedule.get("warnings", ())]
     skipped = run.last("train/skipped_updates", "train")
     if skipped:
-        found.append(f"{skipped:.0f} updates had non-finite values and were skipped")
+        found.append(f"updates skipped because of non-finite values: {skipped:.0f}")
     bad = dict.fromkeys(
         name for row in run.rows for name, x in row.values.items() if isinstance(x, float) and not np.isfinite(x)
     )
@@ -239,8 +247,8 @@ def phase_results(runs: Runs) -> str:
             chains = [run.last(f"{phase}/{name}") for name in ("chain_accuracy", "partial_chain_accuracy")]
             rows.append(
                 [phase, run.last(f"{phase}/loss_unweighted") or run.last(f"{phase}/loss")]
-                + [None if value is None else round(100 * value, 2) for value in chains]
-                + [_rounded(run.last(name)) for name in accuracy_names(run, phase, tasks)]
+                + [percent(value, 100) for value in chains]
+                + [percent(run.last(name)) for name in accuracy_names(run, phase, tasks)]
             )
         columns = ["phase", "loss [nats]", "chain %", "partial chain %", *(f"{task} %" for task in tasks)]
         return table(columns, [row for row in rows if any(value is not None for value in row[1:])])
@@ -248,10 +256,6 @@ def phase_results(runs: Runs) -> str:
     text = "Last measurement of each phase; accuracies of a rank are over the rows whose label is known there."
     content = side_by_side(runs, one)
     return note(text) + content if content else ""
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)
 
 
 def worth(run: RunRecord, tasks: Sequence[str]) -> dict[str, list[float | None]]:
@@ -268,7 +272,7 @@ def worth(run: RunRecord, tasks: Sequence[str]) -> dict[str, list[float | None]]
         drops = [values[a] - values[b] if a in values and b in values else None for a, b in pairs]
         chain = ("val/chain_accuracy", f"{phase}/chain_accuracy")
         drops.append(100 * (values[chain[0]] - values[chain[1]]) if set(chain) <= values.keys() else None)
-        found[label.removeprefix("without ")] = drops
+        found["all metadata" if phase == "val_mask_meta" else label.removeprefix("without ")] = drops
     return found
 
 
@@ -300,7 +304,12 @@ def trust(runs: Runs) -> str:
 
     def one(run: RunRecord) -> str:
         known = [key for key in TRUST if any(f"val/{key}_{task}" in run.names for task in tasks)]
-        rows = [[task, *(run.last(f"val/{key}_{task}") for key in known)] for task in tasks] if known else []
+
+        def value(key: str, task: str) -> float | str | None:
+            found = run.last(f"val/{key}_{task}")
+            return percent(found, 100) if key.startswith("coverage") else found
+
+        rows = [[task, *(value(key, task) for key in known)] for task in tasks] if known else []
         consistency = run.last("val/consistency_rate")
         content: str = table(["rank", *(TRUST[key] for key in known)], rows)
         if consistency is not None:
@@ -309,6 +318,12 @@ def trust(runs: Runs) -> str:
         return content + plots.confidence(found) + plots.distances(found)
 
     return side_by_side(runs, one)
+
+
+def rarity_order(name: str) -> tuple[float, bool]:
+    """Sorts `lt_p1`, `p1_p5`, ..., `ge_p99` by percentile."""
+    number = re.search(r"p([\d.]+)", name)
+    return (float(number[1]) if number else np.inf, not name.startswith("lt"))
 
 
 def subsets(runs: Runs) -> str:
@@ -322,9 +337,11 @@ def subsets(runs: Runs) -> str:
         parts = []
         for kind, names in kinds.items():
             bins = [name for name in names if run.last(f"val/subset/{kind}/{name}/count")]
+            if kind == "rarity":
+                bins.sort(key=rarity_order)
             values = {t: [run.last(f"val/subset/{kind}/{name}/acc1_{t}") for name in bins] for t in tasks}
             rows = [
-                [name, f"{run.last(f'val/subset/{kind}/{name}/count'):.0f}", *(_rounded(values[t][i]) for t in tasks)]
+                [name, f"{run.last(f'val/subset/{kind}/{name}/count'):.0f}", *(percent(values[t][i]) for t in tasks)]
                 for i, name in enumerate(bins)
             ]
             if kind == "rarity":
@@ -332,9 +349,9 @@ def subsets(runs: Runs) -> str:
                 figure = plots.bars("rarity", bins, values, "top-1 accuracy [%]", "percentile of the class's count")
             else:
                 title, figure = f"Subsets by {kind}, worst first", ""
-                rows.sort(key=lambda row: np.inf if row[2] is None else row[2])
+                rows.sort(key=lambda row: np.inf if row[2] is None else float(row[2]))
             columns = [kind, "rows", *(f"{task} %" for task in tasks)]
-            parts.append(f"<h3>{html.escape(title)}</h3>{figure}{table(columns, rows)}" if rows else "")
+            parts.append(f"<h4>{html.escape(title)}</h4>{figure}{table(columns, rows)}" if rows else "")
         return "".join(parts)
 
     return side_by_side(runs, one)
@@ -352,7 +369,7 @@ def worst_classes(runs: Runs) -> str:
                 continue
             seen.sort(key=lambda i: (classes[i, 1] / classes[i, 0], -classes[i, 0]))
             rows = [
-                [taxon.get(i, f"class {i}"), f"{classes[i, 0]:.0f}", round(100 * classes[i, 1] / classes[i, 0], 1)]
+                [taxon.get(i, f"class {i}"), f"{classes[i, 0]:.0f}", percent(classes[i, 1] / classes[i, 0], 100)]
                 + [counts[task][i] if task in counts else None]
                 for i in seen[:WORST_CLASSES]
             ]
@@ -380,10 +397,7 @@ def data_table(runs: Runs) -> str:
         sizes = run.json("assets/num_classes.json") or {}
         density = run.json("metadata/task_label_density.json") or {}
         splits = list(density)
-        rows = [
-            [task, size, *(round(density[split][task], 2) if task in density[split] else None for split in splits)]
-            for task, size in sizes.items()
-        ]
+        rows = [[task, size, *(percent(density[split].get(task)) for split in splits)] for task, size in sizes.items()]
         return table(["rank", "classes", *(f"labelled in {split} %" for split in splits)], rows)
 
     return side_by_side(runs, one)
@@ -467,7 +481,7 @@ def write_report(run_directories: Sequence[Path], out: Path) -> Path:
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
-        f"<nav>{''.join(links)}</nav>{''.join(body)}</body></html>\n"
+        f"<nav>{' '.join(links)}</nav>{''.join(body)}</body></html>\n"
     )
     write_atomically(out, page)
     os.chmod(out, 0o644)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from linnaeus_jax.reporting.replay import RunRecord
+from linnaeus_jax.reporting.replay import RunError, RunRecord
 from linnaeus_jax.reporting.sinks import WAIT_SHARE
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -27,6 +27,7 @@ WIDTH = 11.6  # inches at 100 pixels
 #: Okabe & Ito's palette, which people with colour-blindness can tell apart, without its yellow
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#7A5195")
 DASHES = ("-", "--", ":", "-.")
+MARKERS = ("", "o", "s", "^", "D", "v", "P")
 #: name of a planned probability -> metric that says what was applied
 APPLIED = {
     "meta mask": "schedule/meta_mask_prob",
@@ -111,15 +112,18 @@ def panels(
     x_label: str | Mapping[str, str] = UPDATES,
     columns: int = 3,
     height: float = 2.7,
-    log_scale: bool = False,
-    limits: tuple[float, float] | None = None,
+    log_scale: Sequence[str] = (),
+    limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
-    """Panels of curves: panel title -> its curves."""
+    """Panels of curves: panel title -> its curves, label of each axis, limits of y; panels with logarithmic y."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     content = {name: [c for c in lines if np.isfinite(c.y).any()] for name, lines in content.items()}
     content = {name: lines for name, lines in content.items() if lines}
     if not content:
         return ""
     figure, axes = grid(len(content), columns, height)
+    end = max(float(np.max(line.x)) for lines in content.values() for line in lines)
     for panel, (name, lines) in zip(axes, content.items(), strict=True):
         for line in lines:
             x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
@@ -139,10 +143,14 @@ def panels(
         panel.set_xlabel(x_label if isinstance(x_label, str) else x_label[name], fontsize=9)
         panel.set_ylabel(y_label if isinstance(y_label, str) else y_label[name], fontsize=9)
         panel.tick_params(labelsize=8)
-        if log_scale:
+        panel.set_xlim(-0.02 * end, 1.02 * end)
+        if name in log_scale:
             panel.set_yscale("log")
-        elif limits is not None:
-            panel.set_ylim(*limits)
+            panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            panel.yaxis.set_minor_formatter(NullFormatter())
+        panel.yaxis.set_major_formatter("{x:g}")
+        if limits is not None and name in limits:
+            panel.set_ylim(*limits[name])
     legend(figure, axes)
     return image(figure, title)
 
@@ -176,7 +184,10 @@ def bars(
 def phase_curve(
     runs: Runs, label: str, phase: str, names: Sequence[str], order: int, *, scale: float = 1.0, event: str | None
 ) -> list[Curve]:
-    """Curves of the first of `names` that a run has in a phase: coloured by run, or by phase where there is one run."""
+    """Curves of the first of `names` that a run has in a phase.
+
+    Phases differ by marker, and by colour where there is one run; with several, the colour is that of the run.
+    """
     found = []
     for index, (run_label, run) in enumerate(runs.items()):
         name = next((f"{phase}/{name}" for name in names if f"{phase}/{name}" in run.names), None)
@@ -190,8 +201,8 @@ def phase_curve(
                 x,
                 y * scale,
                 COLORS[(index if several else order) % len(COLORS)],
-                dash=DASHES[order % len(DASHES)] if several else "-",
-                marker="o" if event == "epoch" else "",
+                dash="-" if event == "epoch" else ":" if several else "-",
+                marker=MARKERS[order % len(MARKERS)] if event == "epoch" else "",
                 width=1.6 if event == "epoch" else 1.0,
             )
         )
@@ -223,14 +234,24 @@ def accuracies(runs: Runs, tasks: Sequence[str]) -> str:
         train = phase_curve(runs, "training", "train", (f"step_avg_{name}",), 0, scale=scale, event="train")
         train = train or phase_curve(runs, "training", "train", (name,), 0, scale=scale, event="epoch")
         content[title] = train + phase_curve(runs, "validation", "val", (name,), 1, scale=scale, event="epoch")
-    return panels("accuracies", content, "accuracy [%]", limits=(-2, 102), height=2.5)
+    return panels("accuracies", content, "accuracy [%]", limits=dict.fromkeys(content, (-2.0, 102.0)), height=2.5)
 
 
 def schedules(run: RunRecord) -> tuple[str, float | None]:
-    """Planned and applied learning rates and probabilities; also the largest relative difference of the rates."""
+    """Planned and applied learning rates and probabilities; also the largest relative difference of the rates.
+
+    Raises:
+      RunError: another version wrote the schedule.
+    """
     if "resolved" not in run.schedule:
         return "", None
-    resolved = ResolvedSchedule.from_dict(run.schedule["resolved"])
+    try:
+        resolved = ResolvedSchedule.from_dict(run.schedule["resolved"])
+    except KeyError as error:
+        raise RunError(
+            f"{run.root}/assets/schedule_summary.json lacks the field {error}: another version wrote it; use that "
+            "version, or remove the file to leave the schedules out"
+        ) from error
     updates = np.unique(np.linspace(0, resolved.total_steps - 1, 4 * POINTS).astype(np.int64))
     rates, planned, worst = build_scheduler(resolved), curves(resolved), None
     specs = [spec for spec in resolved.learning_rates if not spec.frozen]
@@ -258,7 +279,8 @@ def schedules(run: RunRecord) -> tuple[str, float | None]:
             x, y = (steps - 1)[::every], applied[::every]
             content["probabilities"].append(Curve(f"{name}, applied", x, y, color, "", "."))
     units = {"learning rate": "learning rate", "probabilities": "probability"}
-    return panels("schedules", content, units, columns=2, height=2.9), worst
+    limits = {"probabilities": (-0.03, 1.03)}
+    return panels("schedules", content, units, columns=2, height=2.9, limits=limits), worst
 
 
 def speed(runs: Runs) -> str:
@@ -270,23 +292,26 @@ def speed(runs: Runs) -> str:
         x, y = run.series(WAIT_SHARE, "train")
         content["waiting for data"].append(Curve(label, x, 100 * y, color))
     units = {"throughput": "images per second", "waiting for data": "share of time [%]"}
-    return panels("speed", content, units, columns=2)
+    fastest = max((float(np.max(line.y)) for line in content["throughput"] if len(line.y)), default=1.0)
+    limits = {"throughput": (0.0, 1.1 * fastest), "waiting for data": (-2.0, 102.0)}
+    return panels("speed", content, units, columns=2, limits=limits)
 
 
 def gradients(runs: Runs, tasks: Sequence[str]) -> str:
     """Gradient norm, and GradNorm's task weights where they move."""
-    content: dict[str, list[Curve]] = {"gradient norm before clipping": [], "task weights": []}
+    norm = "gradient norm before clipping"
+    content: dict[str, list[Curve]] = {norm: [], "task weights": []}
     for index, (label, run) in enumerate(runs.items()):
         steps, norms = run.series("train/grad_norm", "train")
-        content["gradient norm before clipping"].append(Curve(label, steps, norms, COLORS[index % len(COLORS)]))
+        content[norm].append(Curve(label, steps, norms, COLORS[index % len(COLORS)]))
         for order, task in enumerate(tasks):
             x, y = run.series(f"gradnorm/weight/{task}", "train")
             several = len(runs) > 1
             color = COLORS[(index if several else order + 1) % len(COLORS)]
             name = f"{label}: weight of {task}" if several else f"weight of {task}"
             content["task weights"].append(Curve(name, x, y, color, DASHES[order % len(DASHES)]))
-    units = {"gradient norm before clipping": "L2 norm", "task weights": "weight"}
-    return panels("gradients", content, units, columns=2, log_scale=True)
+    units = {norm: "L2 norm", "task weights": "weight"}
+    return panels("gradients", content, units, columns=2, log_scale=[norm])
 
 
 def confidence(found: Mapping[str, Mapping[str, Any]]) -> str:

@@ -15,7 +15,7 @@ from linnaeus_jax.reporting.replay import read_rows, replay
 
 log = logging.getLogger("linnaeus_jax")
 
-WAIT_SHARE = "train/data_wait_share_per_sec"
+WAIT_SHARE = "pipeline/wait_share"
 #: share of the time spent waiting for data that counts as starving, and below which the alarm is armed again
 STARVING, FED = 0.5, 0.25
 #: rows in a row that must starve before anybody is told

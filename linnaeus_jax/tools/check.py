@@ -96,8 +96,9 @@ def check(argv: Sequence[str]) -> None:
     console.print(table("compiled steps", ["step", "compile", "memory per device", "time per update"], rows))
     console.print(f"loss after {1 + TIMED_UPDATES} updates on one batch: {float(outputs.loss):.4f}")
     console.print(
-        f"{batch['weight'].size / plain:.0f} images/s on {this.placement.device_count} device(s); an epoch of {updates} "
-        f"updates takes {eta(updates * plain)} and all {this.resolved.epochs} epochs {eta(this.resolved.total_steps * plain)}"
+        f"{batch['weight'].size / plain:.0f} images/s on {this.placement.device_count} device(s); "
+        f"an epoch of {updates} updates takes {eta(updates * plain)} "
+        f"and all {this.resolved.epochs} epochs {eta(this.resolved.total_steps * plain)}"
     )
     images = batch["image"][0][:24]
     names = [f"row {row}: class {label[0]}" for row, label in zip(batch["row"][0], batch["label"][0], strict=True)]

@@ -57,31 +57,35 @@ class Boundary:
         *,
         components: tuple[str, ...],
         best_metric: str,
-        has_validation: bool,
+        validation_rows: int,
         warmup_steps: int,
     ) -> None:
         self.resolved, self.host, self.actions = resolved, host, actions
         self.components = components
         self.best_metric = best_metric
-        self.has_validation = has_validation
+        self.validation_rows = validation_rows
         self.warmup_steps = warmup_steps
 
-    def serve(self, *, again: bool = False, skip_validation: bool = False) -> bool:
+    def serve(self, *, again: bool = False, skip_validation: bool = False, train_seconds: float | None = None) -> bool:
         """Serves the boundary of the current epoch; returns whether training ends here.
 
         Args:
           again: the run was restarted from this boundary's checkpoint, which is therefore not saved again.
           skip_validation: leave out the validations (only on a restart).
+          train_seconds: what the epoch's updates took in this process.
         """
         host, resolved = self.host, self.resolved
         progress = host.progress
         epoch, step = progress.current_epoch, progress.global_step
         if not again:
-            train = host.recorder.finish_epoch()
-            host.tracker.update("train", train, epoch, step)
+            samples = host.recorder.logger.windows["epoch"].get("sums", {}).get("count")
+            train = host.recorder.logger.finish_epoch()
+            host.tracker.update(
+                "train", train, epoch, step, seconds=train_seconds, samples=None if samples is None else int(samples)
+            )
             progress.finish_training_epoch()
         due = due_at_boundary(resolved, epoch, step, progress.last_boundary_step)
-        phases = () if skip_validation or not self.has_validation else due.phases
+        phases = due.phases if self.validation_rows and not skip_validation else ()
         if not again:
             progress.schedule_due(due)
             if due.save:
@@ -101,7 +105,10 @@ class Boundary:
         if reason is not None and epoch < resolved.epochs - 1:
             saved = self._close_early(results, epoch, step, saved=saved)
         progress.stop_reason = reason
-        self.actions.write_row(self._row(results, epoch, step, reason))
+        row = host.tracker.get_wandb_metrics(step)
+        if reason is not None:
+            row["early_stop/reason"] = reason
+        self.actions.write_row(row)
         if saved:
             self.actions.finish()
         self.actions.write_progress()
@@ -112,7 +119,7 @@ class Boundary:
         closing = due_at_boundary(self.resolved, epoch, step, step, is_last=True)
         if not saved and closing.save:
             self.actions.save()
-        if self.has_validation:
+        if self.validation_rows:
             missing = tuple(phase for phase in closing.phases if phase.name not in results)
             results |= self._evaluate(missing, epoch, step)
         return saved or closing.save
@@ -127,7 +134,7 @@ class Boundary:
         results = self.actions.evaluate(masks)
         seconds = time.perf_counter() - started
         for name, values in results.items():
-            self.host.tracker.update(name, values, epoch, step)
+            self.host.tracker.update(name, values, epoch, step, seconds=seconds, samples=self.validation_rows)
         log.info("validation after epoch %d: %s in %.1f s", epoch, ", ".join(results), seconds)
         return results
 
@@ -163,32 +170,3 @@ class Boundary:
         if decision.stop:
             log.warning("early stop after %d updates: %s", step, decision.reason)
         return decision.reason if decision.stop else None
-
-    def _row(self, results: Results, epoch: int, step: int, reason: str | None) -> dict[str, Any]:
-        tracker = self.host.tracker
-        train = {
-            name.removeprefix("train/"): metric.value
-            for name, metric in tracker.metrics.items()
-            if name.startswith("train/") and metric.last_step == step
-        }
-        row: dict[str, Any] = {}
-        for phase, values in {"train": train, **results}.items():
-            row |= {f"{phase}/{name}": value for name, value in values.items()}
-            core = {"val_mask_meta": "valMask"}.get(phase, phase.replace("val_mask_", "valMask_"))
-            for short, name in (
-                ("loss", "loss"),
-                ("chain_acc", "chain_accuracy"),
-                ("partial_chain_acc", "partial_chain_accuracy"),
-            ):
-                if name in values:
-                    row[f"core/{core}_{short}"] = values[name]
-            row |= {
-                f"core/{core}_acc1/{name.removeprefix('acc1_')}": value
-                for name, value in values.items()
-                if name.startswith("acc1_")
-            }
-        if "val_mask_meta" in results:
-            row |= {f"val_mask/{name}": value for name, value in results["val_mask_meta"].items()}
-        if reason is not None:
-            row["early_stop/reason"] = reason
-        return row

@@ -114,8 +114,13 @@ class Checkpoints:
         return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
     def arrays(self, step: int) -> Any:
-        """The stored arrays of one checkpoint as a plain tree, for inspection."""
-        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore()))["state"]
+        """The stored arrays of one checkpoint as a plain tree on one device, wherever they were saved."""
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+            self._manager.item_metadata(step)["state"].tree,
+        )
+        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))["state"]
 
     def boundary_file(self, step: int) -> Path:
         return self.directory / f"boundary_{step}.json"

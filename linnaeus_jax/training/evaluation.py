@@ -17,8 +17,12 @@ from flax import linen as nn
 
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
+from linnaeus_jax.metrics.extras import PhaseExtras
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.training.parallel import Placement, fetch
+
+#: what a phase needs of a batch besides the image
+USED = ("label", "meta", "weight", "rarity", "taxa_subset")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +38,7 @@ class EvaluationProgram:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     null_possible: bool
+    extras: PhaseExtras
 
     def features(self, params: Any, model_state: Any, image: jax.Array) -> jax.Array:
         """uint8 [B, H, W, 3] -> what the metadata-free stages make of it."""
@@ -63,7 +68,20 @@ class EvaluationProgram:
             logits, label, None, None, weight, jnp.ones_like(label, bool), self.criteria, self.class_weights
         ).per_sample
         weighted = per_sample @ task_weights
-        return add(sums, batch_sums(logits, label, weight, per_sample, weighted, null_possible=self.null_possible))
+        rarity = batch["rarity"]
+        if self.null_possible:
+            rarity = jnp.where(label[:, 0] == 0, -1, rarity)  # an unknown species is neither rare nor common
+        found = batch_sums(
+            logits,
+            label,
+            weight,
+            per_sample,
+            weighted,
+            null_possible=self.null_possible,
+            extras=self.extras,
+            membership={"taxa": batch["taxa_subset"], "rarity": rarity},
+        )
+        return add(sums, found)
 
 
 class Evaluator:
@@ -91,14 +109,14 @@ class Evaluator:
     ) -> dict[str, dict[str, float]]:
         """Runs all `phases` (name -> keep-mask) over `batches`; returns phase -> metric -> value."""
         keeps = {name: self.placement.replicate(keep) for name, keep in phases.items()}
-        sums = {name: self.placement.replicate(empty_sums(self.program.tasks)) for name in phases}
+        sums = {name: self.placement.replicate(empty_sums(self.program.tasks, self.program.extras)) for name in phases}
         for batch in batches:
             self._add_batch(params, model_state, task_weights, batch, keeps, sums)
             on_batch()
         found = fetch(sums)
         results = {}
         for name in phases:
-            values = summarise(found[name], self.program.tasks)
+            values = summarise(found[name], self.program.tasks, self.program.extras)
             results[name] = {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
         return results
 
@@ -112,7 +130,7 @@ class Evaluator:
         sums: dict[str, Sums],
     ) -> None:
         """Adds one batch to the sums of every phase."""
-        used = {name: batch[name] for name in ("image", "label", "meta", "weight")}
+        used = {name: batch[name] for name in ("image", *USED)}
         placed = self.placement.to_device(used, self.placement.batch)
         features = self._features(params, model_state, placed.pop("image"))
         for name, keep in keeps.items():

@@ -19,6 +19,7 @@ from flax import struct
 
 from linnaeus_jax.learning import losses, meta_masking, mixing, null_masking
 from linnaeus_jax.learning.augmentation import AugmentSettings, augment, normalize, row_keys
+from linnaeus_jax.metrics.extras import PhaseExtras
 from linnaeus_jax.metrics.phase import Sums, batch_sums
 from linnaeus_jax.schedules.probabilities import Probabilities
 from linnaeus_jax.schedules.resolved import PartialMasking
@@ -78,6 +79,7 @@ class Objective:
     mix: mixing.MixSettings | None
     masking: MaskSettings | None
     probabilities: Probabilities
+    extras: PhaseExtras  # what the log says of training besides losses and accuracies
     preview_rows: int = 0  # rows whose predictions the update reports
 
     def key(self, name: str, step: Step) -> jax.Array:
@@ -155,7 +157,7 @@ class Objective:
         Returns:
           (float32 [T], what the log needs).
         """
-        image, meta, valid = self.inputs(micro, targets, step)
+        image, meta, valid, masked = self.inputs(micro, targets, step)
         logits, new_state = self.forward(params, model_state, image, meta, step, index)
         with jax.named_scope("losses"):
             found = losses.task_loss_sums(
@@ -177,6 +179,8 @@ class Objective:
                     jax.lax.stop_gradient(found.per_sample),
                     jnp.zeros_like(micro["weight"]),  # the weighted total is known once per update
                     null_possible=self.null_possible,
+                    extras=self.extras,
+                    membership={"metadata": masked},
                 ),
                 meta_valid=(valid & (micro["weight"] > 0)[:, None]).sum(axis=0, dtype=jnp.int32),
                 model_state=new_state,
@@ -202,7 +206,7 @@ class Objective:
 
         The model's running statistics are not touched.
         """
-        image, meta, _ = self.inputs(micro, targets, step)
+        image, meta, _, _ = self.inputs(micro, targets, step)
         meta = jnp.zeros_like(meta) if zero_metadata else meta
         logits, _ = self.forward(params, model_state, image, meta, step, index)
         found = losses.task_loss_sums(
@@ -219,8 +223,8 @@ class Objective:
 
     def inputs(
         self, micro: Mapping[str, jax.Array], targets: Targets, step: Step
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Augmented, mixed and masked inputs of the model: normalised image, metadata, validity."""
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Augmented, mixed and masked inputs: normalised image, metadata, validity, and how each row was masked."""
         with jax.named_scope("augment"):
             image = augment(micro["image"], micro["row"], self.key("augment", step), self.augmentation)
         meta, valid = micro["meta"], micro["meta_valid"]
@@ -238,9 +242,10 @@ class Objective:
                     bounds=self.bounds,
                 )
                 image, meta, valid = mixed.image, mixed.meta, mixed.valid
+        masked = jnp.full(micro["row"].shape, meta_masking.NONE, jnp.int32)
         if self.masking is not None:
             with jax.named_scope("mask_metadata"):
-                meta, valid, _ = meta_masking.mask_metadata(
+                meta, valid, masked = meta_masking.mask_metadata(
                     meta,
                     valid,
                     row_keys(self.key("mask_metadata", step), micro["row"]),
@@ -251,7 +256,7 @@ class Objective:
                     log_weights=self.masking.log_weights,
                     bounds=self.bounds,
                 )
-        return normalize(image, self.mean, self.std), meta, valid
+        return normalize(image, self.mean, self.std), meta, valid, masked
 
     def forward(
         self, params: Any, model_state: Any, image: jax.Array, meta: jax.Array, step: Step, index: jax.Array

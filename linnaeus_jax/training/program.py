@@ -18,6 +18,8 @@ from linnaeus_jax.learning.augmentation import AugmentSettings
 from linnaeus_jax.learning.class_weights import task_class_weights
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.smoothing import TaxonomySmoothing
+from linnaeus_jax.metrics import custom
+from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.models import ParameterInfo, build_model, layer_index, parameter_table, stage_of
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
@@ -63,8 +65,12 @@ class Program:
             ema=jax.tree.map(jnp.array, params) if self.ema else None,
             skipped=zero,
             skipped_in_a_row=zero,
-            interval=IntervalSums.zeros(self.objective.tasks, len(self.evaluation.component_names)),
+            interval=self.fresh_interval(),
         )
+
+    def fresh_interval(self) -> IntervalSums:
+        """Training statistics of no update at all."""
+        return IntervalSums.zeros(self.objective.tasks, len(self.evaluation.component_names), self.objective.extras)
 
     def train_step(self, variant: str) -> Any:
         """The pure update of a variant, `plain` or `gradnorm`."""
@@ -213,6 +219,9 @@ def build_program(
         mix=mix_settings(config, block),
         masking=MaskSettings.build(resolved.partial_masking, component_names) if masking and bounds else None,
         probabilities=probabilities,
+        extras=PhaseExtras(
+            subsets={"metadata": META_STATES} if masking and bounds else {}, custom=custom.registered("train")
+        ),
         preview_rows=PREVIEW_ROWS if probes else 0,
     )
 
@@ -254,6 +263,12 @@ def build_program(
         mean=tuple(config.aug.mean),
         std=tuple(config.aug.std),
         null_possible=dataset.null_possible,
+        extras=PhaseExtras(
+            subsets={"taxa": dataset.taxa_subset_names, "rarity": dataset.rarity_names},
+            ancestors=tuple(dataset.tree.anc[task] for task in dataset.tasks),
+            confidence=True,
+            custom=custom.registered("val"),
+        ),
     )
     return Program(model, objective, update, evaluation, parameters, weights, train.ema.enabled)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from linnaeus_jax.learning.gradnorm import GradNormState
+from linnaeus_jax.metrics.extras import NO_EXTRAS, PhaseExtras
 from linnaeus_jax.metrics.phase import Sums, empty_sums
 
 
@@ -52,9 +53,10 @@ class IntervalSums(struct.PyTreeNode):
     null_included: jax.Array
 
     @classmethod
-    def zeros(cls, tasks: tuple[str, ...], components: int) -> IntervalSums:
+    def zeros(cls, tasks: tuple[str, ...], components: int, extras: PhaseExtras = NO_EXTRAS) -> IntervalSums:
+        """The neutral element of `merge`."""
         return cls(
-            sums=empty_sums(tasks),
+            sums=empty_sums(tasks, extras),
             grad_norm=jnp.zeros((), jnp.float32),
             updates=jnp.zeros((), jnp.int32),
             meta_valid=jnp.zeros(components, jnp.int32),

@@ -8,6 +8,7 @@ from linnaeus_jax.learning import augmentation
 from linnaeus_jax.learning.losses import CRITERIA
 from linnaeus_jax.models import model_variants
 from linnaeus_jax.schedules.resolve import validate_schedule_config
+from linnaeus_jax.training.remote_sync import bucket_errors
 
 #: key -> values it may have
 CHOICES = {
@@ -82,6 +83,7 @@ def config_errors(config: ConfigDict) -> list[str]:
             if name not in CRITERIA:
                 errors.append(f"loss.task_specific.{split}.funcs holds {name!r}; choose among {', '.join(CRITERIA)}")
     errors += augmentation.validate(config.aug)
+    errors += bucket_errors(config.env.output.bucket)
     errors += validate_schedule_config(config)
     return list(dict.fromkeys(errors))
 
@@ -94,7 +96,8 @@ def _model_errors(config: ConfigDict) -> list[str]:
     errors = []
     if model.variant not in known[model.type]:
         errors.append(
-            f"model.variant = {model.variant!r} is unknown for {model.type}; choose one of {', '.join(known[model.type])}"
+            f"model.variant = {model.variant!r} is unknown for {model.type}; "
+            f"choose one of {', '.join(known[model.type])}"
         )
     if model.in_chans != 3:
         errors.append(f"model.in_chans = {model.in_chans}, but images are RGB; set it to 3")

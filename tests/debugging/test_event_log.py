@@ -67,9 +67,15 @@ def test_a_hanging_run_shows_what_came_before(tmp_path):
 
 
 def test_an_exception_flushes(tmp_path):
-    with pytest.raises(RuntimeError), DebugEventLog(tmp_path, 1) as log:
-        log.event("training_step", 0, 0, {})
-        raise RuntimeError
+    log = DebugEventLog(tmp_path, 1)
+
+    def fail() -> None:
+        with log:
+            log.event("training_step", 0, 0, {})
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert len(lines(log.path)) == 1
 
 
@@ -246,6 +252,16 @@ def test_zero_and_non_finite(tmp_path):
     assert list(stats["top_10_grad_norms"].items())[0] == ("b.bias", "NaN")
     found = {sign["sign"] for sign in json.loads(log.summary_path.read_text())["findings"]}
     assert {"no_updates", "nonfinite_gradients"} <= found
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_bad_entry_is_found(tmp_path, value):
+    grads = {name: jnp.ones((3, 4)) for name in NAMES}
+    grads["c.weight"] = grads["c.weight"].at[1, 2].set(value)
+    with DebugEventLog(tmp_path, 1) as log:
+        rows = {row["event_type"]: row["data"] for row in run(log, inputs(step=0, grads=grads))}
+    assert rows["gradient_stats"]["nonfinite_params"] == 1
+    assert rows["gradient_stats"]["num_params_with_grad"] == 3
 
 
 def test_sharded_rows_give_the_same(tmp_path):

@@ -290,4 +290,6 @@ def test_contact_sheet(tmp_path):
     }
     np.testing.assert_allclose(stages["flip"], stages["input"][:, :, ::-1], rtol=1e-6)
     render(tmp_path / "sheet.png", stages, ["a", "b"], {"flip": ["flipped", "flipped"]})
-    assert cv2.imread(str(tmp_path / "sheet.png")).std() > 10
+    sheet = cv2.imread(str(tmp_path / "sheet.png"))
+    assert sheet is not None
+    assert sheet.std() > 10

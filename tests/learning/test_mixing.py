@@ -110,7 +110,7 @@ def test_null_samples_are_excluded(golden):
     np.testing.assert_array_equal(mixing.exclude_null_groups(group, label, (0,)), golden["exclude_null/L10"])
 
 
-def batch(size, block, rng) -> Any:
+def batch(size, block, rng) -> tuple[Any, Any, Any, Any, Any, Any]:
     """A planned batch of random groups, as arguments of `mix`."""
     group = rng.integers(-1, 3, size).astype(np.int32)
     partner = np.arange(size, dtype=np.int32)
@@ -222,8 +222,11 @@ def check_sharded_mixing(devices, size, block):
     args = batch(size, block, np.random.default_rng(1))
     mix_settings = MixSettings(block=block, mixup=True, cutmix=True)
 
-    def run(*args):
-        return mixing.mix(*args, jax.random.key(5), p_mix=1.0, settings=mix_settings, bounds=BOUNDS)
+    def run(image: Any, meta: Any, valid: Any, label: Any, partner: Any, group: Any) -> mixing.Mixed:
+        key = jax.random.key(5)
+        return mixing.mix(
+            image, meta, valid, label, partner, group, key, p_mix=1.0, settings=mix_settings, bounds=BOUNDS
+        )
 
     sharded = [jax.device_put(x, rows) for x in args]
     compiled = jax.jit(run, out_shardings=rows).lower(*sharded).compile()

@@ -63,7 +63,10 @@ def test_accumulation_is_one_big_batch(tmp_path):
     rows, program, state = found[1]
     gradients = []
     for micro_batches in (1, 2):
-        batch = {name: jnp.asarray(x.reshape(micro_batches, len(x) // micro_batches, *x.shape[1:])) for name, x in rows.items()}
+        batch = {
+            name: jnp.asarray(x.reshape(micro_batches, len(x) // micro_batches, *x.shape[1:]))
+            for name, x in rows.items()
+        }
         targets, counts = program.objective.prepare(batch, state.step)
         sums = jax.jit(
             lambda p, b, t, c, program=program: grad_sums(program.objective, p, {}, b, t, c, jnp.ones(3), jnp.int32(0))
@@ -96,15 +99,15 @@ def test_pmap_of_disjoint_shards_gives_the_same_gradient(tmp_path):
     local = {name: shards(x) for name, x in batch.items()}
     local["partner"] = local["partner"] - jnp.asarray([0, 8])[:, None, None]  # positions count within the shard
     draws = targets.draws
-    split_draws = None if draws is None else type(draws)(
-        *(jnp.stack([x, x]) if x.ndim == 1 else shards(x) for x in draws)
+    split_draws = (
+        None if draws is None else type(draws)(*(jnp.stack([x, x]) if x.ndim == 1 else shards(x) for x in draws))
     )
     split = targets.replace(
         draws=split_draws, **{name: shards(getattr(targets, name)) for name in ("other", "lam", "keep", "null")}
     )
-    summed = jax.pmap(
-        lambda p, b, t: jax.lax.psum(gradient(p, b, t), "i"), axis_name="i", in_axes=(None, 0, 0)
-    )(state.params, local, split)
+    summed = jax.pmap(lambda p, b, t: jax.lax.psum(gradient(p, b, t), "i"), axis_name="i", in_axes=(None, 0, 0))(
+        state.params, local, split
+    )
     summed = jax.tree.map(lambda x: np.asarray(x.addressable_shards[0].data)[0], summed)
     zero = jax.tree.map(np.zeros_like, whole)
     assert relative_difference(summed, whole, zero) <= BOUND

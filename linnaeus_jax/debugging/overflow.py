@@ -1,0 +1,267 @@
+"""Underflow and overflow detection: reports the module calls that led to the first NaN or infinity.
+
+The report format and the options are those of `transformers.debug_utils.DebugUnderflowOverflow`. In a training step the
+frames leave the graph beside the gradient and `OverflowMonitor` reads them before the update is kept. For any Linen
+module outside the trainer::
+
+    debug = DebugUnderflowOverflow(model)
+    logits = debug.apply(variables, images)  # raises at the first NaN or infinity
+
+or, inside a step of one's own, with the frames as one more output::
+
+    (loss, frames), grads = step(params, batch)  # uses `out, frames = debug.record(variables, images)`
+    debug.check(frames)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from linnaeus_jax.debugging.frames import Frame, FrameRecorder, Frames, Row
+
+Writer = Callable[[str], None]
+
+_PREFIX = " " * 17
+_COLUMNS = "abs min  abs max  metadata"
+_FOUND = (
+    "DebugUnderflowOverflow: inf/nan detected, aborting as there is no point running further. "
+    "Please scroll up above this traceback to see the activation values prior to this event."
+)
+
+
+class OverflowDetected(ValueError):
+    """A weight, input or output was NaN or infinite; the report has been written."""
+
+    def __init__(self, batch_number: int, frame: Frame) -> None:
+        super().__init__(_FOUND)
+        self.batch_number = batch_number
+        self.frame = frame
+
+
+class BatchLimitReached(ValueError):
+    """The batch named by `abort_after_batch_num` is done."""
+
+
+def row_text(row: Row) -> str:
+    """One line of a frame: both magnitudes, or the note in their place, and the label."""
+    if row.note:
+        return f"{row.note:>17} {row.label}"
+    return f"{row.absmin:8.2e} {row.absmax:8.2e} {row.label}"
+
+
+def frame_text(frame: Frame, starts_batch: int | None = None) -> str:
+    """A frame as it is printed; `starts_batch` is the number of the batch whose first frame it is."""
+    lines = [f"{_PREFIX} {frame.name} {frame.class_name}", *map(row_text, frame.rows)]
+    if starts_batch is not None:
+        lines = [f"\n\n{_PREFIX} *** Starting batch number={starts_batch} ***", _COLUMNS, *lines]
+    return "\n".join(lines)
+
+
+def _alarms(label: str, has_nan: bool, has_inf: bool) -> Iterator[str]:
+    if has_nan:
+        yield f"{label} has nans"
+    if has_inf:
+        yield f"{label} has infs"
+
+
+class OverflowMonitor:
+    """Reads the frames of one batch after another, prints reports or traces and raises.
+
+    Args:
+      max_frames_to_save: frames that a report shows at most; they may reach back into earlier batches.
+      trace_batch_nums: batches whose frames are all printed.
+      abort_after_batch_num: the batch after which to stop; None never.
+      detect: whether NaNs and infinities raise. None: unless batches are traced. In a traced batch they raise after
+        the whole batch is printed.
+      write: receives every piece of text; a line break belongs after each, as `print` does.
+
+    Raises:
+      ValueError: an option that cannot work.
+    """
+
+    def __init__(
+        self,
+        max_frames_to_save: int = 21,
+        trace_batch_nums: Sequence[int] = (),
+        abort_after_batch_num: int | None = None,
+        detect: bool | None = None,
+        write: Writer = print,
+    ) -> None:
+        if max_frames_to_save < 1:
+            raise ValueError(f"max_frames_to_save is {max_frames_to_save}; at least 1 frame is needed for a report")
+        numbers = (*trace_batch_nums, *(() if abort_after_batch_num is None else (abort_after_batch_num,)))
+        if any(number < 0 for number in numbers):
+            raise ValueError(
+                f"trace_batch_nums {tuple(trace_batch_nums)} and abort_after_batch_num {abort_after_batch_num} count "
+                "batches from 0 and cannot be negative"
+            )
+        self.max_frames_to_save = max_frames_to_save
+        self.trace_batch_nums = frozenset(trace_batch_nums)
+        self.abort_after_batch_num = abort_after_batch_num
+        self.detect = not self.trace_batch_nums if detect is None else detect
+        self._write = write
+        self._recent: deque[tuple[int, Frames | Sequence[Frame]]] = deque()  # formatted only if a report needs them
+
+    def consume(self, batch_number: int, frames: Frames | Sequence[Frame]) -> None:
+        """Looks at the frames of one batch, in order of their completion.
+
+        Args:
+          batch_number: counted from 0.
+          frames: the recorder's frames, fetched or not, or a list of host frames.
+
+        Raises:
+          OverflowDetected: a value is NaN or infinite; the report has been written.
+          BatchLimitReached: this was the batch `abort_after_batch_num`.
+        """
+        if not isinstance(frames, Frames):
+            self._examine(batch_number, frames)
+        elif batch_number in self.trace_batch_nums or (self.detect and frames.bad):
+            self._examine(batch_number, frames.listing())
+        self._remember(batch_number, frames)
+        if self.abort_after_batch_num is not None and batch_number >= self.abort_after_batch_num:
+            raise BatchLimitReached(
+                f"DebugUnderflowOverflow: aborting after {batch_number + 1} batches due to "
+                f"`abort_after_batch_num={self.abort_after_batch_num}` arg"
+            )
+
+    def _examine(self, batch_number: int, listing: Sequence[Frame]) -> None:
+        """Prints what a trace or the alarms ask for; raises where something was found."""
+        traced = batch_number in self.trace_batch_nums
+        bad = None
+        for i, frame in enumerate(listing):
+            if self.detect:
+                for row in frame.rows:
+                    for alarm in _alarms(row.label, row.has_nan, row.has_inf):
+                        self._write(alarm)
+            if traced:
+                self._write(frame_text(frame, batch_number if i == 0 else None))
+            if self.detect and frame.bad and bad is None:
+                bad = i
+                if not traced:
+                    break
+        if bad is not None:
+            self._remember(batch_number, listing[: bad + 1])
+            self._report(batch_number)
+            raise OverflowDetected(batch_number, listing[bad])
+
+    def _remember(self, batch_number: int, frames: Frames | Sequence[Frame]) -> None:
+        """Keeps as many batches as a window of `max_frames_to_save` frames can touch."""
+        self._recent.append((batch_number, frames))
+        sizes = [len(kept.table) if isinstance(kept, Frames) else len(kept) for _, kept in self._recent]
+        while sum(sizes) - sizes[0] >= self.max_frames_to_save:
+            self._recent.popleft()
+            sizes.pop(0)
+
+    def _report(self, batch_number: int) -> None:
+        window: deque[str] = deque(maxlen=self.max_frames_to_save)
+        for number, kept in self._recent:
+            listing = kept.listing() if isinstance(kept, Frames) else kept
+            window.extend(frame_text(frame, number if i == 0 else None) for i, frame in enumerate(listing))
+        self._recent.clear()
+        self._write(f"\nDetected inf/nan during batch_number={batch_number}")
+        self._write(f"Last {len(window)} forward frames:")
+        self._write(_COLUMNS)
+        self._write("\n".join(window))
+        self._write("\n\n")
+
+
+class DebugUnderflowOverflow:
+    """Watches every forward pass of a Linen module; see `OverflowMonitor` for the options.
+
+    `apply` runs eagerly, operation by operation: slow, but every value has exactly the range of its type. For compiled
+    code use `record` inside `jax.jit` (also under grad, remat, scans and sharding) and `check` on what it returned;
+    a fused float16 or bfloat16 computation may hold intermediate values that the type could not, so that an
+    overflow inside one fusion may not show there. Passes are numbered from 0 in the order in which they are checked.
+
+    Args:
+      model: any Linen module; calls of its submodules are the frames.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_frames_to_save: int = 21,
+        trace_batch_nums: Sequence[int] = (),
+        abort_after_batch_num: int | None = None,
+        detect: bool | None = None,
+        write: Writer = print,
+    ) -> None:
+        self.monitor = OverflowMonitor(max_frames_to_save, trace_batch_nums, abort_after_batch_num, detect, write)
+        self.batch_number = 0
+        self._recorder = FrameRecorder(model)
+
+    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `model.apply`, then `check`.
+
+        Raises:
+          OverflowDetected, BatchLimitReached: both ValueError, see `OverflowMonitor.consume`.
+          ValueError: called while JAX is tracing.
+        """
+        out, frames = self.record(variables, *args, **kwargs)
+        if isinstance(frames.rows, jax.core.Tracer):
+            raise ValueError(
+                "DebugUnderflowOverflow.apply was called inside jax.jit or another transform, where values are not "
+                "known yet; use `out, frames = debug.record(...)` there, return the frames and call "
+                "`debug.check(frames)` outside"
+            )
+        self.check(frames)
+        return out
+
+    def record(self, variables: Any, *args: Any, **kwargs: Any) -> tuple[Any, Frames]:
+        """(What `model.apply` returns, frames), to be used inside compiled code."""
+        return self._recorder.apply(variables, *args, **kwargs)
+
+    def check(self, frames: Frames) -> None:
+        """Consumes the frames of the next batch; waits for them. Raises as `apply`."""
+        number, self.batch_number = self.batch_number, self.batch_number + 1
+        self.monitor.consume(number, jax.device_get(frames))
+
+
+def detect_overflow(var: Any, ctx: str) -> Any:
+    """Prints `{ctx} has nans` and `{ctx} has infs` where `var` holds any; for values inside a module's call.
+
+    Inside compiled code the lines come from a host callback, in any order and at any time before
+    `jax.effects_barrier()` returns: once per execution, hence again where `jax.checkpoint` recomputes, once per
+    element under `jax.vmap` and once per device under `jax.shard_map`. It never raises there.
+
+    Args:
+      var: an array of any shape; integers never overflow detectably.
+      ctx: what to call it.
+
+    Returns:
+      Whether NaNs or infinities were found: a bool, or a traced bool [] inside compiled code.
+
+    Raises:
+      TypeError: `var` is no array of numbers.
+    """
+    values = jnp.asarray(var)
+    if not jnp.issubdtype(values.dtype, jnp.number):
+        raise TypeError(f"detect_overflow({ctx!r}) got {values.dtype}; an array of numbers is needed")
+    has_nan, has_inf = jnp.isnan(values).any(), jnp.isinf(values).any()
+    if isinstance(values, jax.core.Tracer):
+        jax.debug.callback(_print_alarms, has_nan, has_inf, label=ctx)
+        return has_nan | has_inf
+    _print_alarms(has_nan, has_inf, label=ctx)
+    return bool(has_nan | has_inf)
+
+
+def _print_alarms(has_nan: Any, has_inf: Any, *, label: str) -> None:
+    for alarm in _alarms(label, bool(has_nan), bool(has_inf)):
+        print(alarm, flush=True)
+
+
+__all__ = [
+    "BatchLimitReached",
+    "DebugUnderflowOverflow",
+    "OverflowDetected",
+    "OverflowMonitor",
+    "detect_overflow",
+    "frame_text",
+    "row_text",
+]

@@ -1,0 +1,359 @@
+"""Frames of module calls: values, names and order under jit, grad, remat, scans, accumulation and 2 devices."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.debugging.frames import COLLECTION, FrameRecorder, merge
+from linnaeus_jax.models import build_model
+
+AUTO = (jax.sharding.AxisType.Auto,)
+
+
+def tiny(**settings):
+    return build_model(
+        "mFormerV1",
+        variant="tiny",
+        components=(("TEMPORAL", 2),),
+        num_classes={"taxa_L10": 5, "taxa_L20": 3},
+        img_size=32,
+        dims=(8, 8, 16, 16),
+        num_heads=(2, 2),
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(tiny().init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return jax.random.normal(jax.random.key(1), (4, 32, 32, 3)), jax.random.normal(jax.random.key(2), (4, 2))
+
+
+def first_bad(frames):
+    return next((frame.name for frame in frames.listing() if frame.bad), None)
+
+
+def poisoned(params, *path):
+    """The parameters with one NaN in the leaf at `path`."""
+    leaf = params
+    for name in path:
+        leaf = leaf[name]
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, x: x.at[(0,) * x.ndim].set(jnp.nan) if tuple(k.key for k in keys) == path else x, params
+    )
+
+
+def assert_close(ours, theirs):
+    """Same calls and rows; magnitudes within 1e-6 * max(1, absmax)."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.name, a.class_name) == (b.name, b.class_name)
+        for row, expected in zip(a.rows, b.rows, strict=True):
+            assert (row.label, row.note, row.has_nan, row.has_inf) == (
+                expected.label,
+                expected.note,
+                expected.has_nan,
+                expected.has_inf,
+            )
+            tolerance = 1e-6 * max(1.0, expected.absmax)
+            np.testing.assert_allclose(
+                (row.absmin, row.absmax), (expected.absmin, expected.absmax), rtol=0, atol=tolerance, err_msg=a.name
+            )
+
+
+@pytest.fixture(scope="module")
+def forward():
+    recorder = FrameRecorder(tiny())
+    return jax.jit(lambda params, *inputs: recorder.apply({"params": params}, *inputs))
+
+
+@pytest.fixture(scope="module")
+def eager(params, inputs):
+    """Frames computed operation by operation."""
+    return FrameRecorder(tiny()).apply({"params": params}, *inputs)
+
+
+def test_compiled_frames_equal_eager_ones(forward, params, inputs, eager):
+    logits, frames = forward(params, *inputs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), logits, eager[0])
+    assert_close(frames.listing(), eager[1].listing())
+    assert not frames.bad
+
+
+def test_eager_frames_equal_numpy(params, inputs, eager):
+    """Names, classes and magnitudes of outputs against values taken by an interceptor of the test's own."""
+    seen = []
+
+    def watch(next_fun, args, kwargs, context):
+        out = next_fun(*args, **kwargs)
+        if context.method_name == "__call__":
+            seen.append((".".join(context.module.path), type(context.module).__name__, args[0], out))
+        return out
+
+    with nn.intercept_methods(watch):
+        tiny().apply({"params": params}, *inputs)
+    for frame, (name, cls, x, out) in zip(eager[1].listing(), seen, strict=True):
+        assert frame[:2] == (name, cls)
+        rows = {row.label: row for row in frame.rows}
+        for label, value in (("input[0]", x), ("output", out)):
+            if isinstance(value, dict):
+                assert rows[label].note == "not a tensor"
+            else:
+                value = np.abs(np.asarray(value))
+                assert (rows[label].absmin, rows[label].absmax) == (value.min(), value.max())
+    assert seen[-1][:2] == ("", "MFormerV1")
+
+
+def test_order_labels_and_notes(eager):
+    frames = {frame.name: frame for frame in eager[1].listing()}
+    names = list(frames)
+    assert names[:2] == ["stem.0", "stem.1"]
+    assert names.index("stages.2.0.attn.qkv") < names.index("stages.2.0.attn.softmax") < names.index("stages.2.0.attn")
+    assert names.index("stages.2.0") < names.index("stages.2.1.norm1") < names.index("stages.2")
+    assert [row.label for row in frames["stem.0"].rows] == ["weight", "bias", "input[0]", "output"]
+    attention = [(row.label, row.note) for row in frames["stages.2.0.attn"].rows]
+    assert attention == [
+        ("freqs", ""),
+        ("input[0]", ""),
+        ("input[1]", "not a tensor"),
+        ("input[2]", "None"),
+        ("output", ""),
+    ]
+    assert [row.label for row in frames[""].rows][:2] == ["cls_token_1", "cls_token_2"]
+
+
+@pytest.fixture(scope="module")
+def accumulated():
+    """Gradient and merged frames of micro-batches under remat, scanned layers and a scan over micro-batches."""
+    recorder = FrameRecorder(tiny(remat=True, scan_layers=True))
+
+    @jax.jit
+    def step(params, image, meta):
+        def one(params, image, meta):
+            logits, frames = recorder.apply({"params": params}, image, meta)
+            return sum(jnp.sum(x**2) for x in logits.values()), frames
+
+        def body(total, micro):
+            grads, frames = jax.grad(one, has_aux=True)(params, *micro)
+            return (jax.tree.map(jnp.add, total[0], grads), merge(total[1], frames)), None
+
+        first = jax.grad(one, has_aux=True)(params, image[0], meta[0])
+        return jax.lax.scan(body, first, (image[1:], meta[1:]))[0]
+
+    return step
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_poisoned_weights_are_named(accumulated, eager, params, inputs, devices):
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=AUTO, devices=jax.devices()[:devices])
+    place = lambda spec: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))  # noqa: E731
+    micro = [jax.device_put(x.reshape(2, 2, *x.shape[1:]), place((None, "data"))) for x in inputs]
+    params = jax.device_put(params, place(()))
+
+    grads, frames = accumulated(params, *micro)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+    # merged micro-batches: exact minima and maxima over all rows, as of the whole batch at once
+    assert_close(frames.listing(), eager[1].listing())
+    for path, name in (
+        (("stages.0", "0", "pwconv1", "kernel"), "stages.0.0.pwconv1"),
+        (("stages.2", "1", "mlp", "fc1", "kernel"), "stages.2.1.mlp.fc1"),
+        (("head", "taxa_L20", "fc", "bias"), "head.taxa_L20.fc"),
+    ):
+        frames = accumulated(poisoned(params, *path), *micro)[1]
+        assert first_bad(frames) == name
+        bad = next(frame for frame in frames.listing() if frame.bad)
+        assert [row.has_nan for row in bad.rows if row.label.startswith("input")] == [False]
+
+
+def test_poisoned_weights_are_named_in_the_plain_form(forward, params, inputs):
+    assert first_bad(forward(poisoned(params, "stages.3", "0", "attn", "qkv", "kernel"), *inputs)[1]) == (
+        "stages.3.0.attn.qkv"
+    )
+
+
+def test_few_collectives(forward, params, inputs):
+    """Rows are reduced over devices together, not one by one."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=AUTO)
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    params = jax.device_put(params, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    compiled = forward.lower(params, *jax.device_put(inputs, rows)).compile()
+    text = compiled.as_text()
+    assert sum(text.count(f" {name}(") for name in ("all-reduce", "all-gather", "all-to-all")) <= 20
+
+
+def test_model_without_recorder_lowers_as_before(params, inputs):
+    def lowered():
+        return jax.jit(lambda p: tiny().apply({"params": p}, *inputs)).lower(params).as_text()
+
+    before = lowered()
+    table = FrameRecorder(tiny()).trace({"params": params}, *inputs)
+    assert lowered() == before
+    assert table[-1].class_name == "MFormerV1"
+
+
+class Block(nn.Module):
+    """Returns nested tuples, None and an int."""
+
+    @nn.compact
+    def __call__(self, x, mask=None, *, scale=1.0):
+        y = nn.Dense(x.shape[-1], name="wi")(x) * scale
+        return y, None, (x, 3)
+
+
+class Net(nn.Module):
+    """One layer called twice, a dict of outputs, a parameter of the model's own."""
+
+    @nn.compact
+    def __call__(self, x, empty, flags):
+        shared = nn.Dense(4, name="shared")
+        gain = self.param("gain", nn.initializers.ones, ())
+        y = shared(shared(x))
+        return {"y": Block(name="block")(y, None, scale=2.0)[0] * gain}
+
+
+def toy(module, *args):
+    variables = module.init(jax.random.key(0), *args)
+    return variables, FrameRecorder(module)
+
+
+def test_shared_modules_tuples_and_notes():
+    args = (jnp.ones((2, 4)), jnp.zeros((0, 3)), jnp.array([True]))
+    variables, recorder = toy(Net(), *args)
+    out, frames = jax.jit(recorder.apply)(variables, *args)
+    np.testing.assert_allclose(out["y"], Net().apply(variables, *args)["y"], rtol=1e-6)
+    listing = frames.listing()
+    assert [frame.name for frame in listing] == ["shared", "shared", "block.wi", "block", ""]
+    assert listing[0].rows[3][1:3] == listing[1].rows[2][1:3]  # the first call's output enters the second
+    assert [(row.label, row.note) for row in listing[3].rows] == [
+        ("input[0]", ""),
+        ("input[1]", "None"),
+        ("output[0]", ""),
+        ("output[1]", "None"),
+        ("output[2][0]", ""),
+        ("output[2][1]", "not a tensor"),
+    ]
+    assert [(row.label, row.note) for row in listing[4].rows] == [
+        ("gain", ""),
+        ("input[0]", ""),
+        ("input[1]", "empty"),
+        ("input[2]", "not a tensor"),
+        ("output", "not a tensor"),
+    ]
+
+
+class Layer(nn.Module):
+    """One scanned layer."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.tanh(nn.Dense(4, name="wi")(x)), None
+
+
+class Stack(nn.Module):
+    """Layers scanned inside layers."""
+
+    axes: tuple = (("params", 0), (COLLECTION, 0))
+
+    @nn.compact
+    def __call__(self, x):
+        scan = dict(variable_axes=dict(self.axes), split_rngs={"params": True})
+        inner = nn.scan(Layer, length=2, **scan)
+        x, _ = inner(name="inner")(x, None)
+        outer = nn.scan(lambda block, x, _: block(x, None), length=3, **scan)
+        return outer(nn.scan(nn.remat(Layer), length=2, **scan)(name="outer"), x, None)[0]
+
+
+def test_scans_inside_scans():
+    variables, recorder = toy(Stack(), jnp.ones((2, 4)))
+    inner = ["inner.0.wi", "inner.0", "inner.1.wi", "inner.1"]
+    outer = [f"outer.{i}.{j}{part}" for i in range(3) for j in range(2) for part in (".wi", "")]
+    frames = jax.jit(recorder.apply)(variables, jnp.ones((2, 4)))[1]
+    assert [frame.name for frame in frames.listing()] == [*inner, *outer, ""]
+    listing = frames.listing()[4:-1]
+    for before, after in zip(listing[:-2:2], listing[2::2]):  # what one layer returns enters the next
+        np.testing.assert_allclose(np.tanh(before.rows[-1].absmax), after.rows[2].absmax, rtol=1e-6)
+    kernel = variables["params"]["outer"]["wi"]["kernel"]
+    bad = {"params": dict(variables["params"])}
+    bad["params"]["outer"] = {
+        "wi": {**variables["params"]["outer"]["wi"], "kernel": kernel.at[1, 1, 0, 0].set(jnp.inf)}
+    }
+    assert first_bad(recorder.apply(bad, jnp.ones((2, 4)))[1]) == "outer.1.1.wi"
+
+
+def test_scans_that_hold_frames_back_are_errors():
+    module = Stack(axes=(("params", 0),))
+    variables, recorder = toy(module, jnp.ones((2, 4)))
+    with pytest.raises(
+        ValueError, match=r"frames of module 'inner.wi' \(Dense\) cannot leave .* give the collection 'fra"
+    ):
+        recorder.trace(variables, jnp.ones((2, 4)))
+
+
+class Normed(nn.Module):
+    """Batch statistics and two methods."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.BatchNorm(use_running_average=False, name="norm")(x)
+
+    def twice(self, x):
+        return 2 * self(x)
+
+
+def test_state_and_other_methods():
+    x = jnp.ones((2, 4))
+    variables, recorder = toy(Normed(), x)
+    (_, state), frames = recorder.apply(variables, x, mutable=["batch_stats"])
+    assert set(state) == {"batch_stats"}
+    assert [frame.name for frame in frames.listing()] == ["norm", ""]
+    table = recorder.trace(variables, x, mutable=["batch_stats"], method="twice")
+    assert [spec.name for spec in table] == ["norm", ""]
+
+
+class Identity(nn.Module):
+    """Returns its input."""
+
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32, jnp.int32])
+def test_extremes_of_every_type(dtype):
+    values = jnp.array([[-3, 2], [1, 7]], dtype)
+    row = jax.jit(FrameRecorder(Identity()).apply)({}, values)[1].listing()[0].rows[0]
+    assert row[1:] == (1.0, 7.0, False, False, "")
+
+
+def test_nan_and_infinity_are_told_apart():
+    recorder = FrameRecorder(Identity())
+    for values, nan, inf in (([1, np.nan], True, False), ([np.inf, 2], False, True), ([-np.inf, np.nan], True, True)):
+        row = recorder.apply({}, jnp.array(values))[1].listing()[0].rows[0]
+        assert (row.has_nan, row.has_inf) == (nan, inf)
+        assert np.isnan(row.absmax) == nan
+
+
+def test_float16_overflow_inside_a_fusion_is_seen():
+    """Compiled code may keep the product in float32; the row reports the float16 value."""
+
+    class Scale(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return Identity(name="inner")(x * jnp.float16(300)) / jnp.float16(1000)
+
+    frames = jax.jit(FrameRecorder(Scale()).apply)({}, jnp.full((2, 2), 300, jnp.float16))[1]
+    assert first_bad(frames) == "inner"
+
+
+def test_merging():
+    recorder = FrameRecorder(Identity())
+    a, b, c = (recorder.apply({}, jnp.array(v))[1] for v in ([1.0, 5.0], [2.0, jnp.nan], [0.5, jnp.inf]))
+    np.testing.assert_array_equal(merge(a, merge(b, c)).rows, merge(merge(c, b), a).rows)
+    np.testing.assert_array_equal(merge(a, c).rows[0], [0.5, np.inf, 0, 1])
+    np.testing.assert_array_equal(merge(a, b).rows[0], [np.nan, np.nan, 1, 0])
+    with pytest.raises(ValueError, match="cannot be merged: 1 and 1 frames"):
+        merge(a, recorder.apply({}, None)[1])

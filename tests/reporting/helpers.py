@@ -1,0 +1,114 @@
+"""A run directory with everything that a run can write, without training one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.files import write_json
+from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.schedules.learning_rate import build_scheduler
+from linnaeus_jax.schedules.probabilities import build_probabilities
+from linnaeus_jax.schedules.summary import write_summary
+from linnaeus_jax.training.run_directory import RunDirectory, plain
+from tests.schedules.helpers import make_config, make_schedule
+
+TASKS = ("taxa_L10", "taxa_L20", "taxa_L40")
+STEPS, EPOCHS, EVERY = 40, 8, 5
+
+
+def phase_values(rng: np.random.Generator, skill: float) -> dict[str, float]:
+    """Results of one validation phase for a `skill` between 0 and 1."""
+    values = {"loss": 3 * (1 - skill), "loss_unweighted": 3 * (1 - skill), "loss_weighted": 5 * (1 - skill)}
+    values |= {"chain_accuracy": skill**2, "partial_chain_accuracy": skill**1.5}
+    for depth, task in enumerate(TASKS):
+        top = 100 * skill ** (1 / (1 + depth)) + float(rng.normal())
+        values |= {f"acc1_{task}": top, f"acc3_{task}": min(100.0, top + 5), f"non_null/acc1_{task}": top - 1}
+    return values
+
+
+def extras(rng: np.random.Generator, skill: float) -> dict[str, float]:
+    """What a validation measures beyond the base."""
+    values = {"consistency_rate": 0.9 + 0.1 * skill}
+    for task in TASKS:
+        values |= {f"taxonomic_distance_{task}": 5 - skill, f"ece_{task}": 0.1 * (1 - skill), f"aurc_{task}": 0.1}
+        values |= {f"coverage_at_risk_{level}_{task}": skill * level / 10 for level in (1, 5, 10)}
+    names = {"rarity": ["lt_p5", "p5_p50", "p50_p95", "ge_p95"], "taxa": ["birds", "plants"]}
+    for kind, subsets in names.items():
+        for place, name in enumerate(subsets):
+            values[f"subset/{kind}/{name}/count"] = 100.0 * (place + 1)
+            values |= {f"subset/{kind}/{name}/acc1_{task}": 20.0 * (place + 1) * skill for task in TASKS}
+    return values
+
+
+def curves(rng: np.random.Generator) -> dict[str, Any]:
+    """Curves of the last validation."""
+    found: dict[str, Any] = {}
+    for task in TASKS:
+        mean = np.linspace(0.1, 0.97, 12)
+        coverage = np.linspace(0.01, 1, 800)
+        found[task] = {
+            "reliability": np.stack([mean, mean**1.2, np.full(12, 50)], axis=1).tolist(),
+            "risk_coverage": np.stack([coverage, 0.3 * coverage**2], axis=1).tolist(),
+            "distance": {"0": 800, "2": 120, "4": 60, "6": 20},
+            "classes": [[40, int(x)] for x in rng.integers(0, 41, 30)],
+        }
+    return {"val": found}
+
+
+def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
+    """Writes a finished run of 320 updates; `settings` are dotted keys with `__` for dots."""
+    rng = np.random.default_rng(int(100 * skill))
+    changed = {key.replace("__", "."): value for key, value in settings.items()}
+    changed = {"experiment.name": root.name, "data.task_keys_h5": TASKS, "train.epochs": EPOCHS, **changed}
+    resolved = make_schedule(changed, steps_per_epoch=STEPS)
+    directory = RunDirectory(root)
+    directory.create()
+    write_json(directory.config_json, plain(make_config(changed)))
+    write_json(directory.assets / "versions.json", {"jax": "0.10.2", "device": "1 x cpu"})
+    write_json(directory.assets / "num_classes.json", dict.fromkeys(TASKS, 30))
+    write_json(
+        directory.assets / "class_to_idx.json",
+        {t: {"null": 0, **{str(1000 + i): i for i in range(1, 30)}} for t in TASKS},
+    )
+    write_json(directory.assets / "validation_curves.json", curves(rng))
+    write_json(
+        directory.metadata / "task_label_density.json",
+        {"train": dict.fromkeys(TASKS, 90.0), "val": dict.fromkeys(TASKS, 91.0)},
+    )
+    write_json(directory.metadata / "class_label_counts.json", {"train": {t: list(range(30)) for t in TASKS}})
+    write_summary(resolved, directory.assets)
+    write_rows(directory.metrics_log, resolved, rng, skill)
+    return root
+
+
+def write_rows(path: Path, resolved: Any, rng: np.random.Generator, skill: float) -> None:
+    log = MetricsLog(path)
+    rates, probabilities = build_scheduler(resolved), build_probabilities(resolved)
+    for step in range(EVERY, STEPS * EPOCHS + 1, EVERY):
+        epoch, progress = (step - 1) // STEPS, step / (STEPS * EPOCHS)
+        now = phase_values(rng, skill * progress)
+        row: dict[str, Any] = {f"train/step_avg_{name}": value for name, value in now.items() if "/" not in name}
+        row |= {f"train/{name}": value for name, value in now.items()}
+        row |= {f"train/lr/{group}": rate(step - 1) for group, rate in rates.items()}
+        row["schedule/meta_mask_prob"] = probabilities.meta_mask(step - 1)
+        row["train/grad_norm"] = float(np.exp(rng.normal()))
+        row["train/skipped_updates"] = int(step > 100)
+        row |= {f"gradnorm/weight/{task}": 1 + 0.3 * float(rng.normal()) * progress for task in TASKS}
+        row |= {"train/images_per_sec": 400 + 10 * float(rng.normal()), "pipeline/wait_share": 0.1}
+        log.write("train", step, epoch, row)
+        if step % STEPS == 0:
+            row = {f"train/{name}": value for name, value in now.items()}
+            if epoch % 2:
+                row |= {f"val/{name}": value for name, value in (now | extras(rng, skill * progress)).items()}
+                for place, masked in enumerate(("meta", "TEMPORAL", "SPATIAL")):
+                    found = phase_values(rng, skill * progress * (0.6 + 0.1 * place))
+                    row |= {f"val_mask_{masked}/{name}": value for name, value in found.items()}
+                    if masked == "meta":
+                        row |= {f"val_mask/{name}": value for name, value in found.items()}
+            log.write("epoch", step, epoch, row)
+    log.write(
+        "final", STEPS * EPOCHS, EPOCHS - 1, {"final_val_loss": 3 * (1 - skill), "final_val_chain_accuracy": skill}
+    )

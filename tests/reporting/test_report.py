@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from linnaeus_jax.reporting.replay import RunError, RunRecord, read_rows
+from linnaeus_jax.reporting.report import SECTIONS, best, status, tasks_of, warnings, worth, write_report
+from linnaeus_jax.reporting.report_plots import POINTS, schedules, thinned
+from linnaeus_jax.tools import report as tool
+from tests.reporting.helpers import EPOCHS, STEPS, TASKS, make_run
+
+VOID = {"meta", "img"}
+
+
+class Page(HTMLParser):
+    """Headings, references and balance of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[str] = []
+        self.references: list[str] = []
+        self.images: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.references += [given[name] or "" for name in ("src", "href") if name in given]
+        if tag == "img":
+            self.images.append(given["alt"] or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "base")
+
+
+def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, tmp_path: Path) -> None:
+    assert tool.main([str(run)]) == 0
+    text = (run / "report.html").read_text()
+    page = Page(text)
+    assert page.headings == list(SECTIONS)
+    assert all(reference.startswith(("#s", "data:image/svg+xml;base64,")) for reference in page.references)
+    assert "http" not in re.sub(r"base64,[^\"]*", "", text)
+    assert len(page.images) == 9
+    assert "<script" not in text
+    for fact in ("val_mask_TEMPORAL", "taxon id (taxa_L10)", "ge_p95", "schedule:", "from its plan: 0.0e+00"):
+        assert fact in text
+
+
+def test_several_runs_stand_side_by_side_with_their_differences(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", skill=0.6, lr_scheduler__base_lr=3e-4)
+    page = write_report([run, other], tmp_path / "both.html").read_text()
+    Page(page)
+    assert "<th>base</th><th>other</th>" in page
+    assert "lr_scheduler.base_lr" in page
+    assert "0.0003" in page
+    assert "train.seed" not in page
+    assert page.count('class="best"') == 3 + len(TASKS)
+
+
+def test_sections_without_data_are_left_out(run: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(run / "logs", bare / "logs")
+    log = bare / "logs" / "metrics_log.jsonl"
+    log.write_text("".join(line + "\n" for line in log.read_text().splitlines() if "val/" not in line))
+    page = Page(write_report([bare], tmp_path / "r.html").read_text())
+    assert page.headings == ["Overview", "Warnings", "Loss", "Accuracy", "Results per phase", "Gradients", "Speed"]
+
+
+def test_a_run_of_one_row_has_a_report_and_its_name_is_escaped(tmp_path: Path) -> None:
+    run = tmp_path / "<script>"
+    log = run / "logs" / "metrics_log.jsonl"
+    log.parent.mkdir(parents=True)
+    row = {"event": "train", "global_step": 1, "epoch": 0, "timestamp": 1.0, "train/loss": "NaN", "train/lr": 1e-3}
+    log.write_text(json.dumps(row) + "\n")
+    page = write_report([run], tmp_path / "r.html").read_text()
+    assert Page(page).headings == ["Overview", "Warnings"]
+    assert "unfinished after 1 updates" in page
+    assert "non-finite values in 1 metrics: train/loss" in page
+    assert "<script" not in page
+
+
+def test_numbers_of_the_tables(run: Path) -> None:
+    record = RunRecord.load(run)
+    assert tasks_of({"": record}) == list(TASKS)
+    assert status(record) == "finished"
+    value = record.series("val/chain_accuracy")[1]
+    assert best(record, "val/chain_accuracy") == (pytest.approx(value.max()), EPOCHS - 1)
+    assert best(record, "val/loss") == (pytest.approx(record.series("val/loss")[1].min()), EPOCHS - 1)
+    found = worth(record, TASKS)
+    assert list(found) == ["all metadata", "SPATIAL", "TEMPORAL"]
+    for phase, label in (("val_mask_meta", "all metadata"), ("val_mask_SPATIAL", "SPATIAL")):
+        for task, points in zip(TASKS, found[label]):
+            kept, masked = (record.series(f"{name}/non_null/acc1_{task}")[1][-1] for name in ("val", phase))
+            assert points == pytest.approx(kept - masked)
+    assert any("skipped because of non-finite values: 1" in text for text in warnings(record))
+
+
+def test_applied_learning_rates_are_compared_with_the_plan(run: Path, tmp_path: Path) -> None:
+    record = RunRecord.load(run)
+    assert schedules(record)[1] == 0.0
+    other = make_run(tmp_path / "other", lr_scheduler__base_lr=1e-3)
+    shutil.copy(other / "assets" / "schedule_summary.json", tmp_path / "summary.json")
+    moved = tmp_path / "moved"
+    shutil.copytree(run, moved)
+    shutil.copy(tmp_path / "summary.json", moved / "assets" / "schedule_summary.json")
+    gap = schedules(RunRecord.load(moved))[1]
+    assert gap is not None
+    assert gap > 0.1
+
+
+def test_rows_are_read_back(run: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    lines = (run / "logs" / "metrics_log.jsonl").read_text().splitlines()
+    log.write_text("\n".join([*lines, lines[0][:20]]))
+    rows = read_rows(log)
+    assert len(rows) == len(lines)
+    assert rows[-1].step == STEPS * EPOCHS
+    log.write_text("\n".join([lines[0][:20], *lines]))
+    with pytest.raises(RunError, match="line 1 is no row of a metrics log"):
+        read_rows(log)
+    log.write_text(json.dumps({"event": "train", "global_step": 1, "epoch": 0, "timestamp": 0, "a": "-Infinity"}))
+    assert read_rows(log)[0].values["a"] == -np.inf
+
+
+def test_wrong_directories_are_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tool.main([str(tmp_path)]) == 2
+    assert f"{tmp_path}/logs/metrics_log.jsonl does not exist" in capsys.readouterr().err
+    assert tool.main([str(run), str(run), f"--out={tmp_path / 'r.html'}"]) == 2
+    assert "the same run is given twice" in capsys.readouterr().err
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "metrics_log.jsonl").touch()
+    with pytest.raises(RunError, match="has no row yet"):
+        write_report([tmp_path], tmp_path / "r.html")
+
+
+def test_long_curves_are_thinned_to_means() -> None:
+    x, y = np.arange(10 * POINTS), np.ones(10 * POINTS)
+    short_x, short_y = thinned(x, y)
+    assert len(short_x) == POINTS
+    assert short_x[0] == pytest.approx(4.5)
+    assert np.allclose(short_y, 1)

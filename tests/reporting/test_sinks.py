@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.reporting import sinks as module
+from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
+from linnaeus_jax.reporting.sinks import WAIT_SHARE, Sinks, Watch, open_sinks
+
+
+class Memory:
+    """A sink that remembers, and fails from its `fail_after`th row on."""
+
+    name = "memory"
+    resumed = True
+
+    def __init__(self, fail_after: int = 10**9) -> None:
+        self.rows: list[tuple[str, int, int, dict[str, Any]]] = []
+        self.alerts: list[tuple[str, str]] = []
+        self.closed: list[tuple[Any, int]] = []
+        self.fail_after = fail_after
+
+    def write(self, event: str, step: int, epoch: int, values: Any, *, timestamp: float | None = None) -> None:
+        if len(self.rows) >= self.fail_after:
+            raise ConnectionError("the server is gone")
+        self.rows.append((event, step, epoch, dict(values)))
+
+    def alert(self, title: str, text: str) -> None:
+        self.alerts.append((title, text))
+
+    def close(self, final: Any = None, exit_code: int = 0) -> None:
+        self.closed.append((final, exit_code))
+
+
+@pytest.fixture
+def caught(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    """Log records, wherever an earlier test has pointed the logger."""
+    monkeypatch.setattr(logging.getLogger("linnaeus_jax"), "propagate", True)
+    with caplog.at_level(logging.INFO, "linnaeus_jax"):
+        yield caplog
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_sink_gets_every_row(tmp_path: Path) -> None:
+    first, second = Memory(), Memory()
+    sinks = Sinks(MetricsLog(tmp_path / "log.jsonl"), [first, second])
+    sinks.write("train", 5, 0, {"train/loss": 1.5})
+    sinks.write("train", 6, 0, {"train/loss": 1.4}, everywhere=False)
+    sinks.write("epoch", 10, 0, {"val_mask_TEMPORAL/loss": float("nan")})
+    assert [row["global_step"] for row in rows_of(tmp_path / "log.jsonl")] == [5, 6, 10]
+    assert [row[1] for row in first.rows] == [row[1] for row in second.rows] == [5, 10]
+    sinks.close({"final_val_loss": 1.0})
+    sinks.close()
+    assert first.closed == [({"final_val_loss": 1.0}, 0)]
+
+
+def test_a_failing_sink_is_dropped_with_one_warning(tmp_path: Path, caught: pytest.LogCaptureFixture) -> None:
+    good, bad = Memory(), Memory(fail_after=1)
+    sinks = Sinks(MetricsLog(tmp_path / "log.jsonl"), [bad, good])
+    for step in range(4):
+        sinks.write("train", step, 0, {"train/loss": 1.0})
+    sinks.close(exit_code=1)
+    assert len(rows_of(tmp_path / "log.jsonl")) == len(good.rows) == 4
+    assert len(bad.rows) == 1
+    assert bad.closed == []
+    assert good.closed == [(None, 1)]
+    (record,) = caught.records
+    for part in ("memory is off", "the server is gone", "tools.replay_metrics"):
+        assert part in record.getMessage()
+
+
+def test_the_metrics_log_is_mandatory(tmp_path: Path) -> None:
+    sink = Memory()
+    with pytest.raises(MetricsLogError):
+        Sinks(MetricsLog(tmp_path / "missing" / "log.jsonl"), [sink]).write("train", 1, 0, {})
+    assert not sink.rows
+
+
+def test_other_processes_write_nothing() -> None:
+    experiment = get_config().experiment
+    sinks = open_sinks(None, experiment, config={}, facts={}, run_id="x")
+    sinks.write("train", 1, 0, {"early_stop/reason": "patience"})
+    sinks.alert("a", "b")
+    sinks.close()
+
+
+def test_alerts_are_found_in_the_rows(tmp_path: Path, caught: pytest.LogCaptureFixture) -> None:
+    sink = Memory()
+    sinks = Sinks(MetricsLog(tmp_path / "log.jsonl"), [sink])
+    for step, skipped in enumerate((0, 0, 2, 3, 3, 4)):
+        sinks.write("train", step, 0, {"train/skipped_updates": skipped})
+    assert [title for title, _ in sink.alerts] == ["Non-finite updates"] * 2
+    sinks.write("epoch", 9, 0, {"early_stop/reason": "no improvement"})
+    assert sink.alerts[-1] == ("Early stop", "training ends after 9 updates: no improvement")
+    assert len(caught.records) == 3
+
+
+def test_starvation_needs_several_rows_and_is_armed_again() -> None:
+    watch = Watch()
+    shares = (0.9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.4, 0.9, 0.1, 0.6, 0.6, 0.6)
+    fired = [bool(watch.findings(step, {WAIT_SHARE: share})) for step, share in enumerate(shares)]
+    assert [step for step, hit in enumerate(fired) if hit] == [4, 11]
+
+
+def test_missing_tensorboard_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    for name in [name for name in sys.modules if name.startswith("tensorboard.")]:
+        monkeypatch.delitem(sys.modules, name)
+    experiment = get_config().experiment
+    experiment.tensorboard.enabled = True
+    with pytest.raises(ConfigError, match=r"experiment.tensorboard.enabled.*linnaeus-jax\[profile\]"):
+        open_sinks(MetricsLog(tmp_path / "log.jsonl"), experiment, config={}, facts={}, run_id="x")
+
+
+def test_a_resumed_sink_gets_what_it_lacks(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "log.jsonl")
+    log.write("train", 5, 0, {"train/loss": 1.0})
+    log.write("epoch", 5, 0, {"val/loss": float("inf")})
+    sink, sinks = Memory(), Sinks(log)
+    module._heal(sink, log.path, sinks)
+    assert sink.rows == [("train", 5, 0, {"train/loss": 1.0}), ("epoch", 5, 0, {"val/loss": float("inf")})]

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting.replay import RunRecord
+from linnaeus_jax.reporting.sinks import open_sinks
+from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
+from linnaeus_jax.tools import replay_metrics
+from linnaeus_jax.training.run_directory import plain
+from tests.reporting.helpers import make_run
+from tests.reporting.wandb_file import contents
+
+SECRET = "k3y-that-nobody-may-see"
+
+
+def make_config(mode: str = "offline") -> ConfigDict:
+    config = get_config()
+    config.experiment.group, config.experiment.name = "a_group", "a_name"
+    config.experiment.wandb.update(enabled=True, mode=mode, project="birds", tags=("one", "two"), notes="first try")
+    with config.unlocked():
+        config.env.output.bucket.app_key = SECRET
+    return config
+
+
+def everything_under(directory: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
+
+
+def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["main", f"--config.env.output.bucket.app_key={SECRET}"])
+    config = make_config()
+    sinks = open_sinks(
+        MetricsLog(tmp_path / "metrics_log.jsonl"),
+        config.experiment,
+        config=plain(config),
+        facts={"model_info": {"parameters": 12345}},
+        run_id="run1",
+    )
+    sinks.write("train", 5, 0, {"train/loss": 2.0, "train/lr": 1e-3})
+    sinks.write("train", 10, 0, {"train/loss": 1.5, "train/skipped_updates": 1, "train/grad_norm": float("inf")})
+    sinks.write("epoch", 10, 0, {"val/loss": 1.25, "val_mask_TEMPORAL/loss": 1.75, "early_stop/reason": "patience"})
+    sinks.write("final", 10, 0, {"final_val_loss": 1.25})
+    sinks.close({"final_val_loss": 1.25}, exit_code=3)
+
+    found = contents(tmp_path)
+    run = found["run"]
+    assert (run.run_id, run.project, run.run_group, run.display_name) == ("run1", "birds", "a_group", "a_name")
+    assert (list(run.tags), run.notes) == (["one", "two"], "first try")
+    assert found["config"]["model_info"] == {"parameters": 12345}
+    assert found["config"]["experiment"]["name"] == "a_name"
+    assert ("*", "global_step") in found["metrics"]
+    first, second = ({k: v for k, v in row.items() if k[0] != "_" or k == "_step"} for row in found["history"])
+    assert first == {"_step": 5, "global_step": 5, "epoch": 0, "train/loss": 2.0, "train/lr": 1e-3}
+    assert second == {
+        "_step": 10,
+        "global_step": 10,
+        "epoch": 0,
+        "train/loss": 1.5,
+        "train/skipped_updates": 1,
+        "train/grad_norm": "Infinity",
+        "val/loss": 1.25,
+        "val_mask_TEMPORAL/loss": 1.75,
+        "early_stop/reason": "patience",
+    }
+    assert found["summary"]["final_val_loss"] == 1.25
+    assert [title for title, _ in found["alerts"]] == ["Non-finite updates", "Early stop"]
+    assert found["exit"] == 3
+    assert SECRET.encode() not in everything_under(tmp_path)
+    assert b"run1" in everything_under(tmp_path)
+
+
+def test_id_is_kept_and_steps_go_on_over_a_resume(tmp_path: Path) -> None:
+    config = make_config()
+    last = 0
+    for segment, steps in enumerate(((5, 10), (15, 20))):
+        directory = tmp_path / str(segment)
+        sink = WandbSink.from_config(
+            config.experiment, directory=directory, config={}, run_id="same", resumed=bool(segment)
+        )
+        for step in steps:
+            sink.write("train", step, 0, {"train/loss": 1.0})
+        sink.close()
+        found = contents(directory)
+        assert found["run"].run_id == "same"
+        assert [row["_step"] for row in found["history"]] == list(steps)
+        assert found["history"][0]["_step"] > last
+        last = found["history"][-1]["_step"]
+
+
+def test_a_step_may_not_decrease(tmp_path: Path) -> None:
+    sink = WandbSink(project="p", directory=tmp_path, run_id="x", config={}, mode="disabled")
+    sink.write("train", 5, 0, {"a": 1.0})
+    with pytest.raises(ValueError, match="row of step 4 came after one of step 5"):
+        sink.write("train", 4, 0, {"a": 1.0})
+    sink.close()
+
+
+class Server:
+    """What a resumed run looks like whose first `starting_step` rows the server has."""
+
+    resumed = True
+
+    def __init__(self, starting_step: int) -> None:
+        self.starting_step = starting_step
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.summary: dict[str, Any] = {}
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None: ...
+
+    def log(self, row: dict[str, Any], step: int) -> None:
+        self.logged.append((step, row))
+
+    def finish(self, exit_code: int) -> None: ...
+
+
+def test_resume_sends_only_what_the_server_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(starting_step=11)
+    arguments: dict[str, Any] = {}
+    monkeypatch.setattr(wandb, "init", lambda **given: arguments.update(given) or server)
+    log = MetricsLog(tmp_path / "metrics_log.jsonl")
+    for step in (5, 10, 15):
+        log.write("train", step, 0, {"train/loss": step / 10})
+    config = make_config("online")
+    sinks = open_sinks(log, config.experiment, config={}, facts={}, run_id="x", resumed_step=15)
+    sinks.write("epoch", 15, 0, {"val/loss": 0.5})
+    sinks.close()
+    assert arguments["resume"] == "allow"
+    assert arguments["mode"] is None  # so that WANDB_MODE counts
+    ((step, row),) = server.logged
+    assert step == 15
+    assert (row["train/loss"], row["val/loss"]) == (1.5, 0.5)
+
+
+def test_disabled_mode_and_failures_leave_the_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = MetricsLog(tmp_path / "metrics_log.jsonl")
+    sinks = open_sinks(log, make_config("disabled").experiment, config={}, facts={}, run_id=new_run_id())
+    sinks.write("train", 1, 0, {"train/loss": 1.0})
+    sinks.close()
+    assert len(log.path.read_text().splitlines()) == 1
+
+    def broken(**_: Any) -> None:
+        raise wandb.Error("no network")
+
+    monkeypatch.setattr(wandb, "init", broken)
+    sinks = open_sinks(log, make_config("online").experiment, config={}, facts={}, run_id="x")
+    assert sinks.optional == []
+    sinks.write("train", 2, 0, {"train/loss": 1.0})
+    assert len(log.path.read_text().splitlines()) == 2
+
+
+def test_replay_rebuilds_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    assert replay_metrics.main([str(run), "--mode=offline", f"--out={tmp_path / 'out'}", "--run-id=again"]) == 0
+    assert "sent to wandb" in capsys.readouterr().out
+    found = contents(tmp_path / "out")
+    rows = RunRecord.load(run).rows
+    expected: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if row.event != "final":
+            expected.setdefault(row.step, {"global_step": row.step, "epoch": row.epoch}).update(row.values)
+    actual = {row["_step"]: {k: v for k, v in row.items() if not k.startswith("_")} for row in found["history"]}
+    assert actual == expected
+    stamps = [row["_timestamp"] for row in found["history"]]
+    assert stamps[0] == pytest.approx(rows[0].timestamp)
+    assert found["summary"]["final_val_chain_accuracy"] == 0.8
+    assert found["run"].display_name == "run"
+    assert found["run"].run_id == "again"
+
+
+def test_replay_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay_metrics.main([str(tmp_path)]) == 2
+    assert "metrics_log.jsonl does not exist; give the directory of a run" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""The benchmark programs start, and the one of the step measures real updates."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import common, step_common, step_features
+
+PROGRAMS = sorted(
+    path.stem
+    for path in Path(common.__file__).parent.glob("*.py")
+    if path.stem not in ("__init__", "common", "step_common")
+)
+SMALL = step_common.Case("mFormerV1-tiny", 32, 8, False)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        module.main()
+    assert stopped.value.code == 0
+    assert "--pairs" in capsys.readouterr().out
+
+
+def test_every_feature_changes_the_bare_config() -> None:
+    """No group is a repetition of what is bare or default, so that each row measures something."""
+    bare = step_common.case_config(SMALL, Path("labels.h5"), step_common.BARE)
+    for name, changes in step_common.FEATURES.items():
+        with_feature = step_common.case_config(SMALL, Path("labels.h5"), {**step_common.BARE, **changes})
+        assert with_feature != bare, name
+
+
+def test_generated_data_is_what_a_run_would_see(tmp_path: Path) -> None:
+    labels = step_common.write_labels(tmp_path / "labels.h5")
+    built = step_common.build(SMALL, labels, {**step_common.BARE, **step_common.EVERYTHING})
+    objective, batch = built.program.objective, built.batches[0]
+    assert tuple(objective.tasks) == step_common.TASKS
+    heads = [(head.task, head.num_classes) for head in built.program.model.head_specs]
+    assert heads == [(task, 1 + classes) for task, classes in zip(step_common.TASKS, step_common.CLASSES)]  # and null
+    assert batch["image"].shape == (1, 8, 32, 32, 3)
+    assert batch["image"].dtype == jnp.uint8
+    assert int((batch["partner"] != jnp.arange(8)[None, :]).sum()) > 0  # some rows are mixed
+    assert objective.mix is not None
+    assert objective.masking is not None
+    assert objective.null_schedule
+    assert objective.class_weights is not None
+    assert built.program.update.ema_decay is not None
+    bare = step_common.build(SMALL, labels, step_common.BARE).program
+    assert bare.objective.mix is None
+    assert bare.objective.masking is None
+    assert bare.objective.class_weights is None
+    assert bare.update.ema_decay is None
+    assert bare.update.clip_limit == 0
+
+
+def test_constants_replace_every_schedule(tmp_path: Path) -> None:
+    labels = step_common.write_labels(tmp_path / "labels.h5")
+    program = step_common.build(SMALL, labels, {**step_common.BARE, **step_common.EVERYTHING}).program
+    fixed = step_features.with_constants(program)
+
+    def values(program: step_features.Program, step: int) -> list[float]:
+        k = jnp.int32(step)
+        found = program.objective.probabilities
+        functions: list[Any] = [found.meta_mask, found.partial_mask, found.null_mask]
+        functions += program.update.learning_rates.values()
+        return [float(function(k)) for function in functions]
+
+    assert values(fixed, 0) == values(fixed, 100_000)
+    assert all(a != b for a, b in zip(values(program, 0), values(program, 100_000)))
+    real, constant = (
+        jax.eval_shape(
+            p.train_step("plain"), jax.eval_shape(p.initial_state), step_common.build(SMALL, labels, {}).batches[0]
+        )
+        for p in (program, fixed)
+    )
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), real) == jax.tree.map(lambda x: (x.shape, x.dtype), constant)
+
+
+def test_needed_operations_scale_with_the_model(tmp_path: Path) -> None:
+    """Three times the forward pass: 4.5 G multiply-adds of mFormerV1-sm at 224 pixels are about 27 GFLOP an image."""
+    options = step_features.Options((), 2, 1, (), step_common.write_labels(tmp_path / "labels.h5"))
+    case = step_common.Case("mFormerV1-sm", 224, 4, True)
+    assert step_features.needed_flops(case, options) / 4 == pytest.approx(27e9, rel=0.15)
+
+
+@pytest.mark.slow
+def test_step_features_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    small = ["--model", "mFormerV1-tiny", "--img-size", "32", "--batch", "8", "--pairs", "2"]
+    names = ["schedules", "gradnorm", "features", "depthwise", "throughput"]
+    step_features.main([*names, *small, "--groups", "flip", "EMA"])
+    for name in names:
+        report = json.loads((tmp_path / f"step_{name}.json").read_text())
+        assert report["rows"], name
+        assert "step_features" in report["command"]
+    rows = json.loads((tmp_path / "step_features.json").read_text())["rows"]
+    assert [row["what"] for row in rows] == ["flip", "EMA"]
+    assert all(row["ratio"] > 0 and row["baseline_ms"] > 0 for row in rows)
