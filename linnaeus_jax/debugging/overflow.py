@@ -176,8 +176,8 @@ class DebugUnderflowOverflow:
 
     `apply` runs eagerly, operation by operation: slow, but every value has exactly the range of its type. For compiled
     code use `record` inside `jax.jit` (also under grad, remat, scans and sharding) and `check` on what it returned;
-    a fused float16 or bfloat16 computation may hold intermediate values that the type could not, so that an
-    overflow inside one fusion may not show there. Passes are numbered from 0 in the order in which they are checked.
+    a fused float16 computation may go on with values that the type could not hold, so that frames after an
+    overflow may look finite there; the frame whose value leaves the type's range is reported all the same. Passes are numbered from 0 in the order in which they are checked.
 
     Args:
       model: any Linen module; calls of its submodules are the frames.
@@ -240,9 +240,10 @@ def detect_overflow(var: Any, ctx: str) -> Any:
     Raises:
       TypeError: `var` is no array of numbers.
     """
+    if not jnp.issubdtype(getattr(var, "dtype", bool), jnp.number):
+        kind = getattr(var, "dtype", type(var).__name__)
+        raise TypeError(f"detect_overflow({ctx!r}) got {kind}; an array of numbers is needed")
     values = jnp.asarray(var)
-    if not jnp.issubdtype(values.dtype, jnp.number):
-        raise TypeError(f"detect_overflow({ctx!r}) got {values.dtype}; an array of numbers is needed")
     has_nan, has_inf = jnp.isnan(values).any(), jnp.isinf(values).any()
     if isinstance(values, jax.core.Tracer):
         jax.debug.callback(_print_alarms, has_nan, has_inf, label=ctx)

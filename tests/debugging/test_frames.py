@@ -1,15 +1,15 @@
 """Frames of module calls: values, names and order under jit, grad, remat, scans, accumulation and 2 devices."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.debugging.frames import COLLECTION, FrameRecorder, merge
+from linnaeus_jax.debugging.frames import COLLECTION, Frame, FrameRecorder, Row, merge
 from linnaeus_jax.models import build_model
-
-AUTO = (jax.sharding.AxisType.Auto,)
 
 
 def tiny(**settings):
@@ -72,45 +72,54 @@ def forward():
     return jax.jit(lambda params, *inputs: recorder.apply({"params": params}, *inputs))
 
 
+def host_row(label, value):
+    if not isinstance(value, jax.Array):
+        return Row(label, note="None" if value is None else "not a tensor")
+    value = np.abs(np.asarray(value))
+    return Row(label, float(value.min()), float(value.max()), bool(np.isnan(value).any()), bool(np.isinf(value).any()))
+
+
 @pytest.fixture(scope="module")
-def eager(params, inputs):
-    """Frames computed operation by operation."""
-    return FrameRecorder(tiny()).apply({"params": params}, *inputs)
+def expected(params, inputs):
+    """Frames from values that an interceptor of the test's own takes out, measured by numpy."""
+    calls = []
+
+    @jax.jit
+    def values(params, *inputs):
+        found = []
+
+        def watch(next_fun, args, kwargs, context):
+            out = next_fun(*args, **kwargs)
+            if context.method_name == "__call__":
+                own = {k: v for k, v in context.module.variables.get("params", {}).items() if isinstance(v, jax.Array)}
+                calls.append((".".join(context.module.path), type(context.module).__name__))
+                found.append((own, args, out))
+            return out
+
+        with nn.intercept_methods(watch):
+            tiny().apply({"params": params}, *inputs)
+        return found
+
+    order = ["kernel", "scale", "bias", "gamma", "freqs", "cls_token_1", "cls_token_2"]
+    shown = {"kernel": "weight", "scale": "weight"}
+    found, frames = values(params, *inputs), []
+    for (name, cls), (own, args, out) in zip(calls, found, strict=True):
+        rows = [host_row(shown.get(k, k), own[k]) for k in sorted(own, key=order.index)]
+        rows += [host_row(f"input[{i}]", value) for i, value in enumerate(args)]
+        frames.append(Frame(name, cls, (*rows, host_row("output", out))))
+    return frames
 
 
-def test_compiled_frames_equal_eager_ones(forward, params, inputs, eager):
+def test_compiled_frames_equal_numpy(forward, params, inputs, expected):
     logits, frames = forward(params, *inputs)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), logits, eager[0])
-    assert_close(frames.listing(), eager[1].listing())
+    assert_close(frames.listing(), expected)
     assert not frames.bad
+    assert frames.table == FrameRecorder(tiny()).trace({"params": params}, *inputs)
+    assert logits["taxa_L20"].shape == (4, 3)
 
 
-def test_eager_frames_equal_numpy(params, inputs, eager):
-    """Names, classes and magnitudes of outputs against values taken by an interceptor of the test's own."""
-    seen = []
-
-    def watch(next_fun, args, kwargs, context):
-        out = next_fun(*args, **kwargs)
-        if context.method_name == "__call__":
-            seen.append((".".join(context.module.path), type(context.module).__name__, args[0], out))
-        return out
-
-    with nn.intercept_methods(watch):
-        tiny().apply({"params": params}, *inputs)
-    for frame, (name, cls, x, out) in zip(eager[1].listing(), seen, strict=True):
-        assert frame[:2] == (name, cls)
-        rows = {row.label: row for row in frame.rows}
-        for label, value in (("input[0]", x), ("output", out)):
-            if isinstance(value, dict):
-                assert rows[label].note == "not a tensor"
-            else:
-                value = np.abs(np.asarray(value))
-                assert (rows[label].absmin, rows[label].absmax) == (value.min(), value.max())
-    assert seen[-1][:2] == ("", "MFormerV1")
-
-
-def test_order_labels_and_notes(eager):
-    frames = {frame.name: frame for frame in eager[1].listing()}
+def test_order_labels_and_notes(forward, params, inputs):
+    frames = {frame.name: frame for frame in forward(params, *inputs)[1].listing()}
     names = list(frames)
     assert names[:2] == ["stem.0", "stem.1"]
     assert names.index("stages.2.0.attn.qkv") < names.index("stages.2.0.attn.softmax") < names.index("stages.2.0.attn")
@@ -140,25 +149,29 @@ def accumulated():
 
         def body(total, micro):
             grads, frames = jax.grad(one, has_aux=True)(params, *micro)
-            return (jax.tree.map(jnp.add, total[0], grads), merge(total[1], frames)), None
+            return jax.tree.map(jnp.add, total, grads), frames
 
-        first = jax.grad(one, has_aux=True)(params, image[0], meta[0])
-        return jax.lax.scan(body, first, (image[1:], meta[1:]))[0]
+        grads, frames = jax.lax.scan(body, jax.tree.map(jnp.zeros_like, params), (image, meta))
+        return grads, functools.reduce(merge, [jax.tree.map(lambda x: x[i], frames) for i in range(2)])  # noqa: B023
 
     return step
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_poisoned_weights_are_named(accumulated, eager, params, inputs, devices):
-    mesh = jax.make_mesh((devices,), ("data",), axis_types=AUTO, devices=jax.devices()[:devices])
-    place = lambda spec: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))  # noqa: E731
-    micro = [jax.device_put(x.reshape(2, 2, *x.shape[1:]), place((None, "data"))) for x in inputs]
-    params = jax.device_put(params, place(()))
+@pytest.fixture(scope="module")
+def places():
+    """Shardings over 2 devices: everything everywhere, micro-batches [A, B, ...] and batches [B, ...] by rows."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    return [jax.sharding.NamedSharding(mesh, s) for s in (spec(), spec(None, "data"), spec("data"))]
 
+
+def test_poisoned_weights_are_named(accumulated, places, expected, params, inputs):
+    micro = [jax.device_put(x.reshape(2, 2, *x.shape[1:]), places[1]) for x in inputs]
+    params = jax.device_put(params, places[0])
     grads, frames = accumulated(params, *micro)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
     # merged micro-batches: exact minima and maxima over all rows, as of the whole batch at once
-    assert_close(frames.listing(), eager[1].listing())
+    assert_close(frames.listing(), expected)
     for path, name in (
         (("stages.0", "0", "pwconv1", "kernel"), "stages.0.0.pwconv1"),
         (("stages.2", "1", "mlp", "fc1", "kernel"), "stages.2.1.mlp.fc1"),
@@ -176,12 +189,9 @@ def test_poisoned_weights_are_named_in_the_plain_form(forward, params, inputs):
     )
 
 
-def test_few_collectives(forward, params, inputs):
+def test_few_collectives(forward, places, params, inputs):
     """Rows are reduced over devices together, not one by one."""
-    mesh = jax.make_mesh((2,), ("data",), axis_types=AUTO)
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    params = jax.device_put(params, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-    compiled = forward.lower(params, *jax.device_put(inputs, rows)).compile()
+    compiled = forward.lower(jax.device_put(params, places[0]), *jax.device_put(inputs, places[2])).compile()
     text = compiled.as_text()
     assert sum(text.count(f" {name}(") for name in ("all-reduce", "all-gather", "all-to-all")) <= 20
 
@@ -283,6 +293,19 @@ def test_scans_inside_scans():
         "wi": {**variables["params"]["outer"]["wi"], "kernel": kernel.at[1, 1, 0, 0].set(jnp.inf)}
     }
     assert first_bad(recorder.apply(bad, jnp.ones((2, 4)))[1]) == "outer.1.1.wi"
+
+
+def test_merging_in_the_carry_of_a_scan_and_on_the_host():
+    variables, recorder = toy(Stack(), jnp.ones((2, 4)))
+    batches = jax.random.normal(jax.random.key(5), (3, 2, 4))
+
+    @jax.jit
+    def total(batches):
+        first = recorder.apply(variables, batches[0])[1]
+        return jax.lax.scan(lambda t, x: (merge(t, recorder.apply(variables, x)[1]), None), first, batches[1:])[0]
+
+    parts = [recorder.apply(variables, x)[1] for x in batches]  # operation by operation
+    assert_close(total(batches).listing(), functools.reduce(merge, jax.device_get(parts)).listing())
 
 
 def test_scans_that_hold_frames_back_are_errors():
