@@ -25,4 +25,4 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as readable JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+    write_atomically(path, json.dumps(value, indent=1) + "\n")

@@ -23,13 +23,16 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.dataset import write_assets
 from linnaeus_jax.data.loader import PipelineStats, TrainLoader
+from linnaeus_jax.debugging.flags import taxonomy_lines
+from linnaeus_jax.debugging.overflow import BatchLimitReached, OverflowDetected
+from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import write_json
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger, pipeline_lines, schedule_line
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_table
 from linnaeus_jax.reporting.logs import console, console_level, setup_logging
 from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
-from linnaeus_jax.reporting.report import write_report
+from linnaeus_jax.reporting.report import CURVES_FILE, write_report
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.reporting.wandb_sink import new_run_id
 from linnaeus_jax.schedules import early_stop
@@ -37,13 +40,13 @@ from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.summary import write_summary
-from linnaeus_jax.schedules.triggers import gradnorm_due
+from linnaeus_jax.schedules.summary import schedule_summary, write_summary
+from linnaeus_jax.schedules.triggers import Due, gradnorm_due
 from linnaeus_jax.training import probes, versions
 from linnaeus_jax.training.boundary import Boundary, BoundaryActions, Results
 from linnaeus_jax.training.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.training.compilation import CompiledStep, compile_step
-from linnaeus_jax.training.evaluation import Evaluator
+from linnaeus_jax.training.evaluation import Evaluator, update_curves
 from linnaeus_jax.training.host_state import HostState
 from linnaeus_jax.training.inputs import Inputs, build_inputs
 from linnaeus_jax.training.interruption import Interruption
@@ -86,6 +89,7 @@ class Run:
     throughput: Throughput
     lead: bool  # process 0 writes, the others only compute
     sync: RemoteSync | None
+    debug: DebugSession
 
     def variant(self, update: int) -> str:
         """Which compiled step makes `update`: a pure function of config and step."""
@@ -115,8 +119,10 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
         try:
             again = restore(this)
             return train(this, interruption, again=again, skip_validation=skip_validation)
-        except (CheckpointError, MetricsLogError, NonFiniteError) as error:
+        except (CheckpointError, MetricsLogError, NonFiniteError, OverflowDetected, BatchLimitReached) as error:
             log.error("%s", error)
+            if isinstance(error, (NonFiniteError, OverflowDetected)):
+                this.sinks.alert("Non-finite values", str(error))
             this.sinks.close(exit_code=1)
             raise UserError(str(error)) from error
         except Exception:
@@ -125,6 +131,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
             raise
         finally:
             this.checkpoints.close()
+            this.debug.close()
             this.sinks.close()
             if this.sync is not None:
                 this.sync.close()
@@ -155,7 +162,15 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
         if config.train.preserve_checkpoint_schedule:
             resolved = stored_schedule(directory) or resolved
         # ---- model, objective, optimizer
-        program = build_program(config, inputs.dataset, resolved, inputs.sampler.block)
+        debug = DebugSession(config, directory, inputs.dataset.tasks, lead=lead)
+        program = build_program(
+            config,
+            inputs.dataset,
+            resolved,
+            inputs.sampler.block,
+            probes=debug.probes() if write else (),
+            make_recorder=debug.make_recorder,
+        )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise UserError(str(text)) from error
@@ -197,6 +212,7 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
         throughput=Throughput(),
         lead=lead,
         sync=remote_sync(config, directory) if lead and write else None,
+        debug=debug,
     )
 
 
@@ -271,8 +287,9 @@ def fresh_state(this: Run) -> TrainState:
 
 
 def describe(this: Run, *, resumed_step: int | None) -> None:
-    """Writes what was decided: config, versions, assets, schedule; opens the sinks."""
+    """Writes what was decided: config, versions, assets, schedule; opens the sinks and the debugging."""
     if not this.lead:
+        this.debug.open(this.program, debug_facts(this), start=resumed_step or 0, plans=this.inputs.plans)
         return
     dataset = this.inputs.dataset
     write_json(this.directory.config_json, plain(this.config))
@@ -299,6 +316,7 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
         },
         "system_info": versions.versions(),
     }
+    this.debug.open(this.program, debug_facts(this), start=resumed_step or 0, plans=this.inputs.plans)
     this.sinks = open_sinks(
         this.sinks.metrics_log,
         this.config.experiment,
@@ -308,6 +326,50 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
         resumed_step=resumed_step,
         debug=this.config.debug.wandb_metrics,
     )
+
+
+def debug_facts(this: Run) -> dict[str, Any]:
+    """What the debug flags and the event log say of a run at its start."""
+    config, dataset, totals = this.config, this.inputs.dataset, this.resolved.totals
+    objective = this.program.objective
+
+    def taxonomy() -> dict[str, list[str]]:
+        found = {}
+        for task, criterion in objective.criteria.items():
+            if criterion.smoothing is not None:
+                roots = [str(index) for index in np.flatnonzero(dataset.tree.parent(task) < 0)]
+                names = [str(taxon) for taxon in dataset.classes[task]]
+                distance, matrix = criterion.smoothing.distance_matrix(), criterion.smoothing.dense_matrix()
+                found[task] = taxonomy_lines(task, distance, matrix, roots, names)
+        return found
+
+    return {
+        "architecture": f"{config.model.type}_{config.model.variant}",
+        "total_examples": len(dataset.train),
+        "training": {
+            "epochs": totals.epochs,
+            "steps_per_epoch": totals.steps_per_epoch[0],
+            "total_steps": totals.total_steps,
+            "batch_size": totals.batch_size,
+            "accumulation": totals.accumulation_steps,
+        },
+        "pipeline": {
+            "train rows": len(dataset.train),
+            "validation rows": len(dataset.val),
+            "images": type(this.inputs.images["train"]).__name__,
+            "sampler": this.inputs.sampler,
+            "reading threads": this.inputs.num_threads,
+            "decoding threads": this.inputs.io_threads,
+            "updates in flight": this.inputs.buffer,
+        },
+        "losses": {
+            task: {"criterion": criterion.name, "class weights": objective.class_weights is not None}
+            for task, criterion in objective.criteria.items()
+        },
+        "augmentation": {"settings": objective.augmentation, "mixing": objective.mix, "device": "inside the step"},
+        "schedule_text": schedule_summary(this.resolved),
+        "taxonomy": taxonomy,
+    }
 
 
 def train(this: Run, interruption: Interruption, *, again: bool, skip_validation: bool) -> dict[str, float]:
@@ -334,15 +396,19 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             name: compile_step(this.program.train_step(name), this.state, placed, this.placement, name)
             for name in needed_variants(this)
         }
+        this.debug.first_batch(batch, this.inputs.dataset.num_classes)
         if progress.epoch_complete or progress.global_step == 0:
             progress.start_training_epoch(plans.locate(update)[0])
+            this.debug.epoch_start(this.program, update, progress.current_epoch)
 
         # ---- updates
         epoch_started = time.perf_counter()
         host.recorder.logger.start_clock(epoch_started)
         while True:
             epoch, within = plans.locate(update)
-            this.state, outputs = this.steps[this.variant(update)](this.state, placed)
+            with this.debug.around_update(update):
+                this.state, outputs = this.steps[this.variant(update)](this.state, placed)
+            this.debug.after_update(update, this.state, outputs, batch)
             step = update + 1
             progress.advance(micro_batches=batch["label"].shape[0], samples=int(np.count_nonzero(batch["weight"])))
             write_log_point(this, loader)
@@ -362,6 +428,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
                 if boundary.serve(train_seconds=time.perf_counter() - epoch_started):
                     return finish(this)
                 progress.start_training_epoch(epoch + 1)
+                this.debug.epoch_start(this.program, step, epoch + 1)
                 epoch_started = time.perf_counter()
 
             # ---- a signal, or the debugging limit: save and leave
@@ -383,7 +450,8 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             if len(in_flight) > RUN_AHEAD:
                 jax.block_until_ready(in_flight.popleft())
             waited = time.perf_counter()
-            update, batch = next(loader)
+            with this.debug.profiler.input_wait():
+                update, batch = next(loader)
             waited = time.perf_counter() - waited
             placed = this.placement.to_device(dict(batch), this.placement.update)
             this.throughput.update(batch["weight"].size * jax.process_count(), waited)
@@ -419,7 +487,9 @@ def write_log_point(this: Run, loader: TrainLoader) -> None:
     if "pipeline" in point.streams:
         row |= pipeline_row(loader.stats())
     this.host.tracker.update_latest({name: value for name, value in row.items() if name.startswith("gradnorm/")})
-    this.sinks.write("train", point.step, point.epoch, row, everywhere="wandb" in point.streams)
+    everywhere = not point.streams.isdisjoint(("wandb", "lr", "pipeline", "gradnorm"))
+    this.sinks.write("train", point.step, point.epoch, row, everywhere=everywhere)
+    this.debug.log_point(row, point.step)
     this.checkpoints.check()
     line = logger.line(
         point.streams,
@@ -448,15 +518,22 @@ def make_boundary(this: Run) -> Boundary:
         with console_level(this.config.experiment.log_level_validation):
             loader = this.inputs.val_loader()
             try:
-                return this.evaluator.run(
+                found = this.evaluator.run(
                     this.state.eval_params, this.state.model_state, this.state.gradnorm.weights, loader, phases
                 )
             finally:
                 loader.close()
-
-    def write_row(row: dict[str, Any]) -> None:
+        for name, values in found.metrics.items():
+            this.debug.phase(name, found.sums[name], values)
         if this.lead:
-            progress = this.host.progress
+            update_curves(this.directory.root / CURVES_FILE, found.curves)
+        return found.metrics
+
+    def write_row(row: dict[str, Any], due: Due) -> None:
+        progress = this.host.progress
+        state = this.host.tracker.state_dict()
+        this.debug.boundary(progress.global_step, progress.current_epoch, due, row, state)
+        if this.lead:
             if progress.global_step >= this.resolved.total_steps or progress.stop_reason is not None:
                 row |= this.host.recorder.logger.flush()
             this.sinks.write("epoch", progress.global_step, progress.current_epoch, row)

@@ -35,6 +35,11 @@ def get_config() -> ConfigDict:
     return config.lock()
 
 
+def _ordered(**entries: Any) -> ConfigDict:
+    """A node that keeps the order in which its entries were added."""
+    return ConfigDict(entries, sort_keys=False)
+
+
 def experiment() -> ConfigDict:
     return ConfigDict(
         dict(
@@ -243,7 +248,7 @@ def lr_scheduler() -> ConfigDict:
             stable_duration_fraction=0.8,
             decay_duration_fraction=0.1,
             decay_type="cosine",  # cosine | linear
-            parameter_groups=dict(enabled=False),  # + one node per optimizer group, see lr_group
+            parameter_groups=_ordered(enabled=False),  # + one node per optimizer group, see lr_group
         )
     )
 
@@ -266,7 +271,7 @@ def optimizer() -> ConfigDict:
             t_alpha_beta3=placeholder(int),
             muon=dict(momentum=0.95, nesterov=True, ns_steps=5),
             layer_decay=1.0,  # LR factor per layer below the heads; 1: off
-            parameter_groups=dict(
+            parameter_groups=_ordered(
                 enabled=False,  # + one node per group, see optimizer_group; the first match wins
                 default=dict(optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0),
             ),
@@ -292,7 +297,7 @@ def loss() -> ConfigDict:
                 ),
                 task=dict(
                     type="gradnorm",  # gradnorm | static
-                    gradnorm_enabled=False,
+                    gradnorm_enabled=True,
                     init_weights=(),
                     init_strategy="inverse_density",  # inverse_density | class_complexity
                     alpha=1.5,
@@ -421,6 +426,7 @@ def debug() -> ConfigDict:
             early_exit_after_n_optimizer_steps=0,
             nans=False,
             infs=False,
+            crash_bundle=False,  # save the first non-finite update so that tools.replay can repeat it
             underflow_overflow=dict(
                 enabled=False, max_frames_to_save=21, trace_batch_nums=(), abort_after_batch_num=placeholder(int)
             ),

@@ -236,7 +236,7 @@ class FrameRecorder:
           (what `model.apply` returns, frames). No gradient flows through the frames.
 
         Raises:
-          ValueError: a lifted transform inside the model does not let the frames out.
+          ValueError: a lifted transform inside the model does not let the frames out, or `nn.jit` hides their calls.
         """
         listener = _Listener()
         with nn.intercept_methods(listener):
@@ -251,7 +251,18 @@ class FrameRecorder:
 
 
 def _pack(calls: Mapping[tuple[Path, int], _Call], sown: Mapping[str, Any]) -> Frames:
-    """One array of all rows and the table that says what they are."""
+    """One array of all rows and the table that says what they are.
+
+    Raises:
+      ValueError: a call was recorded without being traced in this pass.
+    """
+    unseen = _paths(sown) - {call.path for call in calls.values()}
+    if unseen:
+        names = ", ".join(sorted(".".join(path) for path in unseen)[:3])
+        raise ValueError(
+            f"calls of {names} were compiled earlier by nn.jit inside the model, so that their frames cannot be named; "
+            "build the model without nn.jit and compile the whole step with jax.jit"
+        )
     groups: dict[int, list[jax.Array]] = {}  # rows [m, 2, n] by n
     stacks: dict[Path, tuple[int, ...]] = {}
     at: dict[tuple[Path, int], list[tuple[int, int]]] = {}  # of each measured row: its n, position among those of n
@@ -276,6 +287,12 @@ def _pack(calls: Mapping[tuple[Path, int], _Call], sown: Mapping[str, Any]) -> F
 
     positions = {key: [first[n] + position for n, position in found] for key, found in at.items()}
     return Frames(rows, tuple(_specs(list(calls.values()), stacks, positions, ())))
+
+
+def _paths(sown: Mapping[str, Any], path: Path = ()) -> set[Path]:
+    """Paths of all modules that recorded a frame."""
+    found = {path} if _VARIABLE in sown else set()
+    return found.union(*(_paths(child, (*path, name)) for name, child in sown.items() if name != _VARIABLE))
 
 
 def _at(tree: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

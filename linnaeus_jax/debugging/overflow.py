@@ -175,9 +175,10 @@ class DebugUnderflowOverflow:
     """Watches every forward pass of a Linen module; see `OverflowMonitor` for the options.
 
     `apply` runs eagerly, operation by operation: slow, but every value has exactly the range of its type. For compiled
-    code use `record` inside `jax.jit` (also under grad, remat, scans and sharding) and `check` on what it returned;
-    a fused float16 computation may go on with values that the type could not hold, so that frames after an
-    overflow may look finite there; the frame whose value leaves the type's range is reported all the same. Passes are numbered from 0 in the order in which they are checked.
+    code use `record` inside `jax.jit` (also under grad, remat, scans and sharding) and `check` on what it returned.
+    Compiled float16 code may go on with values that the type could not hold, so that frames after an overflow may look
+    finite there; the frame whose value leaves the type's range is reported all the same. Passes are numbered from 0 in
+    the order in which they are checked.
 
     Args:
       model: any Linen module; calls of its submodules are the frames.

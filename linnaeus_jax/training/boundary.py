@@ -19,7 +19,7 @@ from linnaeus_jax.learning.meta_masking import keep_mask
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.retention import checkpoints_to_keep
-from linnaeus_jax.schedules.triggers import Phase, due_at_boundary
+from linnaeus_jax.schedules.triggers import Due, Phase, due_at_boundary
 from linnaeus_jax.training.host_state import HostState
 
 log = logging.getLogger("linnaeus_jax")
@@ -40,7 +40,7 @@ class BoundaryActions:
 
     save: Callable[[], None]
     evaluate: Callable[[Mapping[str, Any]], Results]
-    write_row: Callable[[dict[str, Any]], None]
+    write_row: Callable[[dict[str, Any], Due], None]
     write_progress: Callable[[], None]
     retain: Callable[[Callable[[list[int]], set[int]]], list[int]]
     finish: Callable[[], None]
@@ -108,7 +108,7 @@ class Boundary:
         row = host.tracker.get_wandb_metrics(step)
         if reason is not None:
             row["early_stop/reason"] = reason
-        self.actions.write_row(row)
+        self.actions.write_row(row, due)
         if saved:
             self.actions.finish()
         self.actions.write_progress()

@@ -6,8 +6,10 @@ ones for `val_mask_<A>_<B>`. The convolutional stages do not see metadata and ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,14 +17,38 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from linnaeus_jax.files import write_atomically
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
-from linnaeus_jax.metrics.extras import PhaseExtras
+from linnaeus_jax.metrics.extras import PhaseExtras, predict
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.training.parallel import Placement, fetch
 
 #: what a phase needs of a batch besides the image
-USED = ("label", "meta", "weight", "rarity", "taxa_subset")
+USED = ("label", "meta", "weight", "row", "rarity", "taxa_subset")
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What one phase says of every row, in the order of the split, without padding."""
+
+    row: np.ndarray  # int32 [n], row of the labels file
+    label: np.ndarray  # int32 [n, T]
+    predicted: np.ndarray  # int32 [n, T], best class
+    probability: np.ndarray  # float32 [n, T], softmax probability of the best class
+    logits: Mapping[str, np.ndarray]  # task -> float32 [n, C]; empty unless asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Results of one pass over the data, by phase."""
+
+    metrics: dict[str, dict[str, float]]
+    #: phase -> task -> plots as of `PhaseExtras.curves`, and `classes`: [rows, correctly predicted] of each class
+    curves: dict[str, dict[str, dict[str, Any]]]
+    predictions: dict[str, Predictions]
+    #: what the metrics were made of
+    sums: dict[str, dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +76,12 @@ class EvaluationProgram:
         tokens = self.model.apply(variables, features, meta, train=False, method="encode_tokens")
         return self.model.apply(variables, tokens, method="classify")
 
-    def phase_sums(
+    def empty_sums(self) -> Sums:
+        """The sums of no row at all: those of `metrics.phase`, and int32 [C, 2] of rows and hits per class."""
+        classes = {f"classes/{task}": jnp.zeros((c.num_classes, 2), jnp.int32) for task, c in self.criteria.items()}
+        return empty_sums(self.tasks, self.extras) | classes
+
+    def phase(
         self,
         params: Any,
         model_state: Any,
@@ -59,29 +90,55 @@ class EvaluationProgram:
         batch: Mapping[str, jax.Array],
         keep: jax.Array,
         sums: Sums,
-    ) -> Sums:
-        """`sums` with one batch of one phase added; `keep` is bool [K]."""
+        samples: tuple[str, ...] = (),
+    ) -> tuple[Sums, dict[str, Any]]:
+        """`sums` with one batch of one phase added, and those fields of `Predictions` that `samples` names.
+
+        Args:
+          keep: bool [K], metadata components that the phase sees.
+        """
         meta = meta_masking.zero_components(batch["meta"], keep[None, :], self.bounds)
         logits = self.logits(params, model_state, features, meta)
-        label, weight = batch["label"], batch["weight"]
+        predicted = jnp.stack([predict(z) for z in logits.values()], axis=1)
+        best = [jnp.exp(z.max(axis=1) - jax.nn.logsumexp(z, axis=1)) for z in logits.values()]
+        fields = {
+            "row": batch["row"],
+            "label": batch["label"],
+            "weight": batch["weight"],
+            "predicted": predicted,
+            "probability": jnp.stack(best, axis=1),
+            "logits": logits,
+        }
+        found = self._batch_sums(task_weights, logits, batch) | self._class_sums(predicted, batch)
+        return add(sums, found), {name: fields[name] for name in samples}
+
+    def _batch_sums(
+        self, task_weights: jax.Array, logits: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]
+    ) -> Sums:
+        label, weight, rarity = batch["label"], batch["weight"], batch["rarity"]
         per_sample = losses.task_loss_sums(
             logits, label, None, None, weight, jnp.ones_like(label, bool), self.criteria, self.class_weights
         ).per_sample
-        weighted = per_sample @ task_weights
-        rarity = batch["rarity"]
         if self.null_possible:
             rarity = jnp.where(label[:, 0] == 0, -1, rarity)  # an unknown species is neither rare nor common
-        found = batch_sums(
+        return batch_sums(
             logits,
             label,
             weight,
             per_sample,
-            weighted,
+            per_sample @ task_weights,
             null_possible=self.null_possible,
             extras=self.extras,
             membership={"taxa": batch["taxa_subset"], "rarity": rarity},
         )
-        return add(sums, found)
+
+    def _class_sums(self, predicted: jax.Array, batch: Mapping[str, jax.Array]) -> Sums:
+        label, valid = batch["label"], batch["weight"] > 0
+        found = {}
+        for t, (task, criterion) in enumerate(self.criteria.items()):
+            counted = jnp.stack([valid, valid & (predicted[:, t] == label[:, t])], axis=1).astype(jnp.int32)
+            found[f"classes/{task}"] = jnp.zeros((criterion.num_classes, 2), jnp.int32).at[label[:, t]].add(counted)
+        return found
 
 
 class Evaluator:
@@ -93,9 +150,10 @@ class Evaluator:
         replicated, batch = placement.replicated, placement.batch
         self._features = jax.jit(program.features, in_shardings=(replicated, replicated, batch), out_shardings=batch)
         self._phase = jax.jit(
-            program.phase_sums,
+            program.phase,
             in_shardings=(replicated, replicated, replicated, batch, batch, replicated, replicated),
-            out_shardings=replicated,
+            out_shardings=replicated,  # also of what is said of single rows, so that every process gets all of them
+            static_argnums=7,
         )
 
     def run(
@@ -103,35 +161,89 @@ class Evaluator:
         params: Any,
         model_state: Any,
         task_weights: jax.Array,
-        batches: Iterable[dict[str, np.ndarray]],
+        batches: Iterable[Mapping[str, object]],
         phases: Mapping[str, np.ndarray],
-        on_batch: Callable[[], None] = lambda: None,
-    ) -> dict[str, dict[str, float]]:
-        """Runs all `phases` (name -> keep-mask) over `batches`; returns phase -> metric -> value."""
+        *,
+        predictions: bool = False,
+        logits: bool = False,
+    ) -> Evaluation:
+        """Runs all `phases` (name -> keep-mask bool [K]) over `batches`.
+
+        Args:
+          task_weights: float32 [T], for `loss_weighted`.
+          predictions: also keep what is said of every single row.
+          logits: with the predictions, keep all logits; large for many classes.
+        """
+        samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
+        samples = samples if predictions or logits else ()
         keeps = {name: self.placement.replicate(keep) for name, keep in phases.items()}
-        sums = {name: self.placement.replicate(empty_sums(self.program.tasks, self.program.extras)) for name in phases}
+        empty = jax.tree.map(np.asarray, self.program.empty_sums())
+        sums = {name: self.placement.replicate(empty) for name in phases}
+        parts: dict[str, list[dict[str, Any]]] = {name: [] for name in phases}
         for batch in batches:
-            self._add_batch(params, model_state, task_weights, batch, keeps, sums)
-            on_batch()
-        found = fetch(sums)
-        results = {}
-        for name in phases:
-            values = summarise(found[name], self.program.tasks, self.program.extras)
-            results[name] = {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
-        return results
+            found = self._add_batch(params, model_state, task_weights, batch, keeps, sums, samples)
+            if samples:
+                for name, part in fetch(found).items():
+                    parts[name].append(part)
+        host = fetch(sums)
+        return Evaluation(
+            metrics={name: self._metrics(host[name]) for name in phases},
+            curves={name: self._curves(host[name]) for name in phases},
+            predictions={name: _joined(found) for name, found in parts.items() if found},
+            sums=host,
+        )
+
+    def predict(
+        self,
+        params: Any,
+        model_state: Any,
+        task_weights: jax.Array,
+        batches: Iterable[Mapping[str, object]],
+        phases: Mapping[str, np.ndarray],
+        *,
+        logits: bool = False,
+    ) -> dict[str, Predictions]:
+        """Phase -> what it says of every row; arguments as of `run`."""
+        return self.run(params, model_state, task_weights, batches, phases, predictions=True, logits=logits).predictions
 
     def _add_batch(
         self,
         params: Any,
         model_state: Any,
         task_weights: jax.Array,
-        batch: Mapping[str, np.ndarray],
+        batch: Mapping[str, object],
         keeps: Mapping[str, jax.Array],
         sums: dict[str, Sums],
-    ) -> None:
-        """Adds one batch to the sums of every phase."""
-        used = {name: batch[name] for name in ("image", *USED)}
+        samples: tuple[str, ...],
+    ) -> dict[str, dict[str, Any]]:
+        """Adds one batch to the sums of every phase; returns the named fields of its rows."""
+        used = {name: np.asarray(batch[name]) for name in ("image", *USED)}
         placed = self.placement.to_device(used, self.placement.batch)
         features = self._features(params, model_state, placed.pop("image"))
+        found = {}
         for name, keep in keeps.items():
-            sums[name] = self._phase(params, model_state, task_weights, features, placed, keep, sums[name])
+            sums[name], found[name] = self._phase(
+                params, model_state, task_weights, features, placed, keep, sums[name], samples
+            )
+        return found
+
+    def _metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        values = summarise(sums, self.program.tasks, self.program.extras)
+        return {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
+
+    def _curves(self, sums: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+        found = self.program.extras.curves(sums, self.program.tasks)
+        return {task: {**curves, "classes": sums[f"classes/{task}"].tolist()} for task, curves in found.items()}
+
+
+def update_curves(path: Path, curves: Mapping[str, Any]) -> None:
+    """Replaces the curves of the given phases in a JSON file {phase: ...}; those of other phases stay."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    write_atomically(path, json.dumps(known | dict(curves), separators=(",", ":")) + "\n")
+
+
+def _joined(parts: list[dict[str, Any]]) -> Predictions:
+    """All batches' rows of weight 1, one after the other."""
+    real = [part.pop("weight") > 0 for part in parts]
+    joined = jax.tree.map(lambda *pieces: np.concatenate([x[k] for x, k in zip(pieces, real, strict=True)]), *parts)
+    return Predictions(**{"logits": {}, **joined})

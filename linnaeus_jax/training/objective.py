@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,16 @@ from linnaeus_jax.schedules.resolved import PartialMasking
 from linnaeus_jax.training.rng import stream
 
 Step = jax.Array
+
+
+class Recorder(Protocol):
+    """Applies a model and returns the frames of the pass beside its result; see `debugging.frames.FrameRecorder`."""
+
+    def apply(self, variables: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> tuple[Any, Any]: ...
+
+    def merge(self, left: Any, right: Any) -> Any: ...
+
+    def all_finite(self, frames: Any) -> jax.Array: ...
 
 
 class Targets(struct.PyTreeNode):
@@ -45,6 +55,7 @@ class Measured(struct.PyTreeNode):
     meta_valid: jax.Array  # int32 [K]
     model_state: Any
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows
+    frames: Any = None  # `debugging.frames.Frames` of the forward pass, where they are recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +92,7 @@ class Objective:
     probabilities: Probabilities
     extras: PhaseExtras  # what the log says of training besides losses and accuracies
     preview_rows: int = 0  # rows whose predictions the update reports
+    recorder: Recorder | None = None  # records every module call beside the forward pass
 
     def key(self, name: str, step: Step) -> jax.Array:
         """Key of a named stream at `step`."""
@@ -158,7 +170,7 @@ class Objective:
           (float32 [T], what the log needs).
         """
         image, meta, valid, masked = self.inputs(micro, targets, step)
-        logits, new_state = self.forward(params, model_state, image, meta, step, index)
+        (logits, new_state), frames = self.forward(params, model_state, image, meta, step, index)
         with jax.named_scope("losses"):
             found = losses.task_loss_sums(
                 logits,
@@ -187,6 +199,7 @@ class Objective:
                 preview=jnp.stack(
                     [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()], axis=1
                 ),
+                frames=frames,
             )
         return found.numerator / jnp.maximum(counts, 1.0), measured
 
@@ -208,7 +221,7 @@ class Objective:
         """
         image, meta, _, _ = self.inputs(micro, targets, step)
         meta = jnp.zeros_like(meta) if zero_metadata else meta
-        logits, _ = self.forward(params, model_state, image, meta, step, index)
+        (logits, _), _ = self.forward(params, model_state, image, meta, step, index)
         found = losses.task_loss_sums(
             logits,
             micro["label"],
@@ -260,8 +273,11 @@ class Objective:
 
     def forward(
         self, params: Any, model_state: Any, image: jax.Array, meta: jax.Array, step: Step, index: jax.Array
-    ) -> tuple[dict[str, jax.Array], Any]:
-        """Training-mode logits per task and the new non-trainable state."""
+    ) -> tuple[tuple[dict[str, jax.Array], Any], Any]:
+        """((training-mode logits per task, new non-trainable state), frames or None)."""
         rngs = {name: jax.random.fold_in(self.key(name, step), index) for name in ("dropout", "drop_path")}
         variables = {"params": params, **model_state}
-        return self.model.apply(variables, image, meta, train=True, rngs=rngs, mutable=list(model_state))
+        options = {"train": True, "rngs": rngs, "mutable": list(model_state)}
+        if self.recorder is None:
+            return self.model.apply(variables, image, meta, **options), None
+        return self.recorder.apply(variables, image, meta, **options)

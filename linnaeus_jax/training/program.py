@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.training.evaluation import EvaluationProgram
-from linnaeus_jax.training.objective import MaskSettings, Objective
+from linnaeus_jax.training.objective import MaskSettings, Objective, Recorder
 from linnaeus_jax.training.probes import Probe
 from linnaeus_jax.training.rng import stream
 from linnaeus_jax.training.state import IntervalSums, TrainState
@@ -183,13 +183,19 @@ def gradnorm_on(config: ConfigDict) -> bool:
 
 
 def build_program(
-    config: ConfigDict, dataset: Dataset, resolved: ResolvedSchedule, block: int, probes: Sequence[Probe] = ()
+    config: ConfigDict,
+    dataset: Dataset,
+    resolved: ResolvedSchedule,
+    block: int,
+    probes: Sequence[Probe] = (),
+    make_recorder: Callable[[nn.Module], Recorder] | None = None,
 ) -> Program:
     """Builds everything static; nothing is computed on a device but shapes.
 
     Args:
       block: rows among which the plan drew mixing partners.
       probes: measurements to trace into the update.
+      make_recorder: builds what records every module call; None: nothing is recorded.
 
     Raises:
       ValueError: settings that do not fit the data or each other, naming key, value and fix.
@@ -223,6 +229,7 @@ def build_program(
             subsets={"metadata": META_STATES} if masking and bounds else {}, custom=custom.registered("train")
         ),
         preview_rows=PREVIEW_ROWS if probes else 0,
+        recorder=None if make_recorder is None else make_recorder(model),
     )
 
     # ---- update: what happens to the gradient

@@ -80,6 +80,7 @@ class StepOutputs(struct.PyTreeNode):
     interval: IntervalSums  # of this update alone
     gradnorm: dict[str, jax.Array]
     probes: dict[str, Any]  # by name, see `probes.measure`
+    frames: Any  # of the forward passes, where they are recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +157,8 @@ def grad_sums(
         summed = jax.tree.map(jnp.add, total, part)
         # statistics of the model are a running state and the preview shows the first rows: neither is a sum
         kept = summed.measured.replace(model_state=part.measured.model_state, preview=total.measured.preview)
+        if objective.recorder is not None:
+            kept = kept.replace(frames=objective.recorder.merge(total.measured.frames, part.measured.frames))
         return summed.replace(measured=kept), None
 
     rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
@@ -173,6 +176,8 @@ def apply(
     grads, norm = optimizers.clip(sums.grads, update.clip_mode, update.clip_limit, params=state.params)
     clipped_norm = optax.tree.norm(grads) if update.clip_limit > 0 else norm
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    if objective.recorder is not None:
+        finite &= objective.recorder.all_finite(sums.measured.frames)
 
     gradnorm_state, gradnorm_metrics = state.gradnorm, {}
     if sums.gradnorm is not None and update.gradnorm is not None:
@@ -232,6 +237,7 @@ def apply(
         interval=interval,
         gradnorm=gradnorm_metrics,
         probes=seen,
+        frames=measured.frames,
     )
     new_state = TrainState(
         step=state.step + 1,

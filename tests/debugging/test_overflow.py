@@ -1,6 +1,7 @@
 """Reports and traces against the printed text of the original detector, and the detector on small modules."""
 
 import json
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -198,7 +199,8 @@ def test_detector_outside_the_trainer(half, compiled, capsys):
         debug.check(frames)
         return out
 
-    np.testing.assert_allclose(forward(good), Half().apply(good, x), rtol=1e-2)
+    expected: Any = Half().apply(good, x)
+    np.testing.assert_allclose(forward(good), expected, rtol=1e-2)
     with pytest.raises(OverflowDetected, match="Please scroll up above this traceback") as caught:
         forward(large)
     assert caught.value.frame.name == "wo"

@@ -1,0 +1,67 @@
+"""The crash bundle: everything that one bad update was made of, so that it can be repeated elsewhere.
+
+A directory with `bundle.json` (config, update, versions), `batch.npz` (what the loader delivered) and `state` (parameters,
+optimizer state and clock from before the update; the random keys follow from seed and step).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.files import write_json
+from linnaeus_jax.training import versions
+from linnaeus_jax.training.run_directory import plain
+
+
+class BundleError(Exception):
+    """A bundle that cannot be used; the message says which and why."""
+
+
+def write(folder: Path, config: ConfigDict, update: int, state: Any, batch: Mapping[str, np.ndarray]) -> Path:
+    """Writes the bundle of 0-based update `update`, which was skipped and left its parameters in `state`.
+
+    Every process takes part in saving the state; process 0 writes the rest, `bundle.json` last.
+    """
+    path = (folder / f"update_{update}").resolve()
+    path.mkdir(parents=True, exist_ok=True)
+    before = state.replace(step=state.step - 1, skipped=state.skipped - 1)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path / "state", before, force=True)
+    np.savez(path / f"batch_{jax.process_index()}.npz", **batch)  # type: ignore[arg-type]
+    if jax.process_index() == 0:
+        write_json(path / "bundle.json", {"update": update, "config": plain(config), "versions": versions.versions()})
+    return path
+
+
+def read_config(path: Path) -> tuple[ConfigDict, int]:
+    """Config and update of a bundle.
+
+    Raises:
+      BundleError: no complete bundle.
+    """
+    try:
+        bundle = json.loads((path / "bundle.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise BundleError(f"{path} holds no complete crash bundle: {error}") from error
+    return config_from_json(bundle["config"]), int(bundle["update"])
+
+
+def read_state(path: Path, like: Any) -> Any:
+    """The state from before the update; `like` gives shapes and placement."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(path.resolve() / "state", like)
+
+
+def read_batch(path: Path) -> dict[str, np.ndarray]:
+    """The batch of this process."""
+    with np.load(path / f"batch_{jax.process_index()}.npz") as arrays:
+        return dict(arrays)

@@ -1,0 +1,85 @@
+"""Repeats the update of a crash bundle under the overflow detector, or under jax_debug_nans.
+
+    python -m linnaeus_jax.tools.replay RUN/crash/update_1234 [--debug-nans] [--frames 21]
+
+The data files that the run was trained on must still be where its config says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m linnaeus_jax.tools.replay",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("bundle", type=Path, help="directory of the bundle")
+    parser.add_argument("--debug-nans", action="store_true", help="re-run operation by operation under jax_debug_nans")
+    parser.add_argument("--frames", type=int, default=21, help="frames that the report shows")
+    options = parser.parse_args(argv)
+
+    from linnaeus_jax.debugging import crash_bundle
+    from linnaeus_jax.trainer import UserError
+
+    try:
+        return replay(options.bundle, frames=options.frames, debug_nans=options.debug_nans)
+    except (crash_bundle.BundleError, UserError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False) -> int:
+    """Makes the update again and reports; returns 1 if it is not finite again, 0 if it is finite this time.
+
+    Raises:
+      BundleError: no complete bundle.
+      UserError: the data of the run cannot be read.
+    """
+    import jax
+
+    from linnaeus_jax import trainer
+    from linnaeus_jax.debugging import crash_bundle
+    from linnaeus_jax.debugging.overflow import OverflowDetected
+    from linnaeus_jax.training.compilation import compile_step
+    from linnaeus_jax.training.parallel import fetch
+    from linnaeus_jax.training.run_directory import RunDirectory
+
+    config, update = crash_bundle.read_config(bundle)
+    detector = config.debug.underflow_overflow
+    detector.enabled, detector.max_frames_to_save = not debug_nans, frames
+    detector.trace_batch_nums, detector.abort_after_batch_num = (), None
+    config.debug.nans = debug_nans
+    this = trainer.build(config, RunDirectory(bundle), write=False)
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated), this.state
+    )
+    state = crash_bundle.read_state(bundle, abstract)
+    batch = this.placement.to_device(crash_bundle.read_batch(bundle), this.placement.update)
+    name = this.variant(update)
+    if debug_nans:
+        jax.jit(this.program.train_step(name))(state, batch)
+        print(f"update {update}: finite under jax_debug_nans")
+        return 0
+    _, outputs = compile_step(this.program.train_step(name), state, batch, this.placement, name)(state, batch)
+    found = fetch(outputs)
+    print(f"update {update}: loss {float(found.loss):g}, gradient norm {float(found.grad_norm):g}")
+    try:
+        this.debug.monitor.consume(update, found.frames)
+    except OverflowDetected as error:
+        print(f"first frame that is not finite: {error.frame.name or '(the model)'} {error.frame.class_name}")
+        return 1
+    if not found.finite:
+        print("every module call is finite: the loss or the gradient is where it breaks; try --debug-nans")
+        return 1
+    print("finite this time: the other device, precision or version matters")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

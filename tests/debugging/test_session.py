@@ -1,0 +1,112 @@
+"""The debugging system inside a real run: detector, bundle and replay, event log, flags, profiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax import trainer
+from linnaeus_jax.debugging.flags import FLAGS, leaf
+from linnaeus_jax.tools.replay import replay
+from linnaeus_jax.trainer import UserError, run
+from tests.tiny import tiny_config
+
+#: one run with every flag, GradNorm, smoothing and class weights on
+EVERYTHING = {
+    **{f"debug__{flag.replace('.', '__')}": True for flag in FLAGS},
+    "train__epochs": 1,
+    "loss__grad_weighting__task__type": "gradnorm",
+    "loss__grad_weighting__task__update_interval": 2,
+    "loss__grad_weighting__class_weights__method": ("capping",),
+    "loss__taxonomy_smoothing__enabled": (True,),
+    "schedule__null_masking__enabled": True,
+    "experiment__wandb__enabled": True,
+    "experiment__wandb__mode": "offline",
+    "debug__profiler__enabled": True,
+    "debug__profiler__schedule": (0, 1, 2, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("everything")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WANDB_MODE", raising=False)
+        run(tiny_config(directory / "data", **EVERYTHING), directory / "run")
+    return directory / "run"
+
+
+def debug_text(root: Path) -> str:
+    return "".join(path.read_text() for path in (root / "logs").glob("*debug_log_rank0.txt"))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_flag_says_something(everything, flag):
+    lines = [line for line in debug_text(everything).splitlines() if f"[DEBUG_{leaf(flag).upper()}" in line]
+    assert lines
+    assert any(len(line.split("]", 1)[1].strip()) > 10 for line in lines)
+
+
+def test_event_log_of_a_run(everything):
+    (path,) = (everything / "logs" / "debug").glob("debug_log_*.jsonl")
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    kinds = [event["event_type"] for event in events]
+    for kind in ("fit_start", "data_sanity_check", "epoch_start", "training_step", "gradient_stats"):
+        assert kind in kinds, kind
+    assert list((everything / "logs" / "debug").glob("debug_summary_*.json"))
+
+
+def test_profiler_left_a_trace(everything):
+    assert list((everything / "assets" / "profiler" / "plugins" / "profile").glob("cycle_0001/*.xplane.pb"))
+
+
+def test_all_off_writes_no_debug_line(tmp_path):
+    config = tiny_config(tmp_path / "data", train__epochs=1, debug__jsonl__enabled=False)
+    run(config, tmp_path / "run")
+    assert "[DEBUG_" not in debug_text(tmp_path / "run")
+    assert not (tmp_path / "run" / "logs" / "debug").exists()
+    assert not (tmp_path / "run" / "assets" / "profiler").exists()
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Starts a run whose weight `norm_1.scale` holds one NaN."""
+
+    def poisoned(this):
+        state = original(this)
+        params = dict(state.params)
+        params["norm_1"] = {**params["norm_1"], "scale": params["norm_1"]["scale"].at[0].set(jnp.nan)}
+        return state.replace(params=jax.device_put(params, this.placement.replicated))
+
+    original = trainer.fresh_state
+    monkeypatch.setattr(trainer, "fresh_state", poisoned)
+
+
+def test_detector_names_the_frame_and_the_bundle_repeats_it(tmp_path, poison, capsys):
+    config = tiny_config(
+        tmp_path / "data", train__epochs=1, debug__underflow_overflow__enabled=True, debug__jsonl__enabled=False
+    )
+    with pytest.raises(UserError, match="inf/nan detected"):
+        run(config, tmp_path / "run")
+    text = debug_text(tmp_path / "run")
+    assert "Detected inf/nan during batch_number=0" in text
+    assert "norm_1 LayerNorm" in text
+    (bundle,) = (tmp_path / "run" / "crash").iterdir()
+    assert replay(bundle) == 1
+    assert "first frame that is not finite: norm_1 LayerNorm" in capsys.readouterr().out
+    with np.load(bundle / "batch_0.npz") as batch:
+        assert batch["image"].dtype == np.uint8
+
+
+def test_crash_bundle_without_the_detector(tmp_path, poison):
+    config = tiny_config(
+        tmp_path / "data", train__epochs=1, debug__crash_bundle=True, train__nonfinite_limit=2, debug__jsonl__enabled=False
+    )
+    with pytest.raises(UserError, match="in a row were not finite"):
+        run(config, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "crash").iterdir()] == ["update_0"]
