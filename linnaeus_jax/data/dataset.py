@@ -99,6 +99,7 @@ class Dataset:
     `meta_label_density` (percent of rows whose component is known) are keyed by "train" and "val" first.
     """
 
+    title: str  # name, version and clade as configured; empty if none is
     sources: Sources
     tasks: tuple[str, ...]
     classes: dict[str, NDArray[np.int64]]  # taxon id of each class, 0 for null
@@ -146,7 +147,8 @@ class Dataset:
 
     def report(self) -> str:
         """Text for people: files, rows rejected by each rule, and per rank classes, labels and gaps."""
-        lines = [f"data: {self.sources.scenario}, {len(self.train)} training and {len(self.val)} validation rows"]
+        title = f"{self.title}: " if self.title else ""
+        lines = [f"data: {title}{self.sources.scenario}, {len(self.train)} training and {len(self.val)} validation rows"]
         lines += [str(report) for report in self.filters]
         lines.append(f"{'task':<14}{'classes':>9}{'labelled %':>12}{'largest':>9}{'median':>8}{'untrained in val':>18}")
         first = int(self.null_possible)
@@ -290,6 +292,7 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
         )
 
     return Dataset(
+        title=" ".join(filter(None, (data.dataset.name, data.dataset.version, data.dataset.clade))),
         sources=sources,
         tasks=tasks,
         classes=classes,

@@ -69,12 +69,14 @@ class EvaluationProgram:
     def features(self, params: Any, model_state: Any, image: jax.Array) -> jax.Array:
         """uint8 [B, H, W, 3] -> what the metadata-free stages make of it."""
         pixels = normalize(image, self.mean, self.std)
-        return self.model.apply({"params": params, **model_state}, pixels, train=False, method="encode_image")
+        found: Any = self.model.apply({"params": params, **model_state}, pixels, train=False, method="encode_image")
+        return found
 
     def logits(self, params: Any, model_state: Any, features: jax.Array, meta: jax.Array) -> dict[str, jax.Array]:
         variables = {"params": params, **model_state}
         tokens = self.model.apply(variables, features, meta, train=False, method="encode_tokens")
-        return self.model.apply(variables, tokens, method="classify")
+        found: Any = self.model.apply(variables, tokens, method="classify")
+        return found
 
     def empty_sums(self) -> Sums:
         """The sums of no row at all: those of `metrics.phase`, and int32 [C, 2] of rows and hits per class."""

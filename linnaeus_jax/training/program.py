@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,7 @@ class Program:
 
     model: nn.Module
     objective: Objective
+    gradnorm_objective: Objective  # the same numbers; only what the backward pass recomputes may differ
     update: Update
     evaluation: EvaluationProgram
     parameters: tuple[ParameterInfo, ...]
@@ -74,7 +76,9 @@ class Program:
 
     def train_step(self, variant: str) -> Any:
         """The pure update of a variant, `plain` or `gradnorm`."""
-        return make_train_step(self.objective, self.update, measure=variant == "gradnorm")
+        if variant == "gradnorm":
+            return make_train_step(self.gradnorm_objective, self.update, measure=True)
+        return make_train_step(self.objective, self.update)
 
 
 def compute_dtype(config: ConfigDict) -> Any:
@@ -85,13 +89,13 @@ def compute_dtype(config: ConfigDict) -> Any:
     return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
 
 
-def model_from_config(config: ConfigDict, dataset: Dataset) -> nn.Module:
-    """The model that the config names, sized for the data.
+def model_from_config(config: ConfigDict, dataset: Dataset, variant: str = "plain") -> nn.Module:
+    """The model that the config names, sized for the data, as the `variant` of the step uses it.
 
     Raises:
       ValueError: a setting that does not fit, naming key, value and fix.
     """
-    model = config.model
+    model, remat = config.model, config.train.gradient_checkpointing
     heads = {task: dict(head) for task, head in model.classification.heads.items()}
     unknown = set(heads) - set(dataset.tasks)
     if unknown:
@@ -120,7 +124,7 @@ def model_from_config(config: ConfigDict, dataset: Dataset) -> nn.Module:
         layer_scale_init_value=model.convnext_stages.layer_scale_init_value,
         only_last_cls=model.only_last_cls,
         dtype=compute_dtype(config),
-        remat=config.train.gradient_checkpointing.enabled_normal_steps,
+        remat=remat.enabled_gradnorm_steps if variant == "gradnorm" else remat.enabled_normal_steps,
         scan_layers=model.scan_layers,
         depthwise_impl=model.depthwise_impl,
         attn_impl=model.attn_impl,
@@ -232,6 +236,11 @@ def build_program(
         recorder=None if make_recorder is None else make_recorder(model),
     )
 
+    gradnorm_model = model_from_config(config, dataset, "gradnorm")
+    gradnorm_objective = dataclasses.replace(
+        objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
+    )
+
     # ---- update: what happens to the gradient
     image = jax.ShapeDtypeStruct((1, *model.img_size, model.in_chans), jnp.float32)
     shapes = jax.eval_shape(lambda key, x: model.init(key, x), jax.random.key(0), image)
@@ -277,7 +286,7 @@ def build_program(
             custom=custom.registered("val"),
         ),
     )
-    return Program(model, objective, update, evaluation, parameters, weights, train.ema.enabled)
+    return Program(model, objective, gradnorm_objective, update, evaluation, parameters, weights, train.ema.enabled)
 
 
 def mix_settings(config: ConfigDict, block: int) -> mixing.MixSettings | None:

@@ -100,7 +100,8 @@ def test_mixing_is_off_where_neither_kind_is_enabled():
 
 
 def test_facade_follows_the_progress():
-    resolved = make_schedule({"schedule.meta_masking.end_steps": 20}, epochs=3)
+    overrides = {"schedule.meta_masking.end_steps": 20, "loss.grad_weighting.task.gradnorm_enabled": False}
+    resolved = make_schedule(overrides, epochs=3)
     progress = TrainingProgress(global_step=5)
     ops = OpsSchedule(resolved, progress)
     assert ops.get_meta_mask_prob() == pytest.approx(0.75)
