@@ -36,7 +36,8 @@ test-slow: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m mypy linnaeus_jax tests benchmarks configs
+	$(BIN)/python -m mypy linnaeus_jax tests benchmarks
+	$(BIN)/python -m mypy --explicit-package-bases configs
 
 bench: $(READY)
 	for program in benchmarks/*.py; do case $$program in */common.py) ;; *) $(BIN)/python $$program || exit 1;; esac; done

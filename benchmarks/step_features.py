@@ -220,7 +220,7 @@ def matmul(dtype: Any) -> tuple[Callable[[], object], float]:
 @contextlib.contextmanager
 def no_compilation_cache() -> Iterator[None]:
     """So that the time of a compilation is not that of reading its result from disk."""
-    enabled = jax.config.read("jax_enable_compilation_cache")
+    enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # it looks at the setting only once
     try:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ from linnaeus_jax.training.inputs import Inputs, build_inputs
 from linnaeus_jax.training.interruption import Interruption
 from linnaeus_jax.training.parallel import Placement
 from linnaeus_jax.training.program import Program, build_program
-from linnaeus_jax.training.recorder import LogPoint, NonFiniteError, TrainRecorder
+from linnaeus_jax.training.recorder import LogPoint, NonFiniteError, TrainRecorder, host_floats
 from linnaeus_jax.training.remote_sync import RemoteSync
 from linnaeus_jax.training.run_directory import RunDirectory, config_difference, plain
 from linnaeus_jax.training.state import IntervalSums, TrainState
@@ -118,6 +119,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
         this = build(config, RunDirectory.of(config, workdir))
         try:
             again = restore(this)
+            skip_validation |= config.train.skip_validation
             return train(this, interruption, again=again, skip_validation=skip_validation)
         except (CheckpointError, MetricsLogError, NonFiniteError, OverflowDetected, BatchLimitReached) as error:
             log.error("%s", error)
@@ -252,7 +254,10 @@ def restore(this: Run) -> bool:
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated), this.state
     )
-    found = this.checkpoints.restore_newest(abstract) if this.config.train.auto_resume else None
+    fresh_optimizer = this.config.train.resume_skip_optimizer
+    found = None
+    if this.config.train.auto_resume:
+        found = this.checkpoints.restore_newest(abstract, as_stored=("opt_state",) if fresh_optimizer else ())
     if found is None:
         if this.checkpoints.steps():
             raise CheckpointError(
@@ -266,6 +271,9 @@ def restore(this: Run) -> bool:
         return False
 
     step, this.state, meta = found
+    if fresh_optimizer:
+        log.warning("train.resume_skip_optimizer: the optimizer starts anew at step %d", step)
+        this.state = this.state.replace(opt_state=fresh_state(this).opt_state)
     this.checkpoints.forget_after(step)
     for line in _resume_notes(this, step, meta):
         log.info("%s", line)
@@ -391,7 +399,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
     in_flight: collections.deque[jax.Array] = collections.deque()
     try:
         update, batch = next(loader)
-        placed = this.placement.to_device(dict(batch), this.placement.update)
+        placed = this.placement.to_device(batch, this.placement.update)
         this.steps = {
             name: compile_step(this.program.train_step(name), this.state, placed, this.placement, name)
             for name in needed_variants(this)
@@ -453,7 +461,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             with this.debug.profiler.input_wait():
                 update, batch = next(loader)
             waited = time.perf_counter() - waited
-            placed = this.placement.to_device(dict(batch), this.placement.update)
+            placed = this.placement.to_device(batch, this.placement.update)
             this.throughput.update(batch["weight"].size * jax.process_count(), waited)
             bar.update(step, f"epoch {epoch} [{within + 1}/{plans.updates_per_epoch[epoch]}]", this.throughput)
     finally:
@@ -504,7 +512,7 @@ def write_log_point(this: Run, loader: TrainLoader) -> None:
     if line is not None:
         log.info("%s", line)
     if "console" in point.streams:
-        log.debug("%s", schedule_line(point.step, point.outputs.probabilities, group))
+        log.debug("%s", schedule_line(point.step, host_floats(point.outputs.probabilities), group))
     if "pipeline" in point.streams:
         capacity = dict.fromkeys(("batch_index_q", "preprocess_q", "processed_batch_q"), this.inputs.buffer)
         for text in pipeline_lines(row, capacity):
@@ -514,7 +522,7 @@ def write_log_point(this: Run, loader: TrainLoader) -> None:
 def make_boundary(this: Run) -> Boundary:
     """The boundary of this run, with the trainer's actions."""
 
-    def evaluate(phases: dict[str, np.ndarray]) -> Results:
+    def evaluate(phases: Mapping[str, np.ndarray]) -> Results:
         with console_level(this.config.experiment.log_level_validation):
             loader = this.inputs.val_loader()
             try:
@@ -615,8 +623,9 @@ def applied_rates(metrics_log: Path) -> dict[str, tuple[list[int], list[float]]]
 
 
 def pipeline_row(stats: PipelineStats) -> dict[str, float]:
-    """Documented names of the input pipeline's counters."""
+    """Documented names of the input pipeline's counters; rates in images, times in seconds per batch and thread."""
     cache = stats.cache
+    batches = max(stats.batches + stats.processed_batch_q, 1)
     elapsed = max(stats.elapsed_seconds, 1e-9)
     return {
         "pipeline/queue_depths/batch_index_q": stats.batch_index_q,
@@ -627,6 +636,9 @@ def pipeline_row(stats: PipelineStats) -> dict[str, float]:
         "pipeline/cache/misses": cache.misses,
         "pipeline/cache/evictions": cache.evictions,
         "pipeline/throughput/prefetch": stats.samples / elapsed,
+        "pipeline/throughput/preprocess": stats.samples / max(stats.decode_seconds, 1e-9),
+        "pipeline/timing/prefetch_times": stats.read_seconds / batches,
+        "pipeline/timing/preprocess_times": stats.decode_seconds / batches,
         "pipeline/wait_frac": stats.wait_seconds / elapsed,
     }
 

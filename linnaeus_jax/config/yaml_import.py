@@ -223,7 +223,7 @@ def _documents(path: Path, chain: tuple[Path, ...], errors: list[str]) -> Iterat
     try:
         while loader.check_node():
             node = loader.get_node()
-            if isinstance(node, yaml.ScalarNode) and not node.value:
+            if node is None or (isinstance(node, yaml.ScalarNode) and not node.value):
                 continue
             if not isinstance(node, yaml.MappingNode):
                 raise ConfigError(f"{path.name}:{node.start_mark.line + 1}: a document must be a mapping of keys")

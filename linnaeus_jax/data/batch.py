@@ -10,6 +10,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
+
 class Batch(TypedDict):
     """One micro-batch `[B, ...]`; the loader's updates carry a leading [A]."""
 

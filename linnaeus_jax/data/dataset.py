@@ -148,7 +148,8 @@ class Dataset:
     def report(self) -> str:
         """Text for people: files, rows rejected by each rule, and per rank classes, labels and gaps."""
         title = f"{self.title}: " if self.title else ""
-        lines = [f"data: {title}{self.sources.scenario}, {len(self.train)} training and {len(self.val)} validation rows"]
+        rows = f"{len(self.train)} training and {len(self.val)} validation rows"
+        lines = [f"data: {title}{self.sources.scenario}, {rows}"]
         lines += [str(report) for report in self.filters]
         lines.append(f"{'task':<14}{'classes':>9}{'labelled %':>12}{'largest':>9}{'median':>8}{'untrained in val':>18}")
         first = int(self.null_possible)

@@ -1,7 +1,7 @@
 """The crash bundle: everything that one bad update was made of, so that it can be repeated elsewhere.
 
-A directory with `bundle.json` (config, update, versions), `batch.npz` (what the loader delivered) and `state` (parameters,
-optimizer state and clock from before the update; the random keys follow from seed and step).
+A directory with `bundle.json` (config, update, versions), `batch_<process>.npz` (what the loader delivered) and `state`
+(parameters, optimizer state and clock from before the update; the random keys follow from seed and step).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BundleError(Exception):
     """A bundle that cannot be used; the message says which and why."""
 
 
-def write(folder: Path, config: ConfigDict, update: int, state: Any, batch: Mapping[str, np.ndarray]) -> Path:
+def write(folder: Path, config: ConfigDict, update: int, state: Any, batch: Mapping[str, Any]) -> Path:
     """Writes the bundle of 0-based update `update`, which was skipped and left its parameters in `state`.
 
     Every process takes part in saving the state; process 0 writes the rest, `bundle.json` last.

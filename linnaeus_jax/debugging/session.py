@@ -134,7 +134,7 @@ class DebugSession:
         line("verbose_debug", lambda: flags.dump_lines("losses", facts["losses"]))
         line("augmentation", lambda: flags.fact_lines("augmentation", facts["augmentation"]))
         for task, lines in facts["taxonomy"]().items() if self.flags.on("loss.taxonomy_smoothing") else ():
-            line("loss.taxonomy_smoothing", lambda lines=lines, task=task: [f"{task}:", *lines])
+            line("loss.taxonomy_smoothing", [f"{task}:", *lines])
         if self.lead and debug.jsonl.enabled:
             folder = self.directory.resolve(debug.jsonl.dir)
             supersede(folder, start)
@@ -158,7 +158,7 @@ class DebugSession:
                 ),
             )
 
-    def first_batch(self, batch: Mapping[str, np.ndarray], num_classes: Mapping[str, int]) -> None:
+    def first_batch(self, batch: Mapping[str, Any], num_classes: Mapping[str, int]) -> None:
         """The first batch of this process, before its update."""
         self.event("data_sanity_check", self._first_update, 0, data_sanity_data(batch["label"], num_classes))
         self.flags.debug_line("dataloader", lambda: flags.fact_lines("first batch", dict(batch)))
@@ -174,7 +174,7 @@ class DebugSession:
         """The context in which update `update` is dispatched."""
         return self.profiler.before_step(update - self._first_update, update)
 
-    def after_update(self, update: int, state: Any, outputs: Any, batch: Mapping[str, np.ndarray]) -> None:
+    def after_update(self, update: int, state: Any, outputs: Any, batch: Mapping[str, Any]) -> None:
         """Update `update` was dispatched and gave `state`.
 
         Raises:
@@ -259,12 +259,8 @@ class DebugSession:
             if weights is None:
                 weights = np.ones(int(label[:, t].max()) + 1, np.float32)
             losses = np.full(len(label), found["task_losses"][t], np.float32)
-            line(
-                "loss.class_weighting",
-                lambda t=t, task=task, weights=weights, losses=losses: flags.class_weight_lines(
-                    task, label[:, t], weights, losses
-                ),
-            )
+            if self.flags.on("loss.class_weighting"):
+                line("loss.class_weighting", flags.class_weight_lines(task, label[:, t], weights, losses))
         shown = found["preview"]
         line(
             "loss.taxonomy_smoothing",

@@ -1,6 +1,6 @@
 """Runs one batch and one update and says what training would cost, without writing a run directory.
 
-    python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--config.a.b=c ...]
+python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--config.a.b=c ...]
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check(argv: Sequence[str]) -> None:
     # ---- one batch, one update and a few more for the clock
     with this.inputs.train_loader(0) as loader:
         _, batch = next(loader)
-    placed = this.placement.to_device(dict(batch), this.placement.update)
+    placed = this.placement.to_device(batch, this.placement.update)
     state = fresh_state(this)
     rows = []
     for name in needed_variants(this):

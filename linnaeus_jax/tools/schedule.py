@@ -55,7 +55,10 @@ def run(
     mixup, accumulation = config.schedule.mixup, max(1, config.train.accumulation_steps)
     levels = tuple(mixup.group_levels)
     if steps_per_epoch is None and dataset_size is None:
-        dataset = build_dataset(config)
+        try:
+            dataset = build_dataset(config)
+        except ValueError as error:
+            raise ValueError(f"{error}; or give steps_per_epoch or dataset_size") from error
         sampler = sampler_settings(config, devices)
         _, groups, _, _ = plan_levels(config, dataset, sampler)
         micro_counts = tuple(micro_batches_per_epoch(group, sampler) for group in groups)

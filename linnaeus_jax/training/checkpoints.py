@@ -73,11 +73,14 @@ class Checkpoints:
         except Exception as error:
             raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {error}") from error
 
-    def restore_newest(self, abstract_state: Any) -> tuple[int, Any, dict[str, Any]] | None:
+    def restore_newest(
+        self, abstract_state: Any, as_stored: tuple[str, ...] = ()
+    ) -> tuple[int, Any, dict[str, Any]] | None:
         """(step, state, meta) of the newest readable checkpoint; None without any.
 
         Args:
-          abstract_state: `ShapeDtypeStruct`s with the shardings wanted.
+          abstract_state: a state of `ShapeDtypeStruct`s with the shardings wanted.
+          as_stored: fields of the state that are read whatever they are, for a caller that replaces them.
 
         Raises:
           CheckpointError: the checkpoint belongs to another model or optimizer, or none of them can be read.
@@ -85,7 +88,7 @@ class Checkpoints:
         failures = []
         for step in reversed(self.steps()):
             try:
-                return (step, *self.restore(step, abstract_state))
+                return (step, *self.restore(step, abstract_state, as_stored))
             except CheckpointError:
                 raise
             except Exception as error:
@@ -98,11 +101,15 @@ class Checkpoints:
             )
         return None
 
-    def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
-        """State and meta of one checkpoint."""
+    def restore(self, step: int, abstract_state: Any, as_stored: tuple[str, ...] = ()) -> tuple[Any, dict[str, Any]]:
+        """State and meta of one checkpoint; arguments as of `restore_newest`."""
         stored = self._manager.item_metadata(step)["state"]
         if stored is None:
             raise ValueError("the array metadata is missing")
+        sharding = jax.tree.leaves(abstract_state)[0].sharding
+        for name in as_stored:
+            found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), stored.tree[name])
+            abstract_state = abstract_state.replace(**{name: found})
         _compare(stored.tree, abstract_state, self.directory, step)
         found = self._manager.restore(
             step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), meta=ocp.args.JsonRestore())

@@ -107,7 +107,7 @@ def build_inputs(config: ConfigDict, *, devices: int, output_dir: Path) -> Input
     missing = _missing_rows(config, output_dir)
     dataset = build_dataset(config, missing)
     sampler = sampler_settings(config, devices)
-    group_levels, groups, updates, levels = plan_levels(config, dataset, sampler)
+    group_levels, groups, _, levels = plan_levels(config, dataset, sampler)
     plans = PlanSequence(
         groups,
         [group_levels.index(level) for level in levels],

@@ -242,6 +242,7 @@ class Objective:
             image = augment(micro["image"], micro["row"], self.key("augment", step), self.augmentation)
         meta, valid = micro["meta"], micro["meta_valid"]
         if self.mix is not None:
+            assert targets.draws is not None
             with jax.named_scope("mix"):
                 mixed = mixing.mix_from_draws(
                     image,
@@ -277,7 +278,7 @@ class Objective:
         """((training-mode logits per task, new non-trainable state), frames or None)."""
         rngs = {name: jax.random.fold_in(self.key(name, step), index) for name in ("dropout", "drop_path")}
         variables = {"params": params, **model_state}
-        options = {"train": True, "rngs": rngs, "mutable": list(model_state)}
+        options: dict[str, Any] = {"train": True, "rngs": rngs, "mutable": list(model_state)}
         if self.recorder is None:
             return self.model.apply(variables, image, meta, **options), None
         return self.recorder.apply(variables, image, meta, **options)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-
-#: keys of a batch that stay on the host
-HOST_KEYS = frozenset({"ok"})
 
 
 class Fetcher:
@@ -44,9 +41,9 @@ class Placement:
     def device_count(self) -> int:
         return self.mesh.size
 
-    def to_device(self, batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+    def to_device(self, batch: Mapping[str, Any], sharding: NamedSharding) -> dict[str, jax.Array]:
         """Starts the transfer of this process's part of a batch; returns global arrays."""
-        host = {name: value for name, value in batch.items() if name not in HOST_KEYS}
+        host = dict(batch)
         if jax.process_count() == 1:
             return jax.device_put(host, sharding)
         return {name: jax.make_array_from_process_local_data(sharding, value) for name, value in host.items()}

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.training.parallel import fetch
 from linnaeus_jax.training.probes import Probe
@@ -60,7 +62,7 @@ class TrainRecorder:
         for probe in held.probes:
             probe.consume(held.step - 1, held.epoch, outputs.probes[probe.name])
         self.last_grad_norm = float(outputs.grad_norm)
-        self.last_rates = {name: float(rate) for name, rate in outputs.learning_rates.items()}
+        self.last_rates = host_floats(outputs.learning_rates)
         if self.nonfinite_limit and int(outputs.skipped_in_a_row) >= self.nonfinite_limit:
             raise NonFiniteError(
                 f"{int(outputs.skipped_in_a_row)} updates in a row were not finite (train.nonfinite_limit="
@@ -80,9 +82,9 @@ class TrainRecorder:
             point.streams,
             interval_dict(outputs.interval),
             loss=float(outputs.loss),
-            task_losses=outputs.task_losses,
-            learning_rates=outputs.learning_rates,
-            schedule=outputs.probabilities,
+            task_losses=np.asarray(outputs.task_losses).tolist(),
+            learning_rates=host_floats(outputs.learning_rates),
+            schedule=host_floats(outputs.probabilities),
             gradnorm=outputs.gradnorm,
             mixup_group=mixup_group,
             seconds_left=seconds_left,
@@ -105,6 +107,11 @@ class TrainRecorder:
         self.logger.load_state_dict(state["windows"])
         self.last_grad_norm = float(state["last_grad_norm"])
         self.last_rates = dict(state["last_rates"])
+
+
+def host_floats(values: Mapping[str, Any]) -> dict[str, float]:
+    """Fetched scalars as Python numbers."""
+    return {name: float(value) for name, value in values.items()}
 
 
 def interval_dict(interval: IntervalSums) -> dict[str, Any]:

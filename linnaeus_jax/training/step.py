@@ -90,7 +90,7 @@ class Update:
     probes: Sequence[probes.Probe]
 
     optimizer: optimizers.Optimizer
-    learning_rates: Mapping[str, Callable[[jax.Array], jax.Array]]
+    learning_rates: Mapping[str, Callable[[Any], Any]]  # by group, of the 0-based update
     clip_mode: str
     clip_limit: float
     ema_decay: float | None
@@ -179,7 +179,8 @@ def apply(
     if objective.recorder is not None:
         finite &= objective.recorder.all_finite(sums.measured.frames)
 
-    gradnorm_state, gradnorm_metrics = state.gradnorm, {}
+    gradnorm_state = state.gradnorm
+    gradnorm_metrics: dict[str, jax.Array] = {}
     if sums.gradnorm is not None and update.gradnorm is not None:
         labelled = losses.kept_counts(~targets.null, batch["weight"])
         gradnorm_state, gradnorm_metrics = update.gradnorm.update(state.gradnorm, sums.gradnorm, labelled)

@@ -105,7 +105,11 @@ def test_detector_names_the_frame_and_the_bundle_repeats_it(tmp_path, poison, ca
 
 def test_crash_bundle_without_the_detector(tmp_path, poison):
     config = tiny_config(
-        tmp_path / "data", train__epochs=1, debug__crash_bundle=True, train__nonfinite_limit=2, debug__jsonl__enabled=False
+        tmp_path / "data",
+        train__epochs=1,
+        debug__crash_bundle=True,
+        train__nonfinite_limit=2,
+        debug__jsonl__enabled=False,
     )
     with pytest.raises(UserError, match="in a row were not finite"):
         run(config, tmp_path / "run")

@@ -44,7 +44,7 @@ def run_updates(
     outputs = []
     with inputs.train_loader(0, updates) as loader:
         for _, batch in loader:
-            state, out = step(state, placement.to_device(dict(batch), placement.update))
+            state, out = step(state, placement.to_device(batch, placement.update))
             outputs.append(jax.device_get(out))
     return state, outputs
 
