@@ -164,8 +164,12 @@ class Checkpoints:
         return dropped
 
     def close(self) -> None:
+        """Ends the background threads. What a save met is raised by `wait`; here it must not hide a run's own error."""
         if "_manager" in self.__dict__:
-            self._manager.close()
+            try:
+                self._manager.close()
+            except Exception as error:
+                logging.error("closing the checkpoints in %s failed: %s", self.directory, error)
 
 
 def _compare(stored: Any, wanted: Any, directory: Path, step: int) -> None:

@@ -112,8 +112,15 @@ WITHIN = {
     "debug.underflow_overflow.abort_after_batch_num": "[0, inf)",
 }
 #: keys that must hold a text
-NOT_EMPTY = ("experiment.project", "experiment.name", "env.output.base_dir", "env.output.bucket.executable")
-NOT_EMPTY += ("debug.jsonl.dir", "debug.profiler.output_dir", "data.hybrid.verify_images.report_path")
+NOT_EMPTY = (
+    "experiment.project",
+    "experiment.name",
+    "env.output.base_dir",
+    "env.output.bucket.executable",
+    "data.hybrid.verify_images.report_path",
+    "debug.jsonl.dir",
+    "debug.profiler.output_dir",
+)
 
 
 @dataclass(frozen=True)
@@ -224,11 +231,11 @@ def _interval_text(interval: str) -> str:
     low, high = (text.strip() for text in interval[1:-1].split(","))
     if low == high:
         return low
+    if low == "-inf":
+        return "finite" if high == "inf" else f"at most {high}"
     if high == "inf":
-        return {"(-inf": "a finite number", "(": f"above {low}", "[": f"{low} or more"}[
-            "(-inf" if low == "-inf" else interval[0]
-        ]
-    return f"at most {high}" if low == "-inf" else f"within {interval}"
+        return f"above {low}" if interval[0] == "(" else f"{low} or more"
+    return f"within {interval}"
 
 
 def _number_errors(config: ConfigDict) -> Iterator[str]:
@@ -283,7 +290,7 @@ def _data_errors(config: ConfigDict) -> list[str]:
     errors += _caught(lambda: check_percentiles(metrics.rarity_percentiles))
     if data.batch_size >= 1:
         errors += _caught(lambda: sampler_settings(config))
-    named = {"schedule.mixup.null_task_keys": config.schedule.mixup.null_task_keys}
+    named: dict[str, tuple[str, ...]] = {"schedule.mixup.null_task_keys": config.schedule.mixup.null_task_keys}
     if metrics.track_null_vs_non_null:
         named["metrics.null_vs_non_null_tasks"] = metrics.null_vs_non_null_tasks
     for key, names in named.items():
@@ -300,8 +307,8 @@ def _data_errors(config: ConfigDict) -> list[str]:
         kinds = tuple(map(type, entry))
         if kinds != (str, str, int):
             errors.append(f"metrics.taxa_subsets holds {entry!r}; each entry is (name, task, taxon id)")
-    names = [entry[0] for entry in subsets if entry]
-    if len(set(names)) != len(names):
+    titles = [entry[0] for entry in subsets if entry]
+    if len(set(titles)) != len(titles):
         errors.append(f"metrics.taxa_subsets = {subsets!r} uses a name twice; rename one of the entries")
     bounds = config.schedule.mixup.cutmix.minmax
     if bounds and bounds[0] > bounds[1]:
@@ -318,8 +325,8 @@ def _model_errors(config: ConfigDict) -> list[str]:
         errors.append(f"model.variant = {model.variant!r} is unknown for {model.type}; choose one of {variants}")
     if model.img_size is not None and model.img_size != config.data.img_size:
         errors.append(
-            f"model.img_size = {model.img_size} differs from data.img_size = {config.data.img_size}; leave model.img_size "
-            "unset"
+            f"model.img_size = {model.img_size} differs from data.img_size = {config.data.img_size}; "
+            "leave model.img_size unset"
         )
     ranges = [*_number_errors(config), *_choice_errors(config)]
     if errors or any(error.startswith(("model.", "data.img_size")) for error in ranges):
@@ -345,12 +352,13 @@ def _loss_errors(config: ConfigDict) -> list[str]:
     smoothed *= len(tasks) if len(smoothed) == 1 else 1
     for split in ("train", "val"):
         funcs = tuple(loss.task_specific[split].funcs)
-        for task, name, on in zip(tasks, funcs * (len(tasks) if len(funcs) == 1 else 1), smoothed, strict=False):
-            if name == "TaxonomyAwareLabelSmoothing" and not on:
-                errors.append(
-                    f"loss.task_specific.{split}.funcs asks for {name} ({task}); set loss.taxonomy_smoothing.enabled to "
-                    "True for it"
-                )
+        funcs *= len(tasks) if len(funcs) == 1 else 1
+        rows = zip(tasks, funcs, smoothed, strict=True)
+        if bare := [task for task, name, on in rows if name == "TaxonomyAwareLabelSmoothing" and not on]:
+            errors.append(
+                f"loss.task_specific.{split}.funcs = {loss.task_specific[split].funcs!r} asks for taxonomy smoothing; "
+                f"set loss.taxonomy_smoothing.enabled to True for {', '.join(bare)}"
+            )
     weighting = loss.grad_weighting.task
     weights = weighting.init_weights
     if weights and (len(weights) != len(tasks) or not math.fsum(weights) > 0):

@@ -399,11 +399,14 @@ def test_evaluate_needs_a_run(tmp_path, capsys) -> None:
 
 def test_train_accuracy_is_that_of_the_predictions(tmp_path) -> None:
     """One update an epoch, so the last epoch was measured with the parameters of the checkpoint before it."""
-    labels, _ = write_tiny_data(tmp_path / "data", rows=32)
+    labels, images = write_tiny_data(tmp_path / "data", rows=32)
+    species = np.arange(32) % 8
     with h5py.File(labels, "a") as file:
-        file["taxa_L10"][...] = 1000 + np.arange(32) % 8
-        file["taxa_L20"][...] = 200 + np.arange(32) % 8 // 2
-        file["taxa_L30"][...] = 30 + np.arange(32) % 8 // 4
+        for task, ids in zip(TASKS, (1000 + species, 200 + species // 2, 30 + species // 4), strict=True):
+            file[task][...] = ids
+    with h5py.File(images, "a") as file:
+        colour = np.stack([species & 1, species >> 1 & 1, species >> 2], axis=1) * 150 + 50
+        file["images"][...] = colour[:, None, None, :]
     epochs = 60
     config = tiny_config(
         tmp_path / "data",
@@ -421,6 +424,9 @@ def test_train_accuracy_is_that_of_the_predictions(tmp_path) -> None:
         aug__hflip_prob=0.0,
         schedule__meta_masking__enabled=False,
         schedule__checkpoint__interval_steps=epochs - 1,
+        schedule__validation__interval_epochs=0,
+        schedule__validation__mask_meta_interval_epochs=0,
+        schedule__validation__at_end=False,
         optimizer__weight_decay=0.0,
         lr_scheduler__base_lr=1e-2,
     )
@@ -429,7 +435,8 @@ def test_train_accuracy_is_that_of_the_predictions(tmp_path) -> None:
     trainer.run(config, tmp_path / "run")
     row = [row for row in rows_of(tmp_path / "run") if row["event"] == "epoch"][-1]
     loaded = evaluate.load(tmp_path / "run", str(epochs - 1))
-    found = evaluate.evaluate(loaded, evaluate.parse_phases("val", ()), loaded.dataset.train, predictions=True)
+    phases = evaluate.parse_phases("val", loaded.program.evaluation.component_names)
+    found = evaluate.evaluate(loaded, phases, loaded.dataset.train, predictions=True)
     predictions = found.predictions["val"]
     right = predictions.predicted == predictions.label
     assert len(right) == 32

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
+import jax
 import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.trainer import UserError, run
+from linnaeus_jax.training.boundary import Boundary
 from tests.tiny import tiny_config, write_tiny_data
 
 
@@ -179,3 +184,72 @@ def test_all_config_errors_at_once(tmp_path):
     ):
         assert key in text, key
     assert not (tmp_path / "run").exists()
+
+
+def test_every_variant_is_compiled_once(tmp_path, monkeypatch):
+    """Over three epochs with GradNorm and validation; nothing at all is compiled after the first epoch."""
+    config = tiny_config(
+        tmp_path / "data",
+        loss__grad_weighting__task__type="gradnorm",
+        loss__grad_weighting__task__update_interval=3,
+        debug__jsonl__enabled=False,
+    )
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    serve = Boundary.serve
+
+    def marked(self, **options):
+        result = serve(self, **options)
+        seen.append("boundary")
+        return result
+
+    monkeypatch.setattr(Boundary, "serve", marked)
+    logging.getLogger("jax").addHandler(handler)
+    try:
+        with jax.log_compiles():
+            run(config, tmp_path / "run")
+    finally:
+        logging.getLogger("jax").removeHandler(handler)
+    finished = "Finished XLA compilation of "
+    for name in ("train_step_plain", "train_step_gradnorm", "features"):
+        assert sum(text.startswith(finished) and name in text for text in seen) == 1, name
+    first = seen.index("boundary")
+    last = len(seen) - 1 - seen[::-1].index("boundary")
+    assert [text for text in seen[first:last] if text.startswith(finished)] == []
+
+
+TEXT_PROGRAM = """
+import hashlib, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+if sys.argv[3] == "with":
+    import linnaeus_jax.debugging.session
+import jax
+from tests.tiny import tiny_config
+from tests.training.programs import build
+program, inputs, _ = build(tiny_config(Path(sys.argv[2])), Path(sys.argv[2]))
+with inputs.train_loader(0, 1) as loader:
+    _, batch = next(loader)
+text = jax.jit(program.train_step("plain")).lower(jax.eval_shape(program.initial_state), dict(batch)).as_text()
+assert ("linnaeus_jax.debugging.session" in sys.modules) == (sys.argv[3] == "with")
+print(hashlib.sha256(text.encode()).hexdigest(), "callback" in text)
+"""
+
+
+@pytest.mark.slow
+def test_step_is_the_same_without_the_debugging_package(tmp_path):
+    write_tiny_data(tmp_path)
+    root = str(Path(__file__).parents[2])
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", TEXT_PROGRAM, root, str(tmp_path), how],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        ).stdout
+        for how in ("with", "without")
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0].split()[1] == "False"
