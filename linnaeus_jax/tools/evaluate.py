@@ -346,8 +346,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--logits", action="store_true", help="with all logits")
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     options = parser.parse_args(argv)
+    from linnaeus_jax.reporting.logs import setup_logging
     from linnaeus_jax.training.checkpoints import CheckpointError
 
+    # no log line may stand between JSON; warnings then go to stderr
+    setup_logging(None, process=int(options.json), level="INFO", data_level="WARNING")
     try:
         if bool(options.labels) != bool(options.images):
             raise EvaluateError("--labels and --images belong together; give both or neither")

@@ -19,7 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from ml_collections import ConfigDict
+
 from linnaeus_jax import trainer
+from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.training.checkpoints import Checkpoints
 from linnaeus_jax.training.compilation import CompiledStep
@@ -64,6 +67,17 @@ def arm(moment: str, count: int) -> None:
         raise SystemExit(f"unknown moment {moment}")
 
 
+def add_group(config: ConfigDict) -> None:
+    """The heads learn at half the rate, on a schedule of their own."""
+    with config.unlocked():
+        heads = {"type": "name", "patterns": ("head.",), "match_type": "startswith"}
+        config.optimizer.parameter_groups.enabled = True
+        config.optimizer.parameter_groups.heads = ConfigDict({"filter": heads, "lr_multiplier": 0.5})
+        config.lr_scheduler.parameter_groups.enabled = True
+        config.lr_scheduler.parameter_groups.heads = ConfigDict({"name": "linear", "warmup_steps": 4})
+    complete_open_nodes(config)
+
+
 def main() -> None:
     overrides = json.loads(Path(sys.argv[1]).read_text())
     directory = Path(overrides.pop("directory"))
@@ -74,7 +88,10 @@ def main() -> None:
     def tuples(value: Any) -> Any:
         return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
+    two_groups = overrides.pop("two_groups", False)
     config = tiny_config(directory, **{key: tuples(value) for key, value in overrides.items()})
+    if two_groups:
+        add_group(config)
     trainer.run(config, Path(sys.argv[2]))
 
 

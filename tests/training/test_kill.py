@@ -21,6 +21,7 @@ DRIVER = Path(__file__).with_name("kill_driver.py")
 
 #: everything on that depends on time
 EVERYTHING = {
+    "two_groups": True,
     "lr_scheduler__name": "wsd",
     "lr_scheduler__stable_duration_fraction": 0.5,
     "lr_scheduler__decay_duration_fraction": 0.4,
