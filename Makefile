@@ -40,7 +40,8 @@ lint: $(READY)
 	$(BIN)/python -m mypy --explicit-package-bases configs
 
 bench: $(READY)
-	for program in benchmarks/*.py; do case $$program in */common.py) ;; *) $(BIN)/python $$program || exit 1;; esac; done
+	for program in heads_and_losses input_pipeline host_work step_features; do \
+	  $(BIN)/python -m benchmarks.$$program || exit 1; done
 
 clean:
 	rm -rf $(VENV) .jax_cache .pytest_cache .mypy_cache .ruff_cache

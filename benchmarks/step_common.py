@@ -200,7 +200,7 @@ def _batches(dataset: Dataset, plans: PlanSequence, img_size: int, placement: Pl
 
 
 class Stepper:
-    """Runs a compiled update again and again, from state to state, and waits for everything it returns."""
+    """Dispatches a compiled update again and again, from state to state."""
 
     def __init__(self, built: Built, name: str) -> None:
         program, placement = built.program, built.placement
@@ -211,19 +211,20 @@ class Stepper:
         )
         self.count = 0
 
-    def __call__(self) -> None:
+    def __call__(self) -> Any:
         batch = self.batches[self.count % len(self.batches)]
         self.state, outputs = self.compiled(self.state, batch)
         self.count += 1
-        jax.block_until_ready((self.state, outputs))
+        return self.state, outputs
 
 
 def repeated(run: Callable[[], object], times: int) -> Callable[[], None]:
-    """`run`, several times in one measurement."""
+    """Dispatches `run` several times, as training does, and waits for what the last one returns."""
 
     def several() -> None:
         for _ in range(times):
-            run()
+            result = run()
+        jax.block_until_ready(result)
 
     return several
 

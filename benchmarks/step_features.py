@@ -11,8 +11,9 @@
 Without a name, all of them run. `ratio` = time over the baseline's, median over interleaved rounds with quartiles;
 `control` = the baseline against itself, whose distance from 1 is the noise. Images are random, labels generated; the
 update is the compiled one of a real run. Without --model, mFormerV1-tiny at 64 pixels and mFormerV1-sm at 224 are
-measured (schedules: the former, depthwise and throughput: the latter). The sm model needs minutes per compilation on
-a small CPU. Each benchmark writes results/step_<name>.json.
+measured (schedules: the former, depthwise and throughput: the latter). The sm model needs a minute or two per
+compilation on a small CPU; `--groups everything` leaves the single features out. Each
+benchmark writes results/step_<name>.json.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def separate_gradients(built: Built, state: Any) -> Callable[[], object]:
     # copies: the state of a stepper is given away with each update
     params, model_state, step = jax.tree.map(jnp.array, (state.params, state.model_state, state.step))
     programs = [gradient(task) for task in range(len(objective.tasks))]
-    return lambda: [jax.block_until_ready(program(params, batch, step)) for program in programs]
+    return lambda: [program(params, batch, step) for program in programs]
 
 
 def gradnorm(options: Options) -> list[Row]:
@@ -201,7 +202,7 @@ def depthwise_training(impl: str, *arguments: jax.Array) -> Callable[[], object]
         return y, pullback(cotangent)
 
     compiled = jax.jit(run).lower(*arguments).compile()
-    return lambda: jax.block_until_ready(compiled(*arguments))
+    return lambda: compiled(*arguments)
 
 
 # --------------------------------------------------------------------------------------------------- throughput
@@ -214,7 +215,7 @@ def matmul(dtype: Any) -> tuple[Callable[[], object], float]:
         return jax.lax.fori_loop(0, length, lambda _, x: jnp.dot(x, a, preferred_element_type=dtype), a, unroll=True)
 
     compiled = jax.jit(chain).lower(a).compile()
-    return lambda: jax.block_until_ready(compiled(a)), 2.0 * size**3 * length
+    return lambda: compiled(a), 2.0 * size**3 * length
 
 
 @contextlib.contextmanager
@@ -238,7 +239,7 @@ def throughput(options: Options) -> list[Row]:
         step = built.stepper()
     model, devices = built.program.model, built.placement.device_count
     product, product_flops = matmul(model.dtype)
-    times = interleaved(repeated(step, options.updates), product, options.pairs)
+    times = interleaved(repeated(step, options.updates), repeated(product, 1), options.pairs)
     seconds = times.f_seconds / options.updates
     ceiling = product_flops / times.g_seconds
     operations = needed_flops(case, options)
