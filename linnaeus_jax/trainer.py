@@ -8,11 +8,12 @@ read. At an epoch boundary everything is read first; see `training/boundary.py`.
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,11 @@ class Run:
     lead: bool  # process 0 writes, the others only compute
     sync: RemoteSync | None
     debug: DebugSession
+
+    @functools.cached_property
+    def fresh_interval(self) -> Callable[[], IntervalSums]:
+        """Compiled: zero sums on every device."""
+        return jax.jit(self.program.fresh_interval, out_shardings=self.placement.replicated).lower().compile()
 
     def variant(self, update: int) -> str:
         """Which compiled step makes `update`: a pure function of config and step."""
@@ -404,6 +410,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             name: compile_step(this.program.train_step(name), this.state, placed, this.placement, name)
             for name in needed_variants(this)
         }
+        this.fresh_interval()  # compiled before the clock starts
         this.debug.first_batch(batch, this.inputs.dataset.num_classes)
         if progress.epoch_complete or progress.global_step == 0:
             progress.start_training_epoch(plans.locate(update)[0])
@@ -429,7 +436,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             looked_at = tuple(probes.due(this.program.update.probes, update))
             if streams or looked_at or at_boundary:
                 host.recorder.hold(LogPoint(step, epoch, streams, looked_at, outputs, this.state.interval))
-                this.state = this.state.replace(interval=fresh_interval(this))
+                this.state = this.state.replace(interval=this.fresh_interval())
             if at_boundary:
                 this.throughput.pause()
                 write_log_point(this, loader)
@@ -472,11 +479,6 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
 def needed_variants(this: Run) -> list[str]:
     """Every variant of the step that the rest of the run can need."""
     return ["plain", "gradnorm"] if this.resolved.gradnorm.enabled else ["plain"]
-
-
-def fresh_interval(this: Run) -> IntervalSums:
-    """Zero sums on every device."""
-    return this.placement.replicate(jax.tree.map(np.asarray, this.program.fresh_interval()))
 
 
 def write_log_point(this: Run, loader: TrainLoader) -> None:

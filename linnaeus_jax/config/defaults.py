@@ -307,7 +307,6 @@ def loss() -> ConfigDict:
                     gradnorm_kappa=0.5,
                     gradnorm_lr=0.025,
                     zero_aux_info=True,
-                    use_linear_heads_for_gradnorm_reforward=True,
                     exclude_config=dict(type="name", patterns=("head", "meta_"), match_type="contains"),
                 ),
             ),

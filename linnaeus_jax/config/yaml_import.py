@@ -72,6 +72,7 @@ COMPATIBILITY = {
     "LOSS.GRAD_WEIGHTING.TAXALIGN*": "it never had an effect",
     "LOSS.GRAD_WEIGHTING.TASK.EXCLUDE_PATTERNS": "exclude_config chooses the parameters",
     "LOSS.GRAD_WEIGHTING.TASK.GRADNORM_ACCUM_STEPS": "task norms are measured on the whole update",
+    "LOSS.GRAD_WEIGHTING.TASK.USE_LINEAR_HEADS_FOR_GRADNORM_REFORWARD": "all heads are linear",
     "DEBUG.METRICS.*": "validation_metrics and dump_metrics cover it",
     "DEBUG.DATASET.*": "the flag dataloader covers it",
     "MODEL.NAME": "type, variant and the stages describe the model; experiment.name names the run",

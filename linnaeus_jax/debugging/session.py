@@ -249,7 +249,7 @@ class DebugSession:
                 (found["null"] & found["keep"]).sum(0).tolist(),
                 len(label),
                 self.tasks,
-                probability=float(found["null_probability"]) if "null_probability" in found else 1.0,
+                probability=float(found["null_probability"]),
                 phase1=self.config.train.phase1_mask_null_loss,
             ),
             "SUMMARY",
@@ -278,6 +278,7 @@ def _measure_targets(inputs: ProbeInputs) -> dict[str, jax.Array]:
         "null": inputs.null[0],
         "keep": inputs.keep[0],
         "task_losses": inputs.task_losses,
+        "null_probability": inputs.probabilities["null_mask_prob"],
         "preview": inputs.preview,
     }
 

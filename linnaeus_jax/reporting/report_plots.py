@@ -293,7 +293,7 @@ def speed(runs: Runs) -> str:
         content["waiting for data"].append(Curve(label, x, 100 * y, color))
     units = {"throughput": "images per second", "waiting for data": "share of time [%]"}
     fastest = max((float(np.max(line.y)) for line in content["throughput"] if len(line.y)), default=1.0)
-    limits = {"throughput": (0.0, 1.1 * fastest), "waiting for data": (-2.0, 102.0)}
+    limits = {"throughput": (0.0, 1.1 * max(fastest, 1.0)), "waiting for data": (-2.0, 102.0)}
     return panels("speed", content, units, columns=2, limits=limits)
 
 

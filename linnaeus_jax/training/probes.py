@@ -30,6 +30,7 @@ class ProbeInputs(struct.PyTreeNode):
     batch: Mapping[str, jax.Array]  # leading [A, B]
     null: jax.Array  # bool [A, B, T], the (mixed) label is null
     keep: jax.Array  # bool [A, B, T], the label counts in the loss
+    probabilities: dict[str, jax.Array]  # scheduled, by name
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows of the first micro-batch
 
 

@@ -197,6 +197,12 @@ def apply(
         return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
     measured, probabilities = sums.measured, objective.probabilities
+    scheduled = {
+        "meta_mask_prob": probabilities.meta_mask(state.step),
+        "partial_mask_prob": probabilities.partial_mask(state.step) * probabilities.partial_active(state.step),
+        "mixup_prob": probabilities.mix(state.step),
+        "null_mask_prob": probabilities.null_mask(state.step),
+    }
     seen = {}
     if update.probes:
         seen = probes.measure(
@@ -214,6 +220,7 @@ def apply(
                 batch=batch,
                 null=targets.null,
                 keep=targets.keep,
+                probabilities=scheduled,
                 preview=measured.preview,
             ),
         )
@@ -229,12 +236,7 @@ def apply(
         skipped=skipped,
         skipped_in_a_row=in_a_row,
         learning_rates=rates,
-        probabilities={
-            "meta_mask_prob": probabilities.meta_mask(state.step),
-            "partial_mask_prob": probabilities.partial_mask(state.step) * probabilities.partial_active(state.step),
-            "mixup_prob": probabilities.mix(state.step),
-            "null_mask_prob": probabilities.null_mask(state.step),
-        },
+        probabilities=scheduled,
         interval=interval,
         gradnorm=gradnorm_metrics,
         probes=seen,

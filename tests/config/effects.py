@@ -1,0 +1,392 @@
+"""What a run would build from a configuration, piece by piece and on demand, so that the effect of a key can be seen.
+
+`Home` holds the files that every configuration of the tests works on, `Site` one configuration. Nothing here compiles a
+step but `Site.ran`, which two configurations of the table use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import cv2
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnaeus_jax import trainer
+from linnaeus_jax.config.tree import assign
+from linnaeus_jax.data.dataset import build_dataset
+from linnaeus_jax.debugging.profiler import StepProfiler
+from linnaeus_jax.debugging.session import DebugSession
+from linnaeus_jax.learning.optimizers import build_optimizer
+from linnaeus_jax.models import stage_of
+from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
+from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting.sinks import open_sinks
+from linnaeus_jax.schedules.learning_rate import build_scheduler
+from linnaeus_jax.schedules.probabilities import build_probabilities
+from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
+from linnaeus_jax.schedules.retention import checkpoints_to_keep
+from linnaeus_jax.schedules.triggers import firing_epochs
+from linnaeus_jax.training import inputs as training_inputs
+from linnaeus_jax.training import program as training_program
+from linnaeus_jax.training.objective import MaskSettings
+from linnaeus_jax.training.run_directory import RunDirectory
+from linnaeus_jax.training.validate import config_errors
+from tests.tiny import tiny_config, write_tiny_data
+
+UPDATES = 30  # per epoch, of the resolved schedules
+#: entry that stands for `*`, by open node
+ENTRIES = {
+    "data.meta.components": "SPATIAL",
+    "lr_scheduler.parameter_groups": "biases",
+    "optimizer.parameter_groups": "biases",
+    "model.classification.heads": "taxa_L10",
+}
+
+
+class Home:
+    """Files: labels and images in `data` (20 rows out of the region, one row below another genus; without these in
+    `plain`), 60 more rows in `other`, the images as JPEG in `photos`, and all but three of them in `holes`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._names = itertools.count()
+        self._runs: dict[str, Path] = {}
+        labels, images = write_tiny_data(root / "data")
+        write_tiny_data(root / "other", rows=60, seed=1)
+        write_tiny_data(root / "plain")
+        with h5py.File(labels, "r+") as file:
+            file["in_region"][:20] = 0
+            row = int(np.flatnonzero(file["taxa_L10"][:] == 1000)[0])
+            file["taxa_L20"][row] = 203
+        with h5py.File(images) as file:
+            for folder in ("photos", "holes"):
+                (root / folder).mkdir()
+                for i, image in enumerate(file["images"][:]):
+                    if folder == "photos" or i not in (5, 50, 100):
+                        cv2.imwrite(str(root / folder / f"image_{i}.jpg"), image)
+
+    def site(self, settings: Mapping[str, Any]) -> Site:
+        return Site(self, settings)
+
+    def folder(self) -> Path:
+        """A new folder."""
+        return self.root / f"out_{next(self._names)}"
+
+    def text(self, value: Any) -> Any:
+        """`value` with `HOME` in texts replaced by the directory of the files."""
+        return value.replace("HOME", str(self.root)) if isinstance(value, str) else value
+
+    def ran(self, site: Site) -> Path:
+        """The directory of a run of the site's configuration; equal ones run once."""
+        config = site.config.copy_and_resolve_references()
+        config.data.h5.labels_path = str(self.root / "plain" / "labels.h5")  # as in other tests: compiled once for all
+        key = config.to_json(sort_keys=True)
+        if key not in self._runs:
+            folder = self.folder()
+            with fake_wandb(), mock.patch.object(trainer, "write_report"), mock.patch.object(trainer, "plot_schedule"):
+                trainer.run(config, folder)
+            self._runs[key] = folder
+        return self._runs[key]
+
+
+def fake_wandb() -> Any:
+    """Replaces the connection to W&B; the mock remembers how it was opened."""
+    opened = SimpleNamespace(resumed=False, starting_step=0, summary={})
+    for name in ("define_metric", "log", "finish", "alert"):
+        setattr(opened, name, lambda *_, **__: None)
+    return mock.patch("linnaeus_jax.reporting.wandb_sink.wandb.init", return_value=opened)
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyParameter:
+    name: str
+    shape: tuple[int, ...]
+    layer_type: str = "Linear"
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return tuple(self.name.split("."))
+
+
+TOY = (
+    ToyParameter("stages.2.0.attn.proj.weight", (4, 6)),
+    ToyParameter("stages.2.0.attn.proj.bias", (6,)),
+    ToyParameter("head.taxa_L10.fc.weight", (6, 3)),
+)
+
+
+class Site:
+    """One configuration: the tiny one with `settings` (dotted key -> value)."""
+
+    def __init__(self, home: Home, settings: Mapping[str, Any]) -> None:
+        self.home = home
+        self.output_dir = home.folder()
+        self.config = tiny_config(home.root / "data")
+        for key, value in settings.items():
+            for node, entry in ENTRIES.items():
+                key = key.replace(f"{node}.*.", f"{node}.{entry}.")
+            assign(self.config, tuple(key.split(".")), home.text(value))
+
+    def outcome(self, what: Callable[[Site], Any]) -> Any:
+        """What `what` says of this site, or the error that it raises."""
+        try:
+            return what(self)
+        except (ValueError, RuntimeError, OSError, trainer.UserError) as error:
+            return f"error: {error}"
+
+    # ---- schedule
+
+    @functools.cached_property
+    def resolved(self) -> Any:
+        accumulation = max(1, self.config.train.accumulation_steps)
+        return resolve_all_schedule_params(
+            self.config,
+            steps_per_epoch=UPDATES,
+            dataset_size=UPDATES * 16,
+            micro_batches_per_epoch=UPDATES * accumulation,
+        )
+
+    @functools.cached_property
+    def probabilities(self) -> Any:
+        return build_probabilities(self.resolved)
+
+    def rate(self, update: int, group: str = "default") -> float:
+        return float(build_scheduler(self.resolved)[group](update))
+
+    def firing(self, stage: str) -> tuple[int, ...]:
+        return firing_epochs(self.resolved)[stage]
+
+    def kept(self) -> list[int]:
+        """Checkpoints that stay, of three."""
+        settings = self.resolved.checkpoint
+        ranking = {10: 0.3, 20: 0.1, 30: 0.2}
+        return sorted(checkpoints_to_keep(ranking, ranking, settings.keep_top_n, settings.keep_last_n))
+
+    # ---- data
+
+    @functools.cached_property
+    def dataset(self) -> Any:
+        return build_dataset(self.config)
+
+    @functools.cached_property
+    def inputs(self) -> Any:
+        return training_inputs.build_inputs(self.config, devices=1, output_dir=self.output_dir)
+
+    def plan(self) -> Any:
+        return self.inputs.plans.plan(0)
+
+    def image_path(self, split: str) -> str:
+        return str(self.inputs.images[split].describe(0)).replace(str(self.home.root), "HOME")
+
+    def read_all(self) -> int:
+        """Images of both splits that can be read."""
+        source = self.inputs.images["train"]
+        return int(source.read(np.arange(120), np.empty((120, 32, 32, 3), np.uint8)).sum())
+
+    def verification(self) -> Mapping[str, Any]:
+        """How the images are verified."""
+        with mock.patch.object(training_inputs, "verify_images", return_value=np.empty(0, np.int64)) as call:
+            training_inputs.build_inputs(self.config, devices=1, output_dir=self.output_dir)
+        return call.call_args.kwargs
+
+    def report(self, name: str) -> dict[str, Any]:
+        """A report of the verification."""
+        assert self.inputs
+        return json.loads((self.output_dir / name).read_text()) if (self.output_dir / name).exists() else {}
+
+    # ---- model, losses, optimizer
+
+    @functools.cached_property
+    def model(self) -> Any:
+        return training_program.model_from_config(self.config, self.dataset)
+
+    @functools.cached_property
+    def program(self) -> Any:
+        block = training_inputs.sampler_settings(self.config).block
+        return training_program.build_program(self.config, self.dataset, self.resolved, block)
+
+    @property
+    def mix(self) -> Any:
+        block = training_inputs.sampler_settings(self.config).block
+        return training_program.mix_settings(self.config, block)
+
+    @property
+    def masks(self) -> MaskSettings:
+        return MaskSettings.build(self.resolved.partial_masking, ("TEMPORAL", "SPATIAL"))
+
+    def criterion(self, split: str = "train") -> Any:
+        return training_program.build_criteria(self.config, self.dataset, split)["taxa_L10"]
+
+    def smoothing(self) -> np.ndarray:
+        return self.criterion().smoothing.dense_matrix()
+
+    def class_weights(self, split: str = "train") -> Any:
+        found = training_program.build_class_weights(self.config, self.dataset, split)
+        return None if found is None else found["taxa_L10"]
+
+    @functools.cached_property
+    def optimizer(self) -> Any:
+        return build_optimizer(
+            self.config.optimizer, TOY, layer_index=lambda name: int(name.startswith("head")), stage_of=stage_of
+        )
+
+    def row(self, parameter: int = 0) -> Any:
+        """What the optimizer does to a toy parameter: 0 a matrix, 1 a bias, 2 the matrix of a head."""
+        return self.optimizer.rows[parameter]
+
+    def direction(self) -> list[Any]:
+        """The direction of the matrix after two updates."""
+        tree: dict[str, Any] = {}
+        for parameter in TOY:
+            node = tree
+            for part in parameter.path[:-1]:
+                node = node.setdefault(part, {})
+            node[parameter.path[-1]] = jnp.linspace(0.1, 1.0, int(np.prod(parameter.shape))).reshape(parameter.shape)
+        state = self.optimizer.direction.init(tree)
+        for scale in (1.0, -0.5):
+            gradient = jax.tree.map(lambda x, scale=scale: scale * x**2, tree)
+            found, state = self.optimizer.direction.update(gradient, state, tree)
+        return np.round(found["stages"]["2"]["0"]["attn"]["proj"]["weight"], 6).tolist()
+
+    # ---- run
+
+    @property
+    def errors(self) -> str:
+        return "\n".join(config_errors(self.config))
+
+    @functools.cached_property
+    def run(self) -> Any:
+        """The built run, with `levels`: the console levels at start (main, data) and while validating."""
+        found = trainer.build(self.config, RunDirectory(self.output_dir), write=False)
+        levels = [self._console_level(MAIN), self._console_level(DATA)]
+
+        def evaluate(*_: Any) -> Any:
+            levels.append(self._console_level(MAIN))
+            return SimpleNamespace(metrics={}, curves={}, sums={})
+
+        found.lead = False
+        found.evaluator = SimpleNamespace(run=evaluate)  # type: ignore[assignment]
+        boundary = trainer.make_boundary(found)
+        boundary.actions.evaluate({})
+        return SimpleNamespace(levels=levels, boundary=boundary, host=found.host, resolved=found.resolved)
+
+    @staticmethod
+    def _console_level(name: str) -> str:
+        (handler,) = [h for h in logging.getLogger(name).handlers if isinstance(h, ConsoleHandler)]
+        return logging.getLevelName(handler.level)
+
+    @property
+    def process(self) -> dict[str, Any]:
+        """Settings of the process: those of JAX, and `flags` of XLA."""
+        with mock.patch.dict(os.environ, {"XLA_FLAGS": ""}), mock.patch.object(jax.config, "update") as update:
+            trainer.set_up_jax(self.config)
+            return {**{call.args[0]: call.args[1] for call in update.call_args_list}, "flags": os.environ["XLA_FLAGS"]}
+
+    @property
+    def root(self) -> str:
+        return str(RunDirectory.of(self.config, None).root)
+
+    @property
+    def copies(self) -> Any:
+        """(remote, executable, timeout) of the copies of the run directory; None: none."""
+        with mock.patch.object(trainer, "RemoteSync") as sync:
+            trainer.remote_sync(self.config, RunDirectory(self.output_dir))
+        return sync.call_args.args[1:] if sync.called else None
+
+    def sinks(self) -> tuple[list[str], Any]:
+        """Names of the sinks, and how W&B was opened."""
+        board = SimpleNamespace(name="TensorBoard", close=lambda *_: None)
+        module = "linnaeus_jax.reporting.tensorboard_sink.TensorBoardSink"
+        with fake_wandb() as init, mock.patch(module, return_value=board):
+            log = MetricsLog(self.output_dir / "logs" / "metrics_log.jsonl")
+            found = open_sinks(log, self.config.experiment, config={}, facts={}, run_id="id")
+            names = [sink.name for sink in found.optional]
+            found.close()
+        return names, init.call_args
+
+    def wandb(self, argument: str) -> Any:
+        return self.sinks()[1].kwargs[argument]
+
+    def skips_validation(self) -> bool:
+        with mock.patch.object(trainer, "build"), mock.patch.object(trainer, "restore"):
+            with mock.patch.object(trainer, "train") as train:
+                trainer.run(self.config, self.output_dir)
+        return train.call_args.kwargs["skip_validation"]
+
+    def resumed(self) -> int:
+        """Updates completed when the finished run is resumed with this configuration."""
+        shutil.copytree(self.home.site({}).ran, self.output_dir)
+        this = trainer.build(self.config, RunDirectory(self.output_dir))
+        try:
+            trainer.restore(this)
+            return int(this.state.step)
+        except trainer.CheckpointError as error:
+            raise trainer.UserError(str(error)) from error
+        finally:
+            for part in (this.checkpoints, this.debug, this.sinks):
+                part.close()
+
+    def planned_epochs(self) -> int:
+        """Epochs of the schedule when the finished run is resumed with this configuration."""
+        return trainer.build(self.config, RunDirectory(self.home.site({}).ran), write=False).resolved.epochs
+
+    @property
+    def ran(self) -> Path:
+        """The directory of a whole run."""
+        return self.home.ran(self)
+
+    def log(self) -> str:
+        """Everything in the text logs of that run."""
+        return "".join(path.read_text() for path in (self.ran / "logs").glob("*debug_log_rank0.txt"))
+
+    def last_step(self) -> int:
+        """Updates completed in that run."""
+        rows = (self.ran / "logs" / "metrics_log.jsonl").read_text().splitlines()
+        return json.loads(rows[-1])["global_step"]
+
+    def run_id(self) -> str:
+        """Identity of that run in W&B."""
+        return json.loads((self.ran / "checkpoints" / "boundary_6.json").read_text())["run_id"]
+
+    # ---- debugging
+
+    @functools.cached_property
+    def session(self) -> DebugSession:
+        return DebugSession(self.config, RunDirectory(self.output_dir), self.config.data.task_keys_h5, lead=True)
+
+    def said(self) -> str:
+        """What the flags say of a row of the training log with GradNorm values."""
+        with mock.patch.object(logging.Logger, "debug") as debug:
+            self.session.log_point({"gradnorm/weight/taxa_L10": 1.0}, 4)
+        return "\n".join(call.args[1] for call in debug.call_args_list)
+
+    def traces(self) -> list[Any]:
+        """(update, directory, host tracer, python tracer) of every trace among ten updates."""
+        settings, found = self.config.debug.profiler, []
+        directory = RunDirectory(self.output_dir).resolve(settings.output_dir)
+        profiler = StepProfiler(settings, directory)
+        with mock.patch.object(jax.profiler, "start_trace") as start, mock.patch.object(jax.profiler, "stop_trace"):
+            for update in range(10):
+                with profiler.before_step(update, update):
+                    pass
+                if start.called:
+                    options = start.call_args.kwargs["profiler_options"]
+                    where = Path(start.call_args.args[0]).relative_to(self.output_dir.resolve())
+                    found.append((update, str(where), options.host_tracer_level, options.python_tracer_level))
+                    start.reset_mock()
+                profiler.after_step(jnp.zeros(()))
+        return found

@@ -1,0 +1,754 @@
+"""Every key of the configuration: another value than the default, and what that value visibly changes.
+
+A row is compared on two sites: its `given` settings without and with the value. `see` must differ, and be `want` with
+the value. Rows with the same `group` share both sites, whose `given` stands in `GROUPS`. `*` in a key stands for an
+entry of an open node (`effects.ENTRIES`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.debugging.flags import FLAGS, leaf
+from tests.config.effects import Site
+
+DIFFERENT = object()
+#: key -> what will show its effect, once its feature is there
+PENDING: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Row:
+    value: Any
+    see: Callable[[Site], Any]
+    want: Any = DIFFERENT
+    given: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
+
+
+def at(path: str) -> Callable[[Site], Any]:
+    """Sees a dotted path of attributes, keys and indices."""
+
+    def step(node: Any, part: str) -> Any:
+        if part.lstrip("-").isdigit():
+            return node[int(part)]
+        return node[part] if isinstance(node, Mapping) else getattr(node, part)
+
+    return lambda site: functools.reduce(step, path.split("."), site)
+
+
+def rate(update: int, group: str = "default") -> Callable[[Site], Any]:
+    return lambda site: round(site.rate(update, group), 9)
+
+
+def fires(stage: str) -> Callable[[Site], Any]:
+    return lambda site: site.firing(stage)
+
+
+def probability(name: str, update: int) -> Callable[[Site], Any]:
+    return lambda site: round(float(getattr(site.probabilities, name)(update)), 6)
+
+
+def outcome(path: str) -> Callable[[Site], Any]:
+    return lambda site: site.outcome(at(path))
+
+
+def refused(key: str) -> Callable[[Site], Any]:
+    """Whether validation objects to the key."""
+    return lambda site: key in site.errors
+
+
+def rows_of(path: str) -> Callable[[Site], Any]:
+    return lambda site: len(at(path)(site))
+
+
+GROUPS: dict[str, Mapping[str, Any]] = {
+    "program": {
+        "loss.grad_weighting.task.type": "gradnorm",
+        "loss.grad_weighting.task.gradnorm_enabled": True,
+        "aug.random_resized_crop.enabled": True,
+        "train.ema.enabled": True,
+    },
+    "run": {"metrics.track_null_vs_non_null": True},
+}
+TABLE: dict[str, Row] = {}
+
+
+def add(prefix: str, **rows: Row) -> None:
+    TABLE.update({f"{prefix}.{name}" if prefix else name: row for name, row in rows.items()})
+
+
+# ---- experiment and env
+add(
+    "experiment",
+    project=Row("moths", at("root"), "runs/moths/default/run"),
+    group=Row("night", at("root"), "runs/linnaeus/night/run"),
+    name=Row("first", at("root"), "runs/linnaeus/default/first"),
+    log_level_main=Row("WARNING", at("run.levels.0"), "WARNING", group="run"),
+    log_level_h5data=Row("ERROR", at("run.levels.1"), "ERROR", group="run"),
+    log_level_validation=Row("DEBUG", at("run.levels.2"), "DEBUG", group="run"),
+)
+WANDB = {"experiment.wandb.enabled": True}
+add(
+    "experiment.wandb",
+    enabled=Row(True, lambda s: s.sinks()[0], ["W&B"]),
+    project=Row("moths", lambda s: s.wandb("project"), "moths", WANDB),
+    entity=Row("people", lambda s: s.wandb("entity"), "people", WANDB),
+    tags=Row(("a", "b"), lambda s: s.wandb("tags"), ["a", "b"], WANDB),
+    notes=Row("why", lambda s: s.wandb("notes"), "why", WANDB),
+    resume=Row(True, lambda s: s.wandb("resume"), "must", WANDB),
+    mode=Row("offline", lambda s: s.wandb("mode"), "offline", WANDB),
+)
+add("experiment.tensorboard", enabled=Row(True, lambda s: s.sinks()[0], ["TensorBoard"]))
+BUCKET = {"env.output.bucket.enabled": True, "env.output.bucket.remote": "b2:here"}
+add(
+    "env.output",
+    base_dir=Row("elsewhere", at("root"), "elsewhere/linnaeus/default/run"),
+)
+add(
+    "env.output.bucket",
+    enabled=Row(True, at("copies"), ("", "rclone", 600)),
+    remote=Row("b2:there", at("copies.0"), "b2:there", BUCKET),
+    executable=Row("/opt/rclone", at("copies.1"), "/opt/rclone", BUCKET),
+    timeout_seconds=Row(5, at("copies.2"), 5, BUCKET),
+)
+add("env", compilation_cache_dir=Row("cache", lambda s: s.process.get("jax_compilation_cache_dir"), "cache"))
+
+# ---- data
+TWO_FILES = {
+    "data.h5.labels_path": "",
+    "data.h5.images_path": "",
+    **{f"data.h5.train_{kind}_path": f"HOME/data/{kind}.h5" for kind in ("labels", "images")},
+    **{f"data.h5.val_{kind}_path": f"HOME/other/{kind}.h5" for kind in ("labels", "images")},
+}
+SPLIT_LABELS = {key: value for key, value in TWO_FILES.items() if not (value and "images" in key)}
+HYBRID = {"data.h5.images_path": "", "data.hybrid.use_hybrid": True, "data.hybrid.images_dir": "HOME/photos"}
+HOLES = {**HYBRID, "data.hybrid.images_dir": "HOME/holes"}
+VERIFY = {
+    **HOLES,
+    "data.hybrid.verify_images.enabled": True,
+    "data.hybrid.verify_images.max_missing_ratio": 1.0,
+    "data.hybrid.verify_images.max_missing_count": 100,
+}
+OTHER_LABELS = "HOME/other/labels.h5"
+add(
+    "data",
+    batch_size=Row(8, at("inputs.plans.updates_per_epoch.0"), 12),
+    batch_size_val=Row(8, lambda s: len(s.inputs.val_loader()), 3),
+    img_size=Row(64, lambda s: s.inputs.images["train"].image_shape, (64, 64, 3)),
+    num_workers=Row(5, at("inputs.num_threads"), 5),
+    task_keys_h5=Row(
+        ("taxa_L20", "taxa_L30"),
+        at("model.head_specs.0.task"),
+        "taxa_L20",
+        {"schedule.mixup.group_levels": ("taxa_L20",)},
+    ),
+    upward_major_check=Row(True, rows_of("dataset.train")),
+    upward_major_mode=Row("no-gaps", rows_of("dataset.train"), 96, {"data.upward_major_check": True}),
+    parent_conflict_limit=Row(0.001, outcome("dataset.num_classes")),
+)
+
+
+def _reported(text: str, site: Site) -> bool:
+    return text in site.dataset.report()
+
+
+add(
+    "data.dataset",
+    **{
+        key: Row(text, functools.partial(_reported, text), True)
+        for key, text in (("name", "Moths"), ("version", "v7"), ("clade", "Noctuidae"))
+    },
+)
+add(
+    "data.sampler",
+    type=Row("standard", lambda s: bool((s.plan().partner[0, 0] != np.arange(16)).any()), False),
+    grouped_mode=Row("strict-group", lambda s: s.plan().partner[0, 0].tolist()),
+    leftovers=Row("drop", at("inputs.plans.updates_per_epoch.0"), given={"schedule.mixup.min_group_size": 8}),
+)
+add("data.partial", levels=Row(True, rows_of("dataset.train"), 96, {"data.partial.levels": False}))
+add("data.out_of_region", include=Row(False, lambda s: len(s.dataset.train) + len(s.dataset.val), 100))
+add("data.meta", active=Row(False, at("model.components"), ()))
+add(
+    "data.meta.components.*",
+    enabled=Row(False, at("model.components"), (("TEMPORAL", 2),)),
+    source=Row("temporal", outcome("dataset.meta_dim"), 4, {"data.meta.components.*.dim": 2}),
+    columns=Row(("spatial_y",), outcome("dataset.meta_dim"), 3, {"data.meta.components.*.dim": 1}),
+    dim=Row(1, outcome("dataset.meta_dim"), 3, {"data.meta.components.*.columns": ("spatial_y",)}),
+    idx=Row(
+        7,
+        lambda s: [c.name for c in s.dataset.components],
+        ["TEMPORAL", "SPATIAL"],
+        {"data.meta.components.TEMPORAL.idx": 5},
+    ),
+    allow_missing=Row(False, lambda s: s.dataset.meta_label_density["train"]["SPATIAL"], 100.0),
+    oor_mask=Row(True, lambda s: int(s.dataset.train.table.meta_valid[:20, 1].sum()), 0),
+)
+add(
+    "data.h5",
+    labels_path=Row(OTHER_LABELS, lambda s: len(s.dataset.train.table), 60),
+    images_path=Row("HOME/other/images.h5", outcome("inputs.num_threads")),
+    train_labels_path=Row(OTHER_LABELS, rows_of("dataset.train"), 60, TWO_FILES),
+    val_labels_path=Row("HOME/data/labels.h5", rows_of("dataset.val"), 120, TWO_FILES),
+    train_images_path=Row("HOME/other/images.h5", outcome("inputs.num_threads"), given=TWO_FILES),
+    val_images_path=Row("HOME/data/images.h5", outcome("inputs.num_threads"), given=TWO_FILES),
+    train_val_split_ratio=Row(0.5, rows_of("dataset.train"), 60),
+    train_val_split_seed=Row(7, lambda s: s.dataset.train.rows.tolist()),
+)
+add(
+    "data.hybrid",
+    use_hybrid=Row(
+        True,
+        lambda s: type(s.inputs.images["train"]).__name__,
+        "FolderImages",
+        {"data.hybrid.images_dir": "HOME/photos"},
+    ),
+    images_dir=Row("HOME/photos", lambda s: s.image_path("train"), "HOME/photos/image_0.jpg", HOLES),
+    train_images_dir=Row(
+        "HOME/photos", lambda s: s.image_path("train"), "HOME/photos/image_0.jpg", {**HOLES, **SPLIT_LABELS}
+    ),
+    val_images_dir=Row(
+        "HOME/photos", lambda s: s.image_path("val"), "HOME/photos/image_0.jpg", {**HOLES, **SPLIT_LABELS}
+    ),
+    file_extension=Row(".png", lambda s: s.image_path("train"), "HOME/photos/image_0.jpg.png", HYBRID),
+    allow_missing_images=Row(True, lambda s: s.outcome(Site.read_all), 117, HOLES),
+)
+add(
+    "data.hybrid.verify_images",
+    enabled=Row(True, lambda s: s.outcome(Site.read_all), given={**HYBRID, "data.hybrid.images_dir": "HOME/holes"}),
+    max_missing_ratio=Row(
+        1.0,
+        outcome("inputs.dataset.filters.0.kept"),
+        117,
+        {**VERIFY, "data.hybrid.verify_images.max_missing_ratio": 0.0},
+    ),
+    max_missing_count=Row(
+        100, outcome("inputs.dataset.filters.0.kept"), 117, {**VERIFY, "data.hybrid.verify_images.max_missing_count": 0}
+    ),
+    num_workers=Row(3, lambda s: s.verification()["num_workers"], 3, VERIFY),
+    chunk_size=Row(50, lambda s: s.verification()["chunk_size"], 50, VERIFY),
+    log_missing=Row(
+        False,
+        lambda s: s.report("assets/missing_images_report.json")["missing_indices"],
+        "Logging disabled (3 found)",
+        VERIFY,
+    ),
+    report_path=Row("{output_dir}/lost.json", lambda s: s.report("lost.json").get("missing_count"), 3, VERIFY),
+)
+add(
+    "data.prefetch",
+    mem_cache_size=Row(4096, lambda s: s.inputs.images["train"].cache.capacity, 4096, HYBRID),
+    max_processed_batches=Row(9, at("inputs.buffer"), 9),
+    num_io_threads=Row(3, at("inputs.io_threads"), 3),
+)
+
+# ---- model
+VARIANT = {
+    "model.convnext_stages.dims": (),
+    "model.convnext_stages.depths": (),
+    "model.rope_stages.depths": (),
+    "model.rope_stages.num_heads": (),
+}
+add(
+    "model",
+    type=Row("mFormerV9", refused("model.type"), True),
+    variant=Row("md", at("model.rope_depths"), (10, 2), VARIANT),
+    img_size=Row(64, refused("model.img_size"), True),
+    in_chans=Row(1, refused("model.in_chans"), True),
+    drop_rate=Row(0.1, at("model.drop_rate"), 0.1),
+    attn_drop_rate=Row(0.2, at("model.attn_drop_rate"), 0.2),
+    drop_path_rate=Row(0.3, at("model.drop_path_rate"), 0.3),
+    label_smoothing=Row(
+        0.2,
+        lambda s: s.criterion().label_smoothing,
+        0.2,
+        {"loss.task_specific.train.funcs": ("LabelSmoothingCrossEntropy",)},
+    ),
+    only_last_cls=Row(True, at("model.only_last_cls"), True),
+    depthwise_impl=Row("lax", at("model.depthwise_impl"), "lax"),
+    attn_impl=Row("xla", at("model.attn_impl"), "xla"),
+    scan_layers=Row(True, at("model.scan_layers"), True),
+)
+add(
+    "model.convnext_stages",
+    depths=Row((2, 1), at("model.depths"), (2, 1)),
+    dims=Row((8, 8, 8, 16), at("model.dims"), (8, 8, 8, 16)),
+    layer_scale_init_value=Row(0.1, at("model.layer_scale_init_value"), 0.1),
+)
+add(
+    "model.rope_stages",
+    depths=Row((2, 2), at("model.rope_depths"), (2, 2)),
+    num_heads=Row((2, 2), at("model.num_heads"), (2, 2)),
+    mlp_ratio=Row(2.0, at("model.mlp_ratio"), 2.0),
+    rope_theta=Row(100.0, at("model.rope_theta"), 100.0),
+    rope_mode=Row("cos_only", at("model.rope_mode"), "cos_only"),
+    rope_init=Row("rope_vit", at("model.rope_init"), "rope_vit"),
+)
+add(
+    "model.classification.heads.*",
+    type=Row("Deep", refused("taxa_L10.type"), True),
+    use_bias=Row(False, at("model.head_specs.0.options"), (("use_bias", False),)),
+)
+
+# ---- train
+STOP = {"train.early_stop.active": True}
+REMAT = {f"train.gradient_checkpointing.enabled_{kind}_steps": True for kind in ("normal", "gradnorm")}
+add(
+    "train",
+    epochs=Row(5, at("resolved.total_steps"), 150),
+    seed=Row(3, lambda s: s.plan().index.tolist()),
+    accumulation_steps=Row(2, lambda s: s.plan().index.shape, (3, 2, 16)),
+    clip_grad=Row(0.5, at("program.update.clip_limit"), 0.5, group="program"),
+    clip_mode=Row("adaptive", at("program.update.clip_mode"), "adaptive", group="program"),
+    compute_dtype=Row("bfloat16", lambda s: np.dtype(s.model.dtype).name, "bfloat16"),
+    deterministic=Row(True, at("process.flags"), "--xla_gpu_deterministic_ops=true"),
+    auto_resume=Row(False, lambda s: s.outcome(Site.resumed)),
+    resume_skip_optimizer=Row(True, lambda s: s.outcome(Site.resumed), 18, {"optimizer.name": "sgd"}),
+    preserve_checkpoint_schedule=Row(True, Site.planned_epochs, 3, {"train.epochs": 5}),
+    skip_validation=Row(True, Site.skips_validation, True),
+    phase1_mask_null_loss=Row(True, at("program.objective.phase1"), True, group="program"),
+    nonfinite_limit=Row(3, at("run.host.recorder.nonfinite_limit"), 3, group="run"),
+)
+add(
+    "train.gradient_checkpointing",
+    enabled_normal_steps=Row(
+        False,
+        lambda s: (s.program.objective.model.remat, s.program.gradnorm_objective.model.remat),
+        (False, True),
+        REMAT,
+    ),
+    enabled_gradnorm_steps=Row(
+        False,
+        lambda s: (s.program.objective.model.remat, s.program.gradnorm_objective.model.remat),
+        (True, False),
+        REMAT,
+    ),
+)
+add(
+    "train.ema",
+    enabled=Row(True, at("program.ema"), True),
+    decay=Row(0.5, at("program.update.ema_decay"), 0.5, group="program"),
+)
+add(
+    "train.early_stop",
+    active=Row(True, at("resolved.early_stop.active"), True),
+    metric=Row("val_acc1_taxa_L20", at("resolved.early_stop.metric"), "acc1_taxa_L20", STOP),
+    patience_steps=Row(10, at("resolved.early_stop.patience_steps"), 10, STOP),
+    patience_epochs=Row(2.0, at("resolved.early_stop.patience_steps"), 60, STOP),
+    patience_fraction=Row(0.5, at("resolved.early_stop.patience_steps"), 45, STOP),
+    min_delta=Row(0.1, at("resolved.early_stop.min_delta"), 0.1, STOP),
+    max_steps=Row(20, at("resolved.early_stop.max_steps"), 20, STOP),
+    max_loss=Row(9.0, at("resolved.early_stop.max_loss"), 9.0, STOP),
+    min_lr=Row(1e-6, at("resolved.early_stop.min_lr"), 1e-6, STOP),
+    max_grad_norm=Row(50.0, at("resolved.early_stop.max_grad_norm"), 50.0, STOP),
+)
+
+# ---- learning rate: peak 3e-3 after 2 of 90 updates
+BIASES = {
+    "optimizer.parameter_groups.enabled": True,
+    "optimizer.parameter_groups.*.filter": {"type": "name", "patterns": ("bias",), "match_type": "endswith"},
+}
+STEP, WSD = {"lr_scheduler.name": "step", "lr_scheduler.decay_steps": 80}, {"lr_scheduler.name": "wsd"}
+NO_WARMUP = {"lr_scheduler.warmup_steps": None}
+OWN = {**BIASES, "lr_scheduler.parameter_groups.enabled": True}
+GROUP_SPEC = "resolved.learning_rates.0"
+add(
+    "lr_scheduler",
+    name=Row("linear", rate(24)),
+    base_lr=Row(1e-3, rate(2), 1e-3),
+    reference_bs=Row(32, rate(2), 1.5e-3),
+    scaling=Row("sqrt", rate(2), 1.5e-3, {"lr_scheduler.reference_bs": 64}),
+    warmup_steps=Row(10, rate(10), 3e-3),
+    warmup_fraction=Row(0.1, at("resolved.learning_rates.-1.warmup_steps"), 9, NO_WARMUP),
+    warmup_epochs=Row(1.0, at("resolved.learning_rates.-1.warmup_steps"), 30, NO_WARMUP),
+    warmup_lr=Row(1e-6, rate(0), 1e-6),
+    min_lr=Row(1e-4, rate(90), 1e-4),
+    decay_steps=Row(10, rate(12), 3e-4, {"lr_scheduler.name": "step"}),
+    decay_fraction=Row(0.5, rate(47), 3e-4, {"lr_scheduler.name": "step"}),
+    decay_rate=Row(0.5, rate(82), 1.5e-3, STEP),
+    stable_duration_fraction=Row(0.5, at("resolved.learning_rates.-1.stable_steps"), 44, WSD),
+    decay_duration_fraction=Row(0.25, at("resolved.learning_rates.-1.decay_steps"), 22, WSD),
+    decay_type=Row("linear", rate(74), given=WSD),
+)
+add(
+    "lr_scheduler.parameter_groups",
+    enabled=Row(True, rate(90, "biases"), 1e-4, {**BIASES, "lr_scheduler.parameter_groups.*.min_lr": 1e-4}),
+)
+add(
+    "lr_scheduler.parameter_groups.*",
+    name=Row("linear", rate(24, "biases"), given=OWN),
+    min_lr=Row(1e-4, rate(90, "biases"), 1e-4, OWN),
+    warmup_lr=Row(1e-6, rate(0, "biases"), 1e-6, OWN),
+    warmup_steps=Row(20, at(f"{GROUP_SPEC}.warmup_steps"), 20, OWN),
+    warmup_fraction=Row(0.2, at(f"{GROUP_SPEC}.warmup_steps"), 18, OWN),
+    warmup_epochs=Row(1.0, at(f"{GROUP_SPEC}.warmup_steps"), 30, OWN),
+    decay_steps=Row(10, rate(12, "biases"), 3e-4, {**OWN, **STEP}),
+    decay_fraction=Row(0.5, rate(47, "biases"), 3e-4, {**OWN, **STEP}),
+    decay_rate=Row(0.5, rate(82, "biases"), 1.5e-3, {**OWN, **STEP}),
+)
+
+# ---- optimizer
+SGD, MUON, ADEMAMIX = {"optimizer.name": "sgd"}, {"optimizer.name": "muon"}, {"optimizer.name": "ademamix"}
+add(
+    "optimizer",
+    name=Row("lion", at("optimizer.rows.0.optimizer"), "lion"),
+    eps=Row(1.0, Site.direction),
+    betas=Row((0.5, 0.5), Site.direction),
+    momentum=Row(0.5, Site.direction, given=SGD),
+    weight_decay=Row(0.2, lambda s: s.row().weight_decay, 0.2),
+    alpha=Row(1.0, Site.direction, given=ADEMAMIX),
+    t_alpha_beta3=Row(100, Site.direction, given=ADEMAMIX),
+    layer_decay=Row(0.5, lambda s: s.row().lr_multiplier, 0.5),
+)
+add(
+    "optimizer.muon",
+    momentum=Row(0.2, Site.direction, given=MUON),
+    nesterov=Row(False, Site.direction, given=MUON),
+    ns_steps=Row(2, Site.direction, given=MUON),
+)
+add(
+    "optimizer.parameter_groups",
+    enabled=Row(True, lambda s: s.row(1).group, "biases", {key: BIASES[key] for key in BIASES if "filter" in key}),
+)
+add(
+    "optimizer.parameter_groups.default",
+    optimizer=Row("sgd", lambda s: s.row().optimizer, "sgd", BIASES),
+    weight_decay=Row(0.3, lambda s: s.row().weight_decay, 0.3, BIASES),
+    lr_multiplier=Row(0.1, rate(2), 3e-4, BIASES),
+)
+add(
+    "optimizer.parameter_groups.*",
+    filter=Row({"type": "dimension", "dimensions": (2,)}, lambda s: s.row(0).group, "biases", BIASES),
+    optimizer=Row("lion", lambda s: s.row(1).optimizer, "lion", BIASES),
+    weight_decay=Row(
+        0.3,
+        lambda s: s.row().weight_decay,
+        0.3,
+        {**BIASES, "optimizer.parameter_groups.*.filter": {"type": "dimension", "dimensions": (2,)}},
+    ),
+    lr_multiplier=Row(0.1, rate(2, "biases"), 3e-4, BIASES),
+    frozen=Row(True, lambda s: s.row(1).optimizer, "frozen", BIASES),
+)
+
+# ---- loss
+SMOOTHED = {"loss.taxonomy_smoothing.enabled": (True,)}
+STRICT = {
+    "loss.taxonomy_smoothing.enabled": (True, False, False),
+    "loss.taxonomy_smoothing.fallback_to_uniform": False,
+}
+
+
+def weighted(method: str) -> dict[str, Any]:
+    return {"loss.grad_weighting.class_weights.method": (method,)}
+
+
+def weights(site: Site) -> list[float]:
+    found = site.class_weights()
+    return [1.0] if found is None else np.round(found, 5).tolist()
+
+
+def _criterion_name(split: str, site: Site) -> str:
+    return site.criterion(split).name
+
+
+add(
+    "loss.task_specific",
+    **{
+        f"{split}.funcs": Row(
+            ("SoftTargetCrossEntropy",), functools.partial(_criterion_name, split), "SoftTargetCrossEntropy"
+        )
+        for split in ("train", "val")
+    },
+)
+add(
+    "loss.taxonomy_smoothing",
+    enabled=Row((True,), lambda s: s.criterion().name, "TaxonomyAwareLabelSmoothing"),
+    alpha=Row(0.3, lambda s: round(float(s.smoothing()[1, 1]), 6), 0.7, SMOOTHED),
+    beta=Row(2.0, lambda s: s.smoothing().tolist(), given=SMOOTHED),
+    uniform_roots=Row(False, lambda s: s.outcome(lambda s: s.criterion().name), given=STRICT),
+    fallback_to_uniform=Row(False, lambda s: s.outcome(lambda s: s.criterion().name), given=SMOOTHED),
+)
+add(
+    "loss.grad_weighting.class_weights",
+    train=Row(False, lambda s: s.class_weights("train"), None, weighted("capping")),
+    val=Row(True, lambda s: s.class_weights("val") is not None, True, weighted("capping")),
+    method=Row(("smoothing",), weights),
+    smoothing_factor=Row((5.0,), weights, given=weighted("smoothing")),
+    cap=Row((2.0,), lambda s: max(weights(s)), 2.0, weighted("capping")),
+    base=Row((1.1,), weights, given=weighted("exponential")),
+    log_base=Row((2.0,), weights, given=weighted("logarithmic")),
+    normalize=Row(True, weights, given=weighted("smoothing")),
+)
+GRADNORM = {"loss.grad_weighting.task.type": "gradnorm", "loss.grad_weighting.task.gradnorm_enabled": True}
+add(
+    "loss.grad_weighting.task",
+    type=Row("static", at("resolved.gradnorm.enabled"), False, GRADNORM),
+    gradnorm_enabled=Row(False, at("resolved.gradnorm.enabled"), False, GRADNORM),
+    init_weights=Row((3.0, 2.0, 1.0), lambda s: s.program.initial_weights.tolist(), [3.0, 2.0, 1.0], group="program"),
+    init_strategy=Row("class_complexity", lambda s: s.program.initial_weights.tolist()),
+    alpha=Row(0.5, at("program.update.gradnorm.alpha"), 0.5, group="program"),
+    update_interval=Row(7, at("resolved.gradnorm.interval"), 7, GRADNORM),
+    gradnorm_warmup_steps=Row(11, at("resolved.gradnorm.warmup_steps"), 11, GRADNORM),
+    gradnorm_rule=Row("paper", at("program.update.gradnorm.rule"), "paper", group="program"),
+    gradnorm_kappa=Row(0.9, at("program.update.gradnorm.kappa"), 0.9, group="program"),
+    gradnorm_lr=Row(0.1, at("program.update.gradnorm.lr"), 0.1, group="program"),
+    zero_aux_info=Row(False, at("program.update.gradnorm.zero_metadata"), False, group="program"),
+    exclude_config=Row(
+        {"type": "name", "patterns": ("head", "meta_", "stem")},
+        lambda s: s.program.update.gradnorm.shared["stem"]["0"]["kernel"],
+        False,
+        group="program",
+    ),
+)
+
+# ---- augmentation
+AUG = "program.objective.augmentation"
+add(
+    "aug",
+    mean=Row((0.1, 0.2, 0.3), at("program.objective.mean"), (0.1, 0.2, 0.3), group="program"),
+    std=Row((0.4, 0.5, 0.6), at("program.evaluation.std"), (0.4, 0.5, 0.6), group="program"),
+    hflip_prob=Row(0.2, at(f"{AUG}.hflip_prob"), 0.2, group="program"),
+    vflip_prob=Row(0.3, at(f"{AUG}.vflip_prob"), 0.3, group="program"),
+    color_jitter=Row(0.7, at(f"{AUG}.color_jitter"), 0.7, group="program"),
+)
+add(
+    "aug.random_resized_crop",
+    enabled=Row(False, at(f"{AUG}.crop_scale"), None, {"aug.random_resized_crop.enabled": True}),
+    scale=Row((0.3, 0.9), at(f"{AUG}.crop_scale"), (0.3, 0.9), group="program"),
+    ratio=Row((0.5, 2.0), at(f"{AUG}.crop_ratio"), (0.5, 2.0), group="program"),
+)
+add(
+    "aug.autoaug",
+    policy=Row("randaugment", at(f"{AUG}.policy"), "randaugment", group="program"),
+    num_ops=Row(3, at(f"{AUG}.num_ops"), 3, group="program"),
+    magnitude=Row(4.0, at(f"{AUG}.magnitude"), 4.0, group="program"),
+)
+add(
+    "aug.random_erase",
+    prob=Row(0.6, at(f"{AUG}.erase_prob"), 0.6, group="program"),
+    mode=Row("const", at(f"{AUG}.erase_mode"), "const", group="program"),
+    count=Row(2, at(f"{AUG}.erase_count"), 2, group="program"),
+    area_range=Row((0.1, 0.2), at(f"{AUG}.erase_area"), (0.1, 0.2), group="program"),
+    aspect_ratio=Row((0.5, 2.0), at(f"{AUG}.erase_ratio"), (0.5, 2.0), group="program"),
+)
+
+# ---- schedule: 3 epochs of 30 updates
+SPARSE = {
+    "schedule.validation.interval_epochs": 0,
+    "schedule.validation.mask_meta_interval_epochs": 0,
+    "schedule.checkpoint.interval_epochs": 0,
+}
+PARTIAL_VALIDATION = {
+    "schedule.validation.partial_mask_meta.enabled": True,
+    "schedule.validation.partial_mask_meta.whitelist": (("SPATIAL",),),
+}
+
+
+def intervals(prefix: str, stage: str, at_end: bool, given: Mapping[str, Any]) -> dict[str, Row]:
+    """Every 2 epochs; after 60 updates; after a third of the run."""
+    last = (2,) if at_end else ()
+    return {
+        f"{prefix}interval_epochs": Row(2, fires(stage), (2,), given),
+        f"{prefix}interval_steps": Row(60, fires(stage), (1, *last), given),
+        f"{prefix}interval_fraction": Row(0.5, fires(stage), (1, 2), given),
+    }
+
+
+add(
+    "schedule",
+    step_trigger_mode=Row("exact", fires("VALIDATION_NORMAL"), (2,), {"schedule.validation.interval_steps": 45}),
+)
+add(
+    "schedule.validation",
+    **intervals("", "VALIDATION_NORMAL", True, {}),
+    **intervals("mask_meta_", "VALIDATION_MASK_META", False, {}),
+    at_end=Row(False, fires("VALIDATION_NORMAL"), (), SPARSE),
+)
+add(
+    "schedule.validation.partial_mask_meta",
+    enabled=Row(
+        True,
+        fires("VALIDATION_PARTIAL_MASK_META"),
+        (0, 1, 2),
+        {
+            "schedule.validation.partial_mask_meta.whitelist": (("SPATIAL",),),
+            "schedule.validation.partial_mask_meta.interval_epochs": 1,
+        },
+    ),
+    **intervals("", "VALIDATION_PARTIAL_MASK_META", False, PARTIAL_VALIDATION),
+    whitelist=Row((("TEMPORAL",), ("SPATIAL",)), at("resolved.validation.whitelist"), (("TEMPORAL",), ("SPATIAL",))),
+)
+add(
+    "schedule.validation.final_epoch",
+    exhaustive_partial_meta_validation=Row(
+        True,
+        fires("VALIDATION_EXHAUSTIVE"),
+        (2,),
+        {"schedule.validation.final_epoch.exhaustive_meta_components": ("SPATIAL",)},
+    ),
+    exhaustive_meta_components=Row(
+        ("SPATIAL", "TEMPORAL"),
+        at("resolved.validation.exhaustive"),
+        ("TEMPORAL", "SPATIAL"),
+        {
+            "schedule.validation.final_epoch.exhaustive_partial_meta_validation": True,
+            "schedule.validation.final_epoch.exhaustive_meta_components": ("SPATIAL",),
+        },
+    ),
+)
+add(
+    "schedule.checkpoint",
+    **intervals("", "CHECKPOINT", True, {}),
+    at_end=Row(False, fires("CHECKPOINT"), (), SPARSE),
+    keep_top_n=Row(1, Site.kept, [10, 30]),
+    keep_last_n=Row(2, Site.kept, [20, 30]),
+    best_metric=Row("val/loss", at("run.boundary.best_metric"), "val/loss", group="run"),
+)
+MASK, NULL, MIX = "meta_mask", "null_mask", "mix"
+RAMP = {"schedule.meta_masking.end_steps": 50}
+add(
+    "schedule.meta_masking",
+    enabled=Row(False, probability(MASK, 0), 0.0),
+    start_prob=Row(0.5, probability(MASK, 0), 0.5),
+    end_prob=Row(0.2, probability(MASK, 50), 0.2, RAMP),
+    end_steps=Row(10, probability(MASK, 10), 0.0),
+    end_fraction=Row(0.5, probability(MASK, 45), 0.0),
+)
+PARTIAL = {
+    "schedule.meta_masking.partial.enabled": True,
+    "schedule.meta_masking.partial.whitelist": (("TEMPORAL",), ("SPATIAL",)),
+}
+add(
+    "schedule.meta_masking.partial",
+    enabled=Row(
+        True, probability("partial_active", 20), 1.0, {"schedule.meta_masking.partial.whitelist": (("SPATIAL",),)}
+    ),
+    start_steps=Row(30, probability("partial_active", 20), 0.0, PARTIAL),
+    start_fraction=Row(0.5, probability("partial_active", 20), 0.0, PARTIAL),
+    end_steps=Row(10, probability("partial_active", 80), 0.0, PARTIAL),
+    end_fraction=Row(0.5, probability("partial_active", 80), 0.0, PARTIAL),
+    start_prob=Row(0.2, probability("partial_mask", 0), 0.2, PARTIAL),
+    end_prob=Row(0.4, probability("partial_mask", 90), 0.4, PARTIAL),
+    prob_end_steps=Row(10, probability("partial_mask", 10), 0.7, PARTIAL),
+    prob_end_fraction=Row(0.1, probability("partial_mask", 9), 0.7, PARTIAL),
+    weights=Row((1.0, 3.0), lambda s: np.round(np.exp(s.masks.log_weights), 5).tolist(), [0.25, 0.75], PARTIAL),
+    whitelist=Row((("SPATIAL",),), lambda s: s.masks.combos.tolist(), [[False, True]], PARTIAL),
+)
+NULLS = {"schedule.null_masking.enabled": True}
+add(
+    "schedule.null_masking",
+    enabled=Row(True, probability(NULL, 0), 0.0),
+    start_prob=Row(0.5, probability(NULL, 0), 0.5, NULLS),
+    end_prob=Row(0.2, probability(NULL, 20000), 0.2, NULLS),
+    end_steps=Row(10, probability(NULL, 10), 1.0, NULLS),
+    end_fraction=Row(0.5, probability(NULL, 45), 1.0, NULLS),
+)
+MIXED = {"schedule.mixup.prob.enabled": True}
+BOTH = {**MIXED, "schedule.mixup.cutmix.enabled": True}
+add(
+    "schedule.mixup",
+    enabled=Row(False, lambda s: s.mix.mixup, False, BOTH),
+    alpha=Row(0.3, at("mix.mixup_alpha"), 0.3, MIXED),
+    switch_prob=Row(0.9, at("mix.switch_prob"), 0.9, BOTH),
+    group_levels=Row(("taxa_L20",), at("inputs.levels"), ("taxa_L20",) * 3),
+    level_switch_steps=Row(
+        (7,),
+        at("inputs.levels"),
+        ("taxa_L10", "taxa_L10", "taxa_L20"),
+        {"schedule.mixup.group_levels": ("taxa_L10", "taxa_L20")},
+    ),
+    level_switch_epochs=Row(
+        (1,),
+        at("inputs.levels"),
+        ("taxa_L10", "taxa_L20", "taxa_L20"),
+        {"schedule.mixup.group_levels": ("taxa_L10", "taxa_L20")},
+    ),
+    min_group_size=Row(1000, lambda s: int(s.dataset.train.group("taxa_L10").max()), -1),
+    exclude_null_samples=Row(False, lambda s: int((s.dataset.train.group("taxa_L30") < 0).sum()), 0),
+    null_task_keys=Row(("taxa_L30",), lambda s: int((s.dataset.train.group("taxa_L30") < 0).sum()), 0),
+    mix_block=Row(4, at("mix.block"), 4, MIXED),
+)
+add(
+    "schedule.mixup.cutmix",
+    enabled=Row(True, at("mix.cutmix"), True, MIXED),
+    alpha=Row(0.3, at("mix.cutmix_alpha"), 0.3, BOTH),
+    minmax=Row((0.1, 0.6), at("mix.minmax"), (0.1, 0.6), BOTH),
+)
+add(
+    "schedule.mixup.prob",
+    enabled=Row(False, lambda s: s.mix is not None, False, MIXED),
+    start_prob=Row(0.5, probability(MIX, 0), 0.5, {**MIXED, "schedule.mixup.prob.end_steps": 50}),
+    end_prob=Row(0.7, probability(MIX, 90), 0.7, MIXED),
+    end_steps=Row(50, probability(MIX, 0), 1.0, MIXED),
+    end_fraction=Row(0.5, probability(MIX, 0), 1.0, MIXED),
+)
+for stream in ("step", "console", "wandb", "lr", "pipeline"):
+    key = f"schedule.metrics.{stream}"
+    TABLE[f"{key}_interval"] = Row(7, at(f"resolved.logging.{stream}"), 7)
+    TABLE[f"{key}_fraction"] = Row(0.1, at(f"resolved.logging.{stream}"), 9, {f"{key}_interval": None})
+
+# ---- metrics
+add(
+    "metrics",
+    taxa_subsets=Row((("first", "taxa_L30", 30),), at("dataset.taxa_subset_names"), ("first",)),
+    rarity_percentiles=Row((50,), at("dataset.rarity_names"), ("lt_p50", "ge_p50")),
+    track_null_vs_non_null=Row(
+        True, lambda s: s.run.host.tracker.null_tasks, ("taxa_L10",), {"metrics.track_null_vs_non_null": False}
+    ),
+    null_vs_non_null_tasks=Row(("taxa_L20",), lambda s: s.run.host.tracker.null_tasks, ("taxa_L20",), group="run"),
+)
+
+# ---- debug; tests/debugging/test_session.py shows in a run with everything on that each flag has its say there
+DETECTOR = {"debug.underflow_overflow.enabled": True}
+PROFILER = {"debug.profiler.enabled": True}
+PROBING = ("augmentation", "loss.null_masking", "loss.class_weighting", "loss.taxonomy_smoothing")
+GRADNORM_FLAGS = ("loss.gradnorm_memory", "loss.gradnorm_metrics", "loss.verbose_gradnorm_logging")
+
+
+def flag_row(flag: str) -> Row:
+    """Flags that look into the step add a probe, those of GradNorm comment on its updates, others on any run."""
+    mark = f"[DEBUG_{leaf(flag).upper()}]"
+    if flag in PROBING:
+        return Row(True, lambda s: "flags" in [probe.name for probe in s.session.probes()], True)
+    if flag in GRADNORM_FLAGS:
+        return Row(True, lambda s: mark in s.said(), True)
+    return Row(True, lambda s: mark in s.log(), True, group="short")
+
+
+#: settings of the changed site alone
+ALSO: dict[str, Mapping[str, Any]] = {"short": {"experiment.wandb.enabled": True}}
+GROUPS["short"] = {}
+TABLE["experiment.wandb.run_id"] = Row("chosen", Site.run_id, "chosen", group="short")
+TABLE |= {f"debug.{flag}": flag_row(flag) for flag in FLAGS}
+add(
+    "debug",
+    early_exit_after_n_optimizer_steps=Row(8, Site.last_step, 8, group="short"),
+    nans=Row(True, at("process.jax_debug_nans"), True),
+    infs=Row(True, at("process.jax_debug_infs"), True),
+    crash_bundle=Row(True, at("session.reads_every_update"), True),
+)
+add(
+    "debug.underflow_overflow",
+    enabled=Row(True, lambda s: s.session.make_recorder is not None, True),
+    max_frames_to_save=Row(5, at("session.monitor.max_frames_to_save"), 5, DETECTOR),
+    trace_batch_nums=Row((1, 3), lambda s: sorted(s.session.monitor.trace_batch_nums), [1, 3], DETECTOR),
+    abort_after_batch_num=Row(4, at("session.monitor.abort_after_batch_num"), 4, DETECTOR),
+)
+add(
+    "debug.jsonl",
+    enabled=Row(False, lambda s: len(s.session.probes()), 0),
+    dir=Row("{output_dir}/events", lambda s: any(s.ran.glob("events/debug_log_*.jsonl")), True, group="short"),
+)
+add(
+    "debug.profiler",
+    enabled=Row(True, lambda s: [update for update, *_ in s.traces()], [2, 7]),
+    output_dir=Row("{output_dir}/traces", lambda s: s.traces()[0][1], "traces", PROFILER),
+    schedule=Row((0, 1, 1, 3), lambda s: [update for update, *_ in s.traces()], [1, 3, 5], PROFILER),
+    record_shapes=Row(True, lambda s: s.traces()[0][2], 2, PROFILER),
+    with_stack=Row(True, lambda s: s.traces()[0][3], 1, PROFILER),
+)

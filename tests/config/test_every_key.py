@@ -1,0 +1,73 @@
+"""Every key of the configuration has an effect that can be seen, and every row of the table is a key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from linnaeus_jax.config.defaults import OPEN_NODES, get_config
+from linnaeus_jax.config.tree import known_keys
+from linnaeus_jax.training.validate import lookup
+from tests.config.effects import Home, Site
+from tests.config.key_table import ALSO, DIFFERENT, GROUPS, PENDING, TABLE, Row
+
+
+def default_tree():
+    """The default tree with one entry `*` of default values in every open node."""
+    config = get_config()
+    with config.unlocked():
+        for path, (make_default, reserved) in OPEN_NODES.items():
+            node = lookup(config, path)
+            for name in [name for name in node if name not in reserved]:
+                del node[name]
+            node["*"] = make_default()
+    return config
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    """Settings -> site; equal settings share one."""
+    home, known = Home(tmp_path_factory.mktemp("home")), dict[str, Site]()
+
+    def site(settings: dict[str, Any]) -> Site:
+        return known.setdefault(repr(sorted(settings.items())), home.site(settings))
+
+    return site
+
+
+def comparable(value: Any) -> Any:
+    """Arrays and tuples as lists."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return [comparable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def settings_of(key: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings without and with the value; those with it hold the values of the whole group."""
+    if row.group:
+        base = dict(GROUPS[row.group])
+        values = {other: found.value for other, found in TABLE.items() if found.group == row.group}
+        return base, {**base, **ALSO.get(row.group, {}), **values}
+    return dict(row.given), {**row.given, key: row.value}
+
+
+def test_the_table_covers_every_key():
+    keys = known_keys(default_tree())
+    assert sorted([*TABLE, *PENDING]) == sorted(keys)
+
+
+def test_values_differ_from_the_defaults():
+    config = default_tree()
+    assert [key for key, row in TABLE.items() if comparable(lookup(config, key)) == comparable(row.value)] == []
+
+
+@pytest.mark.parametrize("key", TABLE)
+def test_key_has_an_effect(sites, key):
+    row = TABLE[key]
+    without, changed = settings_of(key, row)
+    before, after = comparable(row.see(sites(without))), comparable(row.see(sites(changed)))
+    assert after != before
+    if row.want is not DIFFERENT:
+        assert after == comparable(row.want)
