@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -24,6 +25,18 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 
 FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(autouse=True)
+def own_loggers() -> None:
+    """Takes away the handlers that a run in an earlier test installed, so that `caplog` sees every record."""
+    for name in ("linnaeus_jax", "linnaeus_jax.data"):
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

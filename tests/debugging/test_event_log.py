@@ -187,6 +187,7 @@ def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
         batch={"label": label},
         null=label == 0,
         keep=label != 0,
+        probabilities={},
         preview=label[0] + 1,
     )
 

@@ -13,7 +13,7 @@ from linnaeus_jax.debugging import flags as f
 from linnaeus_jax.debugging.flags import FLAGS, DebugFlags
 from linnaeus_jax.learning.optimizers import ParameterRow
 
-NOT_FLAGS = {"nans", "infs"}  # switches of jax, without lines of their own
+NOT_FLAGS = {"crash_bundle", "nans", "infs"}  # switches of jax, without lines of their own
 
 
 @pytest.fixture

@@ -173,6 +173,7 @@ def places():
     return [jax.sharding.NamedSharding(mesh, s) for s in (spec(), spec(None, "data"), spec("data"))]
 
 
+@pytest.mark.slow
 def test_poisoned_weights_are_named(accumulated, places, expected, params, inputs):
     micro = [jax.device_put(x.reshape(2, 2, *x.shape[1:]), places[1]) for x in inputs]
     params = jax.device_put(params, places[0])
@@ -195,6 +196,7 @@ def test_poisoned_weights_are_named(accumulated, places, expected, params, input
     assert sum(collectives.values()) <= 30, collectives
 
 
+@pytest.mark.slow
 def test_poisoned_weights_are_named_in_the_plain_form(forward, params, inputs):
     assert first_bad(forward(poisoned(params, "stages.3", "0", "attn", "qkv", "kernel"), *inputs)[1]) == (
         "stages.3.0.attn.qkv"

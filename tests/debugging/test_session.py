@@ -16,6 +16,9 @@ from linnaeus_jax.tools.replay import replay
 from linnaeus_jax.trainer import UserError, run
 from tests.tiny import tiny_config
 
+#: each builds several runs with almost everything on
+pytestmark = pytest.mark.slow
+
 #: one run with every flag, GradNorm, smoothing and class weights on
 EVERYTHING = {
     **{f"debug__{flag.replace('.', '__')}": True for flag in FLAGS},

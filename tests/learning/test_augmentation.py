@@ -84,6 +84,28 @@ def test_sharded_batches_exchange_nothing():
     np.testing.assert_allclose(compiled(*args), run(image, row, KEY, settings=FULL), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FULL,
+        AugmentSettings(policy="hybrid_v0", crop_scale=(0.3, 0.9)),
+        AugmentSettings(policy="3a", hflip_prob=0.5, color_jitter=0.4),
+        AugmentSettings(policy="randaugment", num_ops=3, erase_prob=0.7, erase_mode="const"),
+        AugmentSettings(crop_scale=(0.6, 1.0), color_jitter=0.4, erase_prob=0.7, erase_mode="rand"),
+    ],
+    ids=["full", "hybrid_v0", "3a", "const", "rand"],
+)
+def test_a_loop_over_images_agrees_with_the_whole_batch(settings, monkeypatch):
+    image, row = images(24, 16, 18, seed=4), np.arange(50, 74, dtype=np.int32)
+    results = []
+    for loop in (True, False):
+        monkeypatch.setattr(augmentation, "_one_by_one", lambda loop=loop: loop)
+        compiled = jax.jit(lambda *args: augment(*args, settings)).lower(image, row, KEY)
+        assert ("stablehlo.while" in compiled.as_text()) or not loop
+        results.append(np.asarray(compiled.compile()(image, row, KEY)))
+    np.testing.assert_allclose(*results, rtol=0, atol=1e-5)
+
+
 def test_flips_are_exact_and_at_their_rates():
     image = np.tile(np.arange(4, dtype=np.uint8).reshape(1, 2, 2, 1), (N, 1, 1, 3))
     settings = AugmentSettings(hflip_prob=0.5, vflip_prob=0.2)

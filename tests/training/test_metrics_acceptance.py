@@ -35,6 +35,9 @@ from tests.reporting.wandb_file import contents
 from tests.tiny import TASKS, tiny_config, write_tiny_data
 from tests.training.test_trainer import rows_of
 
+#: each builds several runs with almost everything on
+pytestmark = pytest.mark.slow
+
 SECRET = "5ecre7" * 6 + "abcd"
 PHASES = ("val", "val_mask_meta", "val_mask_TEMPORAL", "val_mask_SPATIAL", "val_mask_TEMPORAL_SPATIAL")
 
