@@ -5,6 +5,7 @@ RandAugment), colour jitter, random erasing. Every random number of an image der
 result does not depend on the position in the batch, on the split into micro-batches or on the number of devices.
 Crop, flips and all affine operators of the policy are one chain of coordinates, read from the image once.
 Stages that are off are not traced. Evaluation calls `normalize` only.
+A stage is a function of one image, mapped over the batch by `_for_each`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -161,11 +163,44 @@ def augment(image: jax.Array, row: jax.Array, key: jax.Array, settings: AugmentS
     policy = get_policy(settings.policy, settings.num_ops, settings.magnitude) if settings.policy else None
     slots = policy.op.shape[1] if policy else 0
     row_key, noise_key = jax.random.split(key)
-    count = _CROP_DRAWS + _FLIP_DRAWS + _JITTER_DRAWS + _ERASE_DRAWS * (1 + settings.erase_count) + 3 * slots
-    uniform = jax.vmap(lambda k: jax.random.uniform(k, (count,)))(row_keys(row_key, row))
-    noise = _noise(noise_key, 2 * math.prod(image.shape[1:]), settings)
-    one = functools.partial(_augment_one, settings=settings, policy=policy)
-    return jax.vmap(one, in_axes=(0, 0, None))(image, uniform, noise)
+    # each stage owns its draws, used or not, so that switching one stage leaves the others as they were
+    sizes = (_CROP_DRAWS, _FLIP_DRAWS, _JITTER_DRAWS, _ERASE_DRAWS * (1 + settings.erase_count), 3 * slots)
+    uniform = jax.vmap(lambda k: jax.random.uniform(k, (sum(sizes),)))(row_keys(row_key, row))
+    *moving, u_jitter, u_erase, u_policy = jnp.split(uniform, list(itertools.accumulate(sizes[:-1])), axis=1)
+
+    ops, values = jax.vmap(lambda u: _draw_slots(u, policy))(u_policy)
+    out, filled = _for_each(functools.partial(_move, settings=settings, policy=policy), image, *moving, ops, values)
+    for slot in range(slots):
+        assert policy is not None
+        color_slot = functools.partial(_color_slot, slot=slot, present=policy.present[slot])
+        out = _for_each(color_slot, out, ops[:, slot], values[:, slot], filled)
+    if settings.color_jitter > 0:
+        low, high = max(0.0, 1 - settings.color_jitter), 1 + settings.color_jitter
+        out = _for_each(
+            lambda x, u: pixel_ops.color_jitter(x.astype(jnp.float32), *(low + (high - low) * u)), out, u_jitter
+        )
+    if settings.erase_prob > 0:
+        noise = _noise(noise_key, 2 * math.prod(image.shape[1:]), settings)
+        out = _for_each(
+            lambda x, u: random_erase(x.astype(jnp.float32), u.reshape(-1, _ERASE_DRAWS), noise, settings), out, u_erase
+        )
+    return out.astype(jnp.float32) / 255
+
+
+def _one_by_one() -> bool:
+    """Whether a stage loops over the images; a loop over a batch that is spread over devices would gather it."""
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+def _for_each(stage: Callable[..., Any], *args: Any) -> Any:
+    """Maps a stage over the leading axis of its arguments.
+
+    On one CPU a loop is several times cheaper than `vmap`: only the operators that an image drew run, and a stage's
+    result is stored before the next one reads it, where XLA's CPU compiler would compute it again for every reader.
+    """
+    if _one_by_one():
+        return jax.lax.map(lambda one: stage(*one), args)
+    return jax.vmap(stage)(*args)
 
 
 def _noise(key: jax.Array, size: int, settings: AugmentSettings) -> jax.Array:
@@ -207,20 +242,34 @@ def cumulative_settings(settings: AugmentSettings) -> list[tuple[str, AugmentSet
 
 
 # ------------------------------------------------------------------------------------------------------ one image
-def _augment_one(
-    image: jax.Array, uniform: jax.Array, noise: jax.Array, settings: AugmentSettings, policy: Policy | None
-) -> jax.Array:
-    """uint8 [H, W, 3] -> float32 [H, W, 3] in [0, 1], given the image's uniform draws and the shared noise."""
-    # each stage owns its draws, used or not, so that switching one stage leaves the others as they were
-    sizes = (_CROP_DRAWS, _FLIP_DRAWS, _JITTER_DRAWS, _ERASE_DRAWS * (1 + settings.erase_count))
-    u_crop, u_flip, u_jitter, u_erase, u_policy = jnp.split(uniform, list(itertools.accumulate(sizes)))
+def _draw_slots(uniform: jax.Array, policy: Policy | None) -> tuple[jax.Array, jax.Array]:
+    """Operator codes int32 [S] and arguments float32 [S] of one image, from float32 [3 * S]; S = 0 without policy."""
+    if policy is None:
+        return jnp.zeros(0, jnp.int32), jnp.zeros(0)
+    return draw_policy(uniform.reshape(3, -1), policy)
+
+
+def _move(
+    image: jax.Array,
+    u_crop: jax.Array,
+    u_flip: jax.Array,
+    ops: jax.Array,
+    values: jax.Array,
+    settings: AugmentSettings,
+    policy: Policy | None,
+) -> tuple[jax.Array, dict[int, jax.Array]]:
+    """Crop, flips and the affine operators of the policy in one reading of an image.
+
+    Returns:
+      The image [H, W, 3], 0..255: uint8 where a policy follows or nothing moves, float32 otherwise; and per slot with
+      affine operators the points that it moved in from outside, bool [H, W].
+    """
     height, width, _ = image.shape
     x, y = pixel_ops.pixel_centres(height, width)
     moved = False  # whether the points are still the pixel centres
 
     filled: dict[int, jax.Array] = {}
     if policy is not None:
-        ops, values = draw_policy(u_policy.reshape(3, -1), policy)
         for slot in reversed(range(len(policy.present))):  # from the output back to the input
             if set(policy.present[slot]) & set(pixel_ops.AFFINE_OPS):
                 matrix = pixel_ops.affine_matrix(ops[slot], values[slot], height, width)
@@ -238,17 +287,10 @@ def _augment_one(
         x, y = left + x * (crop_width / width), top + y * (crop_height / height)
         moved = True
 
-    out = image.astype(jnp.float32)
-    if moved:
-        out = pixel_ops.sample(image, x, y)
-    if policy is not None:
-        out = _apply_policy(out, policy, ops, values, filled)
-    if settings.color_jitter > 0:
-        low, high = max(0.0, 1 - settings.color_jitter), 1 + settings.color_jitter
-        out = pixel_ops.color_jitter(out, *(low + (high - low) * u_jitter))
-    if settings.erase_prob > 0:
-        out = random_erase(out, u_erase.reshape(-1, _ERASE_DRAWS), noise, settings)
-    return out / 255
+    if not moved:
+        return image, filled
+    out = pixel_ops.sample(image, x, y)
+    return (out if policy is None else jnp.round(out).astype(jnp.uint8)), filled
 
 
 def crop_window(
@@ -305,22 +347,23 @@ def draw_policy(uniform: jax.Array, policy: Policy) -> tuple[jax.Array, jax.Arra
     return op, jnp.asarray(policy.base)[choice, slot] + jnp.asarray(policy.delta)[choice, slot] * share
 
 
-def _apply_policy(
-    image: jax.Array, policy: Policy, ops: jax.Array, values: jax.Array, filled: dict[int, jax.Array]
+def _color_slot(
+    image: jax.Array,
+    op: jax.Array,
+    value: jax.Array,
+    filled: dict[int, jax.Array],
+    slot: int,
+    present: Collection[str],
 ) -> jax.Array:
-    """Applies the colour operators in slot order to an image whose geometry is done already; float32 [0, 255].
+    """Applies the colour operator of one slot to an image whose geometry is done already; uint8 [H, W, 3] both.
 
     Slots act in order: points that slot k moved in from outside are grey from slot k on, and statistics of earlier
     slots leave out what later slots cover.
     """
-    out = jnp.round(image).astype(jnp.uint8)
-    for slot, present in enumerate(policy.present):
-        later = [mask for k, mask in filled.items() if k > slot]
-        visible = ~functools.reduce(jnp.logical_or, later) if later else None
-        out = pixel_ops.apply_color_op(out, ops[slot], values[slot], present, visible=visible)
-        if slot in filled:
-            out = jnp.where(filled[slot][..., None], jnp.uint8(FILL), out)
-    return out.astype(jnp.float32)
+    later = [mask for k, mask in filled.items() if k > slot]
+    visible = ~functools.reduce(jnp.logical_or, later) if later else None
+    out = pixel_ops.apply_color_op(image, op, value, present, visible=visible)
+    return jnp.where(filled[slot][..., None], jnp.uint8(FILL), out) if slot in filled else out
 
 
 def erase_rectangle(
@@ -362,21 +405,24 @@ def random_erase(image: jax.Array, uniform: jax.Array, noise: jax.Array, setting
       settings: static.
     """
     height, width, _ = image.shape
-    active = uniform[0, 0] < settings.erase_prob
     row, column = jnp.arange(height)[:, None], jnp.arange(width)[None, :]
-    fill = jnp.zeros(())
-    if settings.erase_mode != "const":
-        start = (uniform[0, 1] * image.size).astype(jnp.int32)
-        fill = jax.lax.dynamic_slice(noise, (start,), (image.size,)).reshape(image.shape)
-    if settings.erase_mode == "pixel":
-        mean, square = (jnp.mean(x, axis=(0, 1), keepdims=True) for x in (image, jnp.square(image)))
-        fill = jnp.clip(mean + jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0)) * fill, 0, 255)
-    for u in uniform[1:]:
-        top, left, h, w = erase_rectangle(u[:4], height, width, settings.erase_area, settings.erase_ratio)
-        inside = (row >= top) & (row < top + h) & (column >= left) & (column < left + w)
-        level = 255 * u[4] if settings.erase_mode == "const" else fill
-        image = jnp.where((inside & active)[..., None], level, image)
-    return image
+
+    def erased() -> jax.Array:
+        out, fill = image, jnp.zeros(())
+        if settings.erase_mode != "const":
+            start = (uniform[0, 1] * image.size).astype(jnp.int32)
+            fill = jax.lax.dynamic_slice(noise, (start,), (image.size,)).reshape(image.shape)
+        if settings.erase_mode == "pixel":
+            mean, std = (moment(image, axis=(0, 1), keepdims=True) for moment in (jnp.mean, jnp.std))
+            fill = jnp.clip(mean + std * fill, 0, 255)
+        for u in uniform[1:]:
+            top, left, h, w = erase_rectangle(u[:4], height, width, settings.erase_area, settings.erase_ratio)
+            inside = (row >= top) & (row < top + h) & (column >= left) & (column < left + w)
+            level = 255 * u[4] if settings.erase_mode == "const" else fill
+            out = jnp.where(inside[..., None], level, out)
+        return out
+
+    return jax.lax.cond(uniform[0, 0] < settings.erase_prob, erased, lambda: image)
 
 
 __all__ = [

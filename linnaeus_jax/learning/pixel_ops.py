@@ -1,8 +1,8 @@
 """Pixel operators on one image, written so that `jax.vmap` gives every image of a batch its own operator.
 
-Operators fall into three families of fixed cost, chosen per image by data instead of by control flow:
-geometry (one bilinear gather for any chain of affine maps), 256-entry tables per channel, and blends with a
-degenerate image (grey, smoothed, blurred). Results follow Pillow's 8-bit arithmetic: tables exactly, blends to one
+Operators fall into three families of fixed cost: geometry (one bilinear gather for any chain of affine maps),
+256-entry tables per channel, and blends with a degenerate image (grey, smoothed, blurred). A switch chooses the
+family; `vmap` turns it into a selection. Results follow Pillow's 8-bit arithmetic: tables exactly, blends to one
 grey level, geometry to rounding.
 
 Coordinates are in pixels with pixel (row 0, column 0) centred at (x, y) = (0.5, 0.5); a map takes *output* points
@@ -11,10 +11,12 @@ to *input* points. Images are [H, W, 3], RGB.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 IDENTITY = "identity"
 AFFINE_OPS = ("shear_x", "shear_y", "rotate", "translate_x", "translate_y")
@@ -103,7 +105,8 @@ def sample(image: jax.Array, x: jax.Array, y: jax.Array, *, nearest: bool = Fals
 # ------------------------------------------------------------------------------------------------------- colour
 def grey(image: jax.Array) -> jax.Array:
     """Rec. 601 luma of float RGB values [..., 3], float32 [...]."""
-    return image[..., 0] * 0.299 + image[..., 1] * 0.587 + image[..., 2] * 0.114
+    # a contraction: stored once, where a sum of slices would be evaluated again for each channel that reads it
+    return jnp.einsum("...c,c->...", image, np.array((0.299, 0.587, 0.114), np.float32), precision="highest")
 
 
 def _grey_u8(image: jax.Array) -> jax.Array:
@@ -185,9 +188,9 @@ def _table(
 def _smooth(image: jax.Array) -> jax.Array:
     """3 x 3 smoothing (centre 5, neighbours 1, divided by 13) of a uint8 image; the border is copied."""
     height, width, _ = image.shape
-    x = image.astype(jnp.float32)
-    box = jax.lax.reduce_window(x, 0.0, jax.lax.add, (3, 1, 1), (1, 1, 1), "SAME")
-    box = jax.lax.reduce_window(box, 0.0, jax.lax.add, (1, 3, 1), (1, 1, 1), "SAME")
+    x = image.astype(jnp.int32)
+    padded = jnp.pad(x, ((1, 1), (1, 1), (0, 0)))
+    box = functools.reduce(jnp.add, (padded[i : i + height, j : j + width] for i in range(3) for j in range(3)))
     row, column = jnp.arange(height)[:, None, None], jnp.arange(width)[None, :, None]
     inner = (row > 0) & (row < height - 1) & (column > 0) & (column < width - 1)
     return jnp.where(inner, ((box + 4 * x) / 13 + 0.5).astype(jnp.uint8), image)
@@ -234,20 +237,23 @@ def apply_color_op(
     Returns:
       uint8 [H, W, 3].
     """
-    result = image
-    if set(present) & set(TABLE_OPS):
+
+    def tabulated() -> jax.Array:
         table = _table(image, op, value, visible, present).reshape(-1)
         index = image.astype(jnp.int32) + 256 * jnp.arange(3)[None, None, :]
-        result = table.at[index].get(mode="promise_in_bounds")
-    if "color" in present:
-        luma = jnp.broadcast_to(_grey_u8(image)[..., None], image.shape)
-        result = jnp.where(op == OP_CODE["color"], _blend(luma, image, value), result)
-    if "sharpness" in present:
-        result = jnp.where(op == OP_CODE["sharpness"], _blend(_smooth(image), image, value), result)
-    if "blur" in present:
-        blurred = jnp.round(gaussian_blur(image, value)).astype(jnp.uint8)
-        result = jnp.where(op == OP_CODE["blur"], blurred, result)
-    return result
+        return table.at[index].get(mode="promise_in_bounds")
+
+    branches = {
+        TABLE_OPS: tabulated,
+        ("color",): lambda: _blend(jnp.broadcast_to(_grey_u8(image)[..., None], image.shape), image, value),
+        ("sharpness",): lambda: _blend(_smooth(image), image, value),
+        ("blur",): lambda: jnp.round(gaussian_blur(image, value)).astype(jnp.uint8),
+    }
+    traced = [names for names in branches if set(names) & set(present)]
+    family = np.zeros(len(OPS), np.int32)  # branch of every operator code; 0: the image as it is
+    for number, names in enumerate(traced, start=1):
+        family[[OP_CODE[name] for name in names]] = number
+    return jax.lax.switch(jnp.asarray(family)[op], [lambda: image, *(branches[names] for names in traced)])
 
 
 def color_jitter(image: jax.Array, brightness: jax.Array, contrast: jax.Array, saturation: jax.Array) -> jax.Array:
@@ -261,7 +267,7 @@ def color_jitter(image: jax.Array, brightness: jax.Array, contrast: jax.Array, s
       float32 [H, W, 3], 0..255.
     """
     x = jnp.clip(image * brightness, 0, 255)
-    mean = grey(jnp.mean(x, axis=(0, 1)))  # the luma is linear
+    mean = jnp.mean(grey(x))
     x = jnp.clip(mean + (x - mean) * contrast, 0, 255)
     luma = grey(x)[..., None]
     return jnp.clip(luma + (x - luma) * saturation, 0, 255)

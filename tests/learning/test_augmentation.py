@@ -100,10 +100,10 @@ def test_a_loop_over_images_agrees_with_the_whole_batch(settings, monkeypatch):
     results = []
     for loop in (True, False):
         monkeypatch.setattr(augmentation, "_one_by_one", lambda loop=loop: loop)
-        compiled = jax.jit(lambda *args: augment(*args, settings)).lower(image, row, KEY)
+        compiled = jax.jit(lambda x, r, k: augment(x, r, k, settings)).lower(image, row, KEY)
         assert ("stablehlo.while" in compiled.as_text()) or not loop
         results.append(np.asarray(compiled.compile()(image, row, KEY)))
-    np.testing.assert_allclose(*results, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-5)
 
 
 def test_flips_are_exact_and_at_their_rates():
