@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test test-slow lint bench setup clean
 
 help:
-	@echo "make demo       install, generate the demo data and train on it (about 6 minutes on 2 cores)"
+	@echo "make demo       install, generate the demo data and train on it (about 3 minutes on 2 cores)"
 	@echo "make test       install and run the tests (about 10 minutes on 2 cores)"
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
 	@echo "make lint       ruff and mypy"
