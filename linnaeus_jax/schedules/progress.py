@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from linnaeus_jax.files import write_json
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.triggers import VALIDATION_STAGES, Due, Stage, due_at_boundary
 
@@ -149,18 +150,7 @@ class TrainingProgress:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes JSON so that a reader finds the old or the new state, never a part."""
-        path = Path(path)
-        part = path.with_name(path.name + ".tmp")
-        with open(part, "w", encoding="utf-8") as file:
-            json.dump(self.state_dict(), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        write_json(Path(path), self.state_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainingProgress:

@@ -9,12 +9,31 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
+import numpy as np
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
+from linnaeus_jax.metrics.phase import batch_sums
+from linnaeus_jax.training.parallel import Placement
 from tests.tiny import tiny_config
 from tests.training.programs import build, largest_update, relative_difference, run_updates
 from tests.training.test_step import SGD
+
+
+def metric_sums(devices: int) -> dict[str, list]:
+    """Sums of one padded batch of given logits, spread over some devices."""
+    rng = np.random.default_rng(0)
+    logits = {"taxa_L10": rng.normal(size=(64, 7)), "taxa_L20": rng.normal(size=(64, 3))}
+    label = np.stack([rng.integers(0, 7, 64), rng.integers(0, 3, 64)], axis=1).astype(np.int32)
+    weight = (np.arange(64) < 59).astype(np.float32)
+    placed = Placement(jax.devices()[:devices]).to_device(
+        {"logits": logits, "label": label, "weight": weight, "loss": np.ones((64, 2), np.float32)},
+        Placement(jax.devices()[:devices]).batch,
+    )
+    found = jax.jit(
+        lambda x: batch_sums(x["logits"], x["label"], x["weight"], x["loss"], x["weight"], null_possible=True)
+    )(placed)
+    return {name: np.asarray(value).tolist() for name, value in found.items()}
 
 
 def main(directory: Path) -> None:
@@ -23,7 +42,8 @@ def main(directory: Path) -> None:
         program, inputs, placement = build(tiny_config(directory, **SGD), directory, devices)
         start = jax.device_get(jax.jit(program.initial_state)().params)
         params[devices] = jax.device_get(run_updates(program, inputs, placement, 3)[0].params)
-    found = {str(n): relative_difference(params[n], params[1], start) for n in (2, 8)}
+    found: dict[str, float | bool] = {str(n): relative_difference(params[n], params[1], start) for n in (2, 8)}
+    found["same_counts"] = metric_sums(1) == metric_sums(2) == metric_sums(8)
     found["largest"] = largest_update(params[1], start)
     (directory / "found.json").write_text(json.dumps(found))
 

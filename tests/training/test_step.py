@@ -158,3 +158,4 @@ def test_one_two_and_eight_devices(tmp_path):
     assert found["largest"] >= 0.1
     assert found["2"] <= BOUND
     assert found["8"] <= BOUND
+    assert found["same_counts"]
