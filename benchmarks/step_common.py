@@ -18,12 +18,14 @@ from linnaeus_jax.config import complete_open_nodes, get_config
 from linnaeus_jax.data.dataset import Dataset, build_dataset
 from linnaeus_jax.data.loader import TrainLoader
 from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.models import model_variants
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.training.compilation import compile_step
 from linnaeus_jax.training.inputs import plan_levels, sampler_settings, split_arrays
 from linnaeus_jax.training.parallel import Placement
 from linnaeus_jax.training.program import Program, build_program
+from linnaeus_jax.training.run_directory import RunDirectory
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40")
 CLASSES = (1000, 300, 60, 15)  # species, genera, families, orders
@@ -147,6 +149,7 @@ def case_config(case: Case, labels: Path, changes: Mapping[str, Any]) -> ConfigD
         "data.img_size": case.img_size,
         "data.batch_size": case.batch,
         "data.partial.levels": True,
+        "debug.jsonl.enabled": False,
         "model.type": family,
         "model.variant": variant,
         "train.gradient_checkpointing.enabled_normal_steps": case.remat,
@@ -163,6 +166,7 @@ class Built:
     program: Program
     placement: Placement
     batches: Batches
+    debug: DebugSession
     variant: str = "plain"
 
     def stepper(self, name: str = "") -> Stepper:
@@ -185,8 +189,16 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
         micro_batches_per_epoch=int(plans.updates_per_epoch[0]) * sampler.accumulation_steps,
         devices=placement.device_count,
     )
-    program = build_program(config, dataset, resolved, sampler.block)
-    return Built(program, placement, _batches(dataset, plans, case.img_size, placement), variant)
+    debug = DebugSession(config, RunDirectory(labels.parent / "run"), dataset.tasks, lead=True)
+    program = build_program(
+        config,
+        dataset,
+        resolved,
+        sampler.block,
+        probes=debug.probes(),
+        make_recorder=debug.make_recorder,
+    )
+    return Built(program, placement, _batches(dataset, plans, case.img_size, placement), debug, variant)
 
 
 def _batches(dataset: Dataset, plans: PlanSequence, img_size: int, placement: Placement) -> Batches:
@@ -211,9 +223,13 @@ class Stepper:
         )
         self.count = 0
 
+    @property
+    def batch(self) -> dict[str, jax.Array]:
+        """What the next update trains on."""
+        return self.batches[self.count % len(self.batches)]
+
     def __call__(self) -> Any:
-        batch = self.batches[self.count % len(self.batches)]
-        self.state, outputs = self.compiled(self.state, batch)
+        self.state, outputs = self.compiled(self.state, self.batch)
         self.count += 1
         return self.state, outputs
 

@@ -427,7 +427,11 @@ def debug() -> ConfigDict:
             infs=False,
             crash_bundle=False,  # save the first non-finite update so that tools.replay can repeat it
             underflow_overflow=dict(
-                enabled=False, max_frames_to_save=21, trace_batch_nums=(), abort_after_batch_num=placeholder(int)
+                enabled=False,
+                max_frames_to_save=21,
+                trace_batch_nums=(),
+                abort_after_batch_num=placeholder(int),
+                gradients=False,  # frames of the backward pass, too
             ),
             jsonl=dict(enabled=True, dir="{output_dir}/logs/debug"),
             profiler=dict(

@@ -11,6 +11,9 @@ or, inside a step of one's own, with the frames as one more output::
 
     (loss, frames), grads = step(params, batch)  # uses `out, frames = debug.record(variables, images)`
     debug.check(frames)
+
+Gradients of every call are an option, see `debugging.frame_recorder.FrameRecorder`; their frames follow those of the
+forward pass in the report.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from linnaeus_jax.debugging.frames import Frame, FrameRecorder, Frames, Row
+from linnaeus_jax.debugging.frame_recorder import FrameRecorder, GradientSlots
+from linnaeus_jax.debugging.frames import Frame, Frames, Row
 
 Writer = Callable[[str], None]
 
@@ -160,12 +164,14 @@ class OverflowMonitor:
 
     def _report(self, batch_number: int) -> None:
         window: deque[str] = deque(maxlen=self.max_frames_to_save)
+        backward = False
         for number, kept in self._recent:
             listing = kept.listing() if isinstance(kept, Frames) else kept
+            backward |= any(frame.backward for frame in listing)
             window.extend(frame_text(frame, number if i == 0 else None) for i, frame in enumerate(listing))
         self._recent.clear()
         self._write(f"\nDetected inf/nan during batch_number={batch_number}")
-        self._write(f"Last {len(window)} forward frames:")
+        self._write(f"Last {len(window)} forward {'and gradient ' if backward else ''}frames:")
         self._write(_COLUMNS)
         self._write("\n".join(window))
         self._write("\n\n")
@@ -215,8 +221,12 @@ class DebugUnderflowOverflow:
         return out
 
     def record(self, variables: Any, *args: Any, **kwargs: Any) -> tuple[Any, Frames]:
-        """(What `model.apply` returns, frames), to be used inside compiled code."""
+        """(What `model.apply` returns, frames), to be used inside compiled code; `slots=` as for the recorder."""
         return self._recorder.apply(variables, *args, **kwargs)
+
+    def gradient_slots(self, variables: Any, *args: Any, **kwargs: Any) -> GradientSlots:
+        """What a loss takes as one more argument to have gradient frames; see `FrameRecorder`."""
+        return self._recorder.gradient_slots(variables, *args, **kwargs)
 
     def check(self, frames: Frames) -> None:
         """Consumes the frames of the next batch; waits for them. Raises as `apply`."""

@@ -6,12 +6,14 @@ them does anything and nothing is traced into the step.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from ml_collections import ConfigDict
@@ -25,7 +27,8 @@ from linnaeus_jax.debugging.event_log import (
     fit_start_data,
     supersede,
 )
-from linnaeus_jax.debugging.frames import FrameRecorder, merge
+from linnaeus_jax.debugging.frame_recorder import FrameRecorder
+from linnaeus_jax.debugging.frames import concatenate, merge
 from linnaeus_jax.debugging.overflow import OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.training.objective import Recorder
@@ -42,6 +45,13 @@ FLAG_PROBE_EVERY = 10
 
 class StepRecorder(FrameRecorder):
     """The frame recorder in the form that the objective uses."""
+
+    def __init__(self, model: nn.Module, *, gradients: bool) -> None:
+        super().__init__(model)
+        self.gradients = gradients
+
+    def with_gradients(self, frames: Any, found: Any, grads: Any) -> Any:
+        return concatenate(frames, found.frames(grads))
 
     def merge(self, left: Any, right: Any) -> Any:
         return merge(left, right)
@@ -77,9 +87,10 @@ class DebugSession:
     # ---- what is traced into the step -------------------------------------------------------------------------
 
     @property
-    def make_recorder(self) -> type[Recorder] | None:
+    def make_recorder(self) -> Callable[[nn.Module], Recorder] | None:
         """What records module calls; None unless the overflow detector is on."""
-        return StepRecorder if self.detecting else None
+        gradients = self.config.debug.underflow_overflow.gradients
+        return functools.partial(StepRecorder, gradients=gradients) if self.detecting else None
 
     @property
     def reads_every_update(self) -> bool:
@@ -112,10 +123,8 @@ class DebugSession:
     def open(self, program: Program, facts: Mapping[str, Any], *, start: int, plans: Any) -> None:
         """The run directory exists, the state is restored, update `start` comes next."""
         debug = self.config.debug
-        self._names[:] = [row.name for row in program.parameters]
         rates = program.update.learning_rates
-        self._rate = lambda update: max(rate(update) for rate in rates.values())
-        self._update_in_epoch = lambda update: plans.locate(update)[1]
+        self.follow(program, lambda update: plans.locate(update)[1])
         self._first_update = start
         self._class_weights = program.objective.class_weights or {}
         profiler = debug.profiler
@@ -157,6 +166,13 @@ class DebugSession:
                     },
                 ),
             )
+
+    def follow(self, program: Program, update_in_epoch: Callable[[int], int]) -> None:
+        """Names and numbers that the event log shows of `program`; known only after the step was built."""
+        rates = program.update.learning_rates
+        self._names[:] = [row.name for row in program.parameters]
+        self._rate = lambda update: max(rate(update) for rate in rates.values())
+        self._update_in_epoch = update_in_epoch
 
     def first_batch(self, batch: Mapping[str, Any], num_classes: Mapping[str, int]) -> None:
         """The first batch of this process, before its update."""

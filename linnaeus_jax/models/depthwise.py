@@ -52,6 +52,13 @@ def _pad(x: jax.Array, size: int) -> jax.Array:
 
 
 def _sum_of_shifts(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    # XLA on CPU fuses a sum into everything that reads it, which would take all its taps again for each reader. What a
+    # loop yields is computed once; of this one the compiler cannot know that it makes a single round.
+    rounds = lax.optimization_barrier(jnp.int32(1))
+    return lax.fori_loop(0, rounds, lambda _, value: _taps_summed(value, kernel), x)
+
+
+def _taps_summed(x: jax.Array, kernel: jax.Array) -> jax.Array:
     height, width, size = x.shape[1], x.shape[2], kernel.shape[0]
     padded, taps = _pad(x, size), kernel.astype(jnp.float32)
     total = jnp.zeros(x.shape, jnp.float32)

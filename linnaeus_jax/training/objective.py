@@ -29,9 +29,17 @@ Step = jax.Array
 
 
 class Recorder(Protocol):
-    """Applies a model and returns the frames of the pass beside its result; see `debugging.frames.FrameRecorder`."""
+    """Applies a model and returns the frames of the pass beside its result; see `debugging.frame_recorder`."""
 
-    def apply(self, variables: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> tuple[Any, Any]: ...
+    gradients: bool  # whether the backward pass is recorded, too
+
+    def apply(
+        self, variables: Any, *args: Any, mutable: Any = False, slots: Any = None, **kwargs: Any
+    ) -> tuple[Any, Any]: ...
+
+    def gradient_slots(self, variables: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> Any: ...
+
+    def with_gradients(self, frames: Any, found: Any, grads: Any) -> Any: ...
 
     def merge(self, left: Any, right: Any) -> Any: ...
 
@@ -55,7 +63,7 @@ class Measured(struct.PyTreeNode):
     meta_valid: jax.Array  # int32 [K]
     model_state: Any
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows
-    frames: Any = None  # `debugging.frames.Frames` of the forward pass, where they are recorded
+    frames: Any = None  # `debugging.frames.Frames` of the pass, where they are recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +166,7 @@ class Objective:
         counts: jax.Array,
         step: Step,
         index: jax.Array,
+        slots: Any = None,
     ) -> tuple[jax.Array, Measured]:
         """The micro-batch's share of every task's mean loss.
 
@@ -165,12 +174,13 @@ class Objective:
           micro, targets: one micro-batch, without the leading axis.
           counts: float32 [T] of `prepare`.
           index: int32 [], which micro-batch of the update.
+          slots: of `gradient_slots`.
 
         Returns:
           (float32 [T], what the log needs).
         """
         image, meta, valid, masked = self.inputs(micro, targets, step)
-        (logits, new_state), frames = self.forward(params, model_state, image, meta, step, index)
+        (logits, new_state), frames = self.forward(params, model_state, image, meta, step, index, slots)
         with jax.named_scope("losses"):
             found = losses.task_loss_sums(
                 logits,
@@ -273,12 +283,38 @@ class Objective:
         return normalize(image, self.mean, self.std), meta, valid, masked
 
     def forward(
-        self, params: Any, model_state: Any, image: jax.Array, meta: jax.Array, step: Step, index: jax.Array
+        self,
+        params: Any,
+        model_state: Any,
+        image: jax.Array,
+        meta: jax.Array,
+        step: Step,
+        index: jax.Array,
+        slots: Any = None,
     ) -> tuple[tuple[dict[str, jax.Array], Any], Any]:
         """((training-mode logits per task, new non-trainable state), frames or None)."""
-        rngs = {name: jax.random.fold_in(self.key(name, step), index) for name in ("dropout", "drop_path")}
-        variables = {"params": params, **model_state}
-        options: dict[str, Any] = {"train": True, "rngs": rngs, "mutable": list(model_state)}
+        variables, options = self._call(params, model_state, step, index)
         if self.recorder is None:
             return self.model.apply(variables, image, meta, **options), None
-        return self.recorder.apply(variables, image, meta, **options)
+        return self.recorder.apply(variables, image, meta, slots=slots, **options)
+
+    def gradient_slots(
+        self,
+        params: Any,
+        model_state: Any,
+        micro: Mapping[str, jax.Array],
+        targets: Targets,
+        step: Step,
+        index: jax.Array,
+    ) -> Any:
+        """Zeros with respect to which `task_losses` has the recorded gradients as gradient; None without recorder."""
+        if self.recorder is None or not self.recorder.gradients:
+            return None
+        image, meta, _, _ = jax.eval_shape(self.inputs, micro, targets, step)
+        variables, options = self._call(params, model_state, step, index)
+        return self.recorder.gradient_slots(variables, image, meta, **options)
+
+    def _call(self, params: Any, model_state: Any, step: Step, index: jax.Array) -> tuple[Any, dict[str, Any]]:
+        """Variables and options with which the model is applied in training."""
+        rngs = {name: jax.random.fold_in(self.key(name, step), index) for name in ("dropout", "drop_path")}
+        return {"params": params, **model_state}, {"train": True, "rngs": rngs, "mutable": list(model_state)}

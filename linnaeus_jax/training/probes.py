@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+T = TypeVar("T")
 
 
 class ProbeInputs(struct.PyTreeNode):
@@ -65,6 +67,29 @@ def measure(probes: Sequence[Probe], inputs: ProbeInputs) -> dict[str, Any]:
             inputs,
         )
     return found
+
+
+def where_due(
+    probes: Sequence[Probe],
+    step: jax.Array,
+    watched: Callable[[], tuple[T, dict[str, Any]]],
+    alone: Callable[[], T],
+) -> tuple[T, dict[str, Any]]:
+    """What `watched` returns at updates where a probe is due; what `alone` returns, with zeros, at the others.
+
+    Args:
+      watched: traced only where there are probes; returns (result, `measure` of all probes).
+      alone: the same result without measurements.
+    """
+    if not probes:
+        return alone(), {}
+    shapes = jax.eval_shape(watched)[1]
+
+    def unmeasured() -> tuple[T, dict[str, Any]]:
+        return alone(), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    any_due = jnp.stack([step % probe.every == 0 for probe in probes]).any()
+    return jax.lax.cond(any_due, watched, unmeasured)
 
 
 def due(probes: Sequence[Probe], update: int) -> list[Probe]:

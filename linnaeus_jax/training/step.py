@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,7 @@ class StepOutputs(struct.PyTreeNode):
     interval: IntervalSums  # of this update alone
     gradnorm: dict[str, jax.Array]
     probes: dict[str, Any]  # by name, see `probes.measure`
-    frames: Any  # of the forward passes, where they are recorded
+    frames: Any  # of the passes, where they are recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,18 +121,28 @@ def grad_sums(
     labelled = losses.kept_counts(~targets.null, batch["weight"])
 
     def one(micro: Batch, target: Targets, index: jax.Array) -> GradSums:
-        def losses_of(params: Any) -> tuple[jax.Array, Measured]:
-            return objective.task_losses(params, model_state, micro, target, counts, step, index)
+        slots = objective.gradient_slots(params, model_state, micro, target, step, index)
 
-        def total(params: Any) -> tuple[jax.Array, tuple[jax.Array, Measured]]:
-            task_losses, measured = losses_of(params)
+        def losses_of(subject: tuple[Any, Any]) -> tuple[jax.Array, Measured]:
+            params, slots = subject
+            return objective.task_losses(params, model_state, micro, target, counts, step, index, slots)
+
+        def total(subject: tuple[Any, Any]) -> tuple[jax.Array, tuple[jax.Array, Measured]]:
+            task_losses, measured = losses_of(subject)
             return jnp.vdot(task_weights, task_losses), (task_losses, measured)
 
+        def recorded(measured: Measured, grads: Any, seen: Any) -> Measured:
+            if seen is None or objective.recorder is None:
+                return measured
+            return measured.replace(frames=objective.recorder.with_gradients(measured.frames, seen, grads))
+
         if measure is not None and measure.folded:
-            task_losses, measured, task_grads = gradnorm.task_gradients(losses_of, params)
-            found = TaskGradients(task_losses, task_grads)
-            return GradSums(gradnorm.combine(task_grads, task_weights), task_losses, measured, found)
-        grads, (task_losses, measured) = jax.grad(total, has_aux=True)(params)
+            task_losses, measured, (task_grads, seen) = gradnorm.task_gradients(losses_of, (params, slots))
+            grads = gradnorm.combine(task_grads, task_weights)
+            measured = recorded(measured, grads, None if seen is None else seen.over_first_axis())
+            return GradSums(grads, task_losses, measured, TaskGradients(task_losses, task_grads))
+        (grads, seen), (task_losses, measured) = jax.grad(total, has_aux=True)((params, slots))
+        measured = recorded(measured, grads, seen)
         if measure is None:
             return GradSums(grads, task_losses, measured)
 
@@ -167,6 +177,38 @@ def grad_sums(
     return jax.lax.scan(body, first, rest, unroll=unroll)[0]
 
 
+class Learned(NamedTuple):
+    """What an update changes and a skipped one does not."""
+
+    params: Any
+    opt_state: Any
+    ema: Any
+
+
+def _learn(
+    update: Update, state: TrainState, grads: Any, rates: Mapping[str, jax.Array]
+) -> tuple[Learned, optax.Updates]:
+    """The optimizer's update, and what it adds to the parameters."""
+    direction, opt_state = update.optimizer.direction.update(grads, state.opt_state, state.params)
+    changes = update.optimizer.apply_learning_rates(direction, rates)
+    params = optax.apply_updates(state.params, changes)
+    ema = None
+    if update.ema_decay is not None:
+        ema = optimizers.ema_update(state.ema, params, update.ema_decay, state.step)
+    return Learned(params, opt_state, ema), changes
+
+
+def _scheduled(objective: Objective, step: jax.Array) -> dict[str, jax.Array]:
+    """Scheduled probabilities of the update by name."""
+    probabilities = objective.probabilities
+    return {
+        "meta_mask_prob": probabilities.meta_mask(step),
+        "partial_mask_prob": probabilities.partial_mask(step) * probabilities.partial_active(step),
+        "mixup_prob": probabilities.mix(step),
+        "null_mask_prob": probabilities.null_mask(step),
+    }
+
+
 def apply(
     objective: Objective, update: Update, state: TrainState, sums: GradSums, targets: Targets, batch: Batch
 ) -> tuple[TrainState, StepOutputs]:
@@ -185,33 +227,28 @@ def apply(
         labelled = losses.kept_counts(~targets.null, batch["weight"])
         gradnorm_state, gradnorm_metrics = update.gradnorm.update(state.gradnorm, sums.gradnorm, labelled)
 
-    direction, opt_state = update.optimizer.direction.update(grads, state.opt_state, state.params)
     rates = {name: rate(state.step) for name, rate in update.learning_rates.items()}
-    changes = update.optimizer.apply_learning_rates(direction, rates)
-    params = optax.apply_updates(state.params, changes)
-    ema = None
-    if update.ema_decay is not None:
-        ema = optimizers.ema_update(state.ema, params, update.ema_decay, state.step)
+    scheduled = _scheduled(objective, state.step)
+    measured, before = sums.measured, Learned(state.params, state.opt_state, state.ema)
 
-    def accepted(new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+    # The optimizer stands in a branch of its own, which is compiled alike whether a run measures anything or not: what
+    # is learned does not depend on who watches, to the last bit.
+    def alone() -> Learned:
+        return jax.lax.cond(finite, lambda: _learn(update, state, grads, rates)[0], lambda: before)
 
-    measured, probabilities = sums.measured, objective.probabilities
-    scheduled = {
-        "meta_mask_prob": probabilities.meta_mask(state.step),
-        "partial_mask_prob": probabilities.partial_mask(state.step) * probabilities.partial_active(state.step),
-        "mixup_prob": probabilities.mix(state.step),
-        "null_mask_prob": probabilities.null_mask(state.step),
-    }
-    seen = {}
-    if update.probes:
-        seen = probes.measure(
+    def watched() -> tuple[Learned, dict[str, Any]]:
+        after, changes = jax.lax.cond(
+            finite,
+            lambda: _learn(update, state, grads, rates),
+            lambda: (before, jax.tree.map(jnp.zeros_like, state.params)),
+        )
+        return after, probes.measure(
             update.probes,
             probes.ProbeInputs(
                 step=state.step,
                 params=state.params,
                 grads=sums.grads,
-                updates=jax.tree.map(lambda u: jnp.where(finite, u, 0.0), changes),
+                updates=changes,
                 loss=loss,
                 task_losses=sums.task_losses,
                 task_weights=weights,
@@ -224,6 +261,12 @@ def apply(
                 preview=measured.preview,
             ),
         )
+
+    learned, seen = probes.where_due(update.probes, state.step, watched, alone)
+
+    def accepted(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
     interval = _interval(objective, targets, batch, measured, loss, norm, finite)
     skipped = state.skipped + jnp.where(finite, 0, 1)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
@@ -244,11 +287,11 @@ def apply(
     )
     new_state = TrainState(
         step=state.step + 1,
-        params=accepted(params, state.params),
+        params=learned.params,
         model_state=accepted(measured.model_state, state.model_state),
-        opt_state=accepted(opt_state, state.opt_state),
+        opt_state=learned.opt_state,
         gradnorm=accepted(gradnorm_state, state.gradnorm),
-        ema=accepted(ema, state.ema),
+        ema=learned.ema,
         skipped=skipped,
         skipped_in_a_row=in_a_row,
         interval=merge(state.interval, interval),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from flax import linen as nn
 
 from linnaeus_jax.debugging.flags import FLAGS, leaf
 from tests.config.effects import Site
@@ -710,6 +711,13 @@ PROBING = ("augmentation", "loss.null_masking", "loss.class_weighting", "loss.ta
 GRADNORM_FLAGS = ("loss.gradnorm_memory", "loss.gradnorm_metrics", "loss.verbose_gradnorm_logging")
 
 
+def recorder(site: Site) -> Any:
+    """What the detector records with."""
+    make = site.session.make_recorder
+    assert make is not None
+    return make(nn.Dense(1))
+
+
 def flag_row(flag: str) -> Row:
     """Flags that look into the step add a probe, those of GradNorm comment on its updates, others on any run."""
     mark = f"[DEBUG_{leaf(flag).upper()}]"
@@ -738,6 +746,7 @@ add(
     max_frames_to_save=Row(5, at("session.monitor.max_frames_to_save"), 5, DETECTOR),
     trace_batch_nums=Row((1, 3), lambda s: sorted(s.session.monitor.trace_batch_nums), [1, 3], DETECTOR),
     abort_after_batch_num=Row(4, at("session.monitor.abort_after_batch_num"), 4, DETECTOR),
+    gradients=Row(True, lambda s: recorder(s).gradients, True, DETECTOR),
 )
 add(
     "debug.jsonl",

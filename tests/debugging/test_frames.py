@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.debugging.frames import COLLECTION, Frame, FrameRecorder, Row, merge
+from linnaeus_jax.debugging.frame_recorder import COLLECTION, FrameRecorder
+from linnaeus_jax.debugging.frames import Frame, Row, merge
 from linnaeus_jax.models import build_model
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.debugging.frames import Frame, Row, _measure
+from linnaeus_jax.debugging.frames import Frame, Row, measure
 from linnaeus_jax.debugging.overflow import (
     BatchLimitReached,
     DebugUnderflowOverflow,
@@ -79,7 +79,7 @@ def test_units_in_the_graph(events, arrays, capsys):
     for i, unit in enumerate(events["units"]):
         value = arrays[f"unit{i}"]
         with jax.enable_x64(value.dtype.itemsize == 8):
-            found = _measure(jnp.asarray(value), batched=False)
+            found = measure(jnp.asarray(value), batched=False)
             detected = value.dtype != np.bool_ and detect_overflow(jnp.asarray(value), "after x")
         assert capsys.readouterr().out == unit["stdout"]
         assert detected == unit["detected"]

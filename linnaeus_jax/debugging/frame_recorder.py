@@ -1,0 +1,282 @@
+"""Records the frames of a Linen model's passes inside one jit, without changing what the model computes.
+
+The extremes are computed in the graph and leave it as one small array, so this works under jit, grad, `nn.remat`,
+`nn.scan` and sharded batches, and nothing is read back until the caller asks. Gradients are seen by identity functions
+around each call, whose own backward pass measures what comes by and hands it out as the "gradient" of an extra
+argument, the slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from flax.core.scope import union_filters
+
+from linnaeus_jax.debugging.frame_table import VARIABLE, Call, Path, pack, pack_gradients, stacks_of
+from linnaeus_jax.debugging.frames import Frames, FrameSpec, by_rows, extremes, measure
+from linnaeus_jax.models.names import canonical_name
+
+#: variable collections of the recorder; `nn.scan` and `nn.vmap` must give them an axis, e.g. variable_axes={True: 0}
+COLLECTION = "frames"
+GRADIENTS = "frame_gradients"
+
+
+class GradientSlots(struct.PyTreeNode):
+    """An argument of a loss function whose "gradient" is what the gradient frames show; see `FrameRecorder`.
+
+    Attributes:
+      values: zeros, float32 [2, n] (behind the axes of scans) for every input and output of every call.
+      calls: what they belong to.
+      stacks: layers of the scans around every module.
+    """
+
+    values: Any
+    calls: tuple[Call, ...] = struct.field(pytree_node=False)
+    stacks: tuple[tuple[Path, tuple[int, ...]], ...] = struct.field(pytree_node=False)
+
+    def over_first_axis(self) -> GradientSlots:
+        """Extremes over gradients that were measured together, e.g. those of several losses by `jax.vmap`."""
+
+        def over(slot: jax.Array) -> jax.Array:
+            return jnp.stack([slot[..., 0, :].min(axis=0), slot[..., 1, :].max(axis=0)], axis=-2)
+
+        return self.replace(values=jax.tree.map(over, self.values))
+
+    def frames(self, param_grads: Mapping[str, Any]) -> Frames:
+        """The gradient frames, if this is a gradient with respect to slots.
+
+        Args:
+          param_grads: gradients of the parameters from the same pass, shown as rows of the modules that own them.
+        """
+        return pack_gradients(self.calls, self.values, dict(self.stacks), param_grads)
+
+
+class _Listener:
+    """The interceptor of one pass: sows the extremes of every call and keeps their labels in order of return.
+
+    Args:
+      gradients: whether the calls are wrapped to see gradients: None, or True with slots among the variables, or False
+        to make these slots.
+    """
+
+    def __init__(self, gradients: bool | None = None) -> None:
+        self.calls: dict[tuple[Path, int], Call] = {}
+        self._gradients = gradients
+        self._declared: dict[Path, dict[str, None]] = {}  # own parameters in the order of their declaration
+        self._depth = 0
+        self._entered = 0
+
+    def __call__(
+        self, next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+    ) -> Any:
+        module, method = context.module, context.method_name
+        self._entered += 1
+        entered = self._entered
+        watching = self._gradients is not None and method == "__call__"
+        watch = self._watcher(module) if watching else _Watcher(None)
+        args = tuple(watch(value, f"input[{i}]") for i, value in enumerate(args)) if watching else args
+        self._depth += 1
+        try:
+            out = next_fun(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        if watching:
+            labels = (label for label, _ in _values((), out))
+            out = _map_output(lambda value: watch(value, next(labels)), out)
+            if self._gradients is False:
+                module.sow(GRADIENTS, VARIABLE, tuple(watch.made))
+        assert module.scope is not None  # bound while its method runs
+        own = self._declared.setdefault(module.path, {})
+        own.update((name, None) for name, kinds in module.scope.reservations.items() if "params" in kinds)
+        # `apply(method=...)` makes another method of the model the whole pass.
+        whole = self._depth == 0 and method != "setup" and not any(path == () for path, _ in self.calls)
+        if method == "__call__" or whole:
+            self._record(module, args, out, entered, tuple(watch.labels))
+        return out
+
+    def _watcher(self, module: nn.Module) -> _Watcher:
+        """What wraps the values of the next call of `module`."""
+        if not self._gradients:
+            return _Watcher(None)
+        slots: Any = module.get_variable(GRADIENTS, VARIABLE)
+        number = len(module.get_variable(COLLECTION, VARIABLE, ()))
+        if slots is None or number >= len(slots):
+            raise ValueError(_held_back("gradient frames", module, GRADIENTS))
+        return _Watcher(iter(slots[number]))
+
+    def _record(
+        self, module: nn.Module, args: tuple[Any, ...], out: Any, entered: int, watched: tuple[str, ...]
+    ) -> None:
+        names = [name for name in self._declared[module.path] if module.has_variable("params", name)]
+        labels = [canonical_name((name,)) for name in names]
+        labels = labels if len(set(labels)) == len(names) else names
+        found = [
+            (label, measure(nn.meta.unbox(module.get_variable("params", name)), batched=False))
+            for label, name in zip(labels, names)
+        ]
+        found += [(label, measure(value, batched=True)) for label, value in _values(args, out)]
+        index = len(module.get_variable(COLLECTION, VARIABLE, ()))
+        # The scalar shows by its shape how many layers a scan stacks, also for a call without a measured row.
+        value = (jnp.zeros(()), tuple(row for _, row in found if not isinstance(row, str)))
+        if not module.sow(COLLECTION, VARIABLE, value):
+            raise ValueError(_held_back("frames", module, COLLECTION))
+        # Scans trace their body more than once; the last trace counts.
+        rows = tuple((label, row if isinstance(row, str) else "") for label, row in found)
+        parameters = tuple(zip(labels, names))
+        self.calls.pop((module.path, index), None)
+        self.calls[module.path, index] = Call(
+            module.path, index, type(module).__name__, rows, entered, parameters, watched
+        )
+
+
+class _Watcher:
+    """Wraps the values of one call with its slots, one after the other; without slots it makes them."""
+
+    def __init__(self, slots: Iterator[jax.Array] | None) -> None:
+        self.labels: list[str] = []
+        self.made: list[jax.Array] = []
+        self._slots = slots
+
+    def __call__(self, value: Any, label: str) -> Any:
+        if not _has_gradient(value):
+            return value
+        self.labels.append(label)
+        if self._slots is not None:
+            return _watched(value, next(self._slots))
+        self.made.append(jnp.zeros((2, len(by_rows(value)))))
+        return value
+
+
+def _held_back(what: str, module: nn.Module, collection: str) -> str:
+    return (
+        f"{what} of module {'.'.join(module.path)!r} ({type(module).__name__}) cannot leave the lifted transform "
+        f"around it; give the collection {collection!r} an axis there, e.g. nn.scan(..., "
+        f"variable_axes={{'params': 0, {collection!r}: 0}})"
+    )
+
+
+class FrameRecorder:
+    """Runs a Linen model and returns the frames of the pass beside its result.
+
+    Every `__call__` of a submodule is a frame. Scanned layers (`nn.scan`) become one frame per layer. Keyword inputs,
+    values inside lists and dicts and non-parameter variables are not shown. Costs one read of every value; a model that
+    is applied without the recorder is traced exactly as before.
+
+    For the gradient frames, the loss takes slots as one more argument::
+
+        slots = recorder.gradient_slots(variables, images)
+
+        def loss(params, slots):
+            logits, frames = recorder.apply({"params": params}, images, slots=slots)
+            return cross_entropy(logits), frames
+
+        (grads, found), frames = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, slots)
+        frames = concatenate(frames, found.frames(grads))
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def apply(
+        self,
+        variables: Mapping[str, Any],
+        *args: Any,
+        mutable: Any = False,
+        slots: GradientSlots | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, Frames]:
+        """As `model.apply`, with the frames of the pass.
+
+        Args:
+          variables, args, mutable, kwargs: those of `model.apply` (also `rngs`, `method`).
+          slots: of `gradient_slots` for the same model and shapes; only for differentiation.
+
+        Returns:
+          (what `model.apply` returns, frames). No gradient flows through the frames.
+
+        Raises:
+          ValueError: a lifted transform inside the model does not let the frames out, or `nn.jit` hides their calls.
+        """
+        given = variables if slots is None else {**variables, GRADIENTS: slots.values}
+        listener = _Listener(None if slots is None else True)
+        with nn.intercept_methods(listener):
+            out, updates = self.model.apply(given, *args, mutable=union_filters(mutable, COLLECTION), **kwargs)
+        updates = dict(updates)
+        frames = pack(listener.calls, updates.pop(COLLECTION, {}))
+        return (out if mutable is False else (out, updates)), frames
+
+    def gradient_slots(
+        self, variables: Mapping[str, Any], *args: Any, mutable: Any = False, **kwargs: Any
+    ) -> GradientSlots:
+        """Slots of zeros, from one abstract trace; arguments as for `apply`, arrays or their shapes.
+
+        Raises:
+          ValueError: as `apply`.
+        """
+
+        def made(variables: Mapping[str, Any], args: tuple[Any, ...]) -> GradientSlots:
+            listener = _Listener(gradients=False)
+            with nn.intercept_methods(listener):
+                kinds = union_filters(mutable, (COLLECTION, GRADIENTS))
+                _, updates = self.model.apply(variables, *args, mutable=kinds, **kwargs)
+            calls = tuple(listener.calls.values())
+            stacks = tuple(stacks_of(calls, updates[COLLECTION]).items())
+            return GradientSlots(updates.get(GRADIENTS, {}), calls, stacks)
+
+        return jax.tree.map(lambda slot: jnp.zeros(slot.shape, slot.dtype), jax.eval_shape(made, variables, args))
+
+    def trace(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[FrameSpec, ...]:
+        """The table of frames, from one abstract trace; arguments as for `apply`, arrays or their shapes."""
+        return jax.eval_shape(lambda v, a: self.apply(v, *a, **kwargs)[1], variables, args).table
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray) and jnp.issubdtype(value.dtype, jnp.floating) and value.size > 0
+
+
+@jax.custom_vjp
+def _watched(x: jax.Array, slot: jax.Array) -> jax.Array:
+    """x; the gradient of `slot` [2, n] is the extremes of the gradient of x."""
+    return x
+
+
+def _watched_bwd(slot: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return grad, extremes(by_rows(grad)).astype(slot.dtype)
+
+
+_watched.defvjp(lambda x, slot: (x, slot), _watched_bwd)
+
+
+def _values(args: tuple[Any, ...], out: Any) -> Iterator[tuple[str, Any]]:
+    """Labels and values of positional inputs and of outputs; tuples are opened, those inside a returned tuple too."""
+    for i, value in enumerate(args):
+        yield f"input[{i}]", value
+    if not isinstance(out, tuple):
+        yield "output", out
+        return
+    for i, value in enumerate(out):
+        if isinstance(value, tuple):
+            yield from ((f"output[{i}][{j}]", inner) for j, inner in enumerate(value))
+        else:
+            yield f"output[{i}]", value
+
+
+def _map_output(function: Callable[[Any], Any], out: Any) -> Any:
+    """`out` with `function` applied to the values that `_values` lists, in their order."""
+
+    def each(values: tuple[Any, ...], inner: Callable[[Any], Any]) -> Any:
+        mapped = [inner(value) for value in values]
+        return values._make(mapped) if hasattr(values, "_make") else tuple(mapped)
+
+    if not isinstance(out, tuple):
+        return function(out)
+    return each(out, lambda value: each(value, function) if isinstance(value, tuple) else function(value))
+
+
+__all__ = ["COLLECTION", "GRADIENTS", "FrameRecorder", "GradientSlots"]
