@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -76,6 +77,17 @@ def write_results(name: str, rows: Sequence[Mapping[str, Any]], command: str) ->
     return path
 
 
+def add_names(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """The positional arguments `names`: some of `names`, or none for all of them."""
+
+    def known(name: str) -> str:
+        if name not in names:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(names)}")
+        return name
+
+    parser.add_argument("names", nargs="*", type=known, default=tuple(names), help="what to measure (default: all)")
+
+
 @dataclass(frozen=True)
 class Ratios:
     """Times of f and g measured alternately; medians over the pairs, with the quartiles of the ratio."""
@@ -120,4 +132,4 @@ def interleaved(f: Callable[[], object], g: Callable[[], object], pairs: int = 1
     return Ratios(statistics.median(first), statistics.median(other), middle, low, high, control)
 
 
-__all__ = ["Ratios", "interleaved", "machine_info", "write_results"]
+__all__ = ["Ratios", "add_names", "interleaved", "machine_info", "write_results"]

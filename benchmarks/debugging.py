@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import optax
 
-from benchmarks.common import interleaved, write_results
+from benchmarks.common import add_names, interleaved, write_results
 from benchmarks.step_common import (
     BARE,
     MODELS,
@@ -108,7 +108,7 @@ def measure(name: str, case: Case, pairs: int, labels: Path) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=tuple(SUBJECTS), help="what to measure (default: all)")
+    add_names(parser, SUBJECTS)
     parser.add_argument("--pairs", type=int, default=12, help="interleaved rounds, at least 2 (default: %(default)s)")
     parser.add_argument("--model", choices=MODELS, default="mFormerV1-sm", help="default: %(default)s")
     parser.add_argument("--img-size", type=int, help="side of the images in pixels")
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     case = dataclasses.replace(case, **changes)
     with tempfile.TemporaryDirectory() as directory:
         labels = write_labels(Path(directory) / "labels.h5")
-        rows = [measure(name, case, args.pairs, labels) for name in args.names or SUBJECTS]
+        rows = [measure(name, case, args.pairs, labels) for name in args.names]
     print(write_results("debugging", rows, shlex.join(["python", "-m", "benchmarks.debugging", *typed])))
 
 

@@ -34,7 +34,7 @@ import numpy as np
 import optax
 from jax.experimental.compilation_cache import compilation_cache
 
-from benchmarks.common import Ratios, interleaved, write_results
+from benchmarks.common import Ratios, add_names, interleaved, write_results
 from benchmarks.step_common import (
     BARE,
     EVERYTHING,
@@ -297,7 +297,7 @@ def cases_of(args: argparse.Namespace) -> tuple[Case, ...]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=tuple(BENCHMARKS), help="benchmarks to run (default: all)")
+    add_names(parser, BENCHMARKS)
     parser.add_argument("--pairs", type=int, default=12, help="interleaved rounds, at least 2 (default: %(default)s)")
     parser.add_argument("--updates", type=int, default=1, help="updates of one measurement (default: %(default)s)")
     parser.add_argument("--model", choices=MODELS, help="only this model")
@@ -318,7 +318,7 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as directory:
         labels = write_labels(Path(directory) / "labels.h5")
         options = Options(cases_of(args), args.pairs, args.updates, tuple(args.groups), labels)
-        for name in args.names or BENCHMARKS:
+        for name in args.names:
             command = shlex.join(["python", "-m", "benchmarks.step_features", *typed])
             print(write_results(f"step_{name}", BENCHMARKS[name](options), command))
 

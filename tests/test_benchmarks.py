@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import sys
@@ -30,6 +31,16 @@ def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         module.main()
     assert stopped.value.code == 0
     assert "usage:" in capsys.readouterr().out
+
+
+def test_names_of_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    common.add_names(parser, ("one", "two"))
+    assert list(parser.parse_args([]).names) == ["one", "two"]
+    assert parser.parse_args(["two"]).names == ["two"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["three"])
+    assert "'three' is none of one, two" in capsys.readouterr().err
 
 
 def test_every_feature_changes_the_bare_config() -> None:
