@@ -25,10 +25,11 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.dataset import write_assets
 from linnaeus_jax.data.loader import PipelineStats, TrainLoader
-from linnaeus_jax.debugging.flags import taxonomy_lines
 from linnaeus_jax.debugging.overflow import BatchLimitReached, OverflowDetected
+from linnaeus_jax.debugging.run_facts import run_facts
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import write_json
+from linnaeus_jax.learning.optimizers import FROZEN
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger, pipeline_lines, schedule_line
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_table
@@ -42,11 +43,11 @@ from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.summary import schedule_summary, write_summary
+from linnaeus_jax.schedules.summary import write_summary
 from linnaeus_jax.schedules.triggers import Due, gradnorm_due
 from linnaeus_jax.training import probes, versions
 from linnaeus_jax.training.boundary import Boundary, BoundaryActions, Results
-from linnaeus_jax.training.checkpoints import CheckpointError, Checkpoints
+from linnaeus_jax.training.checkpoints import CheckpointError, Checkpoints, leaf_shapes
 from linnaeus_jax.training.compilation import CompiledStep, compile_step
 from linnaeus_jax.training.evaluation import Evaluator, update_curves
 from linnaeus_jax.training.host_state import HostState
@@ -263,6 +264,9 @@ def restore(this: Run) -> bool:
     fresh_optimizer = this.config.train.resume_skip_optimizer
     found = None
     if this.config.train.auto_resume:
+        if this.debug.reports.debug.on("checkpoint") and (steps := this.checkpoints.steps()):
+            source = f"{this.directory.checkpoints}, step {steps[-1]}"
+            this.debug.reports.restoring(source, this.checkpoints.shapes(steps[-1]), leaf_shapes(this.state))
         found = this.checkpoints.restore_newest(abstract, as_stored=("opt_state",) if fresh_optimizer else ())
     if found is None:
         if this.checkpoints.steps():
@@ -302,8 +306,9 @@ def fresh_state(this: Run) -> TrainState:
 
 def describe(this: Run, *, resumed_step: int | None) -> None:
     """Writes what was decided: config, versions, assets, schedule; opens the sinks and the debugging."""
+    known = run_facts(this.config, this.inputs, this.resolved, this.program)
     if not this.lead:
-        this.debug.open(this.program, debug_facts(this), start=resumed_step or 0, plans=this.inputs.plans)
+        this.debug.open(this.program, known, start=resumed_step or 0, plans=this.inputs.plans)
         return
     dataset = this.inputs.dataset
     write_json(this.directory.config_json, plain(this.config))
@@ -313,6 +318,8 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
     log.info("%s", dataset.report())
     for warning in this.resolved.warnings:
         log.warning("schedule: %s", warning)
+    if all(row.optimizer == FROZEN for row in this.program.update.optimizer.rows):
+        log.warning("optimizer.parameter_groups freezes every parameter: this run trains nothing and only evaluates")
     this.host.run_id = this.host.run_id or this.config.experiment.wandb.run_id or new_run_id()
     facts = {
         "dataset_metadata": {
@@ -330,7 +337,7 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
         },
         "system_info": versions.versions(),
     }
-    this.debug.open(this.program, debug_facts(this), start=resumed_step or 0, plans=this.inputs.plans)
+    this.debug.open(this.program, known, start=resumed_step or 0, plans=this.inputs.plans)
     this.sinks = open_sinks(
         this.sinks.metrics_log,
         this.config.experiment,
@@ -340,50 +347,6 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
         resumed_step=resumed_step,
         debug=this.config.debug.wandb_metrics,
     )
-
-
-def debug_facts(this: Run) -> dict[str, Any]:
-    """What the debug flags and the event log say of a run at its start."""
-    config, dataset, totals = this.config, this.inputs.dataset, this.resolved.totals
-    objective = this.program.objective
-
-    def taxonomy() -> dict[str, list[str]]:
-        found = {}
-        for task, criterion in objective.criteria.items():
-            if criterion.smoothing is not None:
-                roots = [str(index) for index in np.flatnonzero(dataset.tree.parent(task) < 0)]
-                names = [str(taxon) for taxon in dataset.classes[task]]
-                distance, matrix = criterion.smoothing.distance_matrix(), criterion.smoothing.dense_matrix()
-                found[task] = taxonomy_lines(task, distance, matrix, roots, names)
-        return found
-
-    return {
-        "architecture": f"{config.model.type}_{config.model.variant}",
-        "total_examples": len(dataset.train),
-        "training": {
-            "epochs": totals.epochs,
-            "steps_per_epoch": totals.steps_per_epoch[0],
-            "total_steps": totals.total_steps,
-            "batch_size": totals.batch_size,
-            "accumulation": totals.accumulation_steps,
-        },
-        "pipeline": {
-            "train rows": len(dataset.train),
-            "validation rows": len(dataset.val),
-            "images": type(this.inputs.images["train"]).__name__,
-            "sampler": this.inputs.sampler,
-            "reading threads": this.inputs.num_threads,
-            "decoding threads": this.inputs.io_threads,
-            "updates in flight": this.inputs.buffer,
-        },
-        "losses": {
-            task: {"criterion": criterion.name, "class weights": objective.class_weights is not None}
-            for task, criterion in objective.criteria.items()
-        },
-        "augmentation": {"settings": objective.augmentation, "mixing": objective.mix, "device": "inside the step"},
-        "schedule_text": schedule_summary(this.resolved),
-        "taxonomy": taxonomy,
-    }
 
 
 def train(this: Run, interruption: Interruption, *, again: bool, skip_validation: bool) -> dict[str, float]:
@@ -411,7 +374,8 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             for name in needed_variants(this)
         }
         this.fresh_interval()  # compiled before the clock starts
-        this.debug.first_batch(batch, this.inputs.dataset.num_classes)
+        this.debug.reports.compiled(this.steps)
+        this.debug.first_batch(this.program, batch, this.inputs.dataset)
         if progress.epoch_complete or progress.global_step == 0:
             progress.start_training_epoch(plans.locate(update)[0])
             this.debug.epoch_start(this.program, update, progress.current_epoch)
@@ -421,8 +385,9 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
         host.recorder.logger.start_clock(epoch_started)
         while True:
             epoch, within = plans.locate(update)
-            with this.debug.around_update(update):
-                this.state, outputs = this.steps[this.variant(update)](this.state, placed)
+            variant = this.variant(update)
+            with this.debug.around_update(update, variant):
+                this.state, outputs = this.steps[variant](this.state, placed)
             this.debug.after_update(update, this.state, outputs, batch)
             step = update + 1
             progress.advance(micro_batches=batch["label"].shape[0], samples=int(np.count_nonzero(batch["weight"])))
@@ -499,7 +464,7 @@ def write_log_point(this: Run, loader: TrainLoader) -> None:
     this.host.tracker.update_latest({name: value for name, value in row.items() if name.startswith("gradnorm/")})
     everywhere = not point.streams.isdisjoint(("wandb", "lr", "pipeline", "gradnorm"))
     this.sinks.write("train", point.step, point.epoch, row, everywhere=everywhere)
-    this.debug.log_point(row, point.step)
+    this.debug.reports.log_point(row, point.step)
     this.checkpoints.check()
     line = logger.line(
         point.streams,
@@ -523,33 +488,45 @@ def write_log_point(this: Run, loader: TrainLoader) -> None:
 
 def make_boundary(this: Run) -> Boundary:
     """The boundary of this run, with the trainer's actions."""
+    reports = this.debug.reports
 
     def evaluate(phases: Mapping[str, np.ndarray]) -> Results:
         with console_level(this.config.experiment.log_level_validation):
             loader = this.inputs.val_loader()
             try:
                 found = this.evaluator.run(
-                    this.state.eval_params, this.state.model_state, this.state.gradnorm.weights, loader, phases
+                    this.state.eval_params,
+                    this.state.model_state,
+                    this.state.gradnorm.weights,
+                    loader,
+                    phases,
+                    after_first=reports.first_validation_batch if reports.debug.on("dump_metrics") else None,
                 )
             finally:
                 loader.close()
         for name, values in found.metrics.items():
-            this.debug.phase(name, found.sums[name], values)
+            reports.phase(name, found.sums[name], values)
         if this.lead:
             update_curves(this.directory.root / CURVES_FILE, found.curves)
         return found.metrics
 
     def write_row(row: dict[str, Any], due: Due) -> None:
         progress = this.host.progress
-        state = this.host.tracker.state_dict()
-        this.debug.boundary(progress.global_step, progress.current_epoch, due, row, state)
+        tracked = this.host.tracker.state_dict()
+        reports.boundary(progress.global_step, progress.current_epoch, due, row, tracked, this.state.params)
         if this.lead:
             if progress.global_step >= this.resolved.total_steps or progress.stop_reason is not None:
                 row |= this.host.recorder.logger.flush()
             this.sinks.write("epoch", progress.global_step, progress.current_epoch, row)
             log.info("%s", _epoch_line(progress.current_epoch, row))
 
+    def retain(keep: Callable[[list[int]], set[int]]) -> list[int]:
+        dropped = this.checkpoints.retain(keep)
+        reports.retained(this.checkpoints.steps(), dropped)
+        return dropped
+
     def finish_boundary() -> None:
+        this.debug.boundary_served()
         if this.lead:
             this.checkpoints.finish_boundary(this.host.progress.global_step, this.host.to_json())
         if this.sync is not None:
@@ -564,7 +541,7 @@ def make_boundary(this: Run) -> Boundary:
             evaluate=evaluate,
             write_row=write_row,
             write_progress=lambda: this.host.progress.save(this.directory.progress_json) if this.lead else None,
-            retain=this.checkpoints.retain,
+            retain=retain,
             finish=finish_boundary,
         ),
         components=this.program.evaluation.component_names,
@@ -585,6 +562,7 @@ def save(this: Run, *, at_boundary: bool) -> None:
         "schedule": this.resolved.to_dict(),
         "versions": versions.versions(),
     }
+    this.debug.saved(step, this.state)
     this.checkpoints.save(step, this.state, meta)
 
 

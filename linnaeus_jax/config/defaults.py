@@ -440,6 +440,7 @@ def debug() -> ConfigDict:
                 schedule=(1, 1, 3, 2),
                 record_shapes=False,
                 with_stack=False,
+                device_memory=False,  # also a device memory profile, for pprof, at the end of every cycle
             ),
         )
     )

@@ -7,14 +7,11 @@ from a memory map.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import math
 import os
 import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -347,13 +344,13 @@ class EncodedImages:
         self.__dict__.update(state, _lock=threading.Lock())
 
 
-def _text(identifier: str | bytes) -> str:
+def identifier_text(identifier: str | bytes) -> str:
     return identifier.decode("utf-8", errors="replace") if isinstance(identifier, bytes) else str(identifier)
 
 
 def image_path(directory: str | Path, identifier: str | bytes, extension: str) -> str:
     """Path of an image file; the extension (leading dot optional) is added to identifiers that do not end with it."""
-    identifier = _text(identifier)
+    identifier = identifier_text(identifier)
     extension = extension if not extension or extension.startswith(".") else f".{extension}"
     if not identifier.lower().endswith(extension.lower()):
         identifier += extension
@@ -384,7 +381,7 @@ class FolderImages(EncodedImages):
         allow_missing: bool = False,
     ) -> None:
         super().__init__(str(directory), img_size, cache, allow_missing)
-        _check_directory(directory)
+        check_directory(directory)
         self._identifiers, self._extension = identifiers, extension
 
     def __len__(self) -> int:
@@ -440,110 +437,9 @@ class PackedImages(EncodedImages):
         return self._map[self._start + self._offsets[row] : self._start + self._offsets[row + 1]]
 
 
-# --- verification -----------------------------------------------------------------------------------------------------
-
-
-def _check_directory(directory: str | Path) -> None:
+def check_directory(directory: str | Path) -> None:
     if not Path(directory).is_dir():
         raise FileNotFoundError(f"{directory}: no such image directory; check data.hybrid.images_dir")
-
-
-def _files_in(directory: str) -> set[str]:
-    try:
-        with os.scandir(directory) as entries:
-            return {entry.name for entry in entries if entry.is_file()}
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
-
-
-def verify_images(
-    identifiers: Sequence[str] | np.ndarray,
-    directory: str | Path,
-    extension: str,
-    *,
-    max_missing_ratio: float = 0.0,
-    max_missing_count: int = 0,
-    num_workers: int = 8,
-    chunk_size: int = 1000,
-    log_missing: bool = True,
-    report_path: str | Path | None = None,
-) -> np.ndarray:
-    """Finds the rows whose image file does not exist, writes a JSON report and applies the limits.
-
-    Each directory that identifiers point into is listed once, instead of asking for every file.
-
-    Args:
-      identifiers: N file names or relative paths, one per row of the labels file.
-      directory: the image folder.
-      extension: see `image_path`.
-      max_missing_ratio: largest share of missing rows, literal even at 0; negative: no limit.
-      max_missing_count: largest number of missing rows, literal even at 0; negative: no limit.
-      num_workers: threads; <= 0: one per CPU.
-      chunk_size: rows per piece of work.
-      log_missing: list missing identifiers and rows in the report, and log the first 50.
-      report_path: JSON report, written before a limit aborts; None: no report.
-
-    Returns:
-      int64[m], the missing rows, ascending.
-
-    Raises:
-      FileNotFoundError: no such directory.
-      ValueError: both limits negative, or a chunk size below 1.
-      RuntimeError: a limit exceeded.
-    """
-    _check_directory(directory)
-    if max_missing_ratio < 0 and max_missing_count < 0:
-        raise ValueError(
-            "data.hybrid.verify_images.max_missing_ratio and max_missing_count are both negative, so that nothing is "
-            "checked; set one of them to 0 or more, or set data.hybrid.verify_images.enabled to False"
-        )
-    if chunk_size < 1:
-        raise ValueError(f"data.hybrid.verify_images.chunk_size is {chunk_size}; it must be at least 1")
-    listings: dict[str, set[str]] = {}
-
-    def missing_in(start: int) -> list[int]:
-        missing = []
-        for row in range(start, min(start + chunk_size, len(identifiers))):
-            folder, name = os.path.split(image_path(directory, identifiers[row], extension))
-            if folder not in listings:  # two threads may list the same folder: harmless
-                listings[folder] = _files_in(folder)
-            if name not in listings[folder]:
-                missing.append(row)
-        return missing
-
-    workers = num_workers if num_workers > 0 else os.cpu_count() or 1
-    with ThreadPoolExecutor(workers, thread_name_prefix="verify-images") as pool:
-        found = [row for chunk in pool.map(missing_in, range(0, len(identifiers), chunk_size)) for row in chunk]
-    names = [_text(identifiers[row]) for row in found]
-    ratio = len(found) / len(identifiers) if len(identifiers) else 0.0
-    hidden = f"Logging disabled ({len(found)} found)"
-    report = {
-        "total_images_checked": len(identifiers),
-        "missing_count": len(found),
-        "missing_ratio": ratio,
-        "images_dir": str(directory),
-        "verification_timestamp": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "missing_identifiers": sorted(set(names)) if log_missing else hidden,
-        "missing_indices": found if log_missing else hidden,
-    }
-    if report_path is not None:
-        Path(report_path).parent.mkdir(parents=True, exist_ok=True)
-        Path(report_path).write_text(json.dumps(report, indent=1))
-    logger.info("%s: %d of %d images are missing", directory, len(found), len(identifiers))
-    if log_missing:
-        for row, name in list(zip(found, names))[:50]:
-            logger.warning("%s: row %d: no file for %s", directory, row, name)
-    for key, value, limit in (
-        ("max_missing_count", len(found), max_missing_count),
-        ("max_missing_ratio", ratio, max_missing_ratio),
-    ):
-        if 0 <= limit < value:
-            raise RuntimeError(
-                f"{directory}: {len(found)} of {len(identifiers)} images are missing ({value:g}, more than "
-                f"data.hybrid.verify_images.{key} {limit:g}); restore them or raise the limit"
-                + (f"; report: {report_path}" if report_path is not None else "")
-            )
-    return np.asarray(found, np.int64)
 
 
 __all__ = [
@@ -555,9 +451,10 @@ __all__ = [
     "MappedImages",
     "PackedImages",
     "ResizedImages",
+    "check_directory",
     "decode_image",
+    "identifier_text",
     "image_path",
     "open_images",
     "resize_area",
-    "verify_images",
 ]

@@ -50,13 +50,17 @@ class DebugEventLog:
     training goes on.
 
     Args:
-      directory: made if missing; one run per directory.
+      directory: made if missing.
       timestamp: unix seconds of the start; the next free second where that log exists already.
+      run: the run directory, see `logs_of`.
       flush_seconds: longest time that an event stays in memory.
     """
 
-    def __init__(self, directory: Path, timestamp: int, *, flush_seconds: float = FLUSH_SECONDS) -> None:
+    def __init__(
+        self, directory: Path, timestamp: int, *, run: Path | None = None, flush_seconds: float = FLUSH_SECONDS
+    ) -> None:
         self.directory = directory
+        self._run = run
         while (path := directory / f"debug_log_{timestamp}.jsonl").exists():
             timestamp += 1
         self.path = path
@@ -104,7 +108,7 @@ class DebugEventLog:
         self.flush()
         if not self._failed:
             try:
-                write_json(self.summary_path, strict(analyse(read_events(logs_in(self.directory)))))
+                write_json(self.summary_path, strict(analyse(read_events(logs_of(self._run, self.directory)))))
             except OSError as error:
                 self._fail(error)
 
@@ -125,17 +129,38 @@ class DebugEventLog:
         self.close()
 
 
-def supersede(directory: Path, step: int) -> int:
+def logs_of(run: Path | None, directory: Path) -> list[Path]:
+    """The logs in `directory` of the run in `run`, oldest first; all of them where `directory` is the run's own.
+
+    Several runs may share a directory outside of their own: there, the `fit_start` of a log names its run.
+    """
+    logs = logs_in(directory)
+    if run is None or directory.resolve().is_relative_to(run.resolve()):
+        return logs
+
+    def owner(path: Path) -> Any:
+        with path.open(errors="replace") as file:
+            try:
+                return json.loads(file.readline())["data"].get("run")
+            except (ValueError, KeyError, TypeError, AttributeError):
+                return None
+
+    return [path for path in logs if owner(path) == str(run.resolve())]
+
+
+def supersede(directory: Path, step: int, *, run: Path | None = None) -> int:
     """Moves the events that a run resumed at update `step` will write again to `events.superseded.jsonl`.
 
-    These are the events of updates >= `step` and lines cut off by a kill. Call it before the new log is opened; the
-    directory must belong to this run alone.
+    These are the events of updates >= `step` and lines cut off by a kill. Call it before the new log is opened.
+
+    Args:
+      run: the run directory, see `logs_of`.
 
     Returns:
       How many lines were moved.
     """
     total = 0
-    for path in logs_in(directory):
+    for path in logs_of(run, directory):
         kept: list[str] = []
         moved: list[str] = []
         for line in path.read_text(errors="replace").splitlines():
@@ -156,12 +181,18 @@ def supersede(directory: Path, step: int) -> int:
 
 
 def fit_start_data(
-    rows: Sequence[ParameterRow], *, total_examples: int, training: Mapping[str, Any], optimizer: Mapping[str, Any]
+    rows: Sequence[ParameterRow],
+    *,
+    run: Path,
+    total_examples: int,
+    training: Mapping[str, Any],
+    optimizer: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Data of `fit_start`.
 
     Args:
       rows: one per parameter, of `Optimizer.rows`.
+      run: the run directory.
       total_examples: training rows.
       training: epochs, steps_per_epoch, total_steps, batch_size, accumulation.
       optimizer: name, lr, betas, weight_decay, groups.
@@ -171,6 +202,7 @@ def fit_start_data(
     frozen_modules = {row.name.rpartition(".")[0] for row, is_frozen in zip(rows, frozen, strict=True) if is_frozen}
     frozen_params = sum(size for size, is_frozen in zip(sizes, frozen, strict=True) if is_frozen)
     return {
+        "run": str(run.resolve()),
         "trainable_params": sum(sizes) - frozen_params,
         "frozen_params": frozen_params,
         "total_params": sum(sizes),
@@ -216,7 +248,7 @@ def data_sanity_data(labels: np.ndarray, classes: Mapping[str, int]) -> dict[str
     """Data of `data_sanity_check`; at the top level stands the worst task.
 
     Args:
-      labels: int [..., T], of the first update or of the whole table.
+      labels: int [..., T]; only the least and greatest of every task matter.
       classes: task -> number of classes, in the order of the last axis.
     """
     flat = np.asarray(labels).reshape(-1, len(classes))
@@ -352,7 +384,7 @@ def _max_min_sum(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> t
 
 def _measure_updates(inputs: ProbeInputs) -> jax.Array:
     """float32 [L], mean |update| of every leaf."""
-    return jnp.stack([jnp.abs(u.astype(jnp.float32)).mean() for u in jax.tree.leaves(inputs.updates)])
+    return jnp.stack([jnp.abs(u.astype(jnp.float32)).mean() for u in jax.tree.leaves(inputs.updates())])
 
 
 def _top(names: Sequence[str], values: np.ndarray) -> dict[str, float]:

@@ -178,21 +178,20 @@ def checkpoint_diff_lines(
     ]
 
 
-def augmentation_lines(operations: Sequence[str], before: np.ndarray, after: np.ndarray) -> list[str]:
-    """The order of the augmentations and their effect on one batch (for DEBUG.AUGMENTATION).
+def augmentation_lines(stages: Sequence[tuple[str, np.ndarray]]) -> list[str]:
+    """The order of the augmentations and the effect of each on some images (for DEBUG.AUGMENTATION).
 
     Args:
-      operations: in the order of application, with their settings.
-      before, after: [B, H, W, 3] images, both scaled to 0 ... 1.
+      stages: name and result, float [B, H, W, 3] in 0 ... 1, of the input and of every stage after those before it.
     """
-    lines = [f"{i}. {operation}" for i, operation in enumerate(operations, 1)] or ["no augmentation is on"]
-    for name, image in (("before", before), ("after", after)):
-        mean = ", ".join(f"{value:.4f}" for value in image.mean(axis=(0, 1, 2)))
-        lines.append(f"{name:<6} {_short(image)}, channel means {mean}, standard deviation {image.std():.4f}")
-    if before.shape == after.shape:
-        changed = np.abs(before.astype(np.float32) - after).max(axis=(1, 2, 3)) > 1e-3
-        lines.append(f"{int(changed.sum())} of {len(changed)} images changed")
-    return lines
+    rows, before = [], stages[0][1]
+    for name, image in stages:
+        change = np.abs(image - before)
+        changed = int((change.max(axis=(1, 2, 3)) > 1e-3).sum())
+        rows.append((name, f"{changed} of {len(image)}", change.mean(), image.mean(), image.std()))
+        before = image
+    header = ("stage", "images changed", "mean change", "mean", "standard deviation")
+    return _table("in this order:" if len(stages) > 1 else "no augmentation is on", header, rows)
 
 
 def optimizer_lines(rows: Sequence[Any], learning_rates: Mapping[str, float], overlaps: Sequence[str]) -> list[str]:
@@ -270,11 +269,6 @@ def validation_lines(phase: str, sums: Mapping[str, Any], metrics: Mapping[str, 
     """
     plain = {name: np.asarray(value).tolist() for name, value in sums.items()}
     return [*fact_lines(f"{phase}: sums", plain), *fact_lines(f"{phase}: metrics", metrics)]
-
-
-def wandb_lines(step: int, payload: Mapping[str, Any]) -> list[str]:
-    """One call of W&B: its step and payload, sorted by key (for DEBUG.WANDB_METRICS)."""
-    return fact_lines(f"log at step {step}: {len(payload)} values", dict(sorted(payload.items())))
 
 
 # ---- losses

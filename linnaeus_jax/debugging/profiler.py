@@ -60,8 +60,8 @@ class StepProfiler:
     A failure of the profiler is a warning and ends profiling, never training.
 
     Args:
-      settings: the `debug.profiler` section: enabled, schedule, record_shapes, with_stack.
-      output_dir: gets `plugins/profile/cycle_0001/…`; made with the first trace.
+      settings: the `debug.profiler` section: enabled, schedule, record_shapes, with_stack, device_memory.
+      output_dir: gets `plugins/profile/cycle_0001/…`, made with the first trace, and `device_memory_cycle_0001.prof`.
       start_step: the global step of the first update of this process; names the cycles of a resumed run.
       lead: whether this is process 0; the others do not profile.
 
@@ -76,6 +76,7 @@ class StepProfiler:
         self.tracing = False
         self._suffix = f"_from_{start_step}" if start_step else ""
         self._shapes, self._stack = bool(settings.record_shapes), bool(settings.with_stack)
+        self._device_memory, self._cycle = bool(settings.device_memory), ""
         self._i = -1
         if errors := schedule_errors(self.schedule) if self.active else []:
             raise ValueError(errors[0])
@@ -106,6 +107,9 @@ class StepProfiler:
             jax.block_until_ready(outputs)
         if done == RECORD_AND_SAVE and self.tracing:
             self._stop(complete=True)
+            if self._device_memory and self.active:
+                path = self.output_dir / f"device_memory_{self._cycle}.prof"
+                self._try("save the device memory", lambda: jax.profiler.save_device_memory_profile(str(path)))
 
     def close(self) -> None:
         """Saves an unfinished trace; no further profiling."""
@@ -115,16 +119,17 @@ class StepProfiler:
 
     def _start(self, cycle: int) -> None:
         options = jax.profiler.ProfileOptions()
-        options.session_id = f"cycle_{cycle:04d}{self._suffix}"  # the default, a time in seconds, may repeat
+        self._cycle = f"cycle_{cycle:04d}{self._suffix}"
+        options.session_id = self._cycle  # the default, a time in seconds, may repeat
         options.python_tracer_level = 1 if self._stack else 0
         options.host_tracer_level = 2 if self._shapes else 1  # 0 would drop the annotation of the steps
         options.enable_hlo_proto = self._shapes
-        self._try("start", lambda: jax.profiler.start_trace(str(self.output_dir), profiler_options=options))
+        self._try("start a trace", lambda: jax.profiler.start_trace(str(self.output_dir), profiler_options=options))
         self.tracing = self.active
 
     def _stop(self, *, complete: bool) -> None:
         self.tracing = False
-        self._try("save", jax.profiler.stop_trace)
+        self._try("save a trace", jax.profiler.stop_trace)
         if self.active:
             log.info(
                 "profiler: %s trace saved; view it with: tensorboard --logdir %s (tab Profile), or: "
@@ -138,5 +143,5 @@ class StepProfiler:
         try:
             action()
         except Exception as error:  # whatever the profiler raises, training matters more
-            log.warning("profiler: cannot %s a trace: %s; profiling ends, training goes on", what, error)
+            log.warning("profiler: cannot %s: %s; profiling ends, training goes on", what, error)
             self.active = False

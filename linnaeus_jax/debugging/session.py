@@ -18,7 +18,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from linnaeus_jax.debugging import crash_bundle, flags
+from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.debugging import crash_bundle
 from linnaeus_jax.debugging.event_log import (
     DebugEventLog,
     data_sanity_data,
@@ -27,20 +28,19 @@ from linnaeus_jax.debugging.event_log import (
     fit_start_data,
     supersede,
 )
+from linnaeus_jax.debugging.flag_reports import FlagReports
+from linnaeus_jax.debugging.flags import DebugFlags
 from linnaeus_jax.debugging.frame_recorder import FrameRecorder
 from linnaeus_jax.debugging.frames import concatenate, merge
 from linnaeus_jax.debugging.overflow import OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.training.objective import Recorder
 from linnaeus_jax.training.parallel import fetch
-from linnaeus_jax.training.probes import Probe, ProbeInputs
+from linnaeus_jax.training.probes import Probe
 from linnaeus_jax.training.program import Program
 from linnaeus_jax.training.run_directory import RunDirectory
 
 log = logging.getLogger("linnaeus_jax")
-
-#: updates between the lines of flags that look into the step
-FLAG_PROBE_EVERY = 10
 
 
 class StepRecorder(FrameRecorder):
@@ -67,9 +67,15 @@ class DebugSession:
     def __init__(self, config: ConfigDict, directory: RunDirectory, tasks: Sequence[str], *, lead: bool) -> None:
         debug = config.debug
         self.config, self.directory, self.tasks, self.lead = config, directory, tuple(tasks), lead
-        self.flags = flags.DebugFlags.from_config(debug, jax.process_index())
+        self.profiles = directory.resolve(debug.profiler.output_dir)
+        self.reports = FlagReports(
+            DebugFlags.from_config(debug, jax.process_index()),
+            tasks,
+            self.profiles,
+            phase1=config.train.phase1_mask_null_loss,
+        )
         self.event_log: DebugEventLog | None = None
-        self.profiler = StepProfiler(debug.profiler, directory.resolve(debug.profiler.output_dir), lead=False)
+        self.profiler = StepProfiler(debug.profiler, self.profiles, lead=False)
         detector = debug.underflow_overflow
         self.detecting = detector.enabled
         self.monitor = OverflowMonitor(
@@ -108,10 +114,7 @@ class DebugSession:
                 learning_rate=lambda update: self._rate(update),
                 batch_index=lambda update: self._update_in_epoch(update),
             )
-        looking = ("loss.null_masking", "loss.class_weighting", "loss.taxonomy_smoothing", "augmentation")
-        if any(self.flags.on(flag) for flag in looking):
-            found.append(Probe("flags", FLAG_PROBE_EVERY, _measure_targets, self._write_targets))
-        return found
+        return found + self.reports.targets()
 
     def event(self, event_type: str, step: int, epoch: int, data: Mapping[str, Any]) -> None:
         """Adds to the event log, if it is open."""
@@ -122,39 +125,23 @@ class DebugSession:
 
     def open(self, program: Program, facts: Mapping[str, Any], *, start: int, plans: Any) -> None:
         """The run directory exists, the state is restored, update `start` comes next."""
-        debug = self.config.debug
-        rates = program.update.learning_rates
+        debug, rates = self.config.debug, program.update.learning_rates
         self.follow(program, lambda update: plans.locate(update)[1])
         self._first_update = start
-        self._class_weights = program.objective.class_weights or {}
-        profiler = debug.profiler
-        self.profiler = StepProfiler(
-            profiler, self.directory.resolve(profiler.output_dir), start_step=start, lead=self.lead
-        )
-        rows = program.update.optimizer.rows
-        line = self.flags.debug_line
-        line("distributed", lambda: flags.fact_lines("processes and devices", flags.distributed_facts()))
-        line("model_build", lambda: flags.model_lines(facts["architecture"], program.parameters))
-        overlaps = program.update.optimizer.overlaps
-        line("optimizer", lambda: flags.optimizer_lines(rows, self._rates(rates, start), overlaps))
-        line("dataloader", lambda: flags.fact_lines("input pipeline", facts["pipeline"]))
-        line("scheduling", lambda: facts["schedule_text"])
-        line("training_loop", lambda: flags.fact_lines("training loop", {"next update": start, **facts["training"]}))
-        line("verbose_debug", lambda: flags.dump_lines("losses", facts["losses"]))
-        line("augmentation", lambda: flags.fact_lines("augmentation", facts["augmentation"]))
-        for task, lines in facts["taxonomy"]().items() if self.flags.on("loss.taxonomy_smoothing") else ():
-            line("loss.taxonomy_smoothing", [f"{task}:", *lines])
+        self.profiler = StepProfiler(debug.profiler, self.profiles, start_step=start, lead=self.lead)
+        self.reports.opened(program, facts, start=start)
         if self.lead and debug.jsonl.enabled:
             folder = self.directory.resolve(debug.jsonl.dir)
-            supersede(folder, start)
-            self.event_log = DebugEventLog(folder, int(time.time()))
+            supersede(folder, start, run=self.directory.root)
+            self.event_log = DebugEventLog(folder, int(time.time()), run=self.directory.root)
             optimizer = self.config.optimizer
             self.event(
                 "fit_start",
                 start,
                 plans.locate(start)[0] if start < plans.total else plans.epochs,
                 fit_start_data(
-                    rows,
+                    program.update.optimizer.rows,
+                    run=self.directory.root,
                     total_examples=facts["total_examples"],
                     training=facts["training"],
                     optimizer={
@@ -174,20 +161,24 @@ class DebugSession:
         self._rate = lambda update: max(rate(update) for rate in rates.values())
         self._update_in_epoch = update_in_epoch
 
-    def first_batch(self, batch: Mapping[str, Any], num_classes: Mapping[str, int]) -> None:
-        """The first batch of this process, before its update."""
-        self.event("data_sanity_check", self._first_update, 0, data_sanity_data(batch["label"], num_classes))
-        self.flags.debug_line("dataloader", lambda: flags.fact_lines("first batch", dict(batch)))
+    def first_batch(self, program: Program, batch: Mapping[str, Any], dataset: Dataset) -> None:
+        """The first batch of this process, before its update; the check covers it and the whole training split."""
+        if self._first_update == 0:
+            tables = [batch["label"].reshape(-1, len(self.tasks)), dataset.train.labels]
+            extremes = np.stack([pick(axis=0) for table in tables for pick in (table.min, table.max)])
+            self.event("data_sanity_check", 0, 0, data_sanity_data(extremes, dataset.num_classes))
+        self.reports.first_batch(program, batch, self._first_update)
 
     def epoch_start(self, program: Program, update: int, epoch: int) -> None:
         """Update `update` is the first of an epoch."""
         rates = self._rates(program.update.learning_rates, update)
         rows = program.update.optimizer.rows
         self.event("epoch_start", update, epoch, epoch_start_data(rows, rates, list(self.config.optimizer.betas)))
-        self.flags.debug_line("training_loop", lambda: f"epoch {epoch} starts at update {update}")
+        self.reports.debug.debug_line("training_loop", lambda: f"epoch {epoch} starts at update {update}")
 
-    def around_update(self, update: int) -> AbstractContextManager[Any]:
-        """The context in which update `update` is dispatched."""
+    def around_update(self, update: int, variant: str) -> AbstractContextManager[Any]:
+        """The context in which update `update` is dispatched, as the `variant` of the step."""
+        self.reports.before_update(update, variant)
         return self.profiler.before_step(update - self._first_update, update)
 
     def after_update(self, update: int, state: Any, outputs: Any, batch: Mapping[str, Any]) -> None:
@@ -211,31 +202,16 @@ class DebugSession:
         if self.detecting:
             self.monitor.consume(update, frames)
 
-    def log_point(self, row: Mapping[str, Any], step: int) -> None:
-        """A row of the training log was written."""
-        line = self.flags.debug_line
-        line("train_metrics", lambda: flags.fact_lines(f"training row of step {step}", dict(row)))
-        found = {name: value for name, value in row.items() if name.startswith("gradnorm/")}
-        if any(name.startswith("gradnorm/weight/") for name in found):
-            line("loss.gradnorm_metrics", lambda: flags.fact_lines(f"GradNorm at step {step}", found))
-            line("loss.verbose_gradnorm_logging", lambda: flags.dump_lines(f"row of step {step}", dict(row)))
-            line("loss.gradnorm_memory", lambda: flags.memory_lines(f"after step {step}", flags.device_memory()))
-
-    def boundary(self, step: int, epoch: int, due: Any, row: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """An epoch boundary was served."""
-        line = self.flags.debug_line
-        decisions = {phase.name: True for phase in due.phases} | {"checkpoint": due.save}
-        line("scheduling", lambda: flags.scheduling_lines(step, epoch, decisions, _numbers(row, "train/lr"), {}))
-        line("training_loop", lambda: f"epoch {epoch} ends after {step} updates; phases: {list(decisions)}")
-        line("dump_metrics", lambda: flags.dump_lines(f"metrics after step {step}", state))
-        if due.save:
-            line("checkpoint", lambda: f"checkpoint of step {step} saved")
+    def saved(self, step: int, state: Any) -> None:
+        """A checkpoint of `state` is being written; no event from before it may be lost to a kill after it."""
         if self.event_log is not None:
             self.event_log.flush()
+        self.reports.saved(step, state)
 
-    def phase(self, name: str, sums: Mapping[str, Any], values: Mapping[str, float]) -> None:
-        """A validation phase was evaluated."""
-        self.flags.debug_line("validation_metrics", lambda: flags.validation_lines(name, sums, values))
+    def boundary_served(self) -> None:
+        """An epoch boundary was served and everything of it written."""
+        if self.event_log is not None:
+            self.event_log.flush()
 
     def close(self) -> None:
         """Writes what is left; harmless when repeated."""
@@ -248,59 +224,6 @@ class DebugSession:
     @staticmethod
     def _rates(schedules: Mapping[str, Any], update: int) -> dict[str, float]:
         return {name: float(schedule(update)) for name, schedule in schedules.items()}
-
-    def _write_targets(self, update: int, epoch: int, found: Mapping[str, np.ndarray]) -> None:
-        """Lines of the flags that look at targets, from one measured update."""
-        line, label = self.flags.debug_line, found["label"]
-        line("loss.null_masking", lambda: flags.null_input_lines(label, self.tasks), "INPUT")
-        line(
-            "loss.null_masking",
-            lambda: flags.null_internal_lines(found["null"], found["keep"], self.tasks),
-            "INTERNAL",
-        )
-        line(
-            "loss.null_masking",
-            lambda: flags.null_summary_lines(
-                found["null"].sum(0).tolist(),
-                (found["null"] & found["keep"]).sum(0).tolist(),
-                len(label),
-                self.tasks,
-                probability=float(found["null_probability"]),
-                phase1=self.config.train.phase1_mask_null_loss,
-            ),
-            "SUMMARY",
-        )
-        for t, task in enumerate(self.tasks):
-            weights = self._class_weights.get(task)
-            if weights is None:
-                weights = np.ones(int(label[:, t].max()) + 1, np.float32)
-            losses = np.full(len(label), found["task_losses"][t], np.float32)
-            if self.flags.on("loss.class_weighting"):
-                line("loss.class_weighting", flags.class_weight_lines(task, label[:, t], weights, losses))
-        shown = found["preview"]
-        line(
-            "loss.taxonomy_smoothing",
-            lambda: flags.sample_loss_lines(
-                self.tasks[0], label[: len(shown), 0], shown[:, 0], np.full(len(shown), found["task_losses"][0])
-            ),
-            "FORWARD",
-        )
-
-
-def _measure_targets(inputs: ProbeInputs) -> dict[str, jax.Array]:
-    """Targets of the first micro-batch and the losses."""
-    return {
-        "label": inputs.batch["label"][0],
-        "null": inputs.null[0],
-        "keep": inputs.keep[0],
-        "task_losses": inputs.task_losses,
-        "null_probability": inputs.probabilities["null_mask_prob"],
-        "preview": inputs.preview,
-    }
-
-
-def _numbers(row: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    return {name: value for name, value in row.items() if name.startswith(prefix) and isinstance(value, float)}
 
 
 __all__ = ["DebugSession", "StepRecorder"]

@@ -120,7 +120,7 @@ def build_optimizer(
 
     Raises:
       ValueError: all problems of the section in one message: unknown optimizer, bad filter, filter without a match,
-        group left empty by earlier ones, wrong number of betas, everything frozen.
+        group left empty by earlier ones, wrong number of betas.
     """
     groups, filters, errors = _read_groups(settings, checkpoint_shapes, stage_of)
     assigned, overlaps = _assign(parameters, filters, errors)
@@ -128,8 +128,6 @@ def build_optimizer(
     betas = 3 if "ademamix" in used else 2
     if not len(settings.betas) >= betas or not all(0 <= beta < 1 for beta in settings.betas):
         errors.append(f"optimizer.betas = {tuple(settings.betas)}: need {betas} numbers in [0, 1)")
-    if parameters and not used and not errors:
-        errors.append("optimizer.parameter_groups freezes every parameter; nothing would be trained")
     if not 0 < settings.layer_decay <= 1:
         errors.append(f"optimizer.layer_decay = {settings.layer_decay}: must be in (0, 1]; 1 turns it off")
     if settings.layer_decay != 1 and layer_index is None:

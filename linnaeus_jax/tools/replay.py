@@ -1,6 +1,7 @@
 """Repeats the update of a crash bundle under the overflow detector, or under jax_debug_nans.
 
-    python -m linnaeus_jax.tools.replay RUN/crash/update_1234 [--debug-nans] [--frames 21]
+    python -m linnaeus_jax.tools.replay RUN/crash/update_1234 [--gradients] [--frames 21]
+    python -m linnaeus_jax.tools.replay RUN/crash/update_1234 --debug-nans
 
 The data files that the run was trained on must still be where its config says.
 """
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("bundle", type=Path, help="directory of the bundle")
     parser.add_argument("--debug-nans", action="store_true", help="re-run operation by operation under jax_debug_nans")
+    parser.add_argument("--gradients", action="store_true", help="record the backward pass, too")
     parser.add_argument("--frames", type=int, default=21, help="frames that the report shows")
     options = parser.parse_args(argv)
 
@@ -28,13 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from linnaeus_jax.trainer import UserError
 
     try:
-        return replay(options.bundle, frames=options.frames, debug_nans=options.debug_nans)
+        return replay(options.bundle, frames=options.frames, debug_nans=options.debug_nans, gradients=options.gradients)
     except (crash_bundle.BundleError, UserError) as error:
         print(error, file=sys.stderr)
         return 2
 
 
-def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False) -> int:
+def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradients: bool = False) -> int:
     """Makes the update again and reports; returns 1 if it is not finite again, 0 if it is finite this time.
 
     Raises:
@@ -53,6 +55,7 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False) -> int:
     config, update = crash_bundle.read_config(bundle)
     detector = config.debug.underflow_overflow
     detector.enabled, detector.max_frames_to_save = not debug_nans, frames
+    detector.gradients |= gradients
     detector.trace_batch_nums, detector.abort_after_batch_num = (), None
     config.debug.nans = debug_nans
     this = trainer.build(config, RunDirectory(bundle), write=False)
@@ -75,7 +78,8 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False) -> int:
         print(f"first frame that is not finite: {error.frame.name or '(the model)'} {error.frame.class_name}")
         return 1
     if not found.finite:
-        print("every module call is finite: the loss or the gradient is where it breaks; try --debug-nans")
+        hint = "the loss is where it breaks" if detector.gradients else "the loss or the gradient is; try --gradients"
+        print(f"every module call is finite: {hint} or --debug-nans")
         return 1
     print("finite this time: the other device, precision or version matters")
     return 0

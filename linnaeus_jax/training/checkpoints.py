@@ -116,6 +116,11 @@ class Checkpoints:
         )
         return found["state"], found["meta"]
 
+    def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the arrays of one checkpoint; empty where they cannot be told."""
+        stored = self._manager.item_metadata(step)["state"]
+        return {} if stored is None else leaf_shapes(stored.tree)
+
     def meta(self, step: int) -> dict[str, Any]:
         """The host part of one checkpoint alone."""
         return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
@@ -172,17 +177,21 @@ class Checkpoints:
                 logging.error("closing the checkpoints in %s failed: %s", self.directory, error)
 
 
+def _leaves(tree: Any) -> dict[str, Any]:
+    return {
+        ".".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Dotted name -> shape of every array of a state."""
+    return {name: tuple(leaf.shape) for name, leaf in _leaves(tree).items()}
+
+
 def _compare(stored: Any, wanted: Any, directory: Path, step: int) -> None:
     """Raises CheckpointError at the first leaf whose presence, shape or dtype differs."""
-
-    def leaves(tree: Any) -> dict[str, Any]:
-        found = jax.tree_util.tree_flatten_with_path(tree)[0]
-        return {
-            ".".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): leaf
-            for path, leaf in found
-        }
-
-    have, want = leaves(stored), leaves(wanted)
+    have, want = _leaves(stored), _leaves(wanted)
     problems = [f"{name} is in the checkpoint but not in this run" for name in sorted(have.keys() - want.keys())]
     problems += [f"{name} is in this run but not in the checkpoint" for name in sorted(want.keys() - have.keys())]
     for name in sorted(have.keys() & want.keys()):

@@ -22,8 +22,13 @@ class CompiledStep:
     name: str
     compiled: jax.stages.Compiled
     seconds: float
-    memory_bytes: int  # arguments, results and temporaries of one device
+    memory: dict[str, int]  # bytes of one device: arguments, results, reused for both, temporaries
     flops: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one device must have in all."""
+        return sum(self.memory.values()) - 2 * self.memory.get("reused", 0)
 
     def __call__(self, state: Any, batch: Any) -> Any:
         return self.compiled(state, batch)
@@ -43,16 +48,15 @@ def compile_step(step: Callable[..., Any], state: Any, batch: Any, placement: Pl
         donate_argnames=("state",),
     )
     compiled = jitted.lower(state, batch).compile()
-    memory = compiled.memory_analysis()
-    used = 0
-    if memory is not None:
-        used = (
-            memory.argument_size_in_bytes
-            + memory.output_size_in_bytes
-            + memory.temp_size_in_bytes
-            - memory.alias_size_in_bytes
-        )
+    analysis, memory = compiled.memory_analysis(), {}
+    if analysis is not None:
+        memory = {
+            "arguments": int(analysis.argument_size_in_bytes),
+            "results": int(analysis.output_size_in_bytes),
+            "reused": int(analysis.alias_size_in_bytes),
+            "temporaries": int(analysis.temp_size_in_bytes),
+        }
     cost = compiled.cost_analysis() or {}
-    found = CompiledStep(name, compiled, time.perf_counter() - started, int(used), float(cost.get("flops", 0.0)))
-    log.info("compiled %s step in %.1f s, %.0f MB per device", name, found.seconds, used / 1e6)
+    found = CompiledStep(name, compiled, time.perf_counter() - started, memory, float(cost.get("flops", 0.0)))
+    log.info("compiled %s step in %.1f s, %.0f MB per device", name, found.seconds, found.memory_bytes / 1e6)
     return found

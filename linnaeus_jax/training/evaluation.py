@@ -7,7 +7,7 @@ ones for `val_mask_<A>_<B>`. The convolutional stages do not see metadata and ar
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,7 @@ class Evaluator:
         *,
         predictions: bool = False,
         logits: bool = False,
+        after_first: Callable[[Mapping[str, Sums]], None] | None = None,
     ) -> Evaluation:
         """Runs all `phases` (name -> keep-mask bool [K]) over `batches`.
 
@@ -175,6 +176,7 @@ class Evaluator:
           task_weights: float32 [T], for `loss_weighted`.
           predictions: also keep what is said of every single row.
           logits: with the predictions, keep all logits; large for many classes.
+          after_first: gets the sums of every phase after one batch.
         """
         samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
         samples = samples if predictions or logits else ()
@@ -187,6 +189,9 @@ class Evaluator:
             if samples:
                 for name, part in fetch(found).items():
                     parts[name].append(part)
+            if after_first is not None:
+                after_first(fetch(sums))
+                after_first = None
         host = fetch(sums)
         return Evaluation(
             metrics={name: self._metrics(host[name]) for name in phases},

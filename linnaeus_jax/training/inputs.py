@@ -12,10 +12,11 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.dataset import Dataset, Split, build_dataset, resolve_sources
-from linnaeus_jax.data.images import FolderImages, ImageSource, open_images, verify_images
+from linnaeus_jax.data.images import FolderImages, ImageSource, open_images
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence, SamplerSettings, updates_per_epoch
+from linnaeus_jax.data.verify_images import verify_images
 from linnaeus_jax.schedules.level_switching import level_of_epoch
 
 

@@ -63,6 +63,7 @@ class Measured(struct.PyTreeNode):
     meta_valid: jax.Array  # int32 [K]
     model_state: Any
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows
+    sample_losses: jax.Array  # float32 [B, T], neither masked nor weighted
     frames: Any = None  # `debugging.frames.Frames` of the pass, where they are recorded
 
 
@@ -209,6 +210,7 @@ class Objective:
                 preview=jnp.stack(
                     [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()], axis=1
                 ),
+                sample_losses=jax.lax.stop_gradient(found.per_sample),
                 frames=frames,
             )
         return found.numerator / jnp.maximum(counts, 1.0), measured

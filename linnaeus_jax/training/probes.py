@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-
-T = TypeVar("T")
 
 
 class ProbeInputs(struct.PyTreeNode):
@@ -23,7 +21,6 @@ class ProbeInputs(struct.PyTreeNode):
     step: jax.Array  # int32 [], before the update
     params: Any  # before the update
     grads: Any  # of the weighted total, before clipping
-    updates: Any  # what is added to the parameters; zero where the update is skipped
     loss: jax.Array  # float32 []
     task_losses: jax.Array  # float32 [T]
     task_weights: jax.Array  # float32 [T]
@@ -34,6 +31,9 @@ class ProbeInputs(struct.PyTreeNode):
     keep: jax.Array  # bool [A, B, T], the label counts in the loss
     probabilities: dict[str, jax.Array]  # scheduled, by name
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows of the first micro-batch
+    sample_losses: jax.Array  # float32 [B, T] of the first micro-batch, neither masked nor weighted
+    #: what is added to the parameters, zero where the update is skipped; computed again for the probe that asks
+    updates: Callable[[], Any] = struct.field(pytree_node=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,27 +69,13 @@ def measure(probes: Sequence[Probe], inputs: ProbeInputs) -> dict[str, Any]:
     return found
 
 
-def where_due(
-    probes: Sequence[Probe],
-    step: jax.Array,
-    watched: Callable[[], tuple[T, dict[str, Any]]],
-    alone: Callable[[], T],
-) -> tuple[T, dict[str, Any]]:
-    """What `watched` returns at updates where a probe is due; what `alone` returns, with zeros, at the others.
-
-    Args:
-      watched: traced only where there are probes; returns (result, `measure` of all probes).
-      alone: the same result without measurements.
-    """
-    if not probes:
-        return alone(), {}
-    shapes = jax.eval_shape(watched)[1]
-
-    def unmeasured() -> tuple[T, dict[str, Any]]:
-        return alone(), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-    any_due = jnp.stack([step % probe.every == 0 for probe in probes]).any()
-    return jax.lax.cond(any_due, watched, unmeasured)
+def done(found: Mapping[str, Any]) -> jax.Array:
+    """bool [], True, but known only when everything in `found` is: what depends on it is computed later."""
+    values = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(found)]
+    if not values:
+        return jnp.bool_(True)
+    flat = jnp.concatenate(values)
+    return ~(flat.max() < flat.min())  # never less, not even with NaN; no compiler knows
 
 
 def due(probes: Sequence[Probe], update: int) -> list[Probe]:

@@ -165,8 +165,12 @@ def grad_sums(
     def body(total: GradSums, x: tuple[Batch, Targets, jax.Array]) -> tuple[GradSums, None]:
         part = one(*x)
         summed = jax.tree.map(jnp.add, total, part)
-        # statistics of the model are a running state and the preview shows the first rows: neither is a sum
-        kept = summed.measured.replace(model_state=part.measured.model_state, preview=total.measured.preview)
+        # statistics of the model are a running state, and what is shown of single rows is of the first: no sums
+        kept = summed.measured.replace(
+            model_state=part.measured.model_state,
+            preview=total.measured.preview,
+            sample_losses=total.measured.sample_losses,
+        )
         if objective.recorder is not None:
             kept = kept.replace(frames=objective.recorder.merge(total.measured.frames, part.measured.frames))
         return summed.replace(measured=kept), None
@@ -228,41 +232,38 @@ def apply(
         gradnorm_state, gradnorm_metrics = update.gradnorm.update(state.gradnorm, sums.gradnorm, labelled)
 
     rates = {name: rate(state.step) for name, rate in update.learning_rates.items()}
-    scheduled = _scheduled(objective, state.step)
-    measured, before = sums.measured, Learned(state.params, state.opt_state, state.ema)
 
+    def changes() -> Any:
+        found = _learn(update, state, grads, rates)[1]
+        return jax.tree.map(lambda u: jnp.where(finite, u, 0.0), found)
+
+    scheduled, measured = _scheduled(objective, state.step), sums.measured
+    inputs = probes.ProbeInputs(
+        step=state.step,
+        params=state.params,
+        grads=sums.grads,
+        loss=loss,
+        task_losses=sums.task_losses,
+        task_weights=weights,
+        counts=losses.kept_counts(targets.keep, batch["weight"]),
+        sums=measured.sums,
+        batch=batch,
+        null=targets.null,
+        keep=targets.keep,
+        probabilities=scheduled,
+        preview=measured.preview,
+        sample_losses=measured.sample_losses,
+        updates=changes,
+    )
+    seen = probes.measure(update.probes, inputs)
     # The optimizer stands in a branch of its own, which is compiled alike whether a run measures anything or not: what
-    # is learned does not depend on who watches, to the last bit.
-    def alone() -> Learned:
-        return jax.lax.cond(finite, lambda: _learn(update, state, grads, rates)[0], lambda: before)
-
-    def watched() -> tuple[Learned, dict[str, Any]]:
-        after, changes = jax.lax.cond(
-            finite,
-            lambda: _learn(update, state, grads, rates),
-            lambda: (before, jax.tree.map(jnp.zeros_like, state.params)),
-        )
-        return after, probes.measure(
-            update.probes,
-            probes.ProbeInputs(
-                step=state.step,
-                params=state.params,
-                grads=sums.grads,
-                updates=changes,
-                loss=loss,
-                task_losses=sums.task_losses,
-                task_weights=weights,
-                counts=losses.kept_counts(targets.keep, batch["weight"]),
-                sums=measured.sums,
-                batch=batch,
-                null=targets.null,
-                keep=targets.keep,
-                probabilities=scheduled,
-                preview=measured.preview,
-            ),
-        )
-
-    learned, seen = probes.where_due(update.probes, state.step, watched, alone)
+    # is learned does not depend on who watches, to the last bit. The branch waits for what was seen of the parameters,
+    # so that it may write over them; XLA would copy them for readers that could come later.
+    learned = jax.lax.cond(
+        finite & probes.done(seen),
+        lambda: _learn(update, state, grads, rates)[0],
+        lambda: Learned(state.params, state.opt_state, state.ema),
+    )
 
     def accepted(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)

@@ -274,7 +274,7 @@ class Site:
         found = trainer.build(self.config, RunDirectory(self.output_dir), write=False)
         levels = [self._console_level(MAIN), self._console_level(DATA)]
 
-        def evaluate(*_: Any) -> Any:
+        def evaluate(*_: Any, **__: Any) -> Any:
             levels.append(self._console_level(MAIN))
             return SimpleNamespace(metrics={}, curves={}, sums={})
 
@@ -371,15 +371,26 @@ class Site:
     def said(self) -> str:
         """What the flags say of a row of the training log with GradNorm values."""
         with mock.patch.object(logging.Logger, "debug") as debug:
-            self.session.log_point({"gradnorm/weight/taxa_L10": 1.0}, 4)
+            self.session.reports.log_point({f"gradnorm/weight/{task}": 1.0 for task in self.session.tasks}, 4)
         return "\n".join(call.args[1] for call in debug.call_args_list)
 
     def traces(self) -> list[Any]:
         """(update, directory, host tracer, python tracer) of every trace among ten updates."""
+        return self.profiled()[0]
+
+    def memory_profiles(self) -> list[str]:
+        """Names of the device memory profiles of ten updates."""
+        return self.profiled()[1]
+
+    def profiled(self) -> tuple[list[Any], list[str]]:
         settings, found = self.config.debug.profiler, []
         directory = RunDirectory(self.output_dir).resolve(settings.output_dir)
         profiler = StepProfiler(settings, directory)
-        with mock.patch.object(jax.profiler, "start_trace") as start, mock.patch.object(jax.profiler, "stop_trace"):
+        with (
+            mock.patch.object(jax.profiler, "start_trace") as start,
+            mock.patch.object(jax.profiler, "stop_trace"),
+            mock.patch.object(jax.profiler, "save_device_memory_profile") as memory,
+        ):
             for update in range(10):
                 with profiler.before_step(update, update):
                     pass
@@ -389,4 +400,4 @@ class Site:
                     found.append((update, str(where), options.host_tracer_level, options.python_tracer_level))
                     start.reset_mock()
                 profiler.after_step(jnp.zeros(()))
-        return found
+        return found, [Path(call.args[0]).name for call in memory.call_args_list]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from flax import linen as nn
 
+from linnaeus_jax.debugging.flag_reports import LOOKING_INSIDE
 from linnaeus_jax.debugging.flags import FLAGS, leaf
 from tests.config.effects import Site
 
@@ -707,7 +708,6 @@ add(
 # ---- debug; tests/debugging/test_session.py shows in a run with everything on that each flag has its say there
 DETECTOR = {"debug.underflow_overflow.enabled": True}
 PROFILER = {"debug.profiler.enabled": True}
-PROBING = ("augmentation", "loss.null_masking", "loss.class_weighting", "loss.taxonomy_smoothing")
 GRADNORM_FLAGS = ("loss.gradnorm_memory", "loss.gradnorm_metrics", "loss.verbose_gradnorm_logging")
 
 
@@ -721,7 +721,7 @@ def recorder(site: Site) -> Any:
 def flag_row(flag: str) -> Row:
     """Flags that look into the step add a probe, those of GradNorm comment on its updates, others on any run."""
     mark = f"[DEBUG_{leaf(flag).upper()}]"
-    if flag in PROBING:
+    if flag in LOOKING_INSIDE:
         return Row(True, lambda s: "flags" in [probe.name for probe in s.session.probes()], True)
     if flag in GRADNORM_FLAGS:
         return Row(True, lambda s: mark in s.said(), True)
@@ -760,4 +760,7 @@ add(
     schedule=Row((0, 1, 1, 3), lambda s: [update for update, *_ in s.traces()], [1, 3, 5], PROFILER),
     record_shapes=Row(True, lambda s: s.traces()[0][2], 2, PROFILER),
     with_stack=Row(True, lambda s: s.traces()[0][3], 1, PROFILER),
+    device_memory=Row(
+        True, Site.memory_profiles, ["device_memory_cycle_0001.prof", "device_memory_cycle_0002.prof"], PROFILER
+    ),
 )

@@ -135,6 +135,24 @@ def test_resume_sets_rows_aside(tmp_path):
     log.close()
 
 
+def test_runs_that_share_a_directory_keep_to_their_own(tmp_path):
+    """What one run sets aside and sums up are its own logs."""
+    shared, runs = tmp_path / "shared", [tmp_path / "one", tmp_path / "two"]
+    for number, root in enumerate(runs):
+        with DebugEventLog(shared, 5, run=root) as log:
+            data = el.fit_start_data((), run=root, total_examples=1, training={}, optimizer={})
+            log.event("fit_start", 0, 0, data)
+            for step in (0, 10, 20)[: 2 + number]:
+                log.event("training_step", step, 0, {"loss": 1.0})
+        assert json.loads(log.summary_path.read_text())["total_events"] == 3 + number
+    assert el.supersede(shared, 10, run=runs[0]) == 1
+    assert [len(lines(shared / f"debug_log_{second}.jsonl")) for second in (5, 6)] == [2, 4]
+    inside = runs[0] / "logs"
+    with DebugEventLog(inside, 1, run=runs[0]) as log:
+        log.event("training_step", 30, 0, {})
+    assert el.logs_of(runs[0], inside) == [log.path]
+
+
 ROWS = (
     ParameterRow("stem.0.weight", (3, 3, 3, 8), "default", "adamw", 0.05, 1.0),
     ParameterRow("stem.0.bias", (8,), "default", "adamw", 0.0, 1.0),
@@ -143,10 +161,11 @@ ROWS = (
 )
 
 
-def test_fit_start():
-    data = el.fit_start_data(ROWS, total_examples=10, training={"epochs": 3}, optimizer={"name": "muon"})
+def test_fit_start(tmp_path):
+    data = el.fit_start_data(ROWS, run=tmp_path, total_examples=10, training={"epochs": 3}, optimizer={"name": "muon"})
     assert (data["trainable_params"], data["frozen_params"], data["total_params"]) == (288, 40, 328)
     assert data["frozen_modules"] == ["head"]
+    assert data["run"] == str(tmp_path)
 
 
 def test_epoch_start():
@@ -178,7 +197,7 @@ def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
         step=jnp.int32(step),
         params=params,
         grads=params if grads is None else grads,
-        updates=jax.tree.map(lambda p: -1e-3 * p, params) if updates is None else updates,
+        updates=lambda: jax.tree.map(lambda p: -1e-3 * p, params) if updates is None else updates,
         loss=jnp.float32(2.5),
         task_losses=jnp.asarray([2.0, 3.0], jnp.float32),
         task_weights=jnp.ones(2),
@@ -189,6 +208,7 @@ def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
         keep=label != 0,
         probabilities={},
         preview=label[0] + 1,
+        sample_losses=jnp.ones((rows, len(TASKS))),
     )
 
 

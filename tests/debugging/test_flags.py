@@ -111,9 +111,10 @@ def test_texts_of_components():
     images = np.zeros((2, 4, 4, 3), np.float32)
     changed = images.copy()
     changed[1] = 1.0
-    text = "\n".join(f.augmentation_lines(["flip p=0.5"], images, changed))
-    assert "1. flip" in text
-    assert "1 of 2 images changed" in text
+    text = "\n".join(f.augmentation_lines([("input", images), ("flip", changed), ("erase", changed)]))
+    for part in ("in this order:", "input  0 of 2", "flip   1 of 2          0.5", "erase  0 of 2"):
+        assert part in text
+    assert f.augmentation_lines([("input", images)])[0] == "no augmentation is on"
     named = [type("Row", (), {"name": r.name, "shape": r.shape, "layer_type": "Conv"})() for r in ROWS]
     text = "\n".join(f.model_lines("mFormerV1_tiny", named))
     assert "mFormerV1_tiny: 264 numbers" in text
@@ -125,7 +126,6 @@ def test_texts_of_components():
 def test_texts_of_metrics():
     assert "chain" in "\n".join(f.validation_lines("val", {"chain": np.int32(3)}, {"loss": 1.5}))
     assert '"a": "NaN"' in "\n".join(f.dump_lines("state", {"a": float("nan")}))
-    assert f.wandb_lines(7, {"b": 1, "a": 2})[0] == "log at step 7: 2 values"
 
 
 def test_texts_of_taxonomy_and_weights():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.tools import profile_summary
 from linnaeus_jax.tools.profile_summary import length, overlap, self_times, union
@@ -31,7 +31,8 @@ def test_self_times_leave_out_nested_operations():
 def traces(tmp_path_factory):
     """Two cycles of a step that computes for some milliseconds, with 30 ms waits for input."""
     directory = tmp_path_factory.mktemp("profiler")
-    settings = SimpleNamespace(enabled=True, schedule=(0, 1, 3, 2), record_shapes=False, with_stack=False)
+    settings = get_config().debug.profiler
+    settings.enabled, settings.schedule = True, (0, 1, 3, 2)
     profiler = StepProfiler(settings, directory)
     step = jax.jit(lambda x: jnp.tanh(x @ x) + jnp.sin(x))
     x = step(jnp.full((300, 300), 0.01)).block_until_ready()

@@ -22,8 +22,10 @@ import pytest
 from linnaeus_jax.debugging.profiler import StepProfiler, profiler_state, schedule_errors
 
 
-def settings(schedule=(1, 1, 3, 2), *, enabled=True, stack=False, shapes=False):
-    return SimpleNamespace(enabled=enabled, schedule=schedule, record_shapes=shapes, with_stack=stack)
+def settings(schedule=(1, 1, 3, 2), *, enabled=True, stack=False, shapes=False, memory=False):
+    return SimpleNamespace(
+        enabled=enabled, schedule=schedule, record_shapes=shapes, with_stack=stack, device_memory=memory
+    )
 
 
 @jax.jit
@@ -81,6 +83,12 @@ def test_resumed_run_and_stacks(tmp_path):
     found, names = step_numbers(tmp_path)
     assert found == {"cycle_0001_from_40": [41]}
     assert any(name.startswith("$") and "profiler.py:" in name for name in names)
+
+
+def test_device_memory_profile_of_every_cycle(tmp_path):
+    train(StepProfiler(settings((0, 1, 1, 2), memory=True), tmp_path), 6)
+    for cycle in (1, 2):  # gzipped protocol buffers of pprof
+        assert gzip.decompress((tmp_path / f"device_memory_cycle_000{cycle}.prof").read_bytes())
 
 
 def test_disabled_writes_nothing(tmp_path):

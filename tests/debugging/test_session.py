@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from linnaeus_jax import trainer
 from linnaeus_jax.debugging.flags import FLAGS, leaf
+from linnaeus_jax.models import layers
 from linnaeus_jax.tools.replay import replay
 from linnaeus_jax.trainer import UserError, run
 from tests.tiny import tiny_config
@@ -104,6 +106,40 @@ def test_detector_names_the_frame_and_the_bundle_repeats_it(tmp_path, poison, ca
     assert "first frame that is not finite: norm_1 LayerNorm" in capsys.readouterr().out
     with np.load(bundle / "batch_0.npz") as batch:
         assert batch["image"].dtype == np.uint8
+    with pytest.raises(FloatingPointError, match="nan"):
+        replay(bundle, debug_nans=True)
+    jax.config.update("jax_debug_nans", False)
+
+
+class _Steep(nn.Module):
+    """GELU plus nothing, in a form whose derivative is NaN where x <= 0."""
+
+    @nn.compact
+    def __call__(self, x):
+        return jax.nn.gelu(x, approximate=False) + 0 * jnp.sqrt(jnp.maximum(x, 0))
+
+
+def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, capsys):
+    """The forward pass is finite; the first bad frame of the backward pass is the last module that has the fault."""
+    monkeypatch.setattr(layers, "Gelu", _Steep)
+    config = tiny_config(
+        tmp_path / "data",
+        train__epochs=1,
+        debug__underflow_overflow__enabled=True,
+        debug__underflow_overflow__gradients=True,
+    )
+    with pytest.raises(UserError, match="inf/nan detected"):
+        run(config, tmp_path / "run")
+    text = debug_text(tmp_path / "run")
+    assert "grad input[0] has nans" in text
+    assert "output has nans\n" not in text.split("grad input[0] has nans")[0]
+    assert "forward and gradient frames:" in text
+    (bundle,) = (tmp_path / "run" / "crash").iterdir()
+    assert replay(bundle) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first frame")]
+    name, kind = line.split()[-2:]
+    assert kind == "_Steep"
+    assert f" {name} _Steep" in text
 
 
 def test_crash_bundle_without_the_detector(tmp_path, poison):

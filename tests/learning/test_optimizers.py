@@ -236,8 +236,16 @@ def test_all_errors_at_once(fixtures):
         "optimizer.layer_decay = 0.5: this model does not number its layers",
     ):
         assert part in text
-    with pytest.raises(ValueError, match="freezes every parameter"):
-        build_optimizer(settings(groups={"all": {"filter": by_name(""), "frozen": True}}), parameters)
+
+
+def test_everything_may_be_frozen():
+    """Such a run changes nothing, and its event log says so."""
+    params, parameters = {"w": jnp.ones((3, 2))}, [Info("head.weight", ("w",), (3, 2))]
+    optimizer = build_optimizer(settings(groups={"all": {"filter": by_name(""), "frozen": True}}), parameters)
+    assert {row.optimizer for row in optimizer.rows} == {"frozen"}
+    direction, _ = optimizer.direction.update(params, optimizer.direction.init(params), params)
+    updates = optimizer.apply_learning_rates(direction, {"all": 1.0, "default": 1.0})
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(updates))
 
 
 def test_clipping(golden):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -71,12 +72,20 @@ def assert_same_rows(interrupted: Path, whole: Path) -> None:
     assert len(found) == len(expected)
 
 
+def events_of(workdir: Path) -> list[dict[str, Any]]:
+    """The event log of all starts without times and without what every start says of itself."""
+    paths = sorted((workdir / "logs" / "debug").glob("debug_log_*.jsonl"))
+    events = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    return [{**event, "timestamp": 0} for event in events if event["event_type"] != "fit_start"]
+
+
 def assert_same_end(interrupted: Path, whole: Path) -> None:
     expected, found = final_parameters(whole), final_parameters(interrupted)
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
     assert_same_rows(interrupted, whole)
+    assert events_of(interrupted) == events_of(whole)
     assert kept(interrupted) == kept(whole)
     states = [json.loads((path / "progress.json").read_text()) for path in (interrupted, whole)]
     assert states[0] == states[1]

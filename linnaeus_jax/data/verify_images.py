@@ -1,0 +1,118 @@
+"""Looks for missing image files before a run starts, with limits and a report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from linnaeus_jax.data.images import check_directory, identifier_text, image_path
+
+logger = logging.getLogger("linnaeus_jax.data")
+
+
+def _files_in(directory: str) -> set[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.name for entry in entries if entry.is_file()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def verify_images(
+    identifiers: Sequence[str] | np.ndarray,
+    directory: str | Path,
+    extension: str,
+    *,
+    max_missing_ratio: float = 0.0,
+    max_missing_count: int = 0,
+    num_workers: int = 8,
+    chunk_size: int = 1000,
+    log_missing: bool = True,
+    report_path: str | Path | None = None,
+) -> np.ndarray:
+    """Finds the rows whose image file does not exist, writes a JSON report and applies the limits.
+
+    Each directory that identifiers point into is listed once, instead of asking for every file.
+
+    Args:
+      identifiers: N file names or relative paths, one per row of the labels file.
+      directory: the image folder.
+      extension: see `image_path`.
+      max_missing_ratio: largest share of missing rows, literal even at 0; negative: no limit.
+      max_missing_count: largest number of missing rows, literal even at 0; negative: no limit.
+      num_workers: threads; <= 0: one per CPU.
+      chunk_size: rows per piece of work.
+      log_missing: list missing identifiers and rows in the report, and log the first 50.
+      report_path: JSON report, written before a limit aborts; None: no report.
+
+    Returns:
+      int64[m], the missing rows, ascending.
+
+    Raises:
+      FileNotFoundError: no such directory.
+      ValueError: both limits negative, or a chunk size below 1.
+      RuntimeError: a limit exceeded.
+    """
+    check_directory(directory)
+    if max_missing_ratio < 0 and max_missing_count < 0:
+        raise ValueError(
+            "data.hybrid.verify_images.max_missing_ratio and max_missing_count are both negative, so that nothing is "
+            "checked; set one of them to 0 or more, or set data.hybrid.verify_images.enabled to False"
+        )
+    if chunk_size < 1:
+        raise ValueError(f"data.hybrid.verify_images.chunk_size is {chunk_size}; it must be at least 1")
+    listings: dict[str, set[str]] = {}
+
+    def missing_in(start: int) -> list[int]:
+        missing = []
+        for row in range(start, min(start + chunk_size, len(identifiers))):
+            folder, name = os.path.split(image_path(directory, identifiers[row], extension))
+            if folder not in listings:  # two threads may list the same folder: harmless
+                listings[folder] = _files_in(folder)
+            if name not in listings[folder]:
+                missing.append(row)
+        return missing
+
+    workers = num_workers if num_workers > 0 else os.cpu_count() or 1
+    with ThreadPoolExecutor(workers, thread_name_prefix="verify-images") as pool:
+        found = [row for chunk in pool.map(missing_in, range(0, len(identifiers), chunk_size)) for row in chunk]
+    names = [identifier_text(identifiers[row]) for row in found]
+    ratio = len(found) / len(identifiers) if len(identifiers) else 0.0
+    hidden = f"Logging disabled ({len(found)} found)"
+    report = {
+        "total_images_checked": len(identifiers),
+        "missing_count": len(found),
+        "missing_ratio": ratio,
+        "images_dir": str(directory),
+        "verification_timestamp": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "missing_identifiers": sorted(set(names)) if log_missing else hidden,
+        "missing_indices": found if log_missing else hidden,
+    }
+    if report_path is not None:
+        Path(report_path).parent.mkdir(parents=True, exist_ok=True)
+        Path(report_path).write_text(json.dumps(report, indent=1))
+    logger.info("%s: %d of %d images are missing", directory, len(found), len(identifiers))
+    if log_missing:
+        for row, name in list(zip(found, names))[:50]:
+            logger.warning("%s: row %d: no file for %s", directory, row, name)
+    for key, value, limit in (
+        ("max_missing_count", len(found), max_missing_count),
+        ("max_missing_ratio", ratio, max_missing_ratio),
+    ):
+        if 0 <= limit < value:
+            raise RuntimeError(
+                f"{directory}: {len(found)} of {len(identifiers)} images are missing ({value:g}, more than "
+                f"data.hybrid.verify_images.{key} {limit:g}); restore them or raise the limit"
+                + (f"; report: {report_path}" if report_path is not None else "")
+            )
+    return np.asarray(found, np.int64)
+
+
+__all__ = ["verify_images"]

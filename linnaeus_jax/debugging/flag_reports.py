@@ -1,0 +1,251 @@
+"""What each debug flag says at each point of a run; the texts themselves are made in `flags`.
+
+Every method takes what is known at its point and does nothing where its flags are off. Numbers from inside the compiled
+step come through one probe, `targets`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnaeus_jax.debugging import flags
+from linnaeus_jax.debugging.flags import DebugFlags
+from linnaeus_jax.learning.augmentation import augment, cumulative_settings
+from linnaeus_jax.training.compilation import CompiledStep
+from linnaeus_jax.training.parallel import fetch
+from linnaeus_jax.training.probes import Probe, ProbeInputs
+from linnaeus_jax.training.program import Program
+
+#: updates between the lines of flags that look into the step
+PROBE_EVERY = 10
+#: images on which the effect of the augmentation is shown
+SHOWN_IMAGES = 16
+#: flags whose numbers are measured inside the step
+LOOKING_INSIDE = ("loss.null_masking", "loss.class_weighting", "loss.taxonomy_smoothing")
+
+
+class FlagReports:
+    """The lines of one run's debug flags.
+
+    Args:
+      tasks: in task order, finest first.
+      memory_profiles: directory for the device memory profile of DEBUG.LOSS.GRADNORM_MEMORY.
+      phase1: null labels never train.
+    """
+
+    def __init__(self, debug: DebugFlags, tasks: Sequence[str], memory_profiles: Path, *, phase1: bool) -> None:
+        self.debug = debug
+        self.tasks = tuple(tasks)
+        self.memory_profiles = memory_profiles
+        self.phase1 = phase1
+        self._class_weights: Mapping[str, np.ndarray] = {}
+
+    def targets(self) -> list[Probe]:
+        """The probe of the flags that look into the step; none where they are off."""
+        if not any(self.debug.on(flag) for flag in LOOKING_INSIDE):
+            return []
+        return [Probe("flags", PROBE_EVERY, _measure_targets, self._write_targets)]
+
+    # ---- start of a run
+
+    def opened(self, program: Program, facts: Mapping[str, Any], *, start: int) -> None:
+        """Update `start` comes next; `facts` are those of `run_facts`."""
+        line = self.debug.debug_line
+        self._class_weights = program.objective.class_weights or {}
+        optimizer, rates = program.update.optimizer, program.update.learning_rates
+        line("distributed", lambda: flags.fact_lines("processes and devices", flags.distributed_facts()))
+        line("model_build", lambda: flags.model_lines(facts["architecture"], program.parameters))
+        line(
+            "optimizer",
+            lambda: flags.optimizer_lines(
+                optimizer.rows, {name: float(rate(start)) for name, rate in rates.items()}, optimizer.overlaps
+            ),
+        )
+        line("dataloader", lambda: flags.fact_lines("input pipeline", facts["pipeline"]))
+        line("scheduling", lambda: facts["schedule_text"])
+        line("training_loop", lambda: flags.fact_lines("training loop", {"next update": start, **facts["loop"]}))
+        line("verbose_debug", lambda: flags.dump_lines("losses", facts["losses"]))
+        if self.debug.on("loss.taxonomy_smoothing"):
+            for task, lines in facts["taxonomy"]().items():
+                line("loss.taxonomy_smoothing", [f"{task}:", *lines])
+
+    def restoring(self, source: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """A checkpoint is about to be read; name -> shape of what it holds and of what this run needs."""
+        self.debug.debug_line("checkpoint", lambda: flags.checkpoint_diff_lines(saved, wanted, source))
+
+    def compiled(self, steps: Mapping[str, CompiledStep]) -> None:
+        """The variants of the step are compiled."""
+        for name, step in steps.items():
+            memory = {kind: f"{size / 2**20:.1f} MiB" for kind, size in step.memory.items()}
+            facts = {"seconds": step.seconds, "flops": step.flops, **memory}
+            for flag in ("training_loop", *(["loss.gradnorm_memory"] if len(steps) > 1 else [])):
+                self.debug.debug_line(flag, lambda: flags.fact_lines(f"compiled {name} step, per device", facts))  # noqa: B023
+
+    def first_batch(self, program: Program, batch: Mapping[str, Any], update: int) -> None:
+        """The first batch of this process, before its update; leading [A, B]."""
+        self.debug.debug_line("dataloader", lambda: flags.fact_lines("first batch", dict(batch)))
+        self.debug.debug_line("augmentation", lambda: _augmentation_lines(program, batch, update))
+
+    # ---- updates
+
+    def before_update(self, update: int, variant: str) -> None:
+        """Update `update` is dispatched next."""
+        if variant == "gradnorm":
+            self._memory(f"before GradNorm update {update}")
+
+    def log_point(self, row: Mapping[str, Any], step: int) -> None:
+        """A row of the training log was written."""
+        line = self.debug.debug_line
+
+        def part(*prefixes: str) -> dict[str, Any]:
+            return {name: value for name, value in row.items() if name.startswith(prefixes)}
+
+        line("train_metrics", lambda: flags.fact_lines(f"training row of step {step}", dict(row)))
+        inner = part("train/lr/", "train/grad_norm", "train/skipped", "gradnorm/total_norm")
+        line("optimizer", lambda: flags.fact_lines(f"update {step - 1}", inner))
+        pipeline = part("pipeline/")
+        if len(pipeline) > 1:
+            line("dataloader", lambda: flags.fact_lines(f"input pipeline at step {step}", pipeline))
+        if not part("gradnorm/weight/"):
+            return
+        kinds = [name.split("/")[1] for name in row if name.startswith("gradnorm/") and name.count("/") == 2]
+        table = {kind: [row[f"gradnorm/{kind}/{task}"] for task in self.tasks] for kind in dict.fromkeys(kinds)}
+        line("loss.gradnorm_metrics", lambda: [f"step {step}", *flags.gradnorm_lines(self.tasks, table)])
+        line("loss.verbose_gradnorm_logging", lambda: flags.dump_lines(f"row of step {step}", dict(row)))
+        self._memory(f"after GradNorm update {step - 1}")
+        self._memory_profile(step)
+
+    def _memory(self, stage: str) -> None:
+        self.debug.debug_line("loss.gradnorm_memory", lambda: flags.memory_lines(stage, flags.device_memory()))
+
+    def _memory_profile(self, step: int) -> None:
+        """What of the device's memory belongs to what, once per process."""
+        path = self.memory_profiles / f"gradnorm_memory_{step}.prof"
+        if self.debug.on("loss.gradnorm_memory") and not any(self.memory_profiles.glob("gradnorm_memory_*.prof")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            jax.profiler.save_device_memory_profile(str(path))
+            self.debug.debug_line("loss.gradnorm_memory", f"device memory profile for pprof: {path}")
+
+    # ---- boundaries
+
+    def first_validation_batch(self, sums: Mapping[str, Any]) -> None:
+        """The sums of every phase after one batch."""
+        self.debug.debug_line("dump_metrics", lambda: flags.dump_lines("sums after the first batch", _lists(sums)))
+
+    def phase(self, name: str, sums: Mapping[str, Any], values: Mapping[str, float]) -> None:
+        """A validation phase was evaluated."""
+        self.debug.debug_line("validation_metrics", lambda: flags.validation_lines(name, sums, values))
+
+    def saved(self, step: int, state: Any) -> None:
+        """A checkpoint of `state` is being written in the background."""
+
+        def lines() -> list[str]:
+            leaves = jax.tree.leaves(state)
+            size = sum(leaf.nbytes for leaf in leaves) / 2**20
+            return [f"checkpoint of step {step}: {len(leaves)} arrays, {size:.1f} MiB, written in the background"]
+
+        self.debug.debug_line("checkpoint", lines)
+
+    def retained(self, kept: Sequence[int], dropped: Sequence[int]) -> None:
+        """The retention of checkpoints acted."""
+        self.debug.debug_line("checkpoint", lambda: f"retention keeps {list(kept)} and removes {list(dropped)}")
+
+    def boundary(
+        self, step: int, epoch: int, due: Any, row: Mapping[str, Any], tracked: Mapping[str, Any], params: Any
+    ) -> None:
+        """An epoch boundary was served."""
+        line = self.debug.debug_line
+        decisions = {phase.name: True for phase in due.phases} | {"checkpoint": due.save}
+        rates = {name: x for name, x in row.items() if name.startswith("train/lr") and isinstance(x, float)}
+        line("scheduling", lambda: flags.scheduling_lines(step, epoch, decisions, rates, {}))
+        line("training_loop", lambda: f"epoch {epoch} ends after {step} updates; due: {list(decisions)}")
+        line("dump_metrics", lambda: flags.dump_lines(f"metrics after step {step}", tracked))
+        line(
+            "distributed",
+            lambda: (
+                f"parameters after step {step} have fingerprint {parameter_fingerprint(params):08x} here; it must be "
+                "the same in the files of all processes"
+            ),
+        )
+
+    # ---- targets and losses
+
+    def _write_targets(self, update: int, epoch: int, found: Mapping[str, np.ndarray]) -> None:
+        line, label, sample_losses = self.debug.debug_line, found["label"], found["sample_losses"]
+        null, keep = found["null"], found["keep"]
+        line("loss.null_masking", lambda: flags.null_input_lines(label, self.tasks), "INPUT")
+        line("loss.null_masking", lambda: flags.null_internal_lines(null, keep, self.tasks), "INTERNAL")
+        line(
+            "loss.null_masking",
+            lambda: flags.null_summary_lines(
+                null.sum(0).tolist(),
+                (null & keep).sum(0).tolist(),
+                len(label),
+                self.tasks,
+                probability=float(found["null_probability"]),
+                phase1=self.phase1,
+            ),
+            "SUMMARY",
+        )
+        for t, task in enumerate(self.tasks):
+            weights = self._class_weights.get(task, np.ones(int(label[:, t].max()) + 1, np.float32))
+            if self.debug.on("loss.class_weighting"):
+                line("loss.class_weighting", flags.class_weight_lines(task, label[:, t], weights, sample_losses[:, t]))
+        shown = found["preview"][:, 0]
+        line(
+            "loss.taxonomy_smoothing",
+            lambda: flags.sample_loss_lines(
+                self.tasks[0], label[: len(shown), 0], shown, sample_losses[: len(shown), 0]
+            ),
+            "FORWARD",
+        )
+
+
+def _measure_targets(inputs: ProbeInputs) -> dict[str, jax.Array]:
+    """Targets, predictions and losses of the first micro-batch."""
+    return {
+        "label": inputs.batch["label"][0],
+        "null": inputs.null[0],
+        "keep": inputs.keep[0],
+        "sample_losses": inputs.sample_losses,
+        "null_probability": inputs.probabilities["null_mask_prob"],
+        "preview": inputs.preview,
+    }
+
+
+def _augmentation_lines(program: Program, batch: Mapping[str, Any], update: int) -> list[str]:
+    """Order of the augmentations, where they run, and what they do to the first images."""
+    objective = program.objective
+    image, row = (np.asarray(batch[name])[0, :SHOWN_IMAGES] for name in ("image", "row"))
+    key, run = objective.key("augment", jnp.int32(update)), jax.jit(augment, static_argnums=3)
+    stages = [(name, fetch(run(image, row, key, upto))) for name, upto in cumulative_settings(objective.augmentation)]
+    return [
+        *flags.augmentation_lines(stages),
+        f"settings: {objective.augmentation}",
+        f"then mixing with partners: {objective.mix or 'off'}",
+        f"all of it inside the compiled step, on {jax.default_backend()}",
+    ]
+
+
+@jax.jit
+def _fingerprint(params: Any) -> jax.Array:
+    bits = [jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32) for x in jax.tree.leaves(params)]
+    return jnp.sum(jnp.stack([jnp.sum(x, dtype=jnp.uint32) for x in bits]), dtype=jnp.uint32)
+
+
+def parameter_fingerprint(params: Any) -> int:
+    """Sum of the bits of this process's copy of replicated parameters: equal parameters have equal ones."""
+    return int(fetch(_fingerprint(jax.tree.map(lambda x: x.addressable_data(0), params))))
+
+
+def _lists(sums: Mapping[str, Any]) -> dict[str, Any]:
+    return jax.tree.map(lambda x: np.asarray(x).tolist(), dict(sums))
+
+
+__all__ = ["FlagReports", "parameter_fingerprint"]

@@ -1,0 +1,94 @@
+"""Event logs of real runs in which something is wrong, and what the analyser says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from linnaeus_jax import trainer
+from linnaeus_jax.config.defaults import complete_open_nodes
+from linnaeus_jax.tools import analyze_debug_logs
+from linnaeus_jax.trainer import run
+from tests.tiny import tiny_config
+
+pytestmark = pytest.mark.slow
+
+#: enough updates of the tiny data for one measurement of the parameters
+EPOCHS = 9
+
+
+def events(root: Path, event_type: str) -> list[dict[str, Any]]:
+    (path,) = (root / "logs" / "debug").glob("debug_log_*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row["data"] for row in rows if row["event_type"] == event_type]
+
+
+def diagnosis(root: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, set[str]]:
+    """What the analyser prints, and the signs of the summary that the run wrote."""
+    (summary,) = (root / "logs" / "debug").glob("debug_summary_*.json")
+    signs = {finding["sign"] for finding in json.loads(summary.read_text())["findings"]}
+    capsys.readouterr()
+    assert analyze_debug_logs.main([str(root / "logs" / "debug"), "--strict"]) == 2
+    return capsys.readouterr().out, signs
+
+
+def freeze(config: ConfigDict) -> None:
+    everything = {"type": "name", "patterns": ("",), "match_type": "contains"}
+    with config.unlocked():
+        config.optimizer.parameter_groups.enabled = True
+        config.optimizer.parameter_groups.everything = ConfigDict({"filter": everything, "frozen": True})
+    complete_open_nodes(config)
+
+
+def test_frozen_parameters(tmp_path, capsys):
+    config = tiny_config(tmp_path / "data", train__epochs=EPOCHS)
+    freeze(config)
+    run(config, tmp_path / "run")
+    text, signs = diagnosis(tmp_path / "run", capsys)
+    (start,) = events(tmp_path / "run", "fit_start")
+    assert (start["trainable_params"], start["frozen_params"]) == (0, start["total_params"])
+    (moved,) = events(tmp_path / "run", "param_updates")
+    assert moved["no_updates"] is True
+    assert moved["num_params_updated"] == 0
+    assert moved["num_params_total"] > 100
+    assert "no_updates" in signs
+    assert "NO parameter updates" in text
+    assert "frozen" in text
+    steps = [step["loss"] for step in events(tmp_path / "run", "training_step")]
+    assert np.ptp(steps) < 1.0
+
+
+def test_learning_rate_zero(tmp_path, capsys):
+    run(tiny_config(tmp_path / "data", train__epochs=EPOCHS, lr_scheduler__base_lr=0.0), tmp_path / "run")
+    text, signs = diagnosis(tmp_path / "run", capsys)
+    (moved,) = events(tmp_path / "run", "param_updates")
+    assert moved["no_updates"] is True
+    assert all(norm["total_norm"] > 1e-3 for norm in events(tmp_path / "run", "gradient_stats"))
+    assert {step["learning_rate"] for step in events(tmp_path / "run", "training_step")[1:]} == {0.0}
+    assert "no_updates" in signs
+    assert "learning rate" in text
+
+
+def test_label_out_of_range(tmp_path, capsys, monkeypatch):
+    """As if the labels had been numbered for another list of classes."""
+
+    def built(*args: Any, **kwargs: Any) -> Any:
+        this = original(*args, **kwargs)
+        split = this.inputs.dataset.train
+        split.table.label[split.rows[3], 0] = 11  # there are 9 classes
+        return this
+
+    original = trainer.build
+    monkeypatch.setattr(trainer, "build", built)
+    run(tiny_config(tmp_path / "data", train__epochs=1), tmp_path / "run")
+    (check,) = events(tmp_path / "run", "data_sanity_check")
+    assert (check["label_max"], check["expected_max"], check["labels_valid"]) == (11, 8, False)
+    assert check["tasks"]["taxa_L20"]["labels_valid"] is True
+    text, signs = diagnosis(tmp_path / "run", capsys)
+    assert "labels_out_of_range" in signs
+    assert "taxa_L10" in text
