@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import json
 import logging
 import os
 import time
@@ -24,7 +23,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.dataset import write_assets
-from linnaeus_jax.data.loader import PipelineStats, TrainLoader
+from linnaeus_jax.data.loader import TrainLoader
 from linnaeus_jax.debugging.overflow import BatchLimitReached, OverflowDetected
 from linnaeus_jax.debugging.run_facts import run_facts
 from linnaeus_jax.debugging.session import DebugSession
@@ -57,7 +56,7 @@ from linnaeus_jax.training.parallel import Placement
 from linnaeus_jax.training.program import Program, build_program
 from linnaeus_jax.training.recorder import LogPoint, NonFiniteError, TrainRecorder, host_floats
 from linnaeus_jax.training.remote_sync import RemoteSync
-from linnaeus_jax.training.run_directory import RunDirectory, config_difference, plain
+from linnaeus_jax.training.run_directory import RunDirectory, plain, resume_notes
 from linnaeus_jax.training.state import IntervalSums, TrainState
 from linnaeus_jax.training.validate import config_errors
 
@@ -285,7 +284,7 @@ def restore(this: Run) -> bool:
         log.warning("train.resume_skip_optimizer: the optimizer starts anew at step %d", step)
         this.state = this.state.replace(opt_state=fresh_state(this).opt_state)
     this.checkpoints.forget_after(step)
-    for line in _resume_notes(this, step, meta):
+    for line in resume_notes(step, meta, plain(this.config), versions.versions()):
         log.info("%s", line)
     after = this.checkpoints.finished_boundary(step)
     for warning in this.host.load_json(meta["host"] if after is None else after, this.resolved):
@@ -460,7 +459,7 @@ def write_log_point(this: Run, loader: TrainLoader) -> None:
     row["train/images_per_sec"] = this.throughput.images_per_second
     row["pipeline/wait_share"] = this.throughput.wait_share
     if "pipeline" in point.streams:
-        row |= pipeline_row(loader.stats())
+        row |= loader.stats().row()
     this.host.tracker.update_latest({name: value for name, value in row.items() if name.startswith("gradnorm/")})
     everywhere = not point.streams.isdisjoint(("wandb", "lr", "pipeline", "gradnorm"))
     this.sinks.write("train", point.step, point.epoch, row, everywhere=everywhere)
@@ -571,7 +570,9 @@ def finish(this: Run) -> dict[str, float]:
     this.checkpoints.wait()
     if this.lead:
         plot_schedule(
-            this.resolved, this.directory.assets / "schedule.png", applied=applied_rates(this.directory.metrics_log)
+            this.resolved,
+            this.directory.assets / "schedule.png",
+            applied=MetricsLog(this.directory.metrics_log).applied_rates(),
         )
     final = this.host.tracker.final_metrics()
     if this.lead:
@@ -589,58 +590,9 @@ def finish(this: Run) -> dict[str, float]:
     return final
 
 
-def applied_rates(metrics_log: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Learning rates that the updates really used: group -> (0-based updates, rates)."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
-    for line in metrics_log.read_text().splitlines() if metrics_log.exists() else ():
-        row = json.loads(line)
-        for name, value in row.items():
-            if name.startswith("train/lr/") and isinstance(value, float):
-                updates, rates = found.setdefault(name.removeprefix("train/lr/"), ([], []))
-                updates.append(row["global_step"] - 1)
-                rates.append(value)
-    return found
-
-
-def pipeline_row(stats: PipelineStats) -> dict[str, float]:
-    """Documented names of the input pipeline's counters; rates in images, times in seconds per batch and thread."""
-    cache = stats.cache
-    batches = max(stats.batches + stats.processed_batch_q, 1)
-    elapsed = max(stats.elapsed_seconds, 1e-9)
-    return {
-        "pipeline/queue_depths/batch_index_q": stats.batch_index_q,
-        "pipeline/queue_depths/preprocess_q": stats.preprocess_q,
-        "pipeline/queue_depths/processed_batch_q": stats.processed_batch_q,
-        "pipeline/cache/size": cache.percent,
-        "pipeline/cache/hits": cache.hits,
-        "pipeline/cache/misses": cache.misses,
-        "pipeline/cache/evictions": cache.evictions,
-        "pipeline/throughput/prefetch": stats.samples / elapsed,
-        "pipeline/throughput/preprocess": stats.samples / max(stats.decode_seconds, 1e-9),
-        "pipeline/timing/prefetch_times": stats.read_seconds / batches,
-        "pipeline/timing/preprocess_times": stats.decode_seconds / batches,
-        "pipeline/wait_frac": stats.wait_seconds / elapsed,
-    }
-
-
 def _epoch_line(epoch: int, row: dict[str, Any]) -> str:
     names = [name for name in row if name.endswith(("/loss", "/chain_accuracy")) and "core" not in name]
     return f"epoch {epoch}: " + ", ".join(f"{name} {row[name]:.4f}" for name in names if "val_mask/" not in name)
-
-
-def _resume_notes(this: Run, step: int, meta: dict[str, Any]) -> list[str]:
-    """What a person should know when a run continues: config differences, versions, another length."""
-    notes = [
-        f"config changed: {key}: {old!r} -> {new!r}"
-        for key, old, new in config_difference(meta["config"], plain(this.config))
-    ]
-    now = versions.versions()
-    notes += [
-        f"version changed: {name}: {old} -> {now.get(name)}"
-        for name, old in meta["versions"].items()
-        if now.get(name) != old
-    ]
-    return notes or [f"resuming at update {step} with the same configuration and versions"]
 
 
 __all__ = ["Run", "TrainLoader", "UserError", "run"]

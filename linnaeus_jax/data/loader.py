@@ -42,6 +42,24 @@ class PipelineStats:
     elapsed_seconds: float = 0.0  # since the first batch was asked for
     cache: CacheStats = field(default_factory=CacheStats)
 
+    def row(self) -> dict[str, float]:
+        """Under the documented names; rates in images per second, times in seconds per batch and thread."""
+        batches, elapsed = max(self.batches + self.processed_batch_q, 1), max(self.elapsed_seconds, 1e-9)
+        return {
+            "pipeline/queue_depths/batch_index_q": self.batch_index_q,
+            "pipeline/queue_depths/preprocess_q": self.preprocess_q,
+            "pipeline/queue_depths/processed_batch_q": self.processed_batch_q,
+            "pipeline/cache/size": self.cache.percent,
+            "pipeline/cache/hits": self.cache.hits,
+            "pipeline/cache/misses": self.cache.misses,
+            "pipeline/cache/evictions": self.cache.evictions,
+            "pipeline/throughput/prefetch": self.samples / elapsed,
+            "pipeline/throughput/preprocess": self.samples / max(self.decode_seconds, 1e-9),
+            "pipeline/timing/prefetch_times": self.read_seconds / batches,
+            "pipeline/timing/preprocess_times": self.decode_seconds / batches,
+            "pipeline/wait_frac": self.wait_seconds / elapsed,
+        }
+
 
 class _Counters:
     """Mutable counters under one lock."""

@@ -38,7 +38,7 @@ PARAM_UPDATES_EVERY = 50
 MOVING = 1e-8 / PARAM_UPDATES_EVERY
 SUPERSEDED = "events.superseded.jsonl"
 _SAMPLES, _TOP = 10, 10
-_REDUCE_FROM = (np.float32(-np.inf), np.float32(np.inf), np.float32(0))  # max, min, sum
+_REDUCE_FROM = (np.int32(0), np.int32(np.iinfo(np.int32).max), np.float32(0))  # max and min of bits, sum
 
 
 class DebugEventLog:
@@ -368,14 +368,18 @@ def _measure_training_step(inputs: ProbeInputs) -> dict[str, jax.Array]:
 
 
 def _measure_gradients(inputs: ProbeInputs) -> dict[str, jax.Array]:
-    """Per leaf: L2 norm, largest and smallest |g| (float32 [L]); the largest is not finite where any entry is not."""
+    """Per leaf: L2 norm, largest and smallest |g| (float32 [L]); the largest is NaN where any entry is."""
     found = []
     for grad in jax.tree.leaves(inputs.grads):
         size = jnp.abs(grad.astype(jnp.float32))
+        bits = jax.lax.bitcast_convert_type(size, jnp.int32)  # XLA on CPU may lose a NaN among floating-point numbers
         # one reduction instead of three: hundreds of leaves take a third of the time to compile
-        found.append(jax.lax.reduce((size, size, size * size), _REDUCE_FROM, _max_min_sum, tuple(range(size.ndim))))
+        found.append(jax.lax.reduce((bits, bits, size * size), _REDUCE_FROM, _max_min_sum, tuple(range(size.ndim))))
     largest, smallest, squares = (jnp.stack(values) for values in zip(*found, strict=True))
-    return {"norms": jnp.sqrt(squares), "max": largest, "min": smallest}
+    magnitudes = {
+        name: jax.lax.bitcast_convert_type(x, jnp.float32) for name, x in (("max", largest), ("min", smallest))
+    }
+    return {"norms": jnp.sqrt(squares), **magnitudes}
 
 
 def _max_min_sum(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

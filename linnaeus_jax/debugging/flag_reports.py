@@ -16,8 +16,8 @@ import numpy as np
 
 from linnaeus_jax.debugging import flags
 from linnaeus_jax.debugging.flags import DebugFlags
-from linnaeus_jax.learning.augmentation import augment, cumulative_settings
 from linnaeus_jax.training.compilation import CompiledStep
+from linnaeus_jax.training.input_stages import stage_images
 from linnaeus_jax.training.parallel import fetch
 from linnaeus_jax.training.probes import Probe, ProbeInputs
 from linnaeus_jax.training.program import Program
@@ -222,13 +222,12 @@ def _measure_targets(inputs: ProbeInputs) -> dict[str, jax.Array]:
 def _augmentation_lines(program: Program, batch: Mapping[str, Any], update: int) -> list[str]:
     """Order of the augmentations, where they run, and what they do to the first images."""
     objective = program.objective
-    image, row = (np.asarray(batch[name])[0, :SHOWN_IMAGES] for name in ("image", "row"))
-    key, run = objective.key("augment", jnp.int32(update)), jax.jit(augment, static_argnums=3)
-    stages = [(name, fetch(run(image, row, key, upto))) for name, upto in cumulative_settings(objective.augmentation)]
+    stages, notes = stage_images(objective, batch, update, SHOWN_IMAGES)
     return [
-        *flags.augmentation_lines(stages),
+        *flags.augmentation_lines(list(stages.items())),
+        *(f"{name}, image {i}: {note}" for name, found in notes.items() for i, note in enumerate(found)),
         f"settings: {objective.augmentation}",
-        f"then mixing with partners: {objective.mix or 'off'}",
+        f"mixing: {objective.mix or 'off'}",
         f"all of it inside the compiled step, on {jax.default_backend()}",
     ]
 

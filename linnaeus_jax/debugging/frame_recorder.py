@@ -19,7 +19,7 @@ from flax import struct
 from flax.core.scope import union_filters
 
 from linnaeus_jax.debugging.frame_table import VARIABLE, Call, Path, pack, pack_gradients, stacks_of
-from linnaeus_jax.debugging.frames import Frames, FrameSpec, by_rows, extremes, measure
+from linnaeus_jax.debugging.frames import Frames, FrameSpec, by_rows, extremes, measure, over_axis
 from linnaeus_jax.models.names import canonical_name
 
 #: variable collections of the recorder; `nn.scan` and `nn.vmap` must give them an axis, e.g. variable_axes={True: 0}
@@ -43,10 +43,7 @@ class GradientSlots(struct.PyTreeNode):
     def over_first_axis(self) -> GradientSlots:
         """Extremes over gradients that were measured together, e.g. those of several losses by `jax.vmap`."""
 
-        def over(slot: jax.Array) -> jax.Array:
-            return jnp.stack([slot[..., 0, :].min(axis=0), slot[..., 1, :].max(axis=0)], axis=-2)
-
-        return self.replace(values=jax.tree.map(over, self.values))
+        return self.replace(values=jax.tree.map(lambda slot: over_axis(slot, 0), self.values))
 
     def frames(self, param_grads: Mapping[str, Any]) -> Frames:
         """The gradient frames, if this is a gradient with respect to slots.

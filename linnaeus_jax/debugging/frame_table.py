@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.debugging.frames import Frames, FrameSpec, extremes
+from linnaeus_jax.debugging.frames import Frames, FrameSpec, extremes, over_axis
 
 #: name under which a module holds what was recorded of its calls; no module or parameter can have it
 VARIABLE = "__frame__"
@@ -53,13 +53,11 @@ class _Rows:
         """(`Frames.rows`, where each handle's first row stands)."""
         extremes, offset, first = [jnp.zeros((0, 2))], 0, {}
         for n, parts in self._groups.items():
-            group = jnp.concatenate(parts)
-            extremes.append(jnp.stack([group[:, 0].min(axis=-1), group[:, 1].max(axis=-1)], axis=1))
+            extremes.append(over_axis(jnp.concatenate(parts), -1))
             first[n], offset = offset, offset + self._filled[n]
         low, high = jnp.concatenate(extremes).T
-        nan = jnp.isnan(low)
-        infinite = jnp.isinf(high).astype(low.dtype)
-        rows = jnp.stack([low, jnp.where(nan, low, high), nan.astype(low.dtype), infinite], axis=1)
+        nan, infinite = jnp.isnan(low), jnp.isinf(high)
+        rows = jnp.stack([low, jnp.where(nan, low, high), nan.astype(low.dtype), infinite.astype(low.dtype)], axis=1)
         return rows, [first[n] + position for n, position in self._added]
 
 

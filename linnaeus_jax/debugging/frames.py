@@ -97,8 +97,11 @@ def merge(a: Frames, b: Frames) -> Frames:
             f"frames of different passes cannot be merged: {len(a.table)} and {len(b.table)} frames, or other rows; "
             "record both with the same model and arguments of the same kinds"
         )
-    low = jnp.minimum(a.rows[:, :1], b.rows[:, :1])
-    return a.replace(rows=jnp.concatenate([low, jnp.maximum(a.rows[:, 1:], b.rows[:, 1:])], axis=1))
+    both = jnp.stack([a.rows[:, :2], b.rows[:, :2]])[..., None]
+    low, high = over_axis(both, 0)[..., 0].T
+    flags = jnp.maximum(a.rows[:, 2:], b.rows[:, 2:])
+    rows = jnp.stack([low, jnp.where(flags[:, 0] > 0, low, high), *flags.T], axis=1)
+    return a.replace(rows=rows)
 
 
 def concatenate(a: Frames, b: Frames) -> Frames:
@@ -111,19 +114,45 @@ def concatenate(a: Frames, b: Frames) -> Frames:
     return Frames(jnp.concatenate([a.rows, b.rows]), (*a.table, *later))
 
 
+def magnitude_bits(x: jax.Array) -> jax.Array:
+    """Bit patterns of |x|: integers in the order of the magnitudes, infinity above all numbers, every NaN -1.
+
+    Minima and maxima are taken of these, because XLA on CPU may lose a NaN in a minimum of floating-point numbers
+    (which operand wins depends on how the reduction was compiled).
+
+    Args:
+      x: float32 or float64 (anything else is taken as float32).
+    """
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    integer = jnp.int64 if dtype == jnp.float64 else jnp.int32
+    bits = lax.bitcast_convert_type(jnp.abs(x).astype(dtype), integer)
+    infinity = np.asarray(np.inf, dtype).view(integer)
+    if x.dtype == jnp.float16:
+        # A fused computation may hold more range than the type, which rounds magnitudes from 65520 to infinity.
+        bits = jnp.where((bits >= np.float32(65520).view(np.int32)) & (bits <= infinity), infinity, bits)
+    return jnp.where(bits > infinity, jnp.asarray(-1, integer), bits)
+
+
+def from_bits(bits: jax.Array) -> jax.Array:
+    """The magnitudes of `magnitude_bits`."""
+    return lax.bitcast_convert_type(bits, jnp.float64 if bits.dtype == jnp.int64 else jnp.float32)
+
+
 @jax.jit
 def extremes(x: jax.Array) -> jax.Array:
     """[2, rows] of x [rows, n]: least magnitude, NaN where there is one, and greatest magnitude among the others."""
-    dtype = x.dtype
-    x = jnp.abs(x)
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    if dtype == jnp.float16:
-        # A fused computation may hold more range than the type, which rounds magnitudes from 65520 to infinity.
-        x = jnp.where(x >= 65520, jnp.inf, x)
-    known = jnp.where(jnp.isnan(x), jnp.zeros_like(x), x)
-    start = (jnp.asarray(jnp.inf, x.dtype), jnp.asarray(0, x.dtype))
+    bits = magnitude_bits(x)
+    start = (jnp.asarray(jnp.iinfo(bits.dtype).max, bits.dtype), jnp.asarray(-1, bits.dtype))
     # One pass for both: XLA on CPU runs this as fast as a copy, and two single reductions several times slower.
-    return jnp.stack(lax.reduce((x, known), start, lambda p, q: (lax.min(p[0], q[0]), lax.max(p[1], q[1])), (1,)))
+    least, greatest = lax.reduce((bits, bits), start, lambda p, q: (lax.min(p[0], q[0]), lax.max(p[1], q[1])), (1,))
+    return from_bits(jnp.stack([least, greatest]))
+
+
+def over_axis(extremes: jax.Array, axis: int) -> jax.Array:
+    """`extremes` [..., 2, n] of several values taken together, along one of the axes before the last two, or -1."""
+    bits = magnitude_bits(extremes)
+    low, high = bits[..., 0, :], bits[..., 1, :]
+    return from_bits(jnp.stack([low.min(axis=axis), high.max(axis=axis)], axis=-1 if axis == -1 else -2))
 
 
 def by_rows(value: jax.Array) -> jax.Array:
@@ -147,4 +176,15 @@ def measure(value: Any, *, batched: bool) -> jax.Array | str:
     return extremes(by_rows(value) if batched else value.reshape(1, -1))
 
 
-__all__ = ["Frame", "FrameSpec", "Frames", "Row", "by_rows", "concatenate", "extremes", "measure", "merge"]
+__all__ = [
+    "Frame",
+    "FrameSpec",
+    "Frames",
+    "Row",
+    "by_rows",
+    "concatenate",
+    "extremes",
+    "measure",
+    "merge",
+    "over_axis",
+]

@@ -75,3 +75,15 @@ class MetricsLog:
                 file.writelines(line + "\n" for line in moved)
             write_atomically(self.path, "".join(line + "\n" for line in kept))
         return len(moved)
+
+    def applied_rates(self) -> dict[str, tuple[list[int], list[float]]]:
+        """Learning rates that the updates really used: group -> (0-based updates, rates)."""
+        found: dict[str, tuple[list[int], list[float]]] = {}
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            row = json.loads(line)
+            for name, value in row.items():
+                if name.startswith("train/lr/") and isinstance(value, float):
+                    updates, rates = found.setdefault(name.removeprefix("train/lr/"), ([], []))
+                    updates.append(row["global_step"] - 1)
+                    rates.append(value)
+        return found

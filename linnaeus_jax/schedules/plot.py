@@ -43,11 +43,14 @@ def plot_schedule(
     rate_axes, probability_axes, event_axes = figure.subplots(3, 1, sharex=True, height_ratios=(4, 3, 2))
 
     rates = build_scheduler(resolved)
+    frozen = {spec.group for spec in resolved.learning_rates if spec.frozen}
     colors = {spec.group: f"C{index % 10}" for index, spec in enumerate(specs)}
     for spec in specs:
         label = f"{spec.group} ({spec.name}, peak {spec.peak:.3g})"
         rate_axes.plot(steps, rates[spec.group](steps), color=colors[spec.group], label=label)
     for group, (when, values) in (applied or {}).items():
+        if group in frozen:
+            continue
         rate_axes.plot(when, values, ".", ms=5, color=colors[group], mec="black", mew=0.3, label=f"{group}, applied")
     lowest = min((spec.min_lr for spec in specs if spec.min_lr > 0), default=0.0)
     peaks = [spec.peak for spec in specs if spec.peak > 0]
@@ -56,7 +59,8 @@ def plot_schedule(
     else:
         rate_axes.yaxis.set_major_formatter("{x:.3g}")  # no offset text, which would cover the epoch axis
     rate_axes.set_ylabel("learning rate")
-    rate_axes.legend(loc="best", fontsize=9)
+    if specs:
+        rate_axes.legend(loc="best", fontsize=9)
     rate_axes.grid(alpha=0.3)
 
     for name, curve in curves(resolved).items():

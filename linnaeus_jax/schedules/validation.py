@@ -33,12 +33,12 @@ _PROBABILITIES = (
 _POSITIVE = (
     "train.epochs",
     "data.batch_size",
-    "lr_scheduler.base_lr",
     "lr_scheduler.reference_bs",
     "lr_scheduler.decay_rate",
 )
 _NOT_NEGATIVE = (
     "train.accumulation_steps",
+    "lr_scheduler.base_lr",
     "lr_scheduler.min_lr",
     "lr_scheduler.warmup_lr",
     "lr_scheduler.stable_duration_fraction",
@@ -311,6 +311,8 @@ def validate_schedule_sanity(resolved: ResolvedSchedule) -> list[str]:
     for spec in resolved.learning_rates:
         if not spec.frozen:
             found += _lr_findings(spec, total)
+    if all(spec.frozen or spec.peak == 0 for spec in resolved.learning_rates):
+        found.append("every learning rate is 0: this run trains nothing and only evaluates")
     found += _interval_findings(resolved)
     found += _probability_findings(resolved)
     found += _early_stop_findings(resolved)

@@ -10,14 +10,10 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from linnaeus_jax.config import ConfigError, load_config
-
-if TYPE_CHECKING:
-    from linnaeus_jax.training.objective import Objective
 
 
 def render(
@@ -53,53 +49,10 @@ def render(
     figure.savefig(path, dpi=100)
 
 
-def stage_images(
-    objective: Objective, batch: Mapping[str, Any], step: int, count: int
-) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    """Images of the first micro-batch after every active stage, with the keys that the update uses.
-
-    Args:
-      objective: what the run trains with.
-      batch: arrays [A, B, ...] of one update.
-      step: the update.
-      count: images wanted, at most B.
-
-    Returns:
-      (name -> float32 [count, H, W, 3] in [0, 1]; name -> count notes, for mixing and metadata).
-    """
-    import jax
-    import jax.numpy as jnp
-
-    from linnaeus_jax.learning.augmentation import augment, cumulative_settings
-
-    micro = {name: jnp.asarray(value[0]) for name, value in batch.items()}
-    key = objective.key("augment", jnp.int32(step))
-    run = jax.jit(augment, static_argnames="settings")
-    stages = {
-        name: np.asarray(run(micro["image"], micro["row"], key, settings=settings)[:count])
-        for name, settings in cumulative_settings(objective.augmentation)
-    }
-
-    @jax.jit
-    def model_inputs(arrays: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
-        targets, _ = objective.prepare(arrays, jnp.int32(step))
-        first = jax.tree.map(lambda x: x[0], targets)
-        return *objective.inputs({k: v[0] for k, v in arrays.items()}, first, jnp.int32(step)), first.lam
-
-    image, _, valid, share = model_inputs({name: jnp.asarray(value) for name, value in batch.items()})
-    name = "mixing, masking"
-    stages[name] = np.asarray(image[:count]) * np.asarray(objective.std, np.float32) + np.asarray(objective.mean)
-    lost = np.asarray(micro["meta_valid"] & ~valid).sum(axis=1)
-    notes = [
-        (f"λ {lam:.2f} with {other}" if lam < 1 else "not mixed") + (f", −{n} metadata" if n else "")
-        for lam, other, n in zip(np.asarray(share)[:count], np.asarray(micro["partner"]), lost, strict=False)
-    ]
-    return stages, {name: notes}
-
-
 def show(argv: Sequence[str]) -> None:
     """Builds the run's data and objective and draws one update."""
     from linnaeus_jax.trainer import UserError, build
+    from linnaeus_jax.training.input_stages import stage_images
     from linnaeus_jax.training.run_directory import RunDirectory
 
     parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.show_augmentations", description=__doc__)

@@ -83,6 +83,19 @@ def config_difference(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[st
     ]
 
 
+def resume_notes(step: int, meta: dict[str, Any], config: dict[str, Any], versions: dict[str, Any]) -> list[str]:
+    """What to know when a run continues at `step`: how config and versions differ from those in the saved `meta`."""
+    notes = [
+        f"config changed: {key}: {old!r} -> {new!r}" for key, old, new in config_difference(meta["config"], config)
+    ]
+    notes += [
+        f"version changed: {name}: {old} -> {versions.get(name)}"
+        for name, old in meta["versions"].items()
+        if versions.get(name) != old
+    ]
+    return notes or [f"resuming at update {step} with the same configuration and versions"]
+
+
 def plain(config: ConfigDict) -> dict[str, Any]:
     """The config as JSON types, secrets hidden."""
     return json.loads(json.dumps(redacted(config.to_dict())))

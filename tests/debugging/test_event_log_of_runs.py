@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -14,7 +15,9 @@ from linnaeus_jax import trainer
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.tools import analyze_debug_logs
 from linnaeus_jax.trainer import run
+from linnaeus_jax.training.run_directory import RunDirectory
 from tests.tiny import tiny_config
+from tests.training.test_kill import final_parameters
 
 pytestmark = pytest.mark.slow
 
@@ -92,3 +95,36 @@ def test_label_out_of_range(tmp_path, capsys, monkeypatch):
     text, signs = diagnosis(tmp_path / "run", capsys)
     assert "labels_out_of_range" in signs
     assert "taxa_L10" in text
+
+
+def test_watching_changes_nothing_that_is_learned(tmp_path):
+    """Twelve updates with the event log are those without it to the last bit; under the detector they are close."""
+    forms = {
+        "plain": {"debug__jsonl__enabled": False},
+        "event log": {},
+        "detector": {"debug__jsonl__enabled": False, "debug__underflow_overflow__enabled": True},
+        "gradients": {
+            "debug__jsonl__enabled": False,
+            "debug__underflow_overflow__enabled": True,
+            "debug__underflow_overflow__gradients": True,
+        },
+    }
+    found = {}
+    for name, changes in forms.items():
+        run(tiny_config(tmp_path / "data", train__epochs=2, **changes), tmp_path / name)
+        found[name] = final_parameters(tmp_path / name)
+    before = trainer.fresh_state(trainer.build(tiny_config(tmp_path / "data"), RunDirectory(tmp_path), write=False))
+    start = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(before.params)}
+
+    def distance(left: dict[str, Any], right: dict[str, Any]) -> float:
+        return float(np.sqrt(sum(np.sum(np.square(np.float64(left[name]) - right[name])) for name in left)))
+
+    way = distance(found["plain"], start)
+    assert way > 0.1
+    assert distance(found["event log"], found["plain"]) == 0.0
+    assert distance(found["detector"], found["plain"]) <= 1e-5 * way
+    # A constant added to everything that a LayerNorm reads has no gradient but rounding errors, which Adam turns into
+    # steps of full length: this one number is noise in any run.
+    noise = "['aggregate']['bias']"
+    compared = {name: leaf for name, leaf in found["gradients"].items() if name != noise}
+    assert distance(compared, found["plain"]) <= 2e-5 * way

@@ -153,3 +153,28 @@ def test_crash_bundle_without_the_detector(tmp_path, poison):
     with pytest.raises(UserError, match="in a row were not finite"):
         run(config, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "crash").iterdir()] == ["update_0"]
+
+
+@pytest.mark.parametrize("zero_aux_info", [False, True])
+def test_traced_gradients_with_gradnorm_and_accumulation(tmp_path, zero_aux_info):
+    """A traced update prints every frame once: of all micro-batches, and of the losses that GradNorm takes apart."""
+    config = tiny_config(
+        tmp_path / "data",
+        train__epochs=1,
+        train__accumulation_steps=2,
+        data__batch_size=8,
+        debug__jsonl__enabled=False,
+        debug__underflow_overflow__enabled=True,
+        debug__underflow_overflow__gradients=True,
+        debug__underflow_overflow__trace_batch_nums=(1,),
+        loss__grad_weighting__task__type="gradnorm",
+        loss__grad_weighting__task__update_interval=2,
+        loss__grad_weighting__task__zero_aux_info=zero_aux_info,
+    )
+    run(config, tmp_path / "run")
+    text = debug_text(tmp_path / "run")
+    assert text.count("*** Starting batch number=1 ***") == 1
+    assert text.count(" stem.0 Conv2d") == 2  # forward and backward
+    backward = text.split(" stem.0 Conv2d")[2]
+    assert " grad weight\n" in backward
+    assert "nan" not in backward

@@ -92,7 +92,8 @@ def test_json_holds_everything(tmp_path):
 
 def test_plot(tmp_path):
     resolved = make_schedule(_SETTINGS, epochs=10)
-    path = plot_schedule(resolved, tmp_path / "schedule.png", applied={"heads": ([0, 10], [1e-6, 1e-5])})
+    applied = {"heads": ([0, 10], [1e-6, 1e-5]), "stem": ([0], [0.0])}  # a frozen group is not drawn
+    path = plot_schedule(resolved, tmp_path / "schedule.png", applied=applied)
     image = cv2.imread(str(path))
     assert image is not None
     assert image.shape[1] == 1200
