@@ -6,6 +6,7 @@ step come through one probe, `targets`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,10 @@ class FlagReports:
 
     def compiled(self, steps: Mapping[str, CompiledStep]) -> None:
         """The variants of the step are compiled."""
-        for name, step in steps.items():
-            memory = {kind: f"{size / 2**20:.1f} MiB" for kind, size in step.memory.items()}
-            facts = {"seconds": step.seconds, "flops": step.flops, **memory}
-            for flag in ("training_loop", *(["loss.gradnorm_memory"] if len(steps) > 1 else [])):
-                self.debug.debug_line(flag, lambda: flags.fact_lines(f"compiled {name} step, per device", facts))  # noqa: B023
+        for step in steps.values():
+            self.debug.debug_line("training_loop", functools.partial(_compiled_lines, step))
+            if "gradnorm" in steps:
+                self.debug.debug_line("loss.gradnorm_memory", functools.partial(_compiled_lines, step))
 
     def first_batch(self, program: Program, batch: Mapping[str, Any], update: int) -> None:
         """The first batch of this process, before its update; leading [A, B]."""
@@ -147,8 +147,8 @@ class FlagReports:
 
         def lines() -> list[str]:
             leaves = jax.tree.leaves(state)
-            size = sum(leaf.nbytes for leaf in leaves) / 2**20
-            return [f"checkpoint of step {step}: {len(leaves)} arrays, {size:.1f} MiB, written in the background"]
+            size = flags.size_text(sum(leaf.nbytes for leaf in leaves))
+            return [f"checkpoint of step {step}: {len(leaves)} arrays, {size}, written in the background"]
 
         self.debug.debug_line("checkpoint", lines)
 
@@ -205,6 +205,12 @@ class FlagReports:
             ),
             "FORWARD",
         )
+
+
+def _compiled_lines(step: CompiledStep) -> list[str]:
+    memory = {kind: flags.size_text(size) for kind, size in step.memory.items()}
+    facts = {"seconds": step.seconds, "flops": step.flops, **memory}
+    return flags.fact_lines(f"compiled {step.name} step, per device", facts)
 
 
 def _measure_targets(inputs: ProbeInputs) -> dict[str, jax.Array]:

@@ -405,14 +405,19 @@ def device_memory(top: int = 5) -> dict[str, Any]:
     }
 
 
+def size_text(size: float) -> str:
+    """Bytes for people."""
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+
+
 def memory_lines(stage: str, memory: Mapping[str, Any]) -> list[str]:
     """`device_memory` at a stage of a GradNorm measurement (for DEBUG.LOSS.GRADNORM_MEMORY)."""
     stats = memory["stats"]
-    lines = [f"{stage}: live arrays {memory['live_bytes'] / 2**20:.1f} MiB"]
+    lines = [f"{stage}: live arrays {size_text(memory['live_bytes'])}"]
     if stats is None:
         lines.append("the backend reports no allocator statistics (CPU)")
     else:
         keys = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit", "largest_alloc_size")
-        lines.append(", ".join(f"{key} {stats[key] / 2**20:.1f} MiB" for key in keys if key in stats))
-    shapes = [(f"{size / 2**20:.1f} MiB", count, dtype, tuple(shape)) for size, count, dtype, shape in memory["shapes"]]
+        lines.append(", ".join(f"{key} {size_text(stats[key])}" for key in keys if key in stats))
+    shapes = [(size_text(size), count, dtype, tuple(shape)) for size, count, dtype, shape in memory["shapes"]]
     return [*lines, *_table("largest:", ("bytes", "arrays", "dtype", "shape"), shapes)]

@@ -28,9 +28,9 @@ def run_facts(config: ConfigDict, inputs: Inputs, resolved: ResolvedSchedule, pr
 
     def taxonomy() -> dict[str, list[str]]:
         found = {}
+        roots = [f"{task} {dataset.classes[task][index]}" for task, index in dataset.tree.top_roots()]
         for task, criterion in objective.criteria.items():
             if criterion.smoothing is not None:
-                roots = [str(index) for index in np.flatnonzero(dataset.tree.parent(task) < 0)]
                 names = [str(taxon) for taxon in dataset.classes[task]]
                 distance, matrix = criterion.smoothing.distance_matrix(), criterion.smoothing.dense_matrix()
                 found[task] = taxonomy_lines(task, distance, matrix, roots, names)

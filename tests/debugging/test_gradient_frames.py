@@ -14,7 +14,7 @@ import pytest
 from linnaeus_jax.debugging.frame_recorder import COLLECTION, GRADIENTS, FrameRecorder
 from linnaeus_jax.debugging.frames import Frames, concatenate, merge
 from linnaeus_jax.debugging.overflow import DebugUnderflowOverflow, OverflowDetected
-from linnaeus_jax.models import build_model
+from tests.debugging.test_frames import tiny
 
 
 class Root(nn.Module):
@@ -220,18 +220,8 @@ def test_several_losses_at_once():
 @pytest.mark.slow
 def test_the_real_model_under_remat_scan_and_accumulation():
     """Merged over micro-batches they are those of the whole batch, recomputed operation by operation."""
-    settings: dict[str, Any] = dict(
-        variant="tiny",
-        components=(("TEMPORAL", 2),),
-        num_classes={"taxa_L10": 5, "taxa_L20": 3},
-        img_size=32,
-        dims=(8, 8, 16, 16),
-        num_heads=(2, 2),
-        only_last_cls=True,
-    )
     image, meta = jax.random.normal(jax.random.key(1), (4, 32, 32, 3)), jax.random.normal(jax.random.key(2), (4, 2))
-    plain = build_model("mFormerV1", **settings)
-    lifted = build_model("mFormerV1", **settings, remat=True, scan_layers=True)
+    plain, lifted = tiny(), tiny(remat=True, scan_layers=True)
     shapes = jax.eval_shape(plain.init, jax.random.key(0), image, meta)["params"]
     random = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(0.2 * random.standard_normal(leaf.shape), jnp.float32), shapes)
