@@ -98,7 +98,7 @@ def data() -> ConfigDict:
     return ConfigDict(
         dict(
             batch_size=64,  # one micro-batch over all devices of all processes
-            batch_size_val=128,  # <= 0: as batch_size
+            batch_size_val=128,  # <= 0: as batch_size; rounded up to a multiple of the devices
             img_size=384,
             num_workers=2,  # reading threads of the Grain loader
             dataset=dict(name="", version="", clade=""),

@@ -101,6 +101,8 @@ class FlagReports:
 
     def log_point(self, row: Mapping[str, Any], step: int) -> None:
         """A row of the training log was written."""
+        if not self.debug.enabled:
+            return
         line = self.debug.debug_line
 
         def part(*prefixes: str) -> dict[str, Any]:
@@ -125,7 +127,7 @@ class FlagReports:
         self.debug.debug_line("loss.gradnorm_memory", lambda: flags.memory_lines(stage, flags.device_memory()))
 
     def _memory_profile(self, step: int) -> None:
-        """What of the device's memory belongs to what, once per process."""
+        """What of the device's memory belongs to what, once per run."""
         path = self.memory_profiles / f"gradnorm_memory_{step}.prof"
         if self.debug.on("loss.gradnorm_memory") and not any(self.memory_profiles.glob("gradnorm_memory_*.prof")):
             path.parent.mkdir(parents=True, exist_ok=True)

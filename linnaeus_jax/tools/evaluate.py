@@ -267,18 +267,18 @@ def evaluate(
     from linnaeus_jax.data.loader import EvalLoader
     from linnaeus_jax.training.evaluation import Evaluator
     from linnaeus_jax.training.inputs import split_arrays
+    from linnaeus_jax.training.parallel import evaluation_batch
 
     data, split = loaded.config.data, loaded.dataset.val if split is None else split
     if not len(split):
         raise EvaluateError("the run has no validation rows; give --labels and --images")
-    devices = loaded.placement.device_count
     size = batch_size or (data.batch_size_val if data.batch_size_val > 0 else data.batch_size)
     try:
         loader = EvalLoader(
             split_arrays(split),
             split.rows,
             _images(loaded, split),
-            -(-size // devices) * devices,
+            evaluation_batch(size, loaded.placement.device_count),
             num_threads=data.num_workers,
             buffer=data.prefetch.max_processed_batches,
             io_threads=data.prefetch.num_io_threads,

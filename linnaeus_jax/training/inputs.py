@@ -18,6 +18,7 @@ from linnaeus_jax.data.loader import EvalLoader, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence, SamplerSettings, updates_per_epoch
 from linnaeus_jax.data.verify_images import verify_images
 from linnaeus_jax.schedules.level_switching import level_of_epoch
+from linnaeus_jax.training.parallel import evaluation_batch
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def build_inputs(config: ConfigDict, *, devices: int, output_dir: Path) -> Input
         num_threads=data.num_workers,
         buffer=data.prefetch.max_processed_batches,
         io_threads=data.prefetch.num_io_threads,
-        batch_size_val=data.batch_size_val if data.batch_size_val > 0 else data.batch_size,
+        batch_size_val=evaluation_batch(data.batch_size_val if data.batch_size_val > 0 else data.batch_size, devices),
     )
 
 

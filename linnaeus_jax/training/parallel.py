@@ -53,10 +53,6 @@ class Placement:
         return jax.device_put(tree, self.replicated)
 
 
-def check_divisible(batch_size: int, devices: int, key: str) -> list[str]:
-    """Error text when a batch cannot be split evenly over the devices."""
-    if batch_size % devices == 0:
-        return []
-    lower, upper = batch_size // devices * devices, -(-batch_size // devices) * devices
-    fix = f"{upper}" if lower == 0 else f"{lower} or {upper}"
-    return [f"{key}={batch_size} cannot be split over {devices} devices; set it to {fix}, or use fewer devices"]
+def evaluation_batch(batch_size: int, devices: int) -> int:
+    """The next multiple of the devices: what is evaluated does not depend on the batch, which is padded anyway."""
+    return -(-batch_size // devices) * devices

@@ -152,6 +152,14 @@ def test_bad_data_is_one_clear_error(tmp_path, damage, overrides, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_validation_batches_are_made_to_fit_the_devices(tmp_path):
+    """Its size changes no result; one that the devices cannot share ended a run after its first epoch."""
+    assert 15 % jax.device_count()
+    run(tiny_config(tmp_path / "data", train__epochs=1, data__batch_size_val=15), tmp_path / "run")
+    (row,) = [row for row in rows_of(tmp_path / "run") if row["event"] == "epoch"]
+    assert row["val/loss"] > 0
+
+
 def tiny_config_of(directory, labels, images):
     """The tiny config without writing the data anew."""
     present = labels.exists()
