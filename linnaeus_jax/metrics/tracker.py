@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +13,6 @@ from linnaeus_jax.metrics import custom, names
 LOWER_IS_BETTER = frozenset(
     "loss losses nll ece brier perplexity error errors aurc distance duration norm mse mae rmse".split()
 )
-#: values of a metric that are remembered
-HISTORY = 100
 
 
 def prefers_higher(name: str) -> bool:
@@ -27,13 +24,12 @@ def prefers_higher(name: str) -> bool:
 
 
 class Metric:
-    """One metric: its last value, the last `HISTORY` ones, and its best, which only a strict improvement moves.
+    """One metric: its last value and its best, which only a strict improvement moves; all values are in the log.
 
     Attributes:
       value, best: None before the first measurement, unless `init_value` is given.
       best_epoch, best_step, last_step: of the measurement, None before it.
       count: measurements so far.
-      history: (epoch, step, value) of the last ones.
     """
 
     def __init__(self, name: str, init_value: float | None = None, higher_is_better: bool | None = None) -> None:
@@ -45,14 +41,12 @@ class Metric:
         self.best_step: int | None = None
         self.last_step: int | None = None
         self.count = 0
-        self.history: deque[tuple[int, int | None, float]] = deque(maxlen=HISTORY)
 
     def update(self, value: float, epoch: int, step: int | None = None) -> None:
         """Takes a new value, measured in `epoch` at global step `step`; NaN is never the best."""
         self.value = float(value)
         self.last_step = step
         self.count += 1
-        self.history.append((epoch, step, self.value))
         if not math.isnan(self.value) and self._improves(self.value):
             self.best, self.best_epoch, self.best_step = self.value, epoch, step
 
@@ -63,14 +57,13 @@ class Metric:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
-        return {**vars(self), "history": [list(entry) for entry in self.history]}
+        return dict(vars(self))
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Metric:
         """Inverse of `state_dict`."""
         metric = cls(state["name"])
         vars(metric).update(state)
-        metric.history = deque((tuple(entry) for entry in state["history"]), maxlen=HISTORY)
         return metric
 
 
