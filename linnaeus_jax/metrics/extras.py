@@ -1,7 +1,8 @@
 """What a phase may measure beyond its base sums: subsets, taxonomic distance, consistency, calibration, risk-coverage.
 
-Everything is a sum over rows, so it is exact under padding and any split of the data. Rows whose label is null have no
-true class and take no part in distance, calibration and risk-coverage.
+Everything but risk-coverage is a sum over rows, so it is exact under padding and any split of the data. Risk-coverage
+ranks the single rows, whose `signed_confidence` is kept. Rows whose label is null have no true class and take no part
+in distance, calibration and risk-coverage.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Sums = dict[str, jax.Array]
 #: names of the subsets by metadata state, in the order of the state's code
 META_STATES = ("unmasked", "partial", "masked")
 CALIBRATION_BINS = 15
-RISK_BINS = 1000
+#: most points of a risk-coverage curve that is plotted
+RISK_POINTS = 1000
 #: highest accepted share of errors, in percent, for which the coverage is reported
 RISK_LEVELS = (1, 5, 10)
 
@@ -82,8 +84,8 @@ class PhaseExtras:
             found["consistent"] = jnp.zeros((), jnp.int32)
             found["distance"] = jnp.zeros((count, count + 1), jnp.int32)
         if self.confidence:
-            for name, bins in (("calibration", CALIBRATION_BINS), ("risk", RISK_BINS)):
-                found[f"{name}/count"] = found[f"{name}/correct"] = jnp.zeros((count, bins), jnp.int32)
+            found["calibration/count"] = jnp.zeros((count, CALIBRATION_BINS), jnp.int32)
+            found["calibration/correct"] = jnp.zeros((count, CALIBRATION_BINS), jnp.int32)
             found["calibration/confidence"] = jnp.zeros((count, CALIBRATION_BINS), jnp.float32)
             found["nll"] = found["brier"] = jnp.zeros(count, jnp.float32)
         for metric in self.custom:
@@ -140,10 +142,15 @@ class PhaseExtras:
             found[f"custom/{metric.name}"] = jnp.stack([jnp.asarray(x, jnp.float32).reshape(()) for x in pair])
         return found
 
-    def summarise(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
+    def summarise(
+        self, sums: Mapping[str, np.ndarray], tasks: Sequence[str], scores: np.ndarray | None = None
+    ) -> dict[str, float]:
         """Metric name -> value; a metric without any sample is absent.
 
         Accuracies of subsets are in percent, distances in edges of the tree, everything else is a fraction or nats.
+
+        Args:
+          scores: float32 [n, T], `signed_confidence` of every row, in any order; None: no risk-coverage.
         """
         found: dict[str, float] = {}
         for kind, names in self.subsets.items():
@@ -161,17 +168,29 @@ class PhaseExtras:
                 found[f"taxonomic_distance_{task}"] = float(2 * (errors @ np.arange(1, 1 + len(errors))) / errors.sum())
         if self.confidence:
             found |= _summarise_confidence(sums, tasks)
+        for t, task in enumerate(tasks if scores is not None else ()):
+            count, errors = ranked(scores[:, t])  # type: ignore[index]
+            if not len(count):
+                continue
+            found[f"aurc_{task}"] = area_under_risk_coverage(count, errors)
+            coverage, risk = risk_coverage(count, errors)
+            for percent in RISK_LEVELS:
+                accepted = coverage[risk <= percent / 100]
+                found[f"coverage_at_risk_{percent}_{task}"] = float(accepted.max(initial=0.0))
         for metric in self.custom:
             total, count = (float(x) for x in sums[f"custom/{metric.name}"])
             if count:
                 found[metric.name] = total / count
         return found
 
-    def curves(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Task -> what a plot needs, as JSON values.
+    def curves(
+        self, sums: Mapping[str, np.ndarray], tasks: Sequence[str], scores: np.ndarray | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Task -> what a plot needs, as JSON values; arguments as of `summarise`.
 
         `reliability`: [mean confidence, accuracy, rows] of every bin that holds rows; `risk_coverage`: [coverage, share
-        of errors among the covered], most confident first; `distance`: {edges between label and prediction: rows}.
+        of errors among the covered], most confident first, at most `RISK_POINTS` evenly spread over the curve;
+        `distance`: {edges between label and prediction: rows}.
         """
         found: dict[str, dict[str, Any]] = {task: {} for task in tasks}
         for t, task in enumerate(tasks):
@@ -180,7 +199,10 @@ class PhaseExtras:
                 bins = np.flatnonzero(count)
                 mean = np.asarray(sums["calibration/confidence"][t])[bins] / count[bins]
                 found[task]["reliability"] = np.stack([mean, correct[bins] / count[bins], count[bins]], axis=1).tolist()
-                found[task]["risk_coverage"] = np.stack(risk_coverage(*_risk_bins(sums, t)), axis=1).tolist()
+            if scores is not None:
+                curve = np.stack(risk_coverage(*ranked(scores[:, t])), axis=1)
+                shown = np.linspace(0, len(curve) - 1, min(len(curve), RISK_POINTS)).round().astype(int)
+                found[task]["risk_coverage"] = curve[shown].tolist()
             if self.ancestors:
                 reachable = sums["distance"][t][: len(tasks) - t + 1]
                 found[task]["distance"] = {str(2 * up): int(rows) for up, rows in enumerate(reachable)}
@@ -293,12 +315,10 @@ def _confidence_sums(logits: Mapping[str, jax.Array], label: jax.Array, right: j
     scores = [_scores(z, label[:, t]) for t, z in enumerate(logits.values())]
     confidence, nll, brier = (jnp.stack(columns, axis=1) for columns in zip(*scores, strict=True))
     found: Sums = {name: jnp.where(counted, x, 0.0).sum(axis=0) for name, x in (("nll", nll), ("brier", brier))}
-    # calibration bins are (low, high], as in the source; those of the histogram are [low, high)
+    # the bins are (low, high], as in the source
     level = jnp.clip(jnp.ceil(confidence * CALIBRATION_BINS).astype(jnp.int32) - 1, 0, CALIBRATION_BINS - 1)
-    fine = jnp.minimum((confidence * RISK_BINS).astype(jnp.int32), RISK_BINS - 1)
-    for name, bins, size in (("calibration", level, CALIBRATION_BINS), ("risk", fine, RISK_BINS)):
-        found[f"{name}/count"] = _histogram(bins, counted, size)
-        found[f"{name}/correct"] = _histogram(bins, counted & right, size)
+    found["calibration/count"] = _histogram(level, counted, CALIBRATION_BINS)
+    found["calibration/correct"] = _histogram(level, counted & right, CALIBRATION_BINS)
     # float sums by comparison, not by scatter, whose order of addition is not fixed on a GPU
     inside = (level[:, :, None] == jnp.arange(CALIBRATION_BINS)[None, None, :]) & counted[:, :, None]
     found["calibration/confidence"] = jnp.where(inside, confidence[:, :, None], 0.0).sum(axis=0)
@@ -317,12 +337,6 @@ def _summarise_confidence(sums: Mapping[str, np.ndarray], tasks: Sequence[str]) 
         found[f"brier_{task}"] = float(sums["brier"][t]) / total
         found[f"perplexity_{task}"] = float(np.exp(found[f"nll_{task}"]))
         found[f"error_rate_{task}"] = 1 - float(np.sum(sums["calibration/correct"][t])) / total
-        count, errors = _risk_bins(sums, t)
-        found[f"aurc_{task}"] = area_under_risk_coverage(count, errors)
-        coverage, risk = risk_coverage(count, errors)
-        for percent in RISK_LEVELS:
-            accepted = coverage[risk <= percent / 100]
-            found[f"coverage_at_risk_{percent}_{task}"] = float(accepted.max(initial=0.0))
     for name in ("ece", "nll", "brier", "perplexity", "error_rate"):
         measured = [found[f"{name}_{task}"] for task in tasks if f"{name}_{task}" in found]
         if measured:
@@ -330,15 +344,34 @@ def _summarise_confidence(sums: Mapping[str, np.ndarray], tasks: Sequence[str]) 
     return found
 
 
-def _risk_bins(sums: Mapping[str, np.ndarray], t: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and errors of the bins that hold rows, most confident first: int64 each."""
-    count = np.asarray(sums["risk/count"][t], np.int64)[::-1]
-    errors = count - np.asarray(sums["risk/correct"][t], np.int64)[::-1]
-    return count[count > 0], errors[count > 0]
+def signed_confidence(probability: jax.Array, right: jax.Array, counted: jax.Array) -> jax.Array:
+    """What risk-coverage needs to know of single rows, in one number each.
+
+    Args:
+      probability: float32 [B, T], of the best class; NaN counts as 0.
+      right: bool [B, T], the prediction is the label.
+      counted: bool [B, T], the label is known and the row no padding.
+
+    Returns:
+      float32 [B, T]: the probability, its sign set where the prediction is wrong (-0.0 for 0), NaN where not counted.
+    """
+    confidence = jnp.where(jnp.isnan(probability), 0.0, probability)
+    return jnp.where(counted, jnp.where(right, confidence, -confidence), jnp.nan)
+
+
+def ranked(score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and errors at every distinct confidence of one task, most confident first: int64 each.
+
+    Args:
+      score: float32 [n], see `signed_confidence`.
+    """
+    score = score[~np.isnan(score)]
+    levels, position, count = np.unique(-np.abs(score), return_inverse=True, return_counts=True)
+    return count, np.bincount(position[np.signbit(score)], minlength=len(levels))
 
 
 def risk_coverage(count: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage and share of errors among the covered rows, when bin after bin is accepted; both [bins]."""
+    """Coverage and share of errors among the covered rows, when level after level is accepted; both [levels]."""
     covered = np.cumsum(count)
     return covered / max(1, count.sum()), np.cumsum(errors) / np.maximum(covered, 1)
 
@@ -346,8 +379,8 @@ def risk_coverage(count: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np
 def area_under_risk_coverage(count: np.ndarray, errors: np.ndarray) -> float:
     """Mean over k of the share of errors among the k most confident rows (Geifman & El-Yaniv 2017; 2019 for the area).
 
-    Rows of one bin are taken as tied, in random order: the j-th of a bin of n rows and e errors, after N rows with E
-    errors, gives (E + e j / n) / (N + j); the sum over j is (E - e N / n)(H[N + n] - H[N]) + e with harmonic numbers H.
+    Rows of one level are tied, in random order: the j-th of a level of n rows and e errors, after N rows with E errors,
+    gives (E + e j / n) / (N + j); the sum over j is (E - e N / n)(H[N + n] - H[N]) + e with harmonic numbers H.
     """
     total = int(count.sum())
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, total + 1))])

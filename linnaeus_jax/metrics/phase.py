@@ -29,6 +29,7 @@ def empty_sums(tasks: Sequence[str], extras: PhaseExtras = NO_EXTRAS) -> Sums:
         "correct1_non_null": per_task_int,
         "loss": per_task_float,
         "loss_non_null": per_task_float,
+        "loss_null": per_task_float,
         "loss_weighted": jnp.zeros((), jnp.float32),
     } | extras.zeros(tasks)
 
@@ -101,16 +102,20 @@ def batch_sums(
         "correct1_non_null": total(rows & known & right),
         "loss": jnp.where(rows, loss, 0.0).sum(axis=0),
         "loss_non_null": jnp.where(rows & known, loss, 0.0).sum(axis=0),
+        "loss_null": jnp.where(rows & ~known, loss, 0.0).sum(axis=0),
         "loss_weighted": jnp.where(valid, loss_weighted, 0.0).sum(),
     } | extras.sums(logits, label, weight, right, known, membership or {})
 
 
 def summarise(
-    sums: Mapping[str, np.ndarray], tasks: Sequence[str], extras: PhaseExtras = NO_EXTRAS
+    sums: Mapping[str, np.ndarray],
+    tasks: Sequence[str],
+    extras: PhaseExtras = NO_EXTRAS,
+    scores: np.ndarray | None = None,
 ) -> dict[str, float]:
     """Metric name -> value: losses, chain accuracies as fractions, per-task accuracies in percent, and the extras.
 
-    A metric without any sample is absent.
+    A metric without any sample is absent. `scores`: see `PhaseExtras.summarise`.
     """
 
     def ratio(numerator: float | np.ndarray, denominator: float | np.ndarray) -> float | None:
@@ -131,8 +136,8 @@ def summarise(
         found[f"non_null/acc1_{task}"] = ratio(100 * sums["correct1_non_null"][t], known)
         found[f"non_null/loss_{task}"] = ratio(sums["loss_non_null"][t], known)
         found[f"null/acc1_{task}"] = ratio(100 * (sums["correct1"][t] - sums["correct1_non_null"][t]), unknown)
-        found[f"null/loss_{task}"] = ratio(sums["loss"][t] - sums["loss_non_null"][t], unknown)
-    return {name: value for name, value in found.items() if value is not None} | extras.summarise(sums, tasks)
+        found[f"null/loss_{task}"] = ratio(sums["loss_null"][t], unknown)
+    return {name: value for name, value in found.items() if value is not None} | extras.summarise(sums, tasks, scores)
 
 
 def accuracy(

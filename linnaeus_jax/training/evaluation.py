@@ -20,12 +20,14 @@ from flax import linen as nn
 from linnaeus_jax.files import write_atomically
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
-from linnaeus_jax.metrics.extras import PhaseExtras, predict
+from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.training.parallel import Placement, fetch
 
 #: what a phase needs of a batch besides the image
 USED = ("label", "meta", "weight", "row", "rarity", "taxa_subset")
+#: signed confidences that may wait on the device before they are read; 4 bytes each
+HELD_SCORES = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,8 @@ class EvaluationProgram:
         sums: Sums,
         samples: tuple[str, ...] = (),
     ) -> tuple[Sums, dict[str, Any]]:
-        """`sums` with one batch of one phase added, and those fields of `Predictions` that `samples` names.
+        """`sums` with one batch of one phase added, and those fields of `Predictions` that `samples` names; `score` is
+        the `signed_confidence` of the rows.
 
         Args:
           keep: bool [K], metadata components that the phase sees.
@@ -103,12 +106,15 @@ class EvaluationProgram:
         logits = self.logits(params, model_state, features, meta)
         predicted = jnp.stack([predict(z) for z in logits.values()], axis=1)
         best = [jnp.exp(z.max(axis=1) - jax.nn.logsumexp(z, axis=1)) for z in logits.values()]
+        label, probability = batch["label"], jnp.stack(best, axis=1)
+        counted = (batch["weight"] > 0)[:, None] & ((label != 0) | (not self.null_possible))
         fields = {
             "row": batch["row"],
-            "label": batch["label"],
+            "label": label,
             "weight": batch["weight"],
             "predicted": predicted,
-            "probability": jnp.stack(best, axis=1),
+            "probability": probability,
+            "score": signed_confidence(probability, predicted == label, counted),
             "logits": logits,
         }
         found = self._batch_sums(task_weights, logits, batch) | self._class_sums(predicted, batch)
@@ -180,22 +186,27 @@ class Evaluator:
         """
         samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
         samples = samples if predictions or logits else ()
+        scores = _Scores(tuple(phases), len(self.program.tasks)) if self.program.extras.confidence else None
         keeps = {name: self.placement.replicate(keep) for name, keep in phases.items()}
         empty = jax.tree.map(np.asarray, self.program.empty_sums())
         sums = {name: self.placement.replicate(empty) for name in phases}
         parts: dict[str, list[dict[str, Any]]] = {name: [] for name in phases}
         for batch in batches:
-            found = self._add_batch(params, model_state, task_weights, batch, keeps, sums, samples)
+            wanted = samples if scores is None else ("score", *samples)
+            found = self._add_batch(params, model_state, task_weights, batch, keeps, sums, wanted)
+            if scores is not None:
+                scores.add({name: fields.pop("score") for name, fields in found.items()})
             if samples:
                 for name, part in fetch(found).items():
                     parts[name].append(part)
             if after_first is not None:
                 after_first(fetch(sums))
                 after_first = None
-        host = fetch(sums)
+        host, rest = fetch((sums, None if scores is None else scores.held))
+        each = dict.fromkeys(phases) if scores is None else scores.joined(rest)
         return Evaluation(
-            metrics={name: self._metrics(host[name]) for name in phases},
-            curves={name: self._curves(host[name]) for name in phases},
+            metrics={name: self._metrics(host[name], each[name]) for name in phases},
+            curves={name: self._curves(host[name], each[name]) for name in phases},
             predictions={name: _joined(found) for name, found in parts.items() if found},
             sums=host,
         )
@@ -234,13 +245,40 @@ class Evaluator:
             )
         return found
 
-    def _metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
-        values = summarise(sums, self.program.tasks, self.program.extras)
+    def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray | None) -> dict[str, float]:
+        values = summarise(sums, self.program.tasks, self.program.extras, scores)
         return {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
 
-    def _curves(self, sums: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-        found = self.program.extras.curves(sums, self.program.tasks)
+    def _curves(self, sums: Mapping[str, np.ndarray], scores: np.ndarray | None) -> dict[str, dict[str, Any]]:
+        found = self.program.extras.curves(sums, self.program.tasks, scores)
         return {task: {**curves, "classes": sums[f"classes/{task}"].tolist()} for task, curves in found.items()}
+
+
+class _Scores:
+    """Signed confidences of all rows of all phases: some on the device, in batches, until there are too many."""
+
+    def __init__(self, phases: tuple[str, ...], tasks: int) -> None:
+        self.held: dict[str, list[jax.Array]] = {name: [] for name in phases}
+        self._read = {name: [np.empty((0, tasks), np.float32)] for name in phases}
+        self._count = 0
+
+    def add(self, batch: Mapping[str, jax.Array]) -> None:
+        """Takes float32 [B, T] by phase."""
+        for name, score in batch.items():
+            self.held[name].append(score)
+            self._count += score.size
+        if self._count >= HELD_SCORES:
+            self._keep(fetch(self.held))
+            self.held, self._count = {name: [] for name in self.held}, 0
+
+    def joined(self, rest: Mapping[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+        """Phase -> float32 [n, T] with `rest`, what was held last."""
+        self._keep(rest)
+        return {name: np.concatenate(parts) for name, parts in self._read.items()}
+
+    def _keep(self, parts: Mapping[str, list[np.ndarray]]) -> None:
+        for name, found in parts.items():
+            self._read[name] += found
 
 
 def update_curves(path: Path, curves: Mapping[str, Any]) -> None:

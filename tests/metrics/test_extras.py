@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from linnaeus_jax.metrics.extras import (
     CALIBRATION_BINS,
-    RISK_BINS,
+    RISK_POINTS,
     PhaseExtras,
     area_under_risk_coverage,
+    ranked,
     risk_coverage,
+    signed_confidence,
 )
 from linnaeus_jax.metrics.phase import batch_sums, summarise
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
@@ -34,6 +36,13 @@ EXTRAS = PhaseExtras(ancestors=tuple(TREE.anc[task] for task in TASKS), confiden
 def sums_of(logits, label, weight):
     loss = label.astype("float32")
     return batch_sums(logits, label, weight, loss, loss[:, 0], null_possible=True, extras=EXTRAS)
+
+
+def scores_of(logits, label, weight):
+    """float32 [B, T], as an evaluation makes them."""
+    best = np.stack([np.asarray(jax.nn.softmax(logits[task])).max(axis=1) for task in TASKS], axis=1)
+    right = np.stack([logits[task].argmax(axis=1) for task in TASKS], axis=1) == label
+    return np.asarray(signed_confidence(best, right, (weight > 0)[:, None] & (label != 0)))
 
 
 def make_batch(seed: int):
@@ -55,7 +64,8 @@ def tree_distance(t: int, a: int, b: int) -> int:
 @given(st.integers(0, 10**6))
 def test_extras_equal_a_numpy_recomputation(seed):
     logits, label, weight = make_batch(seed)
-    values = summarise(jax.device_get(sums_of(logits, label, weight)), TASKS, EXTRAS)
+    scores = scores_of(logits, label, weight)
+    values = summarise(jax.device_get(sums_of(logits, label, weight)), TASKS, EXTRAS, scores)
     rows = np.flatnonzero(weight)
     best = np.stack([logits[task].argmax(axis=1) for task in TASKS], axis=1)
 
@@ -93,10 +103,11 @@ def test_extras_equal_a_numpy_recomputation(seed):
         assert values[f"error_rate_{task}"] == pytest.approx(1 - values[f"non_null/acc1_{task}"] / 100, abs=1e-12)
 
         # expected area over random orders of tied rows, from the definition
-        fine = np.minimum((confidence.astype(np.float32) * RISK_BINS).astype(int), RISK_BINS - 1)
+        sure = np.abs(scores[known, t])
+        np.testing.assert_allclose(sure, confidence, rtol=1e-6)
         risk, errors, seen, accepted = 0.0, 0.0, 0, {1: 0, 5: 0, 10: 0}
-        for b in sorted(set(fine), reverse=True):
-            tied = ~correct[fine == b]
+        for level in sorted(set(sure), reverse=True):
+            tied = ~correct[sure == level]
             for j in range(1, len(tied) + 1):
                 risk += (errors + tied.mean() * j) / (seen + j)
             errors, seen = errors + tied.sum(), seen + len(tied)
@@ -117,6 +128,44 @@ def test_area_of_untied_rows_is_the_mean_selective_risk():
     assert risk[-1] == pytest.approx(wrong.mean())
 
 
+def test_risk_coverage_knows_confidences_apart_that_differ_in_the_last_bit():
+    """100 rows between 0.9995 and 0.9999, which one bin would hold together; the least confident ones are wrong."""
+    confidence = np.linspace(0.9999, 0.9995, 100, dtype=np.float32)[:, None]
+
+    def values(right):
+        score = np.where(np.arange(100)[:, None] < right, confidence, -confidence)
+        return PhaseExtras().summarise({}, ("a",), score)
+
+    assert values(99)["aurc_a"] == pytest.approx(0.01 / 100)
+    assert values(99)["coverage_at_risk_1_a"] == 1.0  # the one error is 1 % of all
+    assert values(98)["coverage_at_risk_1_a"] == pytest.approx(0.98)  # 1 error in 99 rows is more
+    assert values(98)["coverage_at_risk_5_a"] == 1.0
+
+
+def test_order_and_padding_of_the_rows_change_no_score():
+    rng = np.random.default_rng(0)
+    score = rng.choice([-0.5, 0.5, -0.0, 0.0, 0.25, np.nan], (500, 1)).astype(np.float32)
+    extras, sums = PhaseExtras(), {"count": 500}
+    values = extras.summarise(sums, ("a",), score)
+    assert len(values) == 4
+    assert values == extras.summarise(sums, ("a",), rng.permutation(score))
+    assert values == extras.summarise(sums, ("a",), np.concatenate([score, np.full((9, 1), np.nan, np.float32)]))
+    count, errors = ranked(score[:, 0])
+    assert count.tolist() == [(np.abs(score) == level).sum() for level in (0.5, 0.25, 0)]
+    assert errors.tolist() == [((np.abs(score) == level) & np.signbit(score)).sum() for level in (0.5, 0.25, 0)]
+    assert extras.summarise(sums, ("a",), np.full((4, 1), np.nan)) == {}
+
+
+def test_a_long_curve_is_thinned_between_its_ends():
+    rng = np.random.default_rng(0)
+    score = (rng.random((5000, 1)) * rng.choice([-1, 1], (5000, 1))).astype(np.float32)
+    curve = PhaseExtras().curves({}, ("a",), score)["a"]["risk_coverage"]
+    whole = np.stack(risk_coverage(*ranked(score[:, 0])), axis=1).tolist()
+    assert len(curve) == RISK_POINTS
+    assert (curve[0], curve[-1]) == (whole[0], whole[-1])
+    assert all(point in whole for point in curve)
+
+
 def test_null_predictions_are_consistent_only_from_the_fine_end():
     one_hot = [np.eye(c, dtype=np.float32) * 9 for c in SIZES]
     chains = {(4, 3, 2): True, (4, 3, 1): False, (0, 3, 2): True, (0, 0, 0): True, (4, 0, 0): False, (6, 0, 0): True}
@@ -132,13 +181,18 @@ def test_non_finite_logits_count_as_unconfident():
     label[0], weight[:] = 1, 1.0
     sums = jax.device_get(sums_of(logits, label, weight))
     assert sums["calibration/count"][0].sum() == sums["non_null"][0]
-    assert sums["risk/count"][0, 0] >= 1
+    best = np.stack([np.asarray(jax.nn.softmax(logits[task])).max(axis=1) for task in TASKS], axis=1)
+    assert np.isnan(best[0, 0])
+    score = signed_confidence(best, np.zeros((ROWS, 3), bool), label != 0)
+    assert score[0, 0] == 0
+    assert np.signbit(score[0, 0])
 
 
 def test_curves_are_json_and_agree_with_the_numbers():
     logits, label, weight = make_batch(3)
     sums = jax.device_get(sums_of(logits, label, weight))
-    values, curves = summarise(sums, TASKS, EXTRAS), EXTRAS.curves(sums, TASKS)
+    scores = scores_of(logits, label, weight)
+    values, curves = summarise(sums, TASKS, EXTRAS, scores), EXTRAS.curves(sums, TASKS, scores)
     assert json.loads(json.dumps(curves)) == curves
     for t, task in enumerate(TASKS):
         curve = curves[task]

@@ -27,6 +27,7 @@ def interval(total, task_losses, count=1):
             "non_null": ints + count,
             "loss": losses * count,
             "loss_non_null": losses * count,
+            "loss_null": 0 * losses,
             "loss_weighted": np.float32(total * count),
         },
         "grad_norm": np.float32(2.0),

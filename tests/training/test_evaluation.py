@@ -15,6 +15,7 @@ import pytest
 from linnaeus_jax.data.loader import EvalLoader
 from linnaeus_jax.learning.meta_masking import keep_mask
 from linnaeus_jax.tools.evaluate import EvaluateError, parse_phases
+from linnaeus_jax.training import evaluation
 from linnaeus_jax.training.evaluation import Evaluation, Evaluator, update_curves
 from linnaeus_jax.training.inputs import Inputs, split_arrays
 from linnaeus_jax.training.parallel import Placement
@@ -109,6 +110,25 @@ def test_counts_do_not_depend_on_batches_or_devices(spied, captured, batch_size,
             else:
                 np.testing.assert_allclose(other, value, rtol=1e-5, err_msg=f"{phase} {name}")
         assert found.sums[phase]["count"] == 96
+        for name, value in captured.metrics[phase].items():
+            assert found.metrics[phase][name] == pytest.approx(value, rel=1e-5), f"{phase} {name}"
+
+
+@pytest.mark.parametrize("held", [1, 500, 1 << 24])
+def test_risk_coverage_equals_that_of_the_predictions(spied, captured, monkeypatch, held) -> None:
+    """Exactly, row by row, wherever the scores waited for the end."""
+    monkeypatch.setattr(evaluation, "HELD_SCORES", held)
+    found = evaluate(spied, 7)
+    rows, task = captured.predictions["val"], TASKS[0]  # all of what the spy sees, so that no two rows are tied
+    known = rows.label[:, 0] != 0
+    probability = rows.probability[known, 0]
+    assert len(np.unique(probability)) == known.sum()
+    wrong = (rows.predicted != rows.label)[known, 0][np.argsort(-probability)]
+    risk = np.cumsum(wrong) / np.arange(1, known.sum() + 1)
+    assert found.metrics["val"][f"aurc_{task}"] == pytest.approx(risk.mean(), rel=1e-9)
+    for level in (1, 5, 10):
+        covered = np.flatnonzero(risk <= level / 100).max(initial=-1) + 1
+        assert found.metrics["val"][f"coverage_at_risk_{level}_{task}"] == pytest.approx(covered / known.sum())
 
 
 def test_curves_of_other_phases_stay(tmp_path) -> None:
