@@ -382,6 +382,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
         # ---- updates
         epoch_started = time.perf_counter()
         host.recorder.logger.start_clock(epoch_started)
+        loader.interval()  # starts here: compilation does not count
         while True:
             epoch, within = plans.locate(update)
             variant = this.variant(update)
@@ -409,6 +410,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
                 progress.start_training_epoch(epoch + 1)
                 this.debug.epoch_start(this.program, step, epoch + 1)
                 epoch_started = time.perf_counter()
+                loader.interval()  # nor does the validation
 
             # ---- a signal, or the debugging limit: save and leave
             limit = this.config.debug.early_exit_after_n_optimizer_steps
@@ -459,7 +461,7 @@ def write_log_point(this: Run, loader: TrainLoader) -> None:
     row["train/images_per_sec"] = this.throughput.images_per_second
     row["pipeline/wait_share"] = this.throughput.wait_share
     if "pipeline" in point.streams:
-        row |= loader.stats().row()
+        row |= loader.interval().row()
     this.host.tracker.update_latest({name: value for name, value in row.items() if name.startswith("gradnorm/")})
     everywhere = not point.streams.isdisjoint(("wandb", "lr", "pipeline", "gradnorm"))
     this.sinks.write("train", point.step, point.epoch, row, everywhere=everywhere)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import cv2
 import grain
@@ -27,12 +27,13 @@ MAX_CHUNK = 64  # rows per piece of decoding work
 
 @dataclass(frozen=True)
 class PipelineStats:
-    """Counters since the loader was made, and its queues now; read and decode seconds are summed over threads."""
+    """Counters, and the queues now; read and decode seconds are summed over threads."""
 
     batch_index_q: int = 0  # batches submitted, not started
     preprocess_q: int = 0  # batches being read
     processed_batch_q: int = 0  # batches finished, not consumed
     batches: int = 0  # consumed
+    batches_read: int = 0  # finished, consumed or not
     samples: int = 0  # read, of weight 1
     placeholders: int = 0  # zero images delivered for unreadable ones
     bytes: int = 0  # of all arrays read
@@ -42,9 +43,15 @@ class PipelineStats:
     elapsed_seconds: float = 0.0  # since the first batch was asked for
     cache: CacheStats = field(default_factory=CacheStats)
 
+    def since(self, earlier: PipelineStats) -> PipelineStats:
+        """What was counted after `earlier`; the queues are those of now, and the cache counts on over the run."""
+        counted = ("batches", "batches_read", "samples", "placeholders", "bytes")
+        counted += ("read_seconds", "decode_seconds", "wait_seconds", "elapsed_seconds")
+        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counted})
+
     def row(self) -> dict[str, float]:
         """Under the documented names; rates in images per second, times in seconds per batch and thread."""
-        batches, elapsed = max(self.batches + self.processed_batch_q, 1), max(self.elapsed_seconds, 1e-9)
+        batches, elapsed = max(self.batches_read, 1), max(self.elapsed_seconds, 1e-9)
         return {
             "pipeline/queue_depths/batch_index_q": self.batch_index_q,
             "pipeline/queue_depths/preprocess_q": self.preprocess_q,
@@ -66,7 +73,7 @@ class _Counters:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.batches = self.samples = self.placeholders = self.bytes = 0
+        self.batches = self.batches_read = self.samples = self.placeholders = self.bytes = 0
         self.read_seconds = self.decode_seconds = self.wait_seconds = 0.0
 
     def add(self, **amounts: float) -> None:
@@ -136,6 +143,7 @@ class _BatchReader:
         batch = self._read(plan, local_start)
         self.counters.add(
             read_seconds=time.perf_counter() - start,
+            batches_read=1,
             bytes=sum(np.asarray(array).nbytes for array in batch.values()),
             samples=int(np.count_nonzero(batch["weight"])),
         )
@@ -252,6 +260,7 @@ class _GrainReader:
                 preprocess_q=reading,
                 processed_batch_q=ready,
                 batches=c.batches,
+                batches_read=c.batches_read,
                 samples=c.samples,
                 placeholders=c.placeholders,
                 bytes=c.bytes,
@@ -310,6 +319,7 @@ class TrainLoader:
         if not 0 <= start_update <= stop <= plans.total:
             raise ValueError(f"updates {start_update}..{stop} do not lie within the run of {plans.total} updates")
         self._plans, self._images = plans, images
+        self._seen = PipelineStats()
         self._reader = _BatchReader(arrays, rows, images, io_threads)
         self._grain = _GrainReader(
             lambda k: self._reader.read(plans.update(k), plans.local_start),
@@ -334,6 +344,12 @@ class TrainLoader:
     def stats(self) -> PipelineStats:
         """Queue depths now and counters since the start."""
         return self._grain.stats(getattr(self._images, "cache", None))
+
+    def interval(self) -> PipelineStats:
+        """Queue depths now and counters since the last call, or since the start."""
+        now = self.stats()
+        found, self._seen = now.since(self._seen), now
+        return found
 
     @property
     def memory_bytes(self) -> int:

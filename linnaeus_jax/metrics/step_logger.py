@@ -210,13 +210,14 @@ def pipeline_lines(row: Mapping[str, float], capacity: Mapping[str, int]) -> lis
     """
     queues = (("batch_index", "batch_index_q"), ("preproc", "preprocess_q"), ("processed", "processed_batch_q"))
     depths = [f"{label}={int(row[f'pipeline/queue_depths/{q}'])}/{capacity[q]}" for label, q in queues]
-    cache = f"{row['pipeline/cache/size']:.1f}% usage"
-    for label, name in (("hits", "cache/hits"), ("misses", "cache/misses"), ("evictions", "cache/evictions")):
-        cache += f", {label}={int(row.get(f'pipeline/{name}', 0))}"
+    parts = [f"{row['pipeline/cache/size']:.1f}% usage" if "pipeline/cache/size" in row else "none"]
+    for name in ("hits", "misses", "evictions"):
+        if f"pipeline/cache/{name}" in row:
+            parts.append(f"{name}={int(row[f'pipeline/cache/{name}'])}")
     for label, name in (("prefetch_rate", "prefetch"), ("preproc_rate", "preprocess")):
         if f"pipeline/throughput/{name}" in row:
-            cache += f", {label}={row[f'pipeline/throughput/{name}']:.2f}/s"
-    return [f"[Monitor] QDepth => {', '.join(depths)}", f"[Monitor] Cache => {cache}"]
+            parts.append(f"{label}={row[f'pipeline/throughput/{name}']:.2f}/s")
+    return [f"[Monitor] QDepth => {', '.join(depths)}", f"[Monitor] Cache => {', '.join(parts)}"]
 
 
 def _map(function: Any, tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -167,10 +167,13 @@ def test_other_lines():
     row: dict[str, float] = {
         f"pipeline/queue_depths/{q}_q": n for n, q in enumerate(("batch_index", "preprocess", "processed_batch"))
     }
-    row |= {"pipeline/cache/size": 12.34, "pipeline/cache/hits": 7, "pipeline/throughput/prefetch": 8.0}
+    row["pipeline/throughput/prefetch"] = 8.0
     capacity = {"batch_index_q": 4, "preprocess_q": 2, "processed_batch_q": 4}
+    depths = "[Monitor] QDepth => batch_index=0/4, preproc=1/2, processed=2/4"
+    assert pipeline_lines(row, capacity) == [depths, "[Monitor] Cache => none, prefetch_rate=8.00/s"]
+    row |= {"pipeline/cache/size": 12.34, "pipeline/cache/hits": 7, "pipeline/cache/misses": 0}
     assert pipeline_lines(row, capacity) == [
-        "[Monitor] QDepth => batch_index=0/4, preproc=1/2, processed=2/4",
-        "[Monitor] Cache => 12.3% usage, hits=7, misses=0, evictions=0, prefetch_rate=8.00/s",
+        depths,
+        "[Monitor] Cache => 12.3% usage, hits=7, misses=0, prefetch_rate=8.00/s",
     ]
     assert (clock(0), clock(float("nan")), clock(86400)) == ("0:00:00", "?", "1 day, 0:00:00")
