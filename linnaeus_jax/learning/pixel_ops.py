@@ -197,20 +197,29 @@ def _smooth(image: jax.Array) -> jax.Array:
 
 
 def gaussian_blur(image: jax.Array, sigma: jax.Array | float) -> jax.Array:
-    """Gaussian blur of an image; at the edges the kernel is cut and renormalised. The cost is independent of sigma.
+    """Gaussian blur as Pillow's: three box filters per axis of the same total variance; edge pixels are repeated.
+
+    The three filters are one matrix per axis, so the cost is independent of sigma.
 
     Args:
       image: uint8 or float32 grey levels [H, W, 3].
-      sigma: float32 [], standard deviation in pixels, > 0.
+      sigma: float32 [], standard deviation in pixels, >= 0; a negative one counts as 0.
 
     Returns:
-      float32 [H, W, 3].
+      float32 [H, W, 3], not rounded.
     """
+    variance = jnp.square(jnp.maximum(sigma, 0.0)) / 3  # of one box: ((2 whole + 1)^2 - 1) / 12 and what is missing
+    whole = jnp.floor((jnp.sqrt(12 * variance + 1) - 1) / 2)
+    short = 3 * variance - whole * (whole + 1)
+    radius = whole + (2 * whole + 1) * short / (6 * (jnp.square(whole + 1) - variance))
 
     def kernel(size: int) -> jax.Array:
-        place = jnp.arange(size) / jnp.maximum(sigma, 0.05)
-        weight = jnp.exp(-0.5 * jnp.square(place[:, None] - place[None, :]))
-        return weight / weight.sum(axis=1, keepdims=True)
+        place = jnp.arange(size)
+        weight = jnp.clip(radius + 1 - jnp.abs(place[:, None] - place[None, :]), 0, 1)
+        # what falls off an end is that end's pixel again
+        weight = weight.at[:, 0].add(jnp.maximum(radius - place, 0))
+        weight = weight.at[:, -1].add(jnp.maximum(radius - place[::-1], 0))
+        return jnp.linalg.multi_dot([weight / (2 * radius + 1)] * 3, precision="highest")
 
     x = jnp.einsum("ih,hwc->iwc", kernel(image.shape[0]), image.astype(jnp.float32), precision="highest")
     return jnp.einsum("jw,iwc->ijc", kernel(image.shape[1]), x, precision="highest")
