@@ -283,7 +283,7 @@ def loss() -> ConfigDict:
     return ConfigDict(
         dict(
             task_specific=dict(train=dict(funcs=("CrossEntropyLoss",)), val=dict(funcs=("CrossEntropyLoss",))),
-            taxonomy_smoothing=dict(enabled=(), alpha=0.1, beta=1.0, uniform_roots=True, fallback_to_uniform=True),
+            taxonomy_smoothing=dict(enabled=(), alpha=0.1, beta=1.0, fallback_to_uniform=True),
             grad_weighting=dict(
                 class_weights=dict(
                     train=True,

@@ -67,6 +67,7 @@ COMPATIBILITY = {
     "OPTIMIZER.MUON.USE_DISTRIBUTED": "the compiler distributes the work",
     "OPTIMIZER.MUON.STRICT": "Muon takes matrices and convolution kernels only, the rest gets AdamW",
     "OPTIMIZER.MUON.APPLY_SCALING": "updates are always scaled by sqrt(max(1, out / in))",
+    "LOSS.TAXONOMY_SMOOTHING.UNIFORM_ROOTS": "a class without a parent has no relative, so its row is always uniform",
     "LOSS.TAXONOMY_SMOOTHING.PARTIAL_SUBTREE_WEIGHTING": "it never had an effect",
     "LOSS.GRAD_WEIGHTING.SUBSET*": "it never had an effect",
     "LOSS.GRAD_WEIGHTING.TAXALIGN*": "it never had an effect",

@@ -95,7 +95,6 @@ class TaxonomySmoothing:
         *,
         alpha: float,
         beta: float,
-        uniform_roots: bool = True,
         fallback_to_uniform: bool = True,
     ) -> TaxonomySmoothing:
         """Builds the tables of rank `level` from parent links.
@@ -106,12 +105,11 @@ class TaxonomySmoothing:
           level: position of the smoothed rank in `parents`.
           alpha: mass moved off the true class, in [0, 1].
           beta: decay per edge, >= 0.
-          uniform_roots: classes without a parent spread alpha evenly, where other classes of the rank have parents.
-          fallback_to_uniform: classes left without any relative spread alpha evenly, likewise whole ranks without
-            parents; otherwise such classes are an error.
+          fallback_to_uniform: all classes of a rank without any parent spread alpha evenly; otherwise such a rank is an
+            error. A single class without a relative (the null class, an only child) always spreads alpha evenly.
 
         Raises:
-          ValueError: a value is out of range, or a class has no relative and no rule permits a uniform row.
+          ValueError: a value is out of range, or no class of the rank has a parent and `fallback_to_uniform` is False.
         """
         _check_alpha_beta(alpha, beta)
         ancestors, counts = _ancestors(parents, level)
@@ -122,8 +120,11 @@ class TaxonomySmoothing:
         relatives = np.diff(np.concatenate([np.ones((classes, 1)), counts], axis=1), axis=1)
         total = np.sum(np.where(exists, relatives * decay[None, :], 0.0), axis=1)
         alone = total <= MIN_ROW_WEIGHT
-        if classes > 1:
-            _check_fallback(alone, exists, level, uniform_roots=uniform_roots, fallback_to_uniform=fallback_to_uniform)
+        if classes > 1 and not fallback_to_uniform and not exists.any():
+            raise ValueError(
+                f"taxonomy smoothing of rank {level}: none of its {classes} classes has a parent; set "
+                f"{_KEY}.fallback_to_uniform=True or disable smoothing for this task"
+            )
 
         # A class first met k steps up lies below the ancestors k, k+1, ... up, whose masses telescope to decay_k. A
         # step that meets nobody takes the weight of the next: its own would fall on y alone and could dwarf the row.
@@ -209,24 +210,6 @@ def _ancestors(parents: Sequence[np.ndarray], level: int) -> tuple[np.ndarray, n
         np.stack(chain, axis=1).astype(np.int32) if chain else np.zeros(shape, np.int32),
         np.stack(sizes, axis=1).astype(np.float64) if sizes else np.zeros(shape),
     )
-
-
-def _check_fallback(
-    alone: np.ndarray, exists: np.ndarray, level: int, *, uniform_roots: bool, fallback_to_uniform: bool
-) -> None:
-    """Raises where a class has no relative and the configuration does not permit a uniform row for it."""
-    if fallback_to_uniform:
-        return
-    fix = f"set {_KEY}.fallback_to_uniform=True or disable smoothing for this task"
-    if not exists.any():
-        raise ValueError(f"taxonomy smoothing of rank {level}: none of its {alone.size} classes has a parent; {fix}")
-    linked = exists[:, 0]
-    refused = np.flatnonzero(alone & (linked | (not uniform_roots)))
-    if refused.size:
-        raise ValueError(
-            f"taxonomy smoothing of rank {level}: {refused.size} classes have no relative at this rank (first: class "
-            f"{refused[0]}); {fix}"
-        )
 
 
 __all__ = ["TaxonomySmoothing", "smoothing_matrix"]

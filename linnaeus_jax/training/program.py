@@ -152,7 +152,6 @@ def build_criteria(config: ConfigDict, dataset: Dataset, split: str) -> dict[str
                 index,
                 alpha=settings.alpha,
                 beta=settings.beta,
-                uniform_roots=settings.uniform_roots,
                 fallback_to_uniform=settings.fallback_to_uniform,
             )
         criteria[task] = losses.make_criterion(

@@ -439,10 +439,6 @@ add(
 
 # ---- loss
 SMOOTHED = {"loss.taxonomy_smoothing.enabled": (True,)}
-STRICT = {
-    "loss.taxonomy_smoothing.enabled": (True, False, False),
-    "loss.taxonomy_smoothing.fallback_to_uniform": False,
-}
 
 
 def weighted(method: str) -> dict[str, Any]:
@@ -472,7 +468,6 @@ add(
     enabled=Row((True,), lambda s: s.criterion().name, "TaxonomyAwareLabelSmoothing"),
     alpha=Row(0.3, lambda s: round(float(s.smoothing()[1, 1]), 6), 0.7, SMOOTHED),
     beta=Row(2.0, lambda s: s.smoothing().tolist(), given=SMOOTHED),
-    uniform_roots=Row(False, lambda s: s.outcome(lambda s: s.criterion().name), given=STRICT),
     fallback_to_uniform=Row(False, lambda s: s.outcome(lambda s: s.criterion().name), given=SMOOTHED),
 )
 add(
