@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -39,3 +41,47 @@ def test_no_pattern_of_gitignore_reaches_a_source_folder():
     names = [*tracked(), *(f"{folder}/new_file.{end}" for folder in folders for end in ("py", "json", "npz", "h5"))]
     matched = git("check-ignore", "-z", "--no-index", "--stdin", stdin="\0".join(names), codes=(0, 1))
     assert not matched, f".gitignore matches {matched[:5]}; anchor its patterns with a leading slash"
+
+
+# ---- fixtures --------------------------------------------------------------------------------------------------------
+
+
+def names_in(path: Path) -> tuple[set[str], list[re.Pattern[str]]]:
+    """The text constants of a module, and its f-strings as patterns with one group per replaced part."""
+    tree = ast.parse(path.read_text())
+    formatted = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    inside = {id(part) for node in formatted for part in node.values}
+    constants = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside
+    }
+    patterns = [
+        "".join(re.escape(part.value) if isinstance(part, ast.Constant) else "(.+)" for part in node.values)
+        for node in formatted
+    ]
+    return constants, [re.compile(pattern) for pattern in patterns]
+
+
+def names_file(name: str, constants: set[str], patterns: list[re.Pattern[str]]) -> bool:
+    """Whether a module names the file, by an f-string only where it also holds the text that fills it."""
+    if name in constants:
+        return True
+    matches = (pattern.fullmatch(name) for pattern in patterns)
+    return any(match and set(match.groups()) <= constants for match in matches)
+
+
+def test_every_fixture_is_read_by_a_test():
+    modules = [names_in(path) for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    fixtures = [path for path in (ROOT / "tests" / "fixtures").rglob("*") if path.is_file()]
+    assert fixtures
+    unread = [path.name for path in fixtures if not any(names_file(path.name, *module) for module in modules)]
+    assert not unread, f"no test reads {unread}; use them or remove them"
+
+
+def test_the_search_for_readers_is_exact():
+    constants, patterns = {"S0", "labels.json"}, [re.compile(r"data_(.+)\.npz")]
+    assert names_file("labels.json", constants, patterns)
+    assert names_file("data_S0.npz", constants, patterns)
+    assert not names_file("data_S1.npz", constants, patterns)
+    assert not names_file("data_S0.npz", constants, [])

@@ -1,0 +1,273 @@
+"""Both splits, their classes and their counts, against every golden file, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from linnaeus_jax.data.dataset import build_dataset, resolve_sources, write_assets
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
+from tests.conftest import FIXTURES
+from tests.data.helpers import COMPONENTS, golden_config, golden_settings, small_config, write_labels
+
+SETTINGS = ("S0", "S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "twofile")
+
+
+@pytest.fixture(scope="module")
+def built():
+    """{setting: (dataset, golden arrays)}, each built once."""
+    return {
+        name: (build_dataset(golden_config(FIXTURES, name)), dict(np.load(FIXTURES / f"data_{name}.npz")))
+        for name in SETTINGS
+    }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_golden_rows_classes_and_groups(built, name):
+    dataset, want = built[name]
+    if name != "twofile":
+        np.testing.assert_array_equal(np.sort(np.concatenate([dataset.train.rows, dataset.val.rows])), want["kept"])
+    for task in dataset.tasks:
+        np.testing.assert_array_equal(dataset.classes[task], want[f"classes_{task}"])
+    assert dataset.num_classes == {task: len(want[f"classes_{task}"]) for task in dataset.tasks}
+    for split in (dataset.train, dataset.val):
+        np.testing.assert_array_equal(split.rows, want[f"rows_{split.name}"])
+        np.testing.assert_array_equal(split.labels, want[f"class_{split.name}"])
+        for task in dataset.tasks:
+            key = f"{split.name}_{task}"
+            np.testing.assert_array_equal(dataset.class_counts[split.name][task], want[f"count_{key}"])
+            np.testing.assert_array_equal(split.group(task), want[f"group_{key}"])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_golden_densities_and_subsets(built, name):
+    dataset, want = built[name]
+    assert set(dataset.rarity_thresholds) == {
+        key.removeprefix("rarity_thr_") for key in want if key.startswith("rarity_thr_")
+    }
+    for task, thresholds in dataset.rarity_thresholds.items():
+        np.testing.assert_array_equal(thresholds, want[f"rarity_thr_{task}"])
+    for split in (dataset.train, dataset.val):
+        part = split.name
+        np.testing.assert_array_equal(split.rarity, want[f"rarity_{part}"])
+        np.testing.assert_array_equal(split.taxa_subset_id, want[f"taxa_subset_{part}"])
+        for ours, key in ((dataset.task_label_density, "label"), (dataset.task_nulls_density, "nulls")):
+            assert list(ours[part]) == list(dataset.tasks)
+            np.testing.assert_allclose(list(ours[part].values()), want[f"{key}_density_{part}"], rtol=0, atol=1e-9)
+        density = [dataset.meta_label_density[part].get(component, np.nan) for component in COMPONENTS]
+        np.testing.assert_allclose(density, want[f"meta_density_{part}"], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_golden_metadata(built, name):
+    dataset, want = built[name]
+    table, names = dataset.train.table, [component.name for component in dataset.components]
+    if "meta_valid" in want:
+        used = [COMPONENTS.index(component) for component in names]
+        np.testing.assert_array_equal(table.meta_valid, want["meta_valid"][:, used])
+        assert not np.delete(want["meta_valid"], used, axis=1).any()
+    if "chunk_bounds" in want:
+        np.testing.assert_array_equal([[c.start, c.stop] for c in dataset.components], want["chunk_bounds"])
+    if "aux" in want:
+        assert table.meta.dtype == np.float32
+        assert dataset.meta_dim == want["aux"].shape[1]
+        np.testing.assert_allclose(table.meta, want["aux"], rtol=0, atol=1e-6)
+        widths = [component.stop - component.start for component in dataset.components]
+        np.testing.assert_array_equal(np.repeat(table.meta_valid, widths, axis=1), want["mask"])
+    for split in (dataset.train, dataset.val):
+        np.testing.assert_array_equal(split.meta, split.table.meta[split.rows])
+        np.testing.assert_array_equal(split.meta_valid, split.table.meta_valid[split.rows])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_golden_parents(built, name):
+    dataset, want = built[name]
+    assert not dataset.conflicts
+    for task in dataset.tasks[:-1]:
+        parent = dataset.tree.parent(task)
+        child = np.flatnonzero(parent >= 0)
+        np.testing.assert_array_equal(np.stack([child, parent[child]], axis=1), want[f"parent_{task}"])
+
+
+@pytest.mark.parametrize("name", ["S0", "S1", "S7", "twofile"])
+def test_golden_trees_from_labels(built, fixtures, name):
+    """The tree of a run, from its labels; the rest of the tree's golden numbers stand in tests/taxonomy."""
+    tree, want = built[name][0].tree, np.load(fixtures / f"data_tree_{name}.npz")
+    position = {task: i for i, task in enumerate(tree.task_keys)}
+    for kind, nodes in (("roots", tree.get_root_nodes()), ("leaves", tree.get_leaf_nodes())):
+        np.testing.assert_array_equal([(position[task], index) for task, index in nodes], want[kind])
+    for task in tree.task_keys:
+        np.testing.assert_array_equal(tree.build_distance_matrix(task), want[f"dist_{task}"])
+
+
+def test_no_gaps_mode(fixtures):
+    config = golden_config(fixtures, "S6")
+    config.data.upward_major_mode = "no-gaps"
+    dataset = build_dataset(config)
+    kept = np.sort(np.concatenate([dataset.train.rows, dataset.val.rows]))
+    np.testing.assert_array_equal(kept, np.load(fixtures / "data_S6.npz")["alt_kept_nogap"])
+
+
+def test_golden_class_map_and_tree_file(built, fixtures, tmp_path):
+    dataset, _ = built["S0"]
+    write_assets(dataset, tmp_path / "assets", tmp_path / "metadata")
+    assert json.loads((tmp_path / "assets" / "class_to_idx.json").read_text()) == json.loads(
+        (fixtures / "data_class_to_idx.json").read_text()
+    )
+    got, want = (
+        json.loads(path.read_text()) | {"metadata": None}
+        for path in (tmp_path / "assets" / "taxonomy_tree.json", fixtures / "data_taxonomy_tree.json")
+    )
+    assert got == want
+
+
+def test_assets_say_what_the_dataset_says(built, tmp_path):
+    dataset, _ = built["S7"]
+    write_assets(dataset, tmp_path / "assets", tmp_path / "metadata")
+
+    def read(name):
+        return json.loads((tmp_path / name).read_text())
+
+    assert read("assets/num_classes.json") == dataset.num_classes
+    assert read("assets/subset_maps.json") == dataset.subset_maps()
+    assert read("metadata/task_label_density.json") == dataset.task_label_density
+    assert read("metadata/task_nulls_density.json") == dataset.task_nulls_density
+    assert read("metadata/meta_label_density.json") == dataset.meta_label_density
+    statistics = read("metadata/additional_statistics.json")
+    for part, counts in read("metadata/class_label_counts.json").items():
+        for task, count in counts.items():
+            assert count == dataset.class_counts[part][task].tolist()
+            row = statistics[part][task]
+            assert row["total_samples"] == sum(count)
+            np.testing.assert_allclose(row["mean_frequency"], np.mean(count), rtol=1e-12)
+            np.testing.assert_allclose(row["std_dev_frequency"], np.std(count), rtol=1e-12)
+            np.testing.assert_allclose(row["coefficient_of_variation"], np.std(count) / np.mean(count), rtol=1e-12)
+    ids = np.load(tmp_path / "assets" / "subset_ids.npz")
+    for split in (dataset.train, dataset.val):
+        np.testing.assert_array_equal(ids[f"rows_{split.name}"], split.rows)
+        np.testing.assert_array_equal(ids[f"taxa_{split.name}"], split.taxa_subset_id)
+        np.testing.assert_array_equal(ids[f"rarity_{split.name}"], split.rarity)
+    assert TaxonomyTree.load(tmp_path / "assets" / "taxonomy_tree.json").task_keys == dataset.tasks
+
+
+def test_report_counts_what_was_rejected(built):
+    dataset, want = built["S2"]
+    text = dataset.report()
+    outside = int((~dataset.train.table.in_region).sum())
+    assert f"{len(want['kept'])} of 400 rows kept" in text
+    assert f"{outside:>10}  out of region" in text
+    assert f"{5:>10}  null at every rank" in text
+    assert f"{len(want['rows_train'])} training and {len(want['rows_val'])} validation rows" in text
+    assert "3 root(s) at taxa_L40 (metaclade)" in text
+
+
+def test_missing_images_leave_both_splits(fixtures):
+    missing = np.asarray(golden_settings(fixtures)["missing"])
+    dataset = build_dataset(golden_config(fixtures, "S0"), {"train": missing})
+    used = np.concatenate([dataset.train.rows, dataset.val.rows])
+    assert not np.isin(used, missing).any()
+    assert dataset.filters[0].removed["image missing"] == len(missing)
+
+
+def test_missing_images_of_two_files_are_told_apart(fixtures):
+    config, missing = golden_config(fixtures, "twofile"), {"train": np.array([0, 1]), "val": np.array([2])}
+    whole, cut = build_dataset(config), build_dataset(config, missing)
+    np.testing.assert_array_equal(cut.train.rows, np.setdiff1d(whole.train.rows, [0, 1]))
+    np.testing.assert_array_equal(cut.val.rows, np.setdiff1d(whole.val.rows, [2]))
+
+
+def test_null_rows_are_kept_out_of_groups(fixtures):
+    config = golden_config(fixtures, "S0")
+    config.schedule.mixup.exclude_null_samples = True
+    split = build_dataset(config).train
+    genus_group, taxon = split.group("taxa_L20"), split.table.taxon[split.rows]
+    assert (genus_group[(taxon == 0).any(axis=1)] == -1).all()
+    config.schedule.mixup.null_task_keys = ("taxa_L20",)
+    genus_group = build_dataset(config).train.group("taxa_L20")
+    assert (genus_group[taxon[:, 1] == 0] == -1).all()
+    assert (genus_group[(taxon[:, 0] == 0) & (taxon[:, 1] != 0)] >= 0).any()
+    with pytest.raises(ValueError, match="taxa_L99"):
+        split.group("taxa_L99")
+
+
+# ---- scenarios -------------------------------------------------------------------------------------------------------
+
+
+def test_scenarios(fixtures):
+    single = resolve_sources(golden_config(fixtures, "S0").data)
+    assert (single.scenario, single.split, single.hybrid) == ("single file, split", True, False)
+    config = golden_config(fixtures, "twofile")
+    assert resolve_sources(config.data).scenario == "two files"
+    config.data.h5.val_labels_path = config.data.h5.val_images_path = ""
+    assert resolve_sources(config.data).scenario == "train only"
+    dataset = build_dataset(config)
+    assert (len(dataset.train), len(dataset.val)) == (215, 0)
+
+
+def test_hybrid_scenarios(fixtures):
+    config = golden_config(fixtures, "twofile")
+    hybrid = config.data.hybrid
+    hybrid.use_hybrid, hybrid.images_dir, hybrid.val_images_dir = True, "photos", "other"
+    sources = resolve_sources(config.data)
+    assert (sources.scenario, sources.train_images, sources.val_images) == ("two files, hybrid", "photos", "other")
+    hybrid.images_dir = ""
+    with pytest.raises(ValueError, match=r"data\.hybrid\.train_images_dir is empty"):
+        resolve_sources(config.data)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ({"labels_path": ""}, "no labels file: set data.h5.labels_path"),
+        ({"images_path": ""}, "data.h5.images_path is empty but needed"),
+        ({"train_labels_path": "x.h5"}, "data.h5.train_labels_path exclude each other"),
+        ({"labels_path": "", "train_labels_path": "x.h5"}, "data.h5.train_images_path is empty but needed"),
+        ({"labels_path": "", "val_labels_path": "x.h5"}, "data.h5.train_labels_path is empty but needed"),
+    ],
+)
+def test_unusable_paths(fixtures, paths, message):
+    config = golden_config(fixtures, "S0")
+    for key, value in paths.items():
+        config.data.h5[key] = value
+    with pytest.raises(ValueError, match=message):
+        resolve_sources(config.data)
+
+
+# ---- contradictions --------------------------------------------------------------------------------------------------
+
+
+def test_contradicting_parents(tmp_path, caplog):
+    taxa = {"taxa_L10": [7] * 10 + [8], "taxa_L20": [1] * 9 + [2] + [2]}
+    config = small_config(write_labels(tmp_path / "labels.h5", taxa), tuple(taxa))
+    config.data.h5.train_val_split_ratio = 1.0
+    dataset = build_dataset(config)
+    assert len(dataset.conflicts) == 1
+    assert dataset.tree.parent("taxa_L10").tolist() == [-1, 1, 2]
+    assert "1 classes have several parents" in caplog.text
+    assert "conflict: " in dataset.report()
+    config.data.parent_conflict_limit = 0.05
+    with pytest.raises(ValueError, match=r"taxa_L10 7: parents 1 \(9 rows\), 2 \(1 rows\)"):
+        build_dataset(config)
+
+
+def test_tasks_must_ascend(tmp_path):
+    taxa = {"taxa_L33_5": [1, 2], "taxa_L40": [3, 3]}
+    path = write_labels(tmp_path / "labels.h5", taxa)
+    assert build_dataset(small_config(path, tuple(taxa))).tasks == tuple(taxa)
+    with pytest.raises(ValueError, match="taxa_L40"):
+        build_dataset(small_config(path, ("taxa_L40", "taxa_L33_5")))
+
+
+def test_one_class_at_the_coarsest_rank_and_one_rank(tmp_path):
+    path = write_labels(tmp_path / "labels.h5", {"taxa_L10": [5, 6, 5, 6], "taxa_L20": [9] * 4})
+    config = small_config(path, ("taxa_L10", "taxa_L20"), data__partial__levels=False)
+    dataset = build_dataset(config)
+    assert dataset.num_classes == {"taxa_L10": 2, "taxa_L20": 1}
+    assert "taxa_L20" not in dataset.rarity_thresholds
+    assert dataset.meta_dim == 0
+    assert dataset.train.meta.shape == (len(dataset.train), 0)
+    alone = build_dataset(small_config(path, ("taxa_L20",), data__partial__levels=False))
+    assert alone.rarity_names == ()
+    assert alone.subset_maps() == {"taxa": {}, "rarity": {}}

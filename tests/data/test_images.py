@@ -1,0 +1,280 @@
+"""The same pixels from every layout, resizing, and what is refused or replaced by a placeholder."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import cv2
+import h5py
+import numpy as np
+import pytest
+
+from linnaeus_jax.data.cache import ImageCache
+from linnaeus_jax.data.images import (
+    ChunkMappedImages,
+    FolderImages,
+    H5Images,
+    ImageReadError,
+    MappedImages,
+    PackedImages,
+    ResizedImages,
+    decode_image,
+    image_path,
+    open_images,
+    resize_area,
+)
+from linnaeus_jax.data.labels import read_identifiers
+from tests.conftest import FIXTURES
+from tests.data.helpers import MISSING_FILES, golden_pixels, golden_settings, unpack_folder, write_packed
+
+ROWS = np.array([31, 0, 7, 7, 39])
+LAYOUTS = {
+    "contiguous": ({}, MappedImages),
+    "chunk": ({"chunks": (1, 32, 32, 3)}, ChunkMappedImages),
+    "wide chunks": ({"chunks": (8, 32, 32, 3)}, H5Images),
+    "lzf": ({"chunks": (1, 32, 32, 3), "compression": "lzf"}, H5Images),
+    "gzip": ({"chunks": (1, 32, 32, 3), "compression": "gzip"}, H5Images),
+}
+
+
+def read(source, rows=ROWS):
+    out = np.full((len(rows), *source.image_shape), 99, np.uint8)
+    return out, source.read(np.asarray(rows, np.int64), out)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return unpack_folder(FIXTURES, tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.fixture(scope="module")
+def identifiers():
+    return read_identifiers(str(FIXTURES / "data_labels.h5"))
+
+
+def test_golden_images(fixtures):
+    source = open_images(fixtures / "data_images.h5", 32, count=400)
+    out, ok = read(source, np.arange(400))
+    np.testing.assert_array_equal(out, golden_pixels())
+    assert ok.all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same_pixels(tmp_path, layout):
+    options, expected = LAYOUTS[layout]
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        file.create_dataset("images", data=golden_pixels(40), **options)
+    source = open_images(tmp_path / "i.h5", 32)
+    assert type(source) is expected
+    for one in (source, pickle.loads(pickle.dumps(source))):
+        out, ok = read(one)
+        np.testing.assert_array_equal(out, golden_pixels(40)[ROWS])
+        assert ok.all()
+        assert len(one) == 40
+    with pytest.raises(IndexError, match=r"rows 0\.\.40 asked for, but it holds 40"):
+        read(source, [0, 40])
+    assert read(source, [])[0].shape == (0, 32, 32, 3)
+
+
+def test_a_shifted_file_is_not_mapped(tmp_path):
+    """Behind a user block the offsets that HDF5 reports start elsewhere."""
+    with h5py.File(tmp_path / "i.h5", "w", userblock_size=512) as file:
+        file["images"] = golden_pixels(40)
+    np.testing.assert_array_equal(read(open_images(tmp_path / "i.h5", 32))[0], golden_pixels(40)[ROWS])
+
+
+def test_chunks_never_written_are_zero(tmp_path):
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        images = file.create_dataset("images", (40, 32, 32, 3), np.uint8, chunks=(1, 32, 32, 3))
+        images[:10] = golden_pixels(10)
+    source = open_images(tmp_path / "i.h5", 32)
+    assert isinstance(source, H5Images)
+    out, _ = read(source, [3, 20])
+    np.testing.assert_array_equal(out[0], golden_pixels(10)[3])
+    assert not out[1].any()
+
+
+def test_h5_handle_reopens(tmp_path):
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        file.create_dataset("images", data=golden_pixels(40), compression="gzip")
+    source = open_images(tmp_path / "i.h5", 32)
+    for _ in range(2):
+        np.testing.assert_array_equal(read(source)[0], golden_pixels(40)[ROWS])
+        source.close()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "gzip"])
+def test_threads_share_a_source(tmp_path, layout):
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        file.create_dataset("images", data=golden_pixels(40), **LAYOUTS[layout][0])
+    source, wrong = open_images(tmp_path / "i.h5", 32), []
+
+    def work(seed):
+        for rows in np.random.default_rng(seed).integers(0, 40, (20, 6)):
+            if not np.array_equal(read(source, rows)[0], golden_pixels(40)[rows]):
+                wrong.append(rows)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_packed_png_is_exact_and_jpeg_is_near(tmp_path):
+    exact = open_images(write_packed(tmp_path / "png.h5", golden_pixels(40)), 32, count=40)
+    assert isinstance(exact, PackedImages)
+    for source in (exact, pickle.loads(pickle.dumps(exact))):
+        np.testing.assert_array_equal(read(source)[0], golden_pixels(40)[ROWS])
+    smooth = np.stack([cv2.resize(image[:2, :2], (32, 32)) for image in golden_pixels(40)])
+    near = open_images(write_packed(tmp_path / "jpg.h5", smooth, ".jpg"), 32)
+    assert np.abs(read(near)[0].astype(int) - smooth[ROWS]).mean() < 3
+
+
+def test_golden_folder(fixtures, folder, identifiers):
+    bad = sorted(MISSING_FILES + golden_settings(fixtures)["corrupt"] + golden_settings(fixtures)["empty"])
+    good = np.setdiff1d(np.arange(400), bad)
+    source = FolderImages(folder, identifiers, "png", 32)
+    out, ok = read(source, good)
+    np.testing.assert_array_equal(out, golden_pixels()[good])
+    assert ok.all()
+    for row in bad:
+        with pytest.raises(ImageReadError, match=rf"row {row}: .*{identifiers[row]}.*restore the file"):
+            read(source, [0, row])
+
+
+def test_placeholders_are_zero_flagged_and_counted(fixtures, folder, identifiers, caplog):
+    bad = sorted(MISSING_FILES + golden_settings(fixtures)["corrupt"] + golden_settings(fixtures)["empty"])
+    source = FolderImages(folder, identifiers, ".png", 32, allow_missing=True)
+    out, ok = read(source, np.arange(400))
+    assert np.flatnonzero(~ok).tolist() == bad
+    assert not out[bad].any()
+    np.testing.assert_array_equal(out[ok], golden_pixels()[ok])
+    assert source.placeholders == len(bad) == 9
+    read(source, [3] * 100)
+    numbers = [record.args[1] for record in caplog.records]
+    assert numbers == [*range(1, 11), 100]
+
+
+def test_decoded_images_come_from_the_cache(tmp_path, folder, identifiers):
+    cache = ImageCache(10 * 32 * 32 * 3)
+    source = FolderImages(folder, identifiers, ".png", 32, cache=cache)
+    first, _ = read(source, [1, 2])
+    again, _ = read(source, [2, 1])
+    np.testing.assert_array_equal(first, again[::-1])
+    assert (cache.stats().hits, cache.stats().misses) == (2, 2)
+    other = FolderImages(folder, identifiers[4:], ".png", 32, cache=cache)
+    np.testing.assert_array_equal(read(other, [1])[0], golden_pixels()[[5]])  # not the row 1 of the first source
+
+
+def test_extension_rules():
+    for extension in ("png", ".png"):
+        assert image_path("d", "a", extension) == "d/a.png"
+        assert image_path("d", b"a.PNG", extension) == "d/a.PNG"
+    assert image_path("d", "sub/a.b", ".jpg") == "d/sub/a.b.jpg"
+    assert image_path("d", "a", "") == "d/a"
+
+
+# ---- decoding and resizing -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", range(7))
+def test_golden_resize(fixtures, case):
+    arrays = np.load(fixtures / "data_resize.npz")
+    image, want = arrays[f"in{case}"], arrays[f"out{case}"]
+    out = np.empty_like(want)
+    resize_area(image, out)
+    assert np.abs(out.astype(int) - want).max() <= 1
+    decoded = np.empty_like(want)
+    decode_image(cv2.imencode(".png", image[..., ::-1])[1].tobytes(), decoded)
+    np.testing.assert_array_equal(decoded, out)
+
+
+def test_stored_images_are_resized(tmp_path):
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        file["images"] = golden_pixels(40)
+    source = open_images(tmp_path / "i.h5", 16)
+    assert isinstance(source, ResizedImages)
+    want = np.empty((len(ROWS), 16, 16, 3), np.uint8)
+    for image, target in zip(golden_pixels(40)[ROWS], want):
+        resize_area(image, target)
+    np.testing.assert_array_equal(read(source)[0], want)
+    packed = open_images(write_packed(tmp_path / "p.h5", golden_pixels(40)), 16)
+    np.testing.assert_array_equal(read(packed)[0], want)
+
+
+def test_gray_and_transparent_files():
+    gray = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    out = np.empty((16, 16, 3), np.uint8)
+    decode_image(cv2.imencode(".png", gray)[1], out)
+    np.testing.assert_array_equal(out, np.repeat(gray[..., None], 3, axis=2))
+    rgba = golden_pixels(1)[0, :16, :16]
+    decode_image(cv2.imencode(".png", np.dstack([rgba[..., ::-1], gray]))[1], out)
+    np.testing.assert_array_equal(out, rgba)
+
+
+@pytest.mark.parametrize("extension", [".png", ".jpg"])
+def test_undecodable_data(extension):
+    out = np.empty((32, 32, 3), np.uint8)
+    whole = cv2.imencode(extension, golden_pixels(1)[0])[1].tobytes()
+    for data, message in ((b"", "empty file"), (whole[:40], "truncated after 40 bytes"), (b"text", "no image decoder")):
+        with pytest.raises(ValueError, match=message):
+            decode_image(data, out)
+    with pytest.raises(ValueError, match="truncated"):
+        decode_image(whole[:-12], out)
+
+
+# ---- refused files ---------------------------------------------------------------------------------------------------
+
+
+def test_unusable_image_files(tmp_path, folder):
+    path = tmp_path / "i.h5"
+    with pytest.raises(FileNotFoundError, match=r"data\.h5\.\*images_path"):
+        open_images(path, 32)
+    with pytest.raises(FileNotFoundError, match=r"data\.hybrid\.images_dir"):
+        FolderImages(tmp_path / "nowhere", ["a"], ".png", 32)
+
+    def write(**datasets):
+        with h5py.File(path, "w") as file:
+            for name, values in datasets.items():
+                file[name] = values
+
+    write(pictures=golden_pixels(4))
+    with pytest.raises(KeyError, match=r"no dataset 'images' .*pictures"):
+        open_images(path, 32)
+    for wrong in (golden_pixels(4).astype(np.float32), golden_pixels(4)[..., :1], golden_pixels(4)[0]):
+        write(images=wrong)
+        with pytest.raises(ValueError, match=r"images are uint8 \(N, H, W, 3\)"):
+            open_images(path, 32)
+    write(images=golden_pixels(4))
+    with pytest.raises(ValueError, match="4 images, but its labels file has 5 rows"):
+        open_images(path, 32, count=5)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(OSError, match="copy or build it again"):
+        open_images(path, 32)
+
+
+@pytest.mark.parametrize(
+    ("data", "offsets", "message"),
+    [
+        (np.zeros(9, np.uint8), [0, 4, 8], "must ascend from 0 to the 9 bytes"),
+        (np.zeros(9, np.uint8), [0, 5, 4, 9], "must ascend"),
+        (np.zeros(9, np.uint8), [1, 9], "must ascend"),
+        (np.zeros(9, np.int16), [0, 9], "must be contiguous uint8"),
+    ],
+)
+def test_unusable_packed_files(tmp_path, data, offsets, message):
+    with h5py.File(tmp_path / "p.h5", "w") as file:
+        file["image_bytes"], file["image_offsets"] = data, offsets
+    with pytest.raises(ValueError, match=message):
+        open_images(tmp_path / "p.h5", 32)
+
+
+def test_packed_files_need_offsets(tmp_path):
+    with h5py.File(tmp_path / "p.h5", "w") as file:
+        file["image_bytes"] = np.zeros(9, np.uint8)
+    with pytest.raises(KeyError, match="needs 'image_offsets'"):
+        open_images(tmp_path / "p.h5", 32)

@@ -1,0 +1,273 @@
+"""Batches: rows, pixels and order of the plan, exact resume, padding, placeholders, processes, and a clean end."""
+
+from __future__ import annotations
+
+import threading
+
+import grain
+import h5py
+import numpy as np
+import pytest
+
+from linnaeus_jax.data.cache import ImageCache
+from linnaeus_jax.data.images import FolderImages, ImageReadError, open_images
+from linnaeus_jax.data.labels import read_identifiers
+from linnaeus_jax.data.loader import EvalLoader, TrainLoader
+from linnaeus_jax.data.plans import PlanSequence, SamplerSettings
+from tests.conftest import FIXTURES
+from tests.data.helpers import MISSING_FILES, golden_pixels, unpack_folder
+
+COUNT = 60  # images in the file
+ROWS = np.random.default_rng(5).permutation(COUNT)[:50]  # a split of 50 rows
+ARRAYS = {
+    "label": np.stack([ROWS % 4, ROWS % 2], axis=1).astype(np.int32),
+    "meta": np.stack([ROWS, -ROWS], axis=1).astype(np.float32),
+    "meta_valid": (ROWS % 3 > 0)[:, None],
+}
+THREADS = [(0, 0), (1, 1), (3, 2)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("images") / "images.h5"
+    with h5py.File(path, "w") as file:
+        file["images"] = golden_pixels(COUNT)
+    return open_images(path, 32)
+
+
+def plans(epochs=3, process=(0, 1), **settings):
+    sampler = SamplerSettings(**{"batch_size": 8, "mix_block": 2, "accumulation_steps": 2} | settings)
+    index, count = process
+    groups = [ARRAYS["label"][:, 0]]
+    return PlanSequence(groups, [0] * epochs, sampler, seed=1, process_index=index, process_count=count)
+
+
+def train(source, plan=None, threads=(1, 1), **options):
+    num_threads, io_threads = threads
+    plan = plans() if plan is None else plan
+    return TrainLoader(ARRAYS, ROWS, source, plan, num_threads=num_threads, io_threads=io_threads, **options)
+
+
+def collect(loader):
+    with loader:
+        return list(loader)
+
+
+def assert_same(one, two):
+    assert [update for update, _ in one] == [update for update, _ in two]
+    for (_, first), (_, second) in zip(one, two):
+        assert first.keys() == second.keys()
+        for name in first:
+            assert first[name].dtype == second[name].dtype
+            np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_batches_are_what_the_plan_says(source):
+    plan, pixels = plans(), golden_pixels(COUNT)
+    batches = collect(train(source, plan))
+    assert [update for update, _ in batches] == list(range(plan.total))
+    for update, batch in batches:
+        want = plan.update(update)
+        real = want.index >= 0
+        rows = ROWS[want.index]
+        assert batch["image"].shape == (2, 8, 32, 32, 3)
+        np.testing.assert_array_equal(batch["row"][real], rows[real])
+        np.testing.assert_array_equal(batch["image"][real], pixels[rows[real]])
+        assert not batch["image"][~real].any()
+        np.testing.assert_array_equal(batch["weight"], real.astype(np.float32))
+        np.testing.assert_array_equal(batch["partner"], want.partner)
+        np.testing.assert_array_equal(batch["group"], want.group)
+        for name, values in ARRAYS.items():
+            np.testing.assert_array_equal(batch[name], values[np.maximum(want.index, 0)])
+        types = {
+            name: batch[name].dtype for name in ("image", "label", "meta", "meta_valid", "row", "group", "partner")
+        }
+        assert types == dict(image=np.uint8, label=np.int32, meta=np.float32, meta_valid=bool,
+                             row=np.int32, group=np.int32, partner=np.int32)  # fmt: skip
+
+
+def test_threads_change_nothing(source):
+    want = collect(train(source, threads=(0, 0)))
+    for threads in THREADS[1:]:
+        assert_same(collect(train(source, threads=threads, buffer=3)), want)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_resume_at_every_update(source, threads):
+    want = collect(train(source, threads=(0, 0)))
+    for start in range(len(want) + 1):
+        assert_same(collect(train(source, threads=threads, start_update=start)), want[start:])
+    assert_same(collect(train(source, threads=threads, start_update=2, stop_update=4)), want[2:4])
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_next_index_is_the_state_of_the_grain_iterator(source, threads):
+    """The number of updates made, which a checkpoint keeps, is all that Grain's own state holds, prefetched or not."""
+    want = collect(train(source, threads=(0, 0)))
+    with train(source, threads=threads, buffer=3) as loader:
+        for update in range(5):
+            assert loader.state() == loader._grain._iterator.get_state() == {"next_index": update}
+            next(loader)
+    own = iter(grain.MapDataset.range(len(want)).to_iter_dataset())
+    own.set_state({"next_index": 5})
+    assert list(own) == [update for update, _ in want[5:]]
+    with train(source, threads=threads) as loader:
+        loader._grain._iterator.set_state({"next_index": 5})
+        for name, values in next(loader)[1].items():
+            np.testing.assert_array_equal(values, want[5][1][name])
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_processes_read_disjoint_parts_of_one_batch(source, threads):
+    whole = collect(train(source, plans(process=(0, 1))))
+    parts = [collect(train(source, plans(process=(i, 2)), threads)) for i in range(2)]
+    assert [len(part) for part in parts] == [len(whole)] * 2
+    for (_, batch), (_, left), (_, right) in zip(whole, *parts):
+        for name in batch:
+            np.testing.assert_array_equal(np.concatenate([left[name], right[name]], axis=1), batch[name])
+
+
+def test_unreadable_image_reaches_the_consumer_and_skips_nothing(source):
+    class Flaky:
+        image_shape, broken = source.image_shape, True
+
+        def __len__(self):
+            return len(source)
+
+        def read(self, rows, out):
+            if self.broken and 3 in rows:
+                raise ImageReadError("row 3: gone.png: no such file")
+            return source.read(rows, out)
+
+    want = collect(train(source))
+    for threads in THREADS:
+        flaky, got = Flaky(), []
+        with train(flaky, threads=threads) as loader:
+            with pytest.raises(ImageReadError, match=r"^row 3: gone.png: no such file$"):
+                got.extend(iter(loader))  # keeps what came before the failure
+            flaky.broken = False
+            assert_same([*got, *loader], want)
+
+
+def test_placeholders_have_no_weight_and_no_partner(tmp_path):
+    folder = unpack_folder(FIXTURES, tmp_path)
+    names = read_identifiers(str(FIXTURES / "data_labels.h5"))
+    images = FolderImages(folder, names, ".png", 32, allow_missing=True)
+    rows = np.arange(32)
+    plan = PlanSequence([rows // 8], [0], SamplerSettings(batch_size=8, mix_block=2), seed=0)
+    with TrainLoader({"label": rows[:, None].astype(np.int32)}, rows, images, plan) as loader:
+        batches = [batch for _, batch in loader]
+        placeholders = loader.stats().placeholders
+    row, weight, partner, group = (
+        np.concatenate([batch[key][0] for batch in batches]) for key in ("row", "weight", "partner", "group")
+    )
+    bad = np.isin(row, MISSING_FILES)
+    assert placeholders == bad.sum() == 2
+    np.testing.assert_array_equal(weight, (~bad).astype(np.float32))
+    position = np.tile(np.arange(8), 4)
+    touched = bad | bad.reshape(-1, 2)[:, ::-1].reshape(-1)
+    np.testing.assert_array_equal(partner[touched], position[touched])
+    assert (group[touched] == -1).all()
+    np.testing.assert_array_equal(partner[~touched], position[~touched] ^ 1)
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_validation_is_in_order_padded_and_repeatable(source, threads):
+    loader = EvalLoader(ARRAYS, ROWS, source, 16, num_threads=threads[0], io_threads=threads[1])
+    passes = [list(loader) for _ in range(2)]
+    assert len(loader) == len(passes[0]) == 4
+    for batches in passes:
+        row, weight = (np.concatenate([batch[name] for batch in batches]) for name in ("row", "weight"))
+        assert weight.tolist() == [1.0] * 50 + [0.0] * 14
+        np.testing.assert_array_equal(row[:50], ROWS)
+        image = np.concatenate([batch["image"] for batch in batches])
+        np.testing.assert_array_equal(image[:50], golden_pixels(COUNT)[ROWS])
+        assert not image[50:].any()
+        assert all((batch["partner"] == np.arange(16)).all() for batch in batches)
+    loader.close()
+
+
+def test_validation_over_processes(source):
+    whole = list(EvalLoader(ARRAYS, ROWS, source, 16))
+    parts = [list(EvalLoader(ARRAYS, ROWS, source, 16, process_index=i, process_count=2)) for i in range(2)]
+    for batch, left, right in zip(whole, *parts, strict=True):
+        for name in batch:
+            np.testing.assert_array_equal(np.concatenate([left[name], right[name]]), batch[name])
+    with pytest.raises(ValueError, match="positive multiple of 3 processes"):
+        EvalLoader(ARRAYS, ROWS, source, 16, process_count=3)
+
+
+def test_an_empty_split_has_no_batch(source):
+    empty = EvalLoader({"label": np.empty((0, 2), np.int32)}, np.empty(0, np.int64), source, 16)
+    assert len(empty) == 0
+    assert list(empty) == []
+    assert empty.stats().samples == 0
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_closing_leaves_no_thread(source, threads):
+    before = set(threading.enumerate())
+    with train(source, threads=threads, buffer=4) as loader:
+        next(loader)
+    loader.close()
+    with pytest.raises(ValueError, match="the loader is closed"):
+        next(loader)
+    evaluation = EvalLoader(ARRAYS, ROWS, source, 16, num_threads=threads[0], io_threads=threads[1])
+    for _ in evaluation:
+        break  # an abandoned pass
+    evaluation.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_memory_bound(source):
+    loader = train(source, buffer=3)
+    assert loader.memory_bytes == (3 + 2) * 2 * 8 * 32 * 32 * 3
+    assert train(source, threads=(0, 0), buffer=3).memory_bytes == 2 * 2 * 8 * 32 * 32 * 3
+    loader.close()
+
+
+def test_counters(tmp_path):
+    folder = unpack_folder(FIXTURES, tmp_path)
+    names = read_identifiers(str(FIXTURES / "data_labels.h5"))
+    rows = np.setdiff1d(np.arange(40), MISSING_FILES)[:32]
+    images = FolderImages(folder, names, ".png", 32, cache=ImageCache(2**24))
+    plan = PlanSequence([rows % 2], [0, 0], SamplerSettings(batch_size=16, mix_block=2), seed=0)
+    with TrainLoader({"label": rows[:, None]}, rows, images, plan) as loader:
+        assert sum(1 for _ in loader) == 4
+        stats = loader.stats()
+    assert (stats.samples, stats.batches, stats.placeholders) == (64, 4, 0)
+    assert (stats.cache.misses, stats.cache.hits) == (32, 32)
+    assert (stats.batch_index_q, stats.preprocess_q, stats.processed_batch_q) == (0, 0, 0)
+    assert 0 < stats.decode_seconds <= stats.read_seconds
+    row = stats.row()
+    assert row["pipeline/cache/hits"] == 32
+    assert row["pipeline/throughput/prefetch"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": (-1, 1)}, r"data\.num_workers is -1"),
+        ({"threads": (1, -1)}, r"data\.prefetch\.num_io_threads is -1"),
+        ({"buffer": 0}, r"data\.prefetch\.max_processed_batches is 0"),
+        ({"start_update": 99}, "do not lie within the run"),
+    ],
+)
+def test_unusable_numbers(source, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(source, **options)
+
+
+def test_arrays_rows_and_images_must_fit(source):
+    with pytest.raises(ValueError, match="must not contain \\['weight'\\]"):
+        TrainLoader({"weight": np.ones(50)}, ROWS, source, plans())
+    with pytest.raises(ValueError, match="array 'label' has 49 rows, but the split has 50"):
+        TrainLoader({"label": np.ones((49, 1))}, ROWS, source, plans())
+    with pytest.raises(ValueError, match="but there are 60 images"):
+        TrainLoader(ARRAYS, ROWS + 20, source, plans())

@@ -1,0 +1,131 @@
+"""Row filter, split, groups, rarity and taxa subsets where the golden files do not reach."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linnaeus_jax.data import splits
+from linnaeus_jax.data.labels import read_label_tables
+from linnaeus_jax.data.metadata import ComponentSettings
+from tests.data.helpers import write_labels
+
+TASKS = ("taxa_L10", "taxa_L20")
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Rows: full, no species, no genus, nothing, full."""
+    taxa = {"taxa_L10": [1, 0, 2, 0, 1], "taxa_L20": [5, 5, 0, 0, 5]}
+    spatial = np.array([[1, 0, 0]] * 4 + [[0, 0, 0]], np.float32)
+    path = write_labels(tmp_path / "l.h5", taxa, spatial=spatial, in_region=np.array([1, 0, 1, 1, 1], np.uint8))
+    return read_label_tables([str(path)], TASKS, [SPATIAL], null_possible=True)[0][0]
+
+
+SPATIAL = ComponentSettings("SPATIAL", "spatial", (), 3, allow_missing=True)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "allow_missing", "missing", "kept"),
+    [
+        ({}, True, None, [0, 1, 2, 4]),
+        ({"null_possible": False}, True, None, [0, 4]),
+        ({"include_out_of_region": False}, True, None, [0, 2, 4]),
+        ({"upward_major": "all-finer"}, True, None, [0, 2, 4]),
+        ({"upward_major": "no-gaps"}, True, None, [0, 1, 4]),
+        ({}, False, None, [0, 1, 2]),
+        ({}, True, [0, 2], [1, 4]),
+        ({"null_possible": False}, False, [], [0]),
+    ],
+)
+def test_filter(table, conditions, allow_missing, missing, kept):
+    component = ComponentSettings("SPATIAL", "spatial", (), 3, allow_missing=allow_missing)
+    missing = None if missing is None else np.array(missing, np.int64)
+    rows, report = splits.filter_rows(table, splits.FilterSettings(**conditions), [component], missing)
+    assert rows.dtype == np.int64
+    assert rows.tolist() == kept
+    assert (report.total, report.kept) == (5, len(kept))
+    assert report.removed["null at every rank"] == 1
+
+
+def test_filter_refuses(table):
+    conditions = splits.FilterSettings()
+    with pytest.raises(ValueError, match="no row is left; the rule that removed most is 'image missing'"):
+        splits.filter_rows(table, conditions, [], np.arange(5))
+    with pytest.raises(ValueError, match=r"must lie in 0\.\.4"):
+        splits.filter_rows(table, conditions, [], np.array([5]))
+    with pytest.raises(ValueError, match="upward_major_mode = 'up'"):
+        splits.filter_rows(table, splits.FilterSettings(upward_major="up"), [])
+
+
+def test_filter_warns_without_in_region(tmp_path, caplog):
+    path = write_labels(tmp_path / "l.h5", {"taxa_L10": [1], "taxa_L20": [5]})
+    table = read_label_tables([str(path)], TASKS, (), null_possible=True)[0][0]
+    rows, _ = splits.filter_rows(table, splits.FilterSettings(include_out_of_region=False), [])
+    assert rows.tolist() == [0]
+    assert "has no dataset in_region" in caplog.text
+
+
+def test_split_truncates():
+    kept = np.arange(100, 200)
+    train, val = splits.split_rows(kept, 0.29, 3)  # 0.29 * 100 is 28.999...
+    assert (len(train), len(val)) == (28, 72)
+    np.testing.assert_array_equal(np.concatenate([train, val]), kept[np.random.RandomState(3).permutation(100)])
+    assert len(splits.split_rows(kept, 1.0, 3)[1]) == 0
+    for ratio, message in ((0.0, "must lie in"), (1.5, "must lie in"), (0.001, "leaves no training row")):
+        with pytest.raises(ValueError, match=message):
+            splits.split_rows(kept, ratio, 3)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_groups_have_their_size(labels, min_size, seed):
+    label = np.array(labels, np.int32)
+    excluded = np.random.default_rng(seed).random(len(label)) < 0.3
+    group = splits.group_ids(label, min_size, excluded)
+    for value in np.unique(label):
+        usable = (label == value) & ~excluded
+        expected = value if usable.sum() >= min_size else -1
+        assert (group[usable] == expected).all()
+    assert (group[excluded] == -1).all()
+
+
+def test_rarity_rounds_half_to_even_and_names_every_bin():
+    counts = {"a": np.array([0, 4, 1, 9]), "b": np.array([5])}
+    thresholds = splits.rarity_thresholds(counts, (50, 99))  # positions 1.5 -> 2 and 2.97 -> 3
+    assert {task: values.tolist() for task, values in thresholds.items()} == {"a": [4, 9]}
+    assert splits.rarity_bins(np.array([0, 3, 4, 8, 9, 10]), thresholds["a"]).tolist() == [0, 0, 1, 1, 2, 2]
+    assert splits.rarity_bin_names((1, 5, 99.5)) == ("lt_p1", "p1_p5", "p5_p99.5", "ge_p99.5")
+    assert splits.rarity_bin_names(()) == ()
+    for wrong in ((5, 5), (5, 1), (-1,), (101,)):
+        with pytest.raises(ValueError, match="must rise strictly"):
+            splits.check_percentiles(wrong)
+
+
+def test_taxa_subsets(caplog):
+    classes = {"taxa_L10": np.array([0, 1, 2]), "taxa_L20": np.array([0, 5])}
+    subsets = splits.parse_taxa_subsets(
+        [("one", "taxa_L10", 1), ("five", "taxa_L20", 5), ("gone", "taxa_L10", 7), ("odd", "taxa_L99", 1)], classes
+    )
+    assert "subset 'gone' is empty" in caplog.text
+    assert "subset 'odd' is empty" in caplog.text
+    taxon = np.array([[1, 5], [2, 5], [0, 0]])
+    matrix = splits.taxa_subset_matrix(subsets, TASKS, taxon)
+    assert matrix.tolist() == [[True, True, False, False], [False, True, False, False], [False] * 4]
+    assert splits.last_subset(matrix).tolist() == [1, 1, -1]
+    assert splits.last_subset(np.zeros((2, 0), bool)).tolist() == [-1, -1]
+    for entries, message in (
+        ([("a", "taxa_L10")], "is not"),
+        ([("a", "taxa_L10", "x")], "is not"),
+        ([("a", "taxa_L10", 1), ("a", "taxa_L20", 5)], "occurs twice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            splits.parse_taxa_subsets(entries, classes)
+
+
+def test_percent():
+    flags = np.array([[True, False], [True, True]])
+    assert splits.percent(flags, ("a", "b")) == {"a": 100.0, "b": 50.0}
+    assert splits.percent(flags[:0], ("a", "b")) == {"a": 0.0, "b": 0.0}
