@@ -166,7 +166,7 @@ def model() -> ConfigDict:
             rope_stages=dict(
                 depths=(),
                 num_heads=(),
-                mlp_ratio=4.0,
+                mlp_ratio=(4.0,),  # one, or one per stage
                 rope_theta=10000.0,
                 rope_mode="rotary",  # rotary | cos_only
                 rope_init="random_direction",  # random_direction | rope_vit

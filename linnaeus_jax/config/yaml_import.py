@@ -1,7 +1,8 @@
 """Reads experiments written as upper-case YAML into the default configuration tree.
 
 Keys of the schema are read without regard to case; names of data (metadata components, tasks, parameter groups) keep
-theirs. A file may hold several documents, merged in order, and may name others in `BASE`, which come first.
+theirs. A file may hold several documents, merged in order, and may name others, which come first: `BASE` reads a whole
+file, `MODEL.BASE` its section MODEL. A later file wins over an earlier one, and the file itself over all that it names.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import dataclasses
 import difflib
 import fnmatch
 import logging
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,9 @@ ALIASES = {
     "CHECKPOINT.KEEP_LAST_N": "schedule.checkpoint.keep_last_n",
     "CHECKPOINT.SAVE_FREQ": "schedule.checkpoint.interval_epochs",
     "TRAIN.AMP_OPT_LEVEL": "train.compute_dtype",
+    "EXPERIMENT.TAGS": "experiment.wandb.tags",
+    "EXPERIMENT.NOTES": "experiment.wandb.notes",
+    "AUG.AUTOAUG.COLOR_JITTER": "aug.color_jitter",
 }
 
 _AMP_LEVELS = {"O0": "float32", "O1": "bfloat16", "O2": "bfloat16", "O3": "bfloat16"}
@@ -47,6 +52,15 @@ _AMP_LEVELS = {"O0": "float32", "O1": "bfloat16", "O2": "bfloat16", "O3": "bfloa
 COMPATIBILITY = {
     "SCHEDULE.MIX*.USE_GPU": "mixing always runs inside the compiled step, on the device",
     "SCHEDULE.MIX*.CHUNK_BOUNDS": "the bounds follow from the metadata components",
+    "*.FROM": "it never had an effect; name the file in BASE",
+    "EXPERIMENT.CODE_VERSION": "every run writes the versions of its code to assets/versions.json",
+    "EXPERIMENT.WANDB.KEY": "the environment variable WANDB_API_KEY or `wandb login` holds it",
+    "LOADING_FROM_CHECKPOINT": "a resumed run knows that it is one",
+    "METRICS.USE_GPU": "metrics are sums of the compiled step, on the device",
+    "METRICS.DEBUG_COMPARE": "it never had an effect",
+    "METRICS.TAXALIGN*": "it never had an effect",
+    "TRAIN.ALLOW_WANDB_VAL_CHANGE": "a resumed run may always update its configuration in W&B",
+    "VAL.*": "schedule.validation says what is validated, and when",
     "LR_SCHEDULER.REFERENCE_LR": "the peak is base_lr, scaled by the batch size over reference_bs",
     "LR_SCHEDULER.TOTAL_STEPS": "the number of steps follows from the data and train.epochs",
     "TRAIN.START_EPOCH": "a resumed run takes its position from the checkpoint",
@@ -60,9 +74,16 @@ COMPATIBILITY = {
     "DATA.PREFETCH.BATCH_CONCURRENCY": "data.num_workers sets the reading threads",
     "DATA.PREFETCH.NUM_PREPROCESS_THREADS": "preprocessing runs inside the compiled step",
     "DATA.PREFETCH.SLEEP_TIME": "the loader waits without polling",
-    "DATA.DATASET_META.*": "read from the labels file",
+    "DATA.DATASET_META*": "read from the labels file",
     "DATA.AUTOBATCH.*": "data.batch_size is used as given",
     "ENV.INPUT.*": "paths are read as given",
+    "ENV.TACC": "paths are read as given",
+    "ENV.SCRATCH": "paths are read as given",
+    "ENV.OUTPUT.BUCKET.BUCKET": "env.output.bucket.remote names remote and bucket together, as remote:bucket",
+    **dict.fromkeys(
+        ("ENV.OUTPUT.BUCKET.APP_KEY_ID", "ENV.OUTPUT.BUCKET.APP_KEY"),
+        "rclone keeps its own credentials, see `rclone config`",
+    ),
     "ENV.OUTPUT.DIRS.*": "the layout of the run directory is fixed",
     "OPTIMIZER.MUON.USE_DISTRIBUTED": "the compiler distributes the work",
     "OPTIMIZER.MUON.STRICT": "Muon takes matrices and convolution kernels only, the rest gets AdamW",
@@ -81,10 +102,16 @@ COMPATIBILITY = {
     "MODEL.EXTRA_TOKEN_NUM": "it follows from the enabled metadata components",
     "MODEL.USE_FLASH_ATTN": "attn_impl chooses the attention kernel",
     "MODEL.*.USE_FLASH_ATTN": "attn_impl chooses the attention kernel",
+    "MODEL.FIND_UNUSED_PARAMETERS": "unused parameters need no search: their gradients are zero",
+    "MODEL.PRETRAINED*": "weights are not imported yet: the model starts from random values",
     "MODEL.META_DIMS": "widths come from data.meta.components",
     "MODEL.ROPE_STAGES.DIMS": "they are the last two of convnext_stages.dims",
     "MODEL.CLASSIFICATION.HEADS.*.IN_FEATURES": "it follows from the model's width",
     "MODEL.CLASSIFICATION.HEADS.*.OUT_FEATURES": "class counts come from the labels",
+    **{
+        f"MODEL.CLASSIFICATION.HEADS.*.{option}": "it belongs to hierarchical heads, which come with a later version"
+        for option in ("ROUTING_STRATEGY", "TEMPERATURE")
+    },
     **{
         f"MODEL.{section}*": "it never had an effect on the model"
         for section in ("AGGREGATION", "NORMALIZATION", "FEATURE_RESOLVER", "ATTENTION_MECHANISM", "OTHER_COMPONENTS")
@@ -97,8 +124,11 @@ _HARMLESS = {
     "DATA.AUTOBATCH.ENABLED": ((False,), "set it to False and choose data.batch_size"),
     "MODEL.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
     "TRAIN.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
-    "MODEL.PRETRAINED*": ((None, "", False), "loading pretrained weights from a configuration is not offered"),
 }
+
+_BASE_KEYS = ("BASE", "MODEL.BASE")
+_V0_SECTIONS = (("model", "conv_stages"), ("model", "attention_stages"))
+_REMOTE, _BUCKET = ("env", "output", "bucket", "remote"), ("env", "output", "bucket", "bucket")
 
 
 class _Loader(yaml.SafeLoader):
@@ -121,15 +151,21 @@ class _Entry:
     def spelled(self) -> str:
         return ".".join(self.path)
 
+    @property
+    def shown(self) -> str:
+        """The value as messages may show it: a key of some service is never printed."""
+        return "(hidden)" if re.search(r"key(_id)?$", self.path[-1], re.IGNORECASE) else repr(self.value)
+
 
 def load_yaml(path: str | Path) -> ConfigDict:
     """Loads a YAML experiment over the default tree.
 
     In a document, a zero beside a set rival (e.g. `STEP_INTERVAL: 100` and `STEP_FRACTION: 0.0`) means "not given".
-    Keys without a counterpart are logged once each with the reason.
+    Keys without a counterpart are logged once with the reason.
 
     Args:
-      path: file with one or more documents; `BASE` (a file or a list of files, relative to this one) is read first.
+      path: file with one or more documents. Files that it names in `BASE` or `MODEL.BASE` are read first; they are
+        looked for in its folder, in $CONFIG_DIR and in the folders above its own.
 
     Returns:
       The locked, completed tree.
@@ -142,7 +178,10 @@ def load_yaml(path: str | Path) -> ConfigDict:
     for document in _documents(Path(path), (), errors):
         merged |= _targets(document, errors)
     _unset_zero_rivals(merged)
-    config, ignored = get_config(), dict[str, str]()
+    _check_widths(merged, errors)
+    _join_bucket(merged)
+    _leave_out_v0(merged, errors)
+    config, ignored = get_config(), dict[str, list[str]]()
     for target, entry in merged.items():
         try:
             _set(config, target, entry)
@@ -153,13 +192,13 @@ def load_yaml(path: str | Path) -> ConfigDict:
                 hint = f"; did you mean {near.upper()}?" if near else ""
                 errors.append(f"{entry.where}: unknown key {entry.spelled}{hint}")
             elif reason:
-                ignored[entry.spelled] = reason
+                ignored.setdefault(reason, []).append(entry.spelled)
         except TypeError as error:
             errors.append(f"{entry.where}: {error}")
     if errors:
         raise ConfigError(errors)
-    for spelled, reason in ignored.items():
-        logger.warning("%s has no effect: %s", spelled, reason)
+    for reason, keys in ignored.items():
+        logger.warning("%s %s no effect: %s", ", ".join(keys), "has" if len(keys) == 1 else "have", reason)
     return complete_open_nodes(config)
 
 
@@ -231,15 +270,40 @@ def _documents(path: Path, chain: tuple[Path, ...], errors: list[str]) -> Iterat
                 raise ConfigError(f"{path.name}:{node.start_mark.line + 1}: a document must be a mapping of keys")
             entries = list(_Reader(loader, path.name, errors).entries(node, ()))
             for entry in entries:
-                if entry.spelled.upper() == "BASE":
-                    bases = entry.value if isinstance(entry.value, list) else [entry.value]
-                    for base in filter(None, bases):
-                        yield from _documents(path.parent / str(base), (*chain, path), errors)
-            yield [entry for entry in entries if entry.spelled.upper() != "BASE"]
+                for base in filter(None, _bases(entry)):
+                    for document in _documents(_find_base(path, str(base)), (*chain, path), errors):
+                        yield document if len(entry.path) == 1 else _model_section(document)
+            yield [entry for entry in entries if entry.spelled.upper() not in _BASE_KEYS]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{path.name}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
+def _bases(entry: _Entry) -> list[Any]:
+    """The files that an entry names, if it is one of those that do."""
+    if entry.spelled.upper() not in _BASE_KEYS:
+        return []
+    return entry.value if isinstance(entry.value, list) else [entry.value]
+
+
+def _find_base(path: Path, base: str) -> Path:
+    """The file that `base` in `path` means; where there is none, what it would be beside `path`."""
+    folders = [path.parent, *path.parent.parents]
+    if os.environ.get("CONFIG_DIR"):
+        folders.insert(1, Path(os.environ["CONFIG_DIR"]))
+    return next((folder / base for folder in folders if (folder / base).is_file()), path.parent / base)
+
+
+def _model_section(document: list[_Entry]) -> list[_Entry]:
+    """The section MODEL of a document; one without it is all model."""
+    model = [entry for entry in document if entry.path[0].upper() == "MODEL"]
+    if not model:
+        return [dataclasses.replace(entry, path=("MODEL", *entry.path)) for entry in document]
+    for entry in document:
+        if entry not in model:
+            logger.warning("%s: %s is not read: MODEL.BASE reads only MODEL", entry.where, entry.spelled)
+    return model
 
 
 class _Reader:
@@ -294,7 +358,7 @@ def _targets(document: list[_Entry], errors: list[str]) -> dict[tuple[str, ...],
         rival = found.setdefault(target, entry)
         if rival.spelled != entry.spelled and rival.value != entry.value:
             errors.append(
-                f"{entry.where}: {entry.spelled} = {entry.value!r} contradicts {rival.spelled} = {rival.value!r} "
+                f"{entry.where}: {entry.spelled} = {entry.shown} contradicts {rival.spelled} = {rival.shown} "
                 f"({rival.where}); they are two names of one key, keep one"
             )
         found[target] = entry
@@ -314,6 +378,35 @@ def _unset_zero_rivals(merged: dict[tuple[str, ...], _Entry]) -> None:
                 merged[member] = dataclasses.replace(merged[member], value=None)
 
 
+def _check_widths(merged: Mapping[tuple[str, ...], _Entry], errors: list[str]) -> None:
+    """Rotary stages have the last two widths of the convolutional ones, which a file may repeat."""
+    widths = merged.get(("model", "rope_stages", "dims"))
+    whole = merged.get(("model", "convnext_stages", "dims"))
+    if widths is not None and (whole is None or list(whole.value)[2:] != list(widths.value)):
+        errors.append(
+            f"{widths.where}: {widths.spelled} = {widths.value!r} must be the last two of MODEL.CONVNEXT_STAGES.DIMS = "
+            f"{whole.value if whole else 'not given'}; set that key"
+        )
+
+
+def _join_bucket(merged: dict[tuple[str, ...], _Entry]) -> None:
+    """REMOTE and BUCKET of a file are one destination of rclone, remote:bucket."""
+    remote, bucket = merged.get(_REMOTE), merged.get(_BUCKET)
+    if remote is not None and bucket is not None and remote.value and bucket.value and ":" not in str(remote.value):
+        merged[_REMOTE] = dataclasses.replace(remote, value=f"{remote.value}:{bucket.value}")
+        logger.warning("%s is now part of env.output.bucket.remote = %r", bucket.spelled, merged[_REMOTE].value)
+        del merged[_BUCKET]
+
+
+def _leave_out_v0(merged: dict[tuple[str, ...], _Entry], errors: list[str]) -> None:
+    """One error instead of one for every key that only mFormerV0 has."""
+    kind = merged.get(("model", "type"))
+    if kind is not None and kind.value == "mFormerV0":
+        errors.append(f"{kind.where}: MODEL.TYPE = 'mFormerV0': this model comes with a later version; use mFormerV1")
+        for target in [target for target in merged if target[:2] in _V0_SECTIONS]:
+            del merged[target]
+
+
 def _set(config: ConfigDict, target: tuple[str, ...], entry: _Entry) -> None:
     value = entry.value
     if value is None or value == {}:
@@ -331,6 +424,6 @@ def _excuse(entry: _Entry, errors: list[str]) -> str | None:
         if fnmatch.fnmatchcase(entry.spelled.upper(), pattern):
             if entry.value in harmless:
                 return "this is how it always works here"
-            errors.append(f"{entry.where}: {entry.spelled} = {entry.value!r}: {fix}")
+            errors.append(f"{entry.where}: {entry.spelled} = {entry.shown}: {fix}")
             return ""
     return excuse_of(entry.spelled)

@@ -34,6 +34,8 @@ class LinearHead(nn.Module):
 
 #: head type -> (module, names of its options)
 HEAD_TYPES: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {"Linear": (LinearHead, ("use_bias",))}
+#: head types of Polli Linnaeus that are still to come
+HIERARCHICAL = ("ConditionalClassifier", "HierarchicalSoftmax")
 
 
 def head_specs(num_classes: Mapping[str, int], heads: Mapping[str, Mapping[str, Any]] | None) -> tuple[HeadSpec, ...]:
@@ -61,6 +63,11 @@ def head_specs(num_classes: Mapping[str, int], heads: Mapping[str, Mapping[str, 
             raise ValueError(f"num_classes[{task!r}] is {count}; a task needs at least one class")
         options = dict(heads.get(task, {}))
         kind = options.pop("type", "Linear")
+        if kind in HIERARCHICAL:
+            raise ValueError(
+                f"heads.{task}.type is {kind!r}: hierarchical heads come with a later version; until then use Linear "
+                "for every task"
+            )
         if kind not in HEAD_TYPES:
             raise ValueError(f"heads.{task}.type is {kind!r}; known types: {', '.join(sorted(HEAD_TYPES))}")
         extra = sorted(set(options) - set(HEAD_TYPES[kind][1]))

@@ -80,7 +80,7 @@ class MFormerV1(nn.Module):
     drop_rate: float = 0.0
     attn_drop_rate: float = 0.0
     drop_path_rate: float = 0.0
-    mlp_ratio: float = 4.0
+    mlp_ratio: tuple[float, ...] = (4.0, 4.0)
     rope_theta: float = 10000.0
     rope_mode: str = "rotary"
     rope_init: str = "random_direction"
@@ -130,7 +130,7 @@ class MFormerV1(nn.Module):
             RotaryStage(
                 self._attention(s),
                 rates[2 + s],
-                self.mlp_ratio,
+                self.mlp_ratio[s],
                 self.remat,
                 self.scan_layers and s == 0,
                 name=f"stages.{2 + s}",
@@ -242,6 +242,7 @@ def mformer_v1(
     drop_rate: float | None = None,
     attn_drop_rate: float | None = None,
     drop_path_rate: float | None = None,
+    mlp_ratio: float | Sequence[float] = 4.0,
     heads: Mapping[str, Mapping[str, Any]] | None = None,
     **settings: Any,
 ) -> MFormerV1:
@@ -253,8 +254,9 @@ def mformer_v1(
       num_classes: task -> classes, in the order of the returned logits.
       img_size: nominal size; any size of at least 32 works at run time.
       depths: blocks of the two convolutional stages; entries 3 and 4 of ConvNeXt's own list have no stage here.
+      mlp_ratio: hidden width of the MLPs over the width of a block, one number or one per transformer stage.
       heads: see `head_specs`.
-      settings: the remaining fields of `MFormerV1` (`mlp_ratio`, `rope_mode`, `remat`, `dtype`, ...).
+      settings: the remaining fields of `MFormerV1` (`rope_mode`, `remat`, `dtype`, ...).
 
     Raises:
       ValueError: a setting that does not fit, with its name, value and the fix.
@@ -273,6 +275,7 @@ def mformer_v1(
     chosen.update({name: value for name, value in given.items() if value is not None and value != ()})
     for name, lengths in (("dims", (4,)), ("depths", (2, 4)), ("rope_depths", (2,)), ("num_heads", (2,))):
         chosen[name] = _positive(name, chosen[name], lengths)
+    ratios = (mlp_ratio,) if isinstance(mlp_ratio, int | float) else tuple(mlp_ratio)
     size = (img_size, img_size) if isinstance(img_size, int) else tuple(int(side) for side in img_size)
     model = MFormerV1(
         **{**chosen, "depths": chosen["depths"][:2]},
@@ -280,6 +283,7 @@ def mformer_v1(
         head_specs=head_specs(num_classes, heads),
         img_size=size,  # type: ignore[arg-type]
         in_chans=in_chans,
+        mlp_ratio=tuple(map(float, ratios * 2 if len(ratios) == 1 else ratios)),
         **settings,
     )
     _check(model)
@@ -311,7 +315,11 @@ def _check(model: MFormerV1) -> None:
     ):
         if getattr(model, name) not in choices:
             raise ValueError(f"{name} is {getattr(model, name)!r}; use one of {', '.join(choices)}")
-    for name in ("mlp_ratio", "rope_theta", "in_chans"):
+    if len(model.mlp_ratio) != 2 or min(model.mlp_ratio) <= 0:
+        raise ValueError(
+            f"mlp_ratio is {model.mlp_ratio}; one positive number, or one per transformer stage, is needed"
+        )
+    for name in ("rope_theta", "in_chans"):
         if getattr(model, name) <= 0:
             raise ValueError(f"{name} is {getattr(model, name)}; it must be positive")
     names = [name.lower() for name, _ in model.components]

@@ -78,7 +78,6 @@ WITHIN = {
     "model.drop_path_rate": "[0, 1)",
     "model.label_smoothing": "[0, 1)",
     "model.convnext_stages.layer_scale_init_value": "[0, inf)",
-    "model.rope_stages.mlp_ratio": "(0, inf)",
     "model.rope_stages.rope_theta": "(0, inf)",
     "train.epochs": "[1, inf)",
     "train.seed": "[0, inf)",
@@ -144,6 +143,7 @@ TUPLES = {
     "model.convnext_stages.depths": Items(lengths=(2, 4), **_COUNTS),  # type: ignore[arg-type]
     "model.convnext_stages.dims": Items(lengths=(4,), **_COUNTS),  # type: ignore[arg-type]
     "model.rope_stages.depths": Items(lengths=(2,), **_COUNTS),  # type: ignore[arg-type]
+    "model.rope_stages.mlp_ratio": Items(float, lengths=(1, 2), within="(0, inf)"),
     "model.rope_stages.num_heads": Items(lengths=(2,), **_COUNTS),  # type: ignore[arg-type]
     "optimizer.betas": Items(float, lengths=(2, 3), within="[0, 1)"),
     "loss.task_specific.train.funcs": Items(str, choices=CRITERIA, per_task=True),

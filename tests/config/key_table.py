@@ -286,7 +286,7 @@ add(
     "model.rope_stages",
     depths=Row((2, 2), at("model.rope_depths"), (2, 2)),
     num_heads=Row((2, 2), at("model.num_heads"), (2, 2)),
-    mlp_ratio=Row(2.0, at("model.mlp_ratio"), 2.0),
+    mlp_ratio=Row((2.0, 3.0), at("model.mlp_ratio"), (2.0, 3.0)),
     rope_theta=Row(100.0, at("model.rope_theta"), 100.0),
     rope_mode=Row("cos_only", at("model.rope_mode"), "cos_only"),
     rope_init=Row("rope_vit", at("model.rope_init"), "rope_vit"),

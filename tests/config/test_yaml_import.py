@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import itertools
 import logging
+from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 import yaml
 
 from linnaeus_jax.config import ConfigError, get_config, load_yaml
 from linnaeus_jax.config.defaults import meta_component
 from linnaeus_jax.config.tree import known_keys
+from linnaeus_jax.training.program import model_from_config
+from linnaeus_jax.training.validate import config_errors
 
 FILES = ("debug_example", "debug_profiler", "debug_scenarios", "metrics", "scheduling")
 
@@ -159,7 +164,10 @@ SCHEDULE:
 LOSS: {GRAD_WEIGHTING: {CLASS: {METHOD: capping, CAP: 10}}}
 TRAIN: {AMP_OPT_LEVEL: O1, START_EPOCH: 3, EARLY_STOP: {MAX_LOSS: None}}
 LR_SCHEDULER: {REFERENCE_LR: 5e-5, TOTAL_STEPS: 100, WARMUP_EPOCHS: 3}
-MODEL: {CONVNEXT_STAGES: {DEPTHS: [3, 3, 9, 3]}, ROPE_STAGES: {ROPE_MIXED: True, DIMS: [384, 768]}, AGGREGATION: {X: 1}}
+MODEL:
+  CONVNEXT_STAGES: {DEPTHS: [3, 3, 9, 3], DIMS: [8, 8, 16, 16]}
+  ROPE_STAGES: {ROPE_MIXED: True, DIMS: [16, 16]}
+  AGGREGATION: {X: 1}
 DATA: {PIN_MEMORY: True, H5: {LABELS_PATH: None}}
 AUG: {SINGLE_AUG_DEVICE: gpu, USE_OPENCV: True}
 DEBUG:
@@ -179,7 +187,8 @@ DEBUG:
     assert config.model.convnext_stages.depths == (3, 3)
     assert config.data.h5.labels_path == ""
     notes = [record.getMessage() for record in caplog.records]
-    assert len(notes) == len(set(notes)) == 10
+    assert len(notes) == len(set(notes)) == 9
+    assert "AUG.SINGLE_AUG_DEVICE, AUG.USE_OPENCV have no effect: augmentation runs inside the compiled step" in notes
     assert "LR_SCHEDULER.TOTAL_STEPS has no effect: the number of steps follows from the data and train.epochs" in notes
 
 
@@ -237,12 +246,163 @@ DATA: {IMG_SIZE: 3.5, BATCH_SIZE: None, NUM_WORKERS: {X: 1}}
         ("TRAIN: {AMP_OPT_LEVEL: O9}", "choose one of O0"),
         ("TRAIN: !!python/name:os.system ''", "not valid YAML"),
         ("OPTIMIZER: {PARAMETER_GROUPS: {A: {FILTER: head}}}", "expected a filter"),
-        ("MODEL: {PRETRAINED: weights.pth}", "not offered"),
+        (
+            "MODEL: {CONVNEXT_STAGES: {DIMS: [4, 8, 8, 8]}, ROPE_STAGES: {DIMS: [8, 16]}}",
+            r"MODEL.ROPE_STAGES.DIMS = \[8, 16\] must be the last two of MODEL.CONVNEXT_STAGES.DIMS = \[4, 8, 8, 8\]",
+        ),
+        ("MODEL: {ROPE_STAGES: {DIMS: [8, 16]}}", "MODEL.CONVNEXT_STAGES.DIMS = not given; set that key"),
     ],
 )
 def test_other_errors(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         load_yaml(write(tmp_path, text))
+
+
+ARCHITECTURE = """
+MODEL:
+  TYPE: mFormerV1
+  NAME: mFormerV1_small
+  DROP_RATE: 0.0
+  DROP_PATH_RATE: 0.25
+  ATTN_DROP_RATE: 0.0
+  LABEL_SMOOTHING: 0.1
+  ONLY_LAST_CLS: false
+  EXTRA_TOKEN_NUM: 3
+  IN_CHANS: 3
+  USE_FLASH_ATTN: true
+  CONVNEXT_STAGES: {DEPTHS: [1, 2, 9, 3], DIMS: [8, 8, 16, 32], LAYER_SCALE_INIT_VALUE: 1.0e-6}
+  ROPE_STAGES:
+    DEPTHS: [2, 1]
+    DIMS: [16, 32]
+    NUM_HEADS: [2, 4]
+    MLP_RATIO: [2.0, 3.0]
+    ROPE_THETA: 10000.0
+    ROPE_MIXED: True
+  AGGREGATION: {TYPE: Conv1d, PARAMETERS: {in_channels: 32, out_channels: 32, kernel_size: 2, bias: true}}
+  CLASSIFICATION: {HEADS: {}}
+  NORMALIZATION: {CONV_NORM_LAYER: LayerNormChannelsFirst, ATTENTION_NORM_LAYER: LayerNorm, ACTIVATION_LAYER: GELU}
+"""
+
+
+def kernel_shapes(config):
+    """Shape of every kernel and bias of the model that a configuration describes, by its path."""
+    tasks, components = {"taxa_L10": 5, "taxa_L20": 3}, (SimpleNamespace(name="SPATIAL", start=0, stop=3),)
+    model = model_from_config(config, SimpleNamespace(tasks=tuple(tasks), components=components, num_classes=tasks))
+    tree = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32))["params"]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): x.shape for path, x in jax.tree.leaves_with_path(tree)
+    }
+
+
+def test_an_architecture_file_means_what_it_says_stage_by_stage(tmp_path, caplog):
+    config = load_yaml(write(tmp_path, ARCHITECTURE))
+    assert config.model.rope_stages.mlp_ratio == (2.0, 3.0)
+    assert load_yaml(write(tmp_path, "MODEL: {ROPE_STAGES: {MLP_RATIO: 3}}")).model.rope_stages.mlp_ratio == (3,)
+    assert config.model.drop_path_rate == 0.25
+    found = kernel_shapes(config)
+    blocks = {(int(name.split(".")[1]), int(name.split(".")[2])) for name in found if name.startswith("stages.")}
+    assert blocks == {(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)}
+    assert [found[f"downsample_layers.{i}.conv.kernel"][2:] for i in range(3)] == [(8, 8), (8, 16), (16, 32)]
+    assert [found[f"stages.{stage}.0.mlp.fc1.kernel"] for stage in (2, 3)] == [(16, 32), (32, 96)]
+    assert [found[f"stages.{stage}.0.attn.freqs"][1] for stage in (2, 3)] == [2, 4]  # heads
+    assert len(caplog.messages) == len(set(caplog.messages))
+
+
+def test_model_base(tmp_path, monkeypatch, caplog):
+    archs = tmp_path / "configs" / "archs"
+    archs.mkdir(parents=True)
+    (tmp_path / "configs" / "experiments").mkdir()
+    write(archs, ARCHITECTURE + "TRAIN: {EPOCHS: 7}\n", "small.yaml")
+    write(archs, "ROPE_STAGES: {MLP_RATIO: [5.0, 6.0]}\nDROP_PATH_RATE: 0.5", "bare.yaml")  # is all MODEL
+    experiment = "MODEL: {{BASE: {}, DROP_PATH_RATE: 0.125}}"
+    names = "['configs/archs/small.yaml', '', configs/archs/bare.yaml]"
+    config = load_yaml(write(tmp_path, experiment.format(names), "configs/experiments/a.yaml"))
+    assert config.model.convnext_stages.dims == (8, 8, 16, 32)  # found from a folder above, like the others
+    assert config.model.rope_stages.mlp_ratio == (5.0, 6.0)  # a later base wins over an earlier one
+    assert config.model.drop_path_rate == 0.125  # and the file itself over all of them
+    assert config.train.epochs == get_config().train.epochs
+    assert "small.yaml:24: TRAIN.EPOCHS is not read: MODEL.BASE reads only MODEL" in caplog.messages
+
+    monkeypatch.setenv("CONFIG_DIR", str(archs.parent))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    path = write(elsewhere, experiment.format("archs/small.yaml"), "b.yaml")
+    assert load_yaml(path).model.rope_stages.mlp_ratio == (2.0, 3.0)
+    monkeypatch.delenv("CONFIG_DIR")
+    with pytest.raises(ConfigError, match=r"archs/small.yaml: cannot be read \(named by BASE in b.yaml\)"):
+        load_yaml(path)
+    write(archs, "MODEL: {BASE: ring.yaml}", "ring.yaml")
+    with pytest.raises(ConfigError, match=r"circle: ring\.yaml -> ring\.yaml"):
+        load_yaml(archs / "ring.yaml")
+
+
+EXPERIMENT = """
+BASE: []
+EXPERIMENT: {PROJECT: moths, GROUP: night, NAME: first, TAGS: [a, b], NOTES: why, CODE_VERSION: v7, WANDB: {KEY: hush}}
+MODEL:
+  TYPE: mFormerV1
+  BASE: [arch.yaml]
+  PRETRAINED_SOURCE: stitched
+  PRETRAINED_CONVNEXT: left.pth
+  PRETRAINED_ROPEVIT: right.pth
+  FIND_UNUSED_PARAMETERS: True
+  CLASSIFICATION:
+    HEADS:
+      taxa_L10: {TYPE: ConditionalClassifier, ROUTING_STRATEGY: soft, TEMPERATURE: 1.0, USE_BIAS: True}
+      taxa_L20: {TYPE: ConditionalClassifier, ROUTING_STRATEGY: soft, TEMPERATURE: 1.0, USE_BIAS: True}
+DATA: {TASK_KEYS_H5: [taxa_L10, taxa_L20], DATASET_META: {}, H5: {LABELS_PATH: l.h5, IMAGES_PATH: i.h5}}
+AUG: {FROM: '', AUTOAUG: {COLOR_JITTER: 0.3}}
+VAL: {CROP: True}
+ENV:
+  TACC: False
+  INPUT: {BASE_DIR: /data, BUCKET: {APP_KEY: hush}}
+  OUTPUT:
+    BASE_DIR: /runs
+    BUCKET: {ENABLED: True, REMOTE: b2, BUCKET: moths, APP_KEY_ID: hush, APP_KEY: hush}
+"""
+
+
+def test_an_experiment_of_the_original(tmp_path, caplog):
+    write(tmp_path, ARCHITECTURE, "arch.yaml")
+    config = load_yaml(write(tmp_path, EXPERIMENT))
+    assert config.experiment.wandb.tags == ("a", "b")
+    assert config.experiment.wandb.notes == "why"
+    assert config.aug.color_jitter == 0.3
+    assert config.env.output.bucket.remote == "b2:moths"
+    notes = "\n".join(caplog.messages)
+    for part in (
+        "MODEL.PRETRAINED_SOURCE, MODEL.PRETRAINED_CONVNEXT, MODEL.PRETRAINED_ROPEVIT have no effect: weights are not",
+        "taxa_L20.TEMPERATURE have no effect: it belongs to hierarchical heads, which come with a later version",
+        "ENV.OUTPUT.BUCKET.BUCKET is now part of env.output.bucket.remote = 'b2:moths'",
+        "ENV.OUTPUT.BUCKET.APP_KEY_ID, ENV.OUTPUT.BUCKET.APP_KEY have no effect: rclone keeps its own credentials",
+        "EXPERIMENT.WANDB.KEY has no effect: the environment variable WANDB_API_KEY",
+        "ENV.TACC, ENV.INPUT.BASE_DIR, ENV.INPUT.BUCKET.APP_KEY have no effect: paths are read as given",
+    ):
+        assert part in notes
+    assert "hush" not in notes + config.to_json()
+    (error,) = config_errors(config)
+    assert "hierarchical heads come with a later version; until then use Linear for every task" in error
+    for head in config.model.classification.heads.values():
+        head.type = "Linear"
+    assert config_errors(config) == []
+    with pytest.raises(ConfigError) as caught:
+        load_yaml(write(tmp_path, "ENV: {OUTPUT: {BUCKET: {APP_KEY: hush, app_key: other, APP_KEYS: hush}}}"))
+    assert len(caught.value.messages) == 2
+    assert "hush" not in str(caught.value)
+
+
+def test_mformer_v0_is_one_error(tmp_path):
+    text = """
+MODEL:
+  TYPE: mFormerV0
+  CONV_STAGES: {STEM_OUT: 64, EMBED_DIMS: [64, 96], OUT_CHANNELS: [96, 192], DEPTHS: [2, 3], STRIDE_SEQS: [[2, 1], [1]]}
+  ATTENTION_STAGES: {EMBED_DIMS: [384, 768], DEPTHS: [5, 2], NUM_HEADS: [8, 8], MLP_RATIO: [4.0, 4.0]}
+"""
+    with pytest.raises(ConfigError) as caught:
+        load_yaml(write(tmp_path, text))
+    assert caught.value.messages == [
+        "experiment.yaml:3: MODEL.TYPE = 'mFormerV0': this model comes with a later version; use mFormerV1"
+    ]
 
 
 def test_empty_file_is_the_default(tmp_path):

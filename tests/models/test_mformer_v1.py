@@ -333,6 +333,13 @@ def test_parameter_counts(fixtures, variant):
     )
 
 
+@pytest.mark.parametrize(("ratio", "widths"), [(2.0, (192, 256)), ((0.5,), (48, 64)), ((2, 3.0), (192, 384))])
+def test_mlp_ratio_is_one_number_or_one_per_stage(ratio, widths):
+    tree = {name: leaf.shape for name, _, leaf in named_leaves(shapes(tiny(mlp_ratio=ratio)))}
+    assert tree["stages.2.0.mlp.fc1.weight"] == tree["stages.2.1.mlp.fc1.weight"] == (96, widths[0])
+    assert tree["stages.3.0.mlp.fc1.weight"] == (128, widths[1])
+
+
 @pytest.mark.parametrize("variant", ["sm", "md", "lg", "xl"])
 def test_drop_path_rates_rise_linearly(fixtures, variant):
     expected = json.loads((fixtures / "models_counts.json").read_text())["variants"][f"mFormerV1_{variant}"]
@@ -411,7 +418,8 @@ def test_optional_parts_leave_out_their_parameters():
         ({"depthwise_impl": "x"}, "depthwise_impl is 'x'"),
         ({"drop_path_rate": 1.0}, r"drop_path_rate is 1.0; it must lie in \[0, 1\)"),
         ({"img_size": 16}, r"img_size is \(16, 16\)"),
-        ({"mlp_ratio": 0.0}, "mlp_ratio is 0.0"),
+        ({"mlp_ratio": 0.0}, r"mlp_ratio is \(0.0, 0.0\)"),
+        ({"mlp_ratio": (4.0, 4.0, 4.0)}, "one per transformer stage"),
         ({"components": (("A", 2), ("a", 3))}, "used once"),
         ({"components": (("A", 0),)}, "at least one column"),
         ({"num_classes": {}}, "names no task"),
