@@ -2,7 +2,11 @@
 
 Every start of a run writes its own `debug_log_<unix seconds>.jsonl`; the logs of one directory, in the order of their
 names, are the log of one run. A line is `{"event_type", "step", "epoch", "timestamp", "data"}`; `step` is the 0-based
-optimizer update, counted before it is made. Non-finite numbers are the strings NaN, Infinity and -Infinity.
+optimizer update, counted before it is made.
+
+JSON has no NaN and no infinity. A NaN is null, a gap in a plot. An infinity is the number 1e999, which readers round to
+infinity (Python) or to their largest number (`jq`). The total norm of gradients with a NaN is infinite, so that who
+looks for small norms does not find it (to `jq`, null is less than any number).
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.debugging.analysis import analyse, logs_in, read_events
-from linnaeus_jax.files import write_atomically, write_json
+from linnaeus_jax.debugging.analysis import analyse, logs_in, parse_event
+from linnaeus_jax.files import write_json
 from linnaeus_jax.learning.optimizers import FROZEN, ParameterRow
 from linnaeus_jax.reporting.metrics_log import strict
 from linnaeus_jax.training.probes import Probe, ProbeInputs
@@ -38,6 +43,8 @@ PARAM_UPDATES_EVERY = 50
 MOVING = 1e-8 / PARAM_UPDATES_EVERY
 SUPERSEDED = "events.superseded.jsonl"
 _SAMPLES, _TOP = 10, 10
+#: stand for -inf and inf while a line is made; no text of an event holds the character 0
+_INFINITE = ("\0-inf", "\0inf")
 _REDUCE_FROM = (np.int32(0), np.int32(np.iinfo(np.int32).max), np.float32(0))  # max and min of bits, sum
 
 
@@ -80,7 +87,7 @@ class DebugEventLog:
     def event(self, event_type: str, step: int, epoch: int, data: Mapping[str, Any]) -> None:
         """Adds an event; `data` holds plain Python values (nested dicts, lists, numbers, strings, None)."""
         row = {"event_type": event_type, "step": int(step), "epoch": int(epoch), "timestamp": time.time(), "data": data}
-        line = json.dumps(strict(row), separators=(",", ":"), allow_nan=False)
+        line = event_line(row)
         with self._lock:
             self._buffer.append(line)
             full = len(self._buffer) >= BUFFERED_EVENTS
@@ -108,7 +115,7 @@ class DebugEventLog:
         self.flush()
         if not self._failed:
             try:
-                write_json(self.summary_path, strict(analyse(read_events(logs_of(self._run, self.directory)))))
+                write_json(self.summary_path, strict(analyse(logs_of(self._run, self.directory))))
             except OSError as error:
                 self._fail(error)
 
@@ -129,6 +136,27 @@ class DebugEventLog:
         self.close()
 
 
+def event_line(row: Mapping[str, Any]) -> str:
+    """An event as strict JSON, without line break; NaN as null, infinities as 1e999 and -1e999."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        if isinstance(value, (bool, str, int)) or value is None:
+            return value
+        number = float(value)
+        if math.isnan(number):
+            return None
+        return number if math.isfinite(number) else _INFINITE[number > 0]
+
+    text = json.dumps(plain(row), separators=(",", ":"), allow_nan=False)
+    for mark, number in zip(_INFINITE, ("-1e999", "1e999"), strict=True):
+        text = text.replace(json.dumps(mark), number)
+    return text
+
+
 def logs_of(run: Path | None, directory: Path) -> list[Path]:
     """The logs in `directory` of the run in `run`, oldest first; all of them where `directory` is the run's own.
 
@@ -140,10 +168,8 @@ def logs_of(run: Path | None, directory: Path) -> list[Path]:
 
     def owner(path: Path) -> Any:
         with path.open(errors="replace") as file:
-            try:
-                return json.loads(file.readline())["data"].get("run")
-            except (ValueError, KeyError, TypeError, AttributeError):
-                return None
+            event = parse_event(file.readline())
+        return event and event["data"].get("run")
 
     return [path for path in logs if owner(path) == str(run.resolve())]
 
@@ -161,20 +187,25 @@ def supersede(directory: Path, step: int, *, run: Path | None = None) -> int:
     """
     total = 0
     for path in logs_of(run, directory):
-        kept: list[str] = []
-        moved: list[str] = []
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                again = json.loads(line)["step"] >= step
-            except (ValueError, KeyError, TypeError):
-                again = True
-            (moved if again else kept).append(line)
-        if moved:
-            with (directory / SUPERSEDED).open("a") as file:
-                file.writelines(line + "\n" for line in moved)
-            write_atomically(path, "".join(line + "\n" for line in kept))
-        total += len(moved)
+        with path.open(errors="replace") as lines:
+            moved = sum(_again(line, step) for line in lines)
+        if not moved:
+            continue
+        total += moved
+        with path.open(errors="replace") as lines, (directory / SUPERSEDED).open("a") as aside:
+            with path.with_suffix(".tmp").open("w") as kept:
+                for line in lines:
+                    (aside if _again(line, step) else kept).write(line.rstrip("\n") + "\n")
+                kept.flush()
+                os.fsync(kept.fileno())
+        os.replace(path.with_suffix(".tmp"), path)
     return total
+
+
+def _again(line: str, step: int) -> bool:
+    """Whether a line is of an update >= `step`, or no event."""
+    event = parse_event(line)
+    return event is None or event["step"] >= step
 
 
 # ---- contents of the events that are no measurements of an update
@@ -313,12 +344,13 @@ def event_log_probes(
         )
 
     def write_gradient_stats(step: int, epoch: int, found: dict[str, np.ndarray]) -> None:
+        norm = float(np.sqrt(np.sum(np.square(found["norms"], dtype=np.float64))))
         event_log.event(
             "gradient_stats",
             step,
             epoch,
             {
-                "total_norm": float(np.sqrt(np.sum(np.square(found["norms"], dtype=np.float64)))),
+                "total_norm": norm if math.isfinite(norm) else math.inf,
                 "max_grad": float(np.max(found["max"])),
                 "min_grad": float(np.min(found["min"])),
                 "num_params_with_grad": int(np.count_nonzero(found["max"])),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from linnaeus_jax.debugging.analysis import HEALTHY, Log, analyse, log_files, number, read_events
+from linnaeus_jax.debugging.analysis import HEALTHY, analyse, log_files, number, read_events
 from linnaeus_jax.reporting.metrics_log import strict
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "good": "green", "title": "bold", "": ""}
@@ -43,15 +44,15 @@ def report(found: Mapping[str, Any]) -> Iterator[Line]:
     yield "", ""
     yield "=== SIGNS ===", "title"
     for sign in found["findings"]:
-        yield f"{_MARKS[sign['level']]}: {sign['message']}{_at(sign['steps'])}", sign["level"]
+        yield f"{_MARKS[sign['level']]}: {sign['message']}{_at(sign['steps'], sign['count'])}", sign["level"]
         for advice in sign["advice"]:
             yield f"  → {advice}", sign["level"]
 
 
-def _at(steps: Sequence[int]) -> str:
+def _at(steps: Sequence[int], count: int) -> str:
     if not steps:
         return ""
-    return f" (at {', '.join(map(str, steps[:5]))}{f' and {len(steps) - 5} more' if len(steps) > 5 else ''})"
+    return f" (at {', '.join(map(str, steps[:5]))}{f' and {count - 5} more' if count > 5 else ''})"
 
 
 def _data(checks: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
@@ -82,14 +83,17 @@ def _training(found: Mapping[str, Any]) -> Iterator[Line]:
             yield f"  LR:    {rates['first']:.6e} -> {rates['last']:.6e}", ""
         if row["nonfinite_loss"]:
             yield f"  Non-finite losses: {row['nonfinite_loss']}", "error"
+    if left_out := found["epochs_left_out"]:
+        yield f"{left_out} epochs in the middle are left out", "note"
 
 
 def _improvement(found: Mapping[str, Any]) -> Iterator[Line]:
     yield "", ""
     yield "=== IMPROVEMENT CHECK ===", "title"
     loss, accuracy = found["loss"], found["accuracy"]
-    for label, key in (("First 10 steps: ", "first10"), ("Last 10 steps:  ", "last10")):
-        yield f"{label} Loss={_short(loss[key])}, Acc={_short(accuracy[key])}", ""
+    for label, key in (("First", "first10"), ("Last", "last10")):
+        label = f"{label} {found['window']} steps:"
+        yield f"{label:<16} Loss={_short(loss[key])}, Acc={_short(accuracy[key])}", ""
     for label, row in (("Loss change:    ", loss), ("Acc change:     ", accuracy)):
         if row["change"] is not None:
             style = "good" if row["status"] == "IMPROVED" else "warning"
@@ -126,26 +130,37 @@ def _updates(found: Mapping[str, Any]) -> Iterator[Line]:
     pairs = sorted({f"{updated}/{total}" for updated, total in zip(found["updated"], found["total"], strict=True)})
     more = f" and {len(pairs) - 5} other counts" if len(pairs) > 5 else ""
     yield f"Parameters updated per measurement: {', '.join(pairs[:5])}{more}", ""
-    steps = found["no_update_steps"]
-    text, level = _count(len(steps), "measurements with NO parameter updates")
-    yield (f"{text}!{_at(steps)} (Check optimizer!)" if steps else text), level
+    steps, count = found["no_update_steps"], found["no_updates"]
+    text, level = _count(count, "measurements with NO parameter updates")
+    yield (f"{text}!{_at(steps, count)} (Check optimizer!)" if steps else text), level
 
 
-def plot(log: Log, path: Path) -> Path:
+#: panels of the plot: event, key, label, scale
+_PANELS = (
+    ("training_step", "loss", "loss", "linear"),
+    ("training_step", "accuracy", "accuracy (fraction)", "linear"),
+    ("training_step", "learning_rate", "learning rate", "linear"),
+    ("gradient_stats", "total_norm", "gradient norm", "log"),
+    ("param_updates", "num_params_updated", "parameters updated", "linear"),
+)
+
+
+def plot(files: Sequence[Path], path: Path) -> Path:
     """Draws loss, accuracy, learning rate, gradient norm and updated parameters over the steps, 1200 x 1000 pixels."""
     from matplotlib.figure import Figure  # the import takes a second, which only those who draw should pay
 
+    curves = {key: (array("q"), array("d")) for _, key, _, _ in _PANELS}
+    epochs = array("q")
+    for event in read_events(files):
+        if event is not None and event["event_type"] == "epoch_start":
+            epochs.append(event["step"])
+        for kind, key, _, _ in _PANELS:
+            if event is not None and event["event_type"] == kind:
+                curves[key][0].append(event["step"])
+                curves[key][1].append(number(event["data"].get(key)))
     figure = Figure(figsize=(12, 10), dpi=100, layout="constrained")
-    panels = (
-        ("training_step", "loss", "loss", "linear"),
-        ("training_step", "accuracy", "accuracy (fraction)", "linear"),
-        ("training_step", "learning_rate", "learning rate", "linear"),
-        ("gradient_stats", "total_norm", "gradient norm", "log"),
-        ("param_updates", "num_params_updated", "parameters updated", "linear"),
-    )
-    for axes, (kind, key, label, scale) in zip(figure.subplots(len(panels), 1, sharex=True), panels, strict=True):
-        events = log.of(kind)
-        steps, values = [event["step"] for event in events], [number(event["data"].get(key)) for event in events]
+    for axes, (kind, key, label, scale) in zip(figure.subplots(len(_PANELS), 1, sharex=True), _PANELS, strict=True):
+        steps, values = curves[key]
         axes.plot(steps, values, ".-", lw=0.8, ms=4)
         for step in (step for step, value in zip(steps, values, strict=True) if value - value != 0.0):
             axes.axvline(step, color="red", lw=0.8, alpha=0.5)
@@ -156,10 +171,10 @@ def plot(log: Log, path: Path) -> Path:
             axes.axhspan(*HEALTHY, color="green", alpha=0.07)
         if kind == "param_updates":
             axes.set_ylim(bottom=0)
-        for start in log.of("epoch_start"):
-            axes.axvline(start["step"], color="black", lw=0.6, alpha=0.3)
+        for start in epochs:
+            axes.axvline(start, color="black", lw=0.6, alpha=0.3)
     axes.set_xlabel("optimizer updates (thin lines: epochs; red: not finite; green band: usual gradient norms)")
-    figure.suptitle(Path(log.files[0]).parent.as_posix() if len(log.files) > 1 else Path(log.files[0]).name)
+    figure.suptitle(files[0].parent.as_posix() if len(files) > 1 else files[0].name)
     figure.savefig(path)
     return path
 
@@ -173,11 +188,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the curves into this file")
     options = parser.parse_args(argv)
     try:
-        log = read_events(log_files(options.logs))
+        files = log_files(options.logs)
+        found = analyse(files)
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
-    found = analyse(log)
     if options.json:
         print(json.dumps(strict(found), indent=1, allow_nan=False))
     else:
@@ -185,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for text, style in report(found):
             console.print(Text(text, _STYLES[style]))
     if options.plot:
-        print(f"written: {plot(log, options.plot)}", file=sys.stderr)
+        print(f"written: {plot(files, options.plot)}", file=sys.stderr)
     bad = any(sign["level"] in ("error", "warning") for sign in found["findings"])
     return 2 if options.strict and bad else 0
 
