@@ -56,6 +56,7 @@ from linnaeus_jax.training.parallel import Placement
 from linnaeus_jax.training.program import Program, build_program
 from linnaeus_jax.training.recorder import LogPoint, NonFiniteError, TrainRecorder, host_floats
 from linnaeus_jax.training.remote_sync import RemoteSync
+from linnaeus_jax.training.retention import retention_policy
 from linnaeus_jax.training.run_directory import RunDirectory, plain, resume_notes
 from linnaeus_jax.training.state import IntervalSums, TrainState
 from linnaeus_jax.training.validate import config_errors
@@ -213,7 +214,10 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
         program=program,
         evaluator=Evaluator(program.evaluation, placement),
         host=host,
-        checkpoints=Checkpoints(directory.checkpoints),
+        checkpoints=Checkpoints(
+            directory.checkpoints,
+            retention_policy(lambda: host.ranking, resolved.checkpoint.keep_top_n, resolved.checkpoint.keep_last_n),
+        ),
         sinks=Sinks(MetricsLog(directory.metrics_log) if lead else None),
         state=jax.eval_shape(program.initial_state),
         steps={},
@@ -521,8 +525,8 @@ def make_boundary(this: Run) -> Boundary:
             this.sinks.write("epoch", progress.global_step, progress.current_epoch, row)
             log.info("%s", _epoch_line(progress.current_epoch, row))
 
-    def retain(keep: Callable[[list[int]], set[int]]) -> list[int]:
-        dropped = this.checkpoints.retain(keep)
+    def retain() -> list[int]:
+        dropped = this.checkpoints.retain()
         reports.retained(this.checkpoints.steps(), dropped)
         return dropped
 

@@ -10,7 +10,6 @@ from linnaeus_jax.schedules.probabilities import Probabilities, build_probabilit
 from linnaeus_jax.schedules.progress import ResumePlan, TrainingProgress, plan_resume
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.retention import checkpoints_to_keep
 from linnaeus_jax.schedules.triggers import Due, Phase, Stage, due_at_boundary, exhaustive_phases, firing_epochs
 from linnaeus_jax.schedules.validation import validate_schedule_config, validate_schedule_sanity
 
@@ -26,7 +25,6 @@ __all__ = [
     "apply_lr_scaling",
     "build_probabilities",
     "build_scheduler",
-    "checkpoints_to_keep",
     "due_at_boundary",
     "exhaustive_phases",
     "firing_epochs",

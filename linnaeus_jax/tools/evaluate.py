@@ -112,6 +112,8 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
 
 def _choose(checkpoints: Any, wanted: str) -> int:
     """The step of the wanted checkpoint."""
+    from linnaeus_jax.training.retention import best_checkpoint
+
     steps = checkpoints.steps()
     if not steps:
         raise EvaluateError(f"{checkpoints.directory} holds no complete checkpoint; let the run save one first")
@@ -119,10 +121,10 @@ def _choose(checkpoints: Any, wanted: str) -> int:
         return steps[-1]
     if wanted == "best":
         newest = checkpoints.finished_boundary(steps[-1]) or checkpoints.meta(steps[-1])["host"]
-        ranking = {int(step): value for step, value in newest["ranking"].items() if int(step) in steps}
-        if not ranking:
+        found = best_checkpoint({int(step): entry for step, entry in newest["ranking"].items()}, steps)
+        if found is None:
             raise EvaluateError(f"no checkpoint in {checkpoints.directory} was ranked by a validation; use newest")
-        return max(ranking, key=lambda step: (ranking[step], -step))
+        return found
     if not wanted.isdecimal() or int(wanted) not in steps:
         raise EvaluateError(
             f"there is no checkpoint {wanted!r} in {checkpoints.directory}; choose newest, best or one of "

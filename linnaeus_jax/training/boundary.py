@@ -18,7 +18,6 @@ from typing import Any
 from linnaeus_jax.learning.meta_masking import keep_mask
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.retention import checkpoints_to_keep
 from linnaeus_jax.schedules.triggers import Due, Phase, due_at_boundary
 from linnaeus_jax.training.host_state import HostState
 
@@ -42,7 +41,7 @@ class BoundaryActions:
     evaluate: Callable[[Mapping[str, Any]], Results]
     write_row: Callable[[dict[str, Any], Due], None]
     write_progress: Callable[[], None]
-    retain: Callable[[Callable[[list[int]], set[int]]], list[int]]
+    retain: Callable[[], list[int]]
     finish: Callable[[], None]
 
 
@@ -98,12 +97,12 @@ class Boundary:
         progress.complete_all()
         self.actions.write_progress()
         if due.save:
-            self._rank(step)
+            self._rank(epoch, step)
         reason = self._early_stop(results, step)
         last = reason is not None or step >= resolved.total_steps
         saved = due.save
         if reason is not None and epoch < resolved.epochs - 1:
-            saved = self._close_early(results, epoch, step, saved=saved)
+            saved = self._close_early(results, epoch, step, saved=saved, again=again)
         progress.stop_reason = reason
         row = host.tracker.get_wandb_metrics(step)
         if reason is not None:
@@ -114,14 +113,16 @@ class Boundary:
         self.actions.write_progress()
         return last
 
-    def _close_early(self, results: Results, epoch: int, step: int, *, saved: bool) -> bool:
+    def _close_early(self, results: Results, epoch: int, step: int, *, saved: bool, again: bool) -> bool:
         """What a planned last epoch would have had: checkpoint, validation, exhaustive phases; adds to `results`."""
         closing = due_at_boundary(self.resolved, epoch, step, step, is_last=True)
-        if not saved and closing.save:
+        if closing.save and not (saved or again):
             self.actions.save()
         if self.validation_rows:
             missing = tuple(phase for phase in closing.phases if phase.name not in results)
             results |= self._evaluate(missing, epoch, step)
+        if saved or closing.save:
+            self._rank(epoch, step)
         return saved or closing.save
 
     def _evaluate(self, phases: tuple[Phase, ...], epoch: int, step: int) -> Results:
@@ -138,7 +139,8 @@ class Boundary:
         log.info("validation after epoch %d: %s in %.1f s", epoch, ", ".join(results), seconds)
         return results
 
-    def _rank(self, step: int) -> None:
+    def _rank(self, epoch: int, step: int) -> None:
+        """Puts the checkpoint of this boundary into the index and lets retention act."""
         host = self.host
         if not host.ranking_metric:
             candidates = ((self.best_metric, 0.0),) if self.best_metric else RANKING_METRICS
@@ -146,12 +148,9 @@ class Boundary:
         metric = host.tracker.metrics.get(host.ranking_metric)
         if metric is not None and metric.last_step == step and metric.value is not None:
             value = metric.value if metric.higher_is_better else -metric.value
-            host.ranking[step] = -math.inf if math.isnan(value) else value
-        checkpoint = self.resolved.checkpoint
-        dropped = self.actions.retain(
-            lambda steps: set(checkpoints_to_keep(host.ranking, steps, checkpoint.keep_top_n, checkpoint.keep_last_n))
-        )
-        for old in dropped:
+            host.ranking[step] = {"epoch": epoch, "metric": value if math.isfinite(value) else None}
+        for old in self.actions.retain():
+            host.ranking.pop(old, None)
             log.debug("checkpoint of step %d removed by retention", old)
 
     def _early_stop(self, results: Results, step: int) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from linnaeus_jax.files import write_json
+from linnaeus_jax.training.retention import LatestN, PreservationPolicy, preserved
 
 
 class CheckpointError(Exception):
@@ -26,10 +26,16 @@ class CheckpointError(Exception):
 
 
 class Checkpoints:
-    """The checkpoints of one run directory."""
+    """The checkpoints of one run directory.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+      policy: which of them a save or `retain` lets stay; by default all.
+    """
+
+    def __init__(self, directory: Path, policy: PreservationPolicy | None = None) -> None:
         self.directory = directory.resolve()
+        self.policy = LatestN() if policy is None else policy
+        self._dropped: set[int] = set()
 
     @functools.cached_property
     def _manager(self) -> ocp.CheckpointManager:
@@ -37,7 +43,9 @@ class Checkpoints:
         return ocp.CheckpointManager(
             self.directory,
             item_handlers={"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
-            options=ocp.CheckpointManagerOptions(step_prefix="ckpt_step", cleanup_tmp_directories=True),
+            options=ocp.CheckpointManagerOptions(
+                step_prefix="ckpt_step", cleanup_tmp_directories=True, preservation_policy=self.policy
+            ),
         )
 
     def steps(self) -> list[int]:
@@ -45,11 +53,12 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Copies the arrays to the host and writes in the background.
+        """Copies the arrays to the host and writes in the background; then deletes what the policy lets go.
 
         Raises:
           CheckpointError: the previous background save failed (a full disk, for example), or this step exists already.
         """
+        before = self.steps()
         try:
             saved = self._manager.save(
                 step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
@@ -58,6 +67,7 @@ class Checkpoints:
             raise CheckpointError(f"saving checkpoint {step} in {self.directory} failed: {error}") from error
         if not saved:
             raise CheckpointError(f"checkpoint {step} exists already in {self.directory}; remove it or use another run")
+        self._dropped |= set(before) - set(self.steps())
 
     def wait(self) -> None:
         """Blocks until the background save is on disk, and raises what went wrong with it."""
@@ -151,21 +161,31 @@ class Checkpoints:
         for other in self.steps():
             if other > step:
                 self.delete(other)
-        for path in self.directory.glob("boundary_*.json"):
-            if int(path.stem.removeprefix("boundary_")) > step:
-                path.unlink()
+        self._unlink_boundaries()
 
     def delete(self, step: int) -> None:
         self._manager.delete(step)
-        self.boundary_file(step).unlink(missing_ok=True)
+        self._unlink_boundaries()
 
-    def retain(self, keep: Callable[[list[int]], set[int]]) -> list[int]:
-        """Deletes every checkpoint that `keep` does not name; returns the deleted steps."""
+    def _unlink_boundaries(self) -> None:
+        """Removes the boundary files whose checkpoint is gone; one process does it for all."""
+        if jax.process_index() == 0:
+            kept = {self.boundary_file(step) for step in self.steps()}
+            for path in set(self.directory.glob("boundary_*.json")) - kept:
+                path.unlink(missing_ok=True)
+
+    def retain(self) -> list[int]:
+        """Asks the policy once more, after the newest checkpoint was ranked; returns the steps deleted since last time.
+
+        A save asks it before that, so at most what the newest checkpoint pushes out of the best is left to delete.
+        """
         self.wait()
         steps = self.steps()
-        dropped = sorted(set(steps) - keep(steps))
-        for step in dropped:
-            self.delete(step)
+        for step in set(steps) - set(preserved(self.policy, steps)):
+            self._dropped.add(step)
+            self._manager.delete(step)
+        self._unlink_boundaries()
+        dropped, self._dropped = sorted(self._dropped), set()
         return dropped
 
     def close(self) -> None:

@@ -20,8 +20,8 @@ class HostState:
     tracker: MetricsTracker
     recorder: TrainRecorder
     early_stop: early_stop.State
-    #: global step of a checkpoint -> value of the ranking metric, higher is better
-    ranking: dict[int, float] = field(default_factory=dict)
+    #: index of the ranked checkpoints, as of `training.retention`
+    ranking: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: name of the ranking metric, chosen at the first ranked boundary and kept
     ranking_metric: str = ""
     #: run id of external trackers, kept over resumes
@@ -33,7 +33,7 @@ class HostState:
             "tracker": self.tracker.state_dict(),
             "recorder": self.recorder.state_dict(),
             "early_stop": dict(self.early_stop),
-            "ranking": {str(step): value for step, value in self.ranking.items()},
+            "ranking": {str(step): dict(entry) for step, entry in self.ranking.items()},
             "ranking_metric": self.ranking_metric,
             "run_id": self.run_id,
         }
@@ -46,6 +46,6 @@ class HostState:
         self.early_stop, warnings = early_stop.restore_state(
             resolved.early_stop, state["early_stop"], self.progress.global_step
         )
-        self.ranking = {int(step): float(value) for step, value in state["ranking"].items()}
+        self.ranking = {int(step): dict(entry) for step, entry in state["ranking"].items()}
         self.ranking_metric, self.run_id = state["ranking_metric"], state["run_id"]
         return warnings

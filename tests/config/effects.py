@@ -38,11 +38,11 @@ from linnaeus_jax.reporting.sinks import open_sinks
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
-from linnaeus_jax.schedules.retention import checkpoints_to_keep
 from linnaeus_jax.schedules.triggers import firing_epochs
 from linnaeus_jax.training import inputs as training_inputs
 from linnaeus_jax.training import program as training_program
 from linnaeus_jax.training.objective import MaskSettings
+from linnaeus_jax.training.retention import preserved, retention_policy
 from linnaeus_jax.training.run_directory import RunDirectory
 from linnaeus_jax.training.validate import config_errors
 from tests.tiny import tiny_config, write_tiny_data
@@ -173,8 +173,8 @@ class Site:
     def kept(self) -> list[int]:
         """Checkpoints that stay, of three."""
         settings = self.resolved.checkpoint
-        ranking = {10: 0.3, 20: 0.1, 30: 0.2}
-        return sorted(checkpoints_to_keep(ranking, ranking, settings.keep_top_n, settings.keep_last_n))
+        index = {step: {"epoch": 0, "metric": value} for step, value in {10: 0.3, 20: 0.1, 30: 0.2}.items()}
+        return preserved(retention_policy(lambda: index, settings.keep_top_n, settings.keep_last_n), list(index))
 
     # ---- data
 

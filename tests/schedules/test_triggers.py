@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from linnaeus_jax.schedules import checkpoints_to_keep, due_at_boundary, exhaustive_phases, firing_epochs
+from linnaeus_jax.schedules import due_at_boundary, exhaustive_phases, firing_epochs
 from linnaeus_jax.schedules.triggers import Stage, exhaustive_combos, gradnorm_due, log_due, phase_name
 from tests.schedules.helpers import make_schedule
 
@@ -124,28 +124,3 @@ def test_a_validation_is_preceded_by_a_checkpoint():
     due = due_at_boundary(resolved, 1, 20, 10)
     assert not due.checkpoint
     assert due.save
-
-
-def test_retention_fixture(fixtures):
-    for case in json.loads((fixtures / "observability_misc.json").read_text())["retention"]:
-        top, last = case["keep_top_n"], case["keep_last_n"]
-        present: list[int] = []
-        for step in case["steps"]:
-            present.append(step["after_epoch"])
-            ranking = {epoch: value for epoch, value, _ in step["ranking"]}
-            present = sorted(checkpoints_to_keep(ranking, present, top, last))
-            # two corrections of the recorded behaviour: 0/0 keeps everything, and the newest is never deleted
-            wanted = set(step["kept"]) | {step["after_epoch"]}
-            assert present == (sorted(wanted) if top or last else list(range(step["after_epoch"] + 1)))
-
-
-def test_retention_rules():
-    steps = [10, 20, 30, 40]
-    assert checkpoints_to_keep({}, steps, 0, 0) == {10, 20, 30, 40}
-    assert checkpoints_to_keep({}, steps, 2, 0) == {30, 40}
-    assert checkpoints_to_keep({10: 0.9}, steps, 2, 0) == {10, 40}
-    assert checkpoints_to_keep({10: 0.9, 20: 0.8}, steps, 1, 0) == {10, 40}
-    assert checkpoints_to_keep({10: float("nan"), 20: -5.0}, steps, 1, 1) == {20, 40}
-    assert checkpoints_to_keep({50: 1.0}, steps, 1, 1) == {40}
-    with pytest.raises(ValueError, match="negative"):
-        checkpoints_to_keep({}, steps, -1, 0)
