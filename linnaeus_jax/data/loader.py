@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import cv2
 import grain
@@ -41,7 +41,7 @@ class PipelineStats:
     decode_seconds: float = 0.0  # inside ImageSource.read
     wait_seconds: float = 0.0  # the consumer's wait for data
     elapsed_seconds: float = 0.0  # since the first batch was asked for
-    cache: CacheStats = field(default_factory=CacheStats)
+    cache: CacheStats | None = None  # None: nothing is decoded, or data.prefetch.mem_cache_size is 0
 
     def since(self, earlier: PipelineStats) -> PipelineStats:
         """What was counted after `earlier`; the queues are those of now, and the cache counts on over the run."""
@@ -50,22 +50,25 @@ class PipelineStats:
         return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counted})
 
     def row(self) -> dict[str, float]:
-        """Under the documented names; rates in images per second, times in seconds per batch and thread."""
+        """Under the documented names; rates in images per second, times in seconds per batch and thread.
+
+        The rows of a cache are there only where there is one.
+        """
         batches, elapsed = max(self.batches_read, 1), max(self.elapsed_seconds, 1e-9)
-        return {
+        row: dict[str, float] = {
             "pipeline/queue_depths/batch_index_q": self.batch_index_q,
             "pipeline/queue_depths/preprocess_q": self.preprocess_q,
             "pipeline/queue_depths/processed_batch_q": self.processed_batch_q,
-            "pipeline/cache/size": self.cache.percent,
-            "pipeline/cache/hits": self.cache.hits,
-            "pipeline/cache/misses": self.cache.misses,
-            "pipeline/cache/evictions": self.cache.evictions,
             "pipeline/throughput/prefetch": self.samples / elapsed,
             "pipeline/throughput/preprocess": self.samples / max(self.decode_seconds, 1e-9),
             "pipeline/timing/prefetch_times": self.read_seconds / batches,
             "pipeline/timing/preprocess_times": self.decode_seconds / batches,
             "pipeline/wait_frac": self.wait_seconds / elapsed,
         }
+        if self.cache is not None:
+            row["pipeline/cache/size"] = self.cache.percent
+            row |= {f"pipeline/cache/{name}": getattr(self.cache, name) for name in ("hits", "misses", "evictions")}
+        return row
 
 
 class _Counters:
@@ -268,7 +271,7 @@ class _GrainReader:
                 decode_seconds=c.decode_seconds,
                 wait_seconds=c.wait_seconds,
                 elapsed_seconds=0.0 if self._first_ask is None else now - self._first_ask,
-                cache=CacheStats() if cache is None else cache.stats(),
+                cache=cache.stats() if cache is not None and cache.capacity else None,
             )
 
     def close(self) -> None:

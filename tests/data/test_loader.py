@@ -250,6 +250,17 @@ def test_counters(tmp_path):
     assert row["pipeline/throughput/prefetch"] > 0
 
 
+def test_no_cache_no_cache_metrics(source, tmp_path):
+    """Raw pixels are not decoded, so nothing is cached; a capacity of 0 is no cache either."""
+    names = [f"{i}.png" for i in range(COUNT)]
+    uncached = FolderImages(tmp_path, names, ".png", 32, cache=ImageCache(0))
+    for images in (source, uncached):
+        with train(images) as loader:
+            assert not [name for name in loader.stats().row() if "cache" in name]
+    with train(FolderImages(tmp_path, names, ".png", 32, cache=ImageCache(1))) as loader:
+        assert sum("cache" in name for name in loader.stats().row()) == 4
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
