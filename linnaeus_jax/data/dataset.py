@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from ml_collections.config_dict import ConfigDict
 from numpy.typing import NDArray
 
 from linnaeus_jax.data import splits
-from linnaeus_jax.data.labels import LabelTable, read_label_tables
+from linnaeus_jax.data.labels import IDENTIFIERS, LabelTable, identifier_hashes, read_label_tables
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
 from linnaeus_jax.taxonomy.ranks import check_task_order
 from linnaeus_jax.taxonomy.tree import ParentConflict, TaxonomyTree, describe_conflict
@@ -119,6 +121,7 @@ class Dataset:
     taxa_subset_names: tuple[str, ...]
     conflicts: tuple[ParentConflict, ...]
     filters: tuple[splits.FilterReport, ...]
+    repeats: tuple[str, ...]  # one sentence for each kind of image that several used rows name
 
     @property
     def meta_dim(self) -> int:
@@ -167,6 +170,7 @@ class Dataset:
             lines.append(f"{component.name:<14}{where}, known for {share:.2f} % of the training rows")
         roots = len(self.tree.top_roots())
         lines.append(f"tree: {roots} root(s) at {self.tasks[-1]}{' (metaclade)' if roots > 1 else ''}")
+        lines += [f"repeated images: {sentence}" for sentence in self.repeats]
         lines += [f"conflict: {describe_conflict(conflict, self.classes)}" for conflict in self.conflicts[:50]]
         if len(self.conflicts) > 50:
             lines.append(f"... and {len(self.conflicts) - 50} more conflicts")
@@ -242,7 +246,8 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
 
     Raises:
       FileNotFoundError: a labels file does not exist.
-      ValueError: an unusable setting or file, no row left, no training row, or contradicting parents.
+      ValueError: an unusable setting or file, no row left, no training row, contradicting parents, or an image on
+        both sides of the split.
     """
     data, mixup = config.data, config.schedule.mixup
     tasks = tuple(data.task_keys_h5)
@@ -256,6 +261,9 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
     tables, classes = read_label_tables(paths, tasks, settings, null_possible=null_possible)
 
     kept, filters = _select_rows(data, sources, tables, settings, missing_rows or {})
+    repeats = _repeated_images(sources, tables, kept)
+    for sentence in repeats:
+        log.warning("%s", sentence)
 
     # ---- what is counted
     tree, conflicts = TaxonomyTree.from_labels(
@@ -313,6 +321,7 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
         taxa_subset_names=tuple(subset.name for subset in subsets),
         conflicts=tuple(conflicts),
         filters=filters,
+        repeats=repeats,
     )
 
 
@@ -341,6 +350,55 @@ def _select_rows(
     elif len(kept) == 1:
         kept.append(np.empty(0, np.int64))
     return kept, tuple(report for _, report in filtered)
+
+
+def _repeated_images(
+    sources: Sources, tables: Sequence[LabelTable], kept: Sequence[NDArray[np.int64]]
+) -> tuple[str, ...]:
+    """A sentence for each split that uses an image more than once; rows without identifier are left out.
+
+    Raises:
+      ValueError: the same image is used for training and for validation.
+    """
+    hashes = {table.path: identifier_hashes(table.path) for table in tables}
+    parts = [(table, rows, hashes[table.path][rows]) for table, rows in zip((tables[0], tables[-1]), kept)]
+    named = [np.unique(found[found != 0], return_counts=True) for _, _, found in parts]
+    sentences = []
+    for name, (table, rows, found), (value, count) in zip(("training", "validation"), parts, named):
+        if not (count > 1).any():
+            continue
+        names = Counter(table.identifiers[rows[np.isin(found, value[count > 1])]])
+        again = {image: times for image, times in sorted(names.items()) if times > 1}
+        if again:  # or only their hashes agree
+            sentences.append(
+                f"{table.path}: {sum(again.values())} {name} rows share {len(again)} {IDENTIFIERS}, so that these "
+                f"images count several times: {_first(f'{image!r} ({times} rows)' for image, times in again.items())}"
+            )
+    common = np.intersect1d(named[0][0], named[1][0])
+    both: list[str] = []
+    if len(common):
+        sides = [set(table.identifiers[rows[np.isin(found, common)]]) for table, rows, found in parts]
+        both = sorted(sides[0] & sides[1])
+    if both:
+        files = " and ".join(dict.fromkeys((tables[0].path, tables[-1].path)))
+        listed = f"{len(both)} {IDENTIFIERS} in {files}: {_first(map(repr, both))}"
+        if os.path.realpath(sources.train_images) == os.path.realpath(sources.val_images):
+            raise ValueError(
+                "images on both sides of the split, where validation would measure what was learned by heart; keep "
+                f"one row of each, or put all rows of an image on one side with a labels file for each: {listed}"
+            )
+        sentences.append(
+            "identifiers on both sides of the split; the images come from two places, and validation leaks unless "
+            f"these are different pictures of the same name: {listed}"
+        )
+    return tuple(sentences)
+
+
+def _first(items: Iterable[str], count: int = 5) -> str:
+    """The first few items, and how many there are beyond them."""
+    listed = list(items)
+    more = f" and {len(listed) - count} more" if len(listed) > count else ""
+    return ", ".join(listed[:count]) + more
 
 
 def _null_columns(mixup: ConfigDict, tasks: tuple[str, ...], grouped: bool) -> tuple[int, ...] | None:

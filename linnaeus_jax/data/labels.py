@@ -111,6 +111,23 @@ def read_identifiers(path: str) -> NDArray[Any]:
     return names
 
 
+def identifier_hashes(path: str) -> NDArray[np.int64]:
+    """int64 [N]: a hash of each row's image identifier, the same for equal ones within one process; 0 for "".
+
+    Far smaller and faster to sort than the identifiers themselves.
+
+    Raises:
+      FileNotFoundError, ValueError: as `read_label_tables`.
+    """
+    with _open(path) as file:
+        dataset = _identifier_dataset(file, path)
+        hashes = np.empty(len(dataset), np.int64)
+        for start in range(0, len(dataset), _CHUNK):
+            part = _read(dataset, path, slice(start, start + _CHUNK))
+            hashes[start : start + len(part)] = [hash(item) for item in part]
+    return hashes
+
+
 # ---- one file -------------------------------------------------------------------------------------------------------
 
 
@@ -245,4 +262,4 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-__all__ = ["LabelTable", "read_identifiers", "read_label_tables"]
+__all__ = ["LabelTable", "identifier_hashes", "read_identifiers", "read_label_tables"]

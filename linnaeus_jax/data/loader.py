@@ -45,8 +45,8 @@ class PipelineStats:
 
     def since(self, earlier: PipelineStats) -> PipelineStats:
         """What was counted after `earlier`; the queues are those of now, and the cache counts on over the run."""
-        counted = ("batches", "batches_read", "samples", "placeholders", "bytes")
-        counted += ("read_seconds", "decode_seconds", "wait_seconds", "elapsed_seconds")
+        counted = ["batches", "batches_read", "samples", "placeholders", "bytes"]
+        counted += ["read_seconds", "decode_seconds", "wait_seconds", "elapsed_seconds"]
         return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counted})
 
     def row(self) -> dict[str, float]:

@@ -212,10 +212,16 @@ add(
     ),
     images_dir=Row("HOME/photos", lambda s: s.image_path("train"), "HOME/photos/image_0.jpg", HOLES),
     train_images_dir=Row(
-        "HOME/photos", lambda s: s.image_path("train"), "HOME/photos/image_0.jpg", {**HOLES, **SPLIT_LABELS}
+        "HOME/photos",
+        lambda s: s.image_path("train"),
+        "HOME/photos/image_0.jpg",
+        {**HOLES, **SPLIT_LABELS, "data.hybrid.val_images_dir": "HOME/data"},
     ),
     val_images_dir=Row(
-        "HOME/photos", lambda s: s.image_path("val"), "HOME/photos/image_0.jpg", {**HOLES, **SPLIT_LABELS}
+        "HOME/photos",
+        lambda s: s.image_path("val"),
+        "HOME/photos/image_0.jpg",
+        {**HOLES, **SPLIT_LABELS, "data.hybrid.train_images_dir": "HOME/data"},
     ),
     file_extension=Row(".png", lambda s: s.image_path("train"), "HOME/photos/image_0.jpg.png", HYBRID),
     allow_missing_images=Row(True, lambda s: s.outcome(Site.read_all), 117, HOLES),

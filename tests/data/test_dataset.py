@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -271,3 +272,48 @@ def test_one_class_at_the_coarsest_rank_and_one_rank(tmp_path):
     alone = build_dataset(small_config(path, ("taxa_L20",), data__partial__levels=False))
     assert alone.rarity_names == ()
     assert alone.subset_maps() == {"taxa": {}, "rarity": {}}
+
+
+# ---- images named by several rows ------------------------------------------------------------------------------------
+
+
+def repeated(tmp_path, identifiers, name="labels.h5", **keys):
+    taxa = {"taxa_L10": [1, 2] * (len(identifiers) // 2)}
+    path = write_labels(tmp_path / name, taxa, identifiers=identifiers)
+    return small_config(path, tuple(taxa), data__h5__train_val_split_ratio=1.0, **keys)
+
+
+def test_rows_of_one_image_are_reported(tmp_path, caplog):
+    config = repeated(tmp_path, ["a", "b", "a", "c", "b", "a", "", "", *(f"x{i // 2}" for i in range(8))])
+    dataset = build_dataset(config)
+    assert len(dataset.repeats) == 1
+    wanted = r"13 training rows share 6 img_identifiers.*'a' \(3 rows\), 'b' \(2 rows\), 'x0'.* and 1 more$"
+    assert re.search(wanted, dataset.repeats[0])
+    assert dataset.repeats[0] in caplog.text
+    assert f"repeated images: {dataset.repeats[0]}" in dataset.report().splitlines()
+
+
+def test_repeated_rows_that_are_not_used_do_not_count(tmp_path):
+    config = repeated(tmp_path, ["a", "b", "a", "c"])
+    assert build_dataset(config, {"train": np.array([2])}).repeats == ()
+
+
+def test_one_image_on_both_sides_is_an_error(tmp_path):
+    config = repeated(tmp_path, ["same", "b", "same", "same", "same", "c"])
+    config.data.h5.train_val_split_ratio = 0.5
+    with pytest.raises(ValueError, match=r"images on both sides of the split.*1 img_identifiers in .*h5: 'same'$"):
+        build_dataset(config)
+
+
+def test_identifiers_of_two_files(fixtures, tmp_path, caplog):
+    """One folder: the same picture. Two image files: perhaps; the golden files number their rows alike."""
+    config = golden_config(fixtures, "twofile")
+    dataset = build_dataset(config)
+    assert len(dataset.repeats) == 1
+    assert "validation leaks unless" in caplog.text
+    config.data.hybrid.use_hybrid = True
+    config.data.hybrid.images_dir = str(tmp_path)
+    with pytest.raises(ValueError, match=r"images on both sides of the split.*83 img_identifiers in .* and 78 more"):
+        build_dataset(config)
+    config.data.hybrid.val_images_dir = str(tmp_path / "val")
+    assert build_dataset(config).repeats
