@@ -8,6 +8,7 @@ read. At an epoch boundary everything is read first; see `training/boundary.py`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import logging
 import os
@@ -32,7 +33,7 @@ from linnaeus_jax.learning.optimizers import FROZEN
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger, pipeline_lines, schedule_line
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_table
-from linnaeus_jax.reporting.logs import console, console_level, setup_logging
+from linnaeus_jax.reporting.logs import console, console_level, log_to_files, setup_logging
 from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
 from linnaeus_jax.reporting.report import CURVES_FILE, write_report
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
@@ -50,9 +51,10 @@ from linnaeus_jax.training.checkpoints import CheckpointError, Checkpoints, leaf
 from linnaeus_jax.training.compilation import CompiledStep, compile_step
 from linnaeus_jax.training.evaluation import Evaluator, update_curves
 from linnaeus_jax.training.host_state import HostState
+from linnaeus_jax.training.identity import identity_error, run_identity
 from linnaeus_jax.training.inputs import Inputs, build_inputs
 from linnaeus_jax.training.interruption import Interruption
-from linnaeus_jax.training.parallel import Placement
+from linnaeus_jax.training.parallel import Placement, fetch
 from linnaeus_jax.training.program import Program, build_program
 from linnaeus_jax.training.recorder import LogPoint, NonFiniteError, TrainRecorder, host_floats
 from linnaeus_jax.training.remote_sync import RemoteSync
@@ -99,6 +101,11 @@ class Run:
         """Compiled: zero sums on every device."""
         return jax.jit(self.program.fresh_interval, out_shardings=self.placement.replicated).lower().compile()
 
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree with, see `training/identity.py`."""
+        return run_identity(self.inputs.dataset, self.program)
+
     def variant(self, update: int) -> str:
         """Which compiled step makes `update`: a pure function of config and step."""
         trigger = self.resolved.gradnorm
@@ -124,26 +131,26 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
         raise ConfigError(errors)
     with Interruption() as interruption:
         this = build(config, RunDirectory.of(config, workdir))
-        try:
-            again = restore(this)
-            skip_validation |= config.train.skip_validation
-            return train(this, interruption, again=again, skip_validation=skip_validation)
-        except (CheckpointError, MetricsLogError, NonFiniteError, OverflowDetected, BatchLimitReached) as error:
-            log.error("%s", error)
-            if isinstance(error, (NonFiniteError, OverflowDetected)):
-                this.sinks.alert("Non-finite values", str(error))
-            this.sinks.close(exit_code=1)
-            raise UserError(str(error)) from error
-        except Exception:
-            log.exception("the run failed")
-            this.sinks.close(exit_code=1)
-            raise
-        finally:
-            this.checkpoints.close()
-            this.debug.close()
-            this.sinks.close()
+        with contextlib.ExitStack() as closing:  # each of them is closed, whatever another one raises
             if this.sync is not None:
-                this.sync.close()
+                closing.callback(this.sync.close)
+            closing.callback(lambda: this.sinks.close())  # another object once they are open
+            closing.callback(this.debug.close)
+            closing.callback(this.checkpoints.close)
+            try:
+                again = restore(this)
+                skip_validation |= config.train.skip_validation
+                return train(this, interruption, again=again, skip_validation=skip_validation)
+            except (CheckpointError, MetricsLogError, NonFiniteError, OverflowDetected, BatchLimitReached) as error:
+                log_to_files(str(error))  # the console gets it from whoever started the run
+                if isinstance(error, (NonFiniteError, OverflowDetected)):
+                    this.sinks.alert("Non-finite values", str(error))
+                this.sinks.close(exit_code=1)
+                raise UserError(str(error)) from error
+            except Exception:
+                log.exception("the run failed")
+                this.sinks.close(exit_code=1)
+                raise
 
 
 def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) -> Run:
@@ -262,7 +269,8 @@ def stored_schedule(directory: RunDirectory) -> ResolvedSchedule | None:
 def restore(this: Run) -> bool:
     """Sets the state, from the newest checkpoint or the seed; returns whether its boundary must be served again."""
     abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated), this.state
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated),
+        this.state.replace(interval=None),
     )
     fresh_optimizer = this.config.train.resume_skip_optimizer
     found = None
@@ -270,7 +278,11 @@ def restore(this: Run) -> bool:
         if this.debug.reports.debug.on("checkpoint") and (steps := this.checkpoints.steps()):
             source = f"{this.directory.checkpoints}, step {steps[-1]}"
             this.debug.reports.restoring(source, this.checkpoints.shapes(steps[-1]), leaf_shapes(this.state))
-        found = this.checkpoints.restore_newest(abstract, as_stored=("opt_state",) if fresh_optimizer else ())
+        found = this.checkpoints.restore_newest(
+            abstract,
+            as_stored=("opt_state",) if fresh_optimizer else (),
+            refusal=lambda meta: identity_error(meta["identity"], this.identity, optimizer=not fresh_optimizer),
+        )
     if found is None:
         if this.checkpoints.steps():
             raise CheckpointError(
@@ -283,7 +295,8 @@ def restore(this: Run) -> bool:
         describe(this, resumed_step=None)
         return False
 
-    step, this.state, meta = found
+    step, restored, meta = found
+    this.state = restored.replace(interval=restored_interval(this, meta["interval"]))
     if fresh_optimizer:
         log.warning("train.resume_skip_optimizer: the optimizer starts anew at step %d", step)
         this.state = this.state.replace(opt_state=fresh_state(this).opt_state)
@@ -300,6 +313,16 @@ def restore(this: Run) -> bool:
         log.info("resumed after %d updates; %d log rows beyond it were set aside", step, moved)
     describe(this, resumed_step=step)
     return again
+
+
+def restored_interval(this: Run, stored: Mapping[str, Any] | None) -> IntervalSums:
+    """The sums since the last log point that a checkpoint kept; zeros where other statistics are logged now."""
+    found = None
+    if stored is not None:
+        found = this.state.interval.from_json(stored)
+        if found is None:
+            log.warning("other training statistics are logged than before: the averages of this interval start anew")
+    return this.fresh_interval() if found is None else this.placement.replicate(found)
 
 
 def fresh_state(this: Run) -> TrainState:
@@ -562,13 +585,15 @@ def save(this: Run, *, at_boundary: bool) -> None:
     meta = {
         "host": this.host.to_json(),
         "at_boundary": at_boundary,
+        "identity": this.identity,
+        "interval": None if at_boundary else fetch(this.state.interval).to_json(),  # empty at a boundary
         "loader": {"next_index": step},
         "config": plain(this.config),
         "schedule": this.resolved.to_dict(),
         "versions": versions.versions(),
     }
     this.debug.saved(step, this.state)
-    this.checkpoints.save(step, this.state, meta)
+    this.checkpoints.save(step, this.state.replace(interval=None), meta)
 
 
 def finish(this: Run) -> dict[str, float]:

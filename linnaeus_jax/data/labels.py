@@ -154,7 +154,10 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
         meta=meta,
         meta_valid=valid,
         in_region=in_region,
-        components=component_layout(components),
+        components=tuple(
+            replace(component, columns=item.columns or sources[item.source].names)
+            for component, item in zip(component_layout(components), components, strict=True)
+        ),
         dataset_meta=dataset_meta,
         export_config=export_config,
     )

@@ -15,12 +15,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Component:
-    """One component of the metadata vector: columns `start:stop`, read from dataset `source`."""
+    """One component of the metadata vector: columns `start:stop`, read from `columns` of dataset `source`."""
 
     name: str
     source: str
     start: int
     stop: int
+    columns: tuple[str, ...] = ()  # empty: all columns of a dataset that does not name them
 
 
 @dataclass(frozen=True)

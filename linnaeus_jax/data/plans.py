@@ -285,6 +285,10 @@ class PlanSequence:
     def _slice_block(self) -> int:
         return self.settings.block if self.settings.type == "grouped" else 1
 
+    def groups_of_epoch(self, epoch: int) -> np.ndarray:
+        """int[n], the groups of the rows of the split in one epoch."""
+        return self._groups[self._levels[epoch]]
+
     @property
     def epochs(self) -> int:
         """Number of epochs."""
@@ -320,8 +324,7 @@ class PlanSequence:
         """This process's plan `[U, A, B_local]` of one epoch."""
         with self._lock:
             if epoch not in self._plans:
-                group = self._groups[self._levels[epoch]]
-                plan = plan_epoch(group, self.settings, seed=self.seed, epoch=epoch)
+                plan = plan_epoch(self.groups_of_epoch(epoch), self.settings, seed=self.seed, epoch=epoch)
                 plan = process_slice(plan, self.process_index, self.process_count, block=self._slice_block)
                 self._plans[epoch] = plan
             self._plans.move_to_end(epoch)

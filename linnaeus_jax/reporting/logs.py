@@ -27,6 +27,8 @@ class ConsoleHandler(logging.Handler):
         self.prefix = prefix
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "files_only", False):
+            return
         try:
             style = next((style for level, style in self.STYLES if record.levelno >= level), None)
             text = "\n".join(self.prefix + line for line in self.format(record).splitlines())
@@ -62,6 +64,11 @@ def setup_logging(logs: Path | None, *, process: int, level: str, data_level: st
             )
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             logger.addHandler(file)
+
+
+def log_to_files(message: str) -> None:
+    """Logs an error to the files alone, for what the console is told in another way."""
+    logging.getLogger(MAIN).error("%s", message, extra={"files_only": True})
 
 
 @contextmanager

@@ -93,10 +93,6 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
         )
     params = stored["params"] if stored.get("ema") is None else stored["ema"]
     _check_shapes(params, program, directory.checkpoints / str(step))
-    registered = {metric.name for metric in program.evaluation.extras.custom}
-    measured = {name.removeprefix("custom/") for name in stored["interval"]["sums"] if name.startswith("custom/")}
-    if measured - registered:
-        log.warning("custom metrics are registered by the config file and left out: %s", sorted(measured - registered))
     placement = Placement()
     return Loaded(
         config,

@@ -21,6 +21,13 @@ from linnaeus_jax.files import write_json
 from linnaeus_jax.training.retention import LatestN, PreservationPolicy, preserved
 
 
+#: what to do about a checkpoint of another run
+OTHER_RUN = (
+    "use another run directory (--workdir), or the data files and the configuration it was made with "
+    "(config.json of the run)"
+)
+
+
 class CheckpointError(Exception):
     """A checkpoint that cannot be used; the message says which, why and what to do."""
 
@@ -84,13 +91,17 @@ class Checkpoints:
             raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {error}") from error
 
     def restore_newest(
-        self, abstract_state: Any, as_stored: tuple[str, ...] = ()
+        self,
+        abstract_state: Any,
+        as_stored: tuple[str, ...] = (),
+        refusal: Callable[[dict[str, Any]], str | None] | None = None,
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """(step, state, meta) of the newest readable checkpoint; None without any.
 
         Args:
           abstract_state: a state of `ShapeDtypeStruct`s with the shardings wanted.
           as_stored: fields of the state that are read whatever they are, for a caller that replaces them.
+          refusal: why this run cannot go on from a checkpoint with this meta, if it cannot; asked before arrays are read.
 
         Raises:
           CheckpointError: the checkpoint belongs to another model or optimizer, or none of them can be read.
@@ -98,7 +109,10 @@ class Checkpoints:
         failures = []
         for step in reversed(self.steps()):
             try:
-                return (step, *self.restore(step, abstract_state, as_stored))
+                meta = self.meta(step)
+                if refusal is not None and (reason := refusal(meta)):
+                    raise CheckpointError(f"checkpoint {step} in {self.directory} {reason}; {OTHER_RUN}")
+                return step, self.restore(step, abstract_state, as_stored), meta
             except CheckpointError:
                 raise
             except Exception as error:
@@ -111,8 +125,8 @@ class Checkpoints:
             )
         return None
 
-    def restore(self, step: int, abstract_state: Any, as_stored: tuple[str, ...] = ()) -> tuple[Any, dict[str, Any]]:
-        """State and meta of one checkpoint; arguments as of `restore_newest`."""
+    def restore(self, step: int, abstract_state: Any, as_stored: tuple[str, ...] = ()) -> Any:
+        """State of one checkpoint; arguments as of `restore_newest`."""
         stored = self._manager.item_metadata(step)["state"]
         if stored is None:
             raise ValueError("the array metadata is missing")
@@ -121,10 +135,9 @@ class Checkpoints:
             found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), stored.tree[name])
             abstract_state = abstract_state.replace(**{name: found})
         _compare(stored.tree, abstract_state, self.directory, step)
-        found = self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), meta=ocp.args.JsonRestore())
-        )
-        return found["state"], found["meta"]
+        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state)))[
+            "state"
+        ]
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the arrays of one checkpoint; empty where they cannot be told."""
@@ -223,6 +236,5 @@ def _compare(stored: Any, wanted: Any, directory: Path, step: int) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more differences)" if len(problems) > 1 else ""
         raise CheckpointError(
-            f"checkpoint {step} in {directory} belongs to another model or optimizer: {problems[0]}{more}; "
-            "use another run directory (--workdir) or the configuration it was made with (config.json beside it)"
+            f"checkpoint {step} in {directory} belongs to another model or optimizer: {problems[0]}{more}; {OTHER_RUN}"
         )

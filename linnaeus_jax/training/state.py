@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from linnaeus_jax.learning.gradnorm import GradNormState
@@ -30,8 +32,8 @@ class TrainState(struct.PyTreeNode):
     #: int32 [], updates skipped because of non-finite values: all, and since the last good one
     skipped: jax.Array
     skipped_in_a_row: jax.Array
-    #: sums since the last log point
-    interval: IntervalSums
+    #: sums since the last log point; None in a checkpoint, which keeps them apart: what is logged is not learned
+    interval: IntervalSums | None
 
     @property
     def eval_params(self) -> Any:
@@ -63,6 +65,19 @@ class IntervalSums(struct.PyTreeNode):
             null_total=jnp.zeros(len(tasks), jnp.int32),
             null_included=jnp.zeros(len(tasks), jnp.int32),
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """Fetched sums by name, exactly."""
+        leaves = jax.tree_util.tree_leaves_with_path(self)
+        return {jax.tree_util.keystr(path): np.asarray(leaf).tolist() for path, leaf in leaves}
+
+    def from_json(self, stored: Mapping[str, Any]) -> IntervalSums | None:
+        """What `to_json` gave, with names, shapes and dtypes as here; None where it was made for other statistics."""
+        leaves, tree = jax.tree_util.tree_flatten_with_path(self)
+        names = [jax.tree_util.keystr(path) for path, _ in leaves]
+        if set(names) != set(stored) or any(np.shape(stored[name]) != x.shape for name, (_, x) in zip(names, leaves)):
+            return None
+        return jax.tree.unflatten(tree, [np.asarray(stored[name], x.dtype) for name, (_, x) in zip(names, leaves)])
 
 
 def merge(left: IntervalSums, right: IntervalSums) -> IntervalSums:

@@ -96,6 +96,14 @@ def test_checkpoint_of_another_model_is_refused(finished):
         run(config, directory / "run")
 
 
+def test_run_without_metadata_saves_its_checkpoints(tmp_path):
+    """Orbax cannot save arrays without elements, such as statistics of no component at all."""
+    config = tiny_config(tmp_path / "data", data__meta__active=False, train__epochs=1)
+    run(config, tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "ckpt_step_6").is_dir()
+    assert json.loads((tmp_path / "run" / "progress.json").read_text())["global_step"] == 6
+
+
 def test_counts_of_validation_are_exact(finished):
     """24 validation rows in batches of 16: the padded rows count nowhere."""
     directory, _, _ = finished

@@ -1,0 +1,123 @@
+"""What may change when a run goes on, and what ends in an error that names the difference."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from linnaeus_jax.trainer import UserError, run
+from linnaeus_jax.training.identity import differences, identity_error
+from tests.tiny import tiny_config
+
+IDENTITY = {
+    "ranks": ["taxa_L10", "taxa_L20"],
+    "classes": {"taxa_L10": [0, 7, 8, 9], "taxa_L20": [0, 2]},
+    "metadata": {"TEMPORAL": {"start": 0, "stop": 2, "columns": ["month_sin", "month_cos"]}},
+    "training_rows": {"count": 5, "sha256": "a"},
+    "model": {"type": "MFormerV1", "dims": [8, 8]},
+    "optimizer": {"stem.weight": "adamw", "head.weight": "adamw"},
+}
+
+
+def changed(*path, to):
+    """A copy of `IDENTITY` with another leaf."""
+    found = copy.deepcopy(IDENTITY)
+    node = found
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = to
+    return found
+
+
+def test_equal_identities_agree():
+    assert identity_error(IDENTITY, copy.deepcopy(IDENTITY)) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [
+        (
+            changed("classes", "taxa_L10", 2, to=80),
+            r"other classes: classes.taxa_L10\[2\] is 8 in the checkpoint and 80",
+        ),
+        (changed("classes", "taxa_L20", to=[0, 2, 3]), r"classes.taxa_L20 has 2 entries in the checkpoint and 3"),
+        (changed("ranks", to=["taxa_L20", "taxa_L10"]), r"other ranks: ranks\[0\] is 'taxa_L10'"),
+        (changed("metadata", to={}), r"other metadata: metadata.TEMPORAL is .* 'absent'"),
+        (changed("metadata", "TEMPORAL", "columns", 0, to="day_sin"), r"TEMPORAL.columns\[0\] is 'month_sin'"),
+        (changed("training_rows", "sha256", to="b"), "other training rows"),
+        (changed("model", "dims", 1, to=16), r"another model or optimizer: model.dims\[1\] is 8"),
+        (changed("optimizer", "head.weight", to="lion"), "optimizer.head.weight is 'adamw'.* 'lion'"),
+    ],
+)
+def test_each_section_is_named(now, text):
+    import re
+
+    assert re.search(text, identity_error(IDENTITY, now) or "")
+
+
+def test_the_first_three_differences_are_named():
+    now = changed("classes", "taxa_L10", to=[0, 70, 80, 90])
+    now["classes"]["taxa_L20"] = [0, 20]
+    text = identity_error(IDENTITY, now) or ""
+    assert text.count("in the checkpoint") == 3
+    assert text.endswith("(and 1 more differences)")
+
+
+def test_another_optimizer_is_accepted_where_it_starts_anew():
+    assert identity_error(IDENTITY, changed("optimizer", "head.weight", to="lion"), optimizer=False) is None
+
+
+def test_lists_of_other_length_name_their_first_difference():
+    (text,) = differences([1, 2, 3], [1, 5], "x")
+    assert text == "x has 3 entries in the checkpoint and 2 in this run, first different at [1]: 2 and 5"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of one epoch."""
+    directory = tmp_path_factory.mktemp("identity")
+    config = tiny_config(directory / "data", train__epochs=1, debug__jsonl__enabled=False)
+    run(config, directory / "run")
+    return directory, config
+
+
+def renamed_species(labels):
+    with h5py.File(labels, "a") as file:
+        file["taxa_L10"][...] = np.where(file["taxa_L10"][:] == 1003, 1999, file["taxa_L10"][:])
+
+
+def other_columns(labels):
+    with h5py.File(labels, "a") as file:
+        file["temporal"].attrs["column_names"] = ["day_sin", "day_cos"]
+
+
+REFUSED = {
+    "classes": ({}, renamed_species, r"other classes.*: classes\.taxa_L10\[\d\] is 100\d in the checkpoint"),
+    "encodings": ({}, other_columns, r"other metadata: metadata\.TEMPORAL\.columns\[0\] is 'month_sin'"),
+    "layout": ({"data__meta__components__TEMPORAL__idx": 9}, None, r"metadata\.SPATIAL\.start"),
+    "ranks": ({"data__task_keys_h5": ("taxa_L10", "taxa_L20")}, None, r"other ranks"),
+    "split": ({"data__h5__train_val_split_seed": 7}, None, r"other training rows"),
+    "model": ({"model__rope_stages__rope_theta": 50.0}, None, r"model\.rope_theta is 10000.0 .* 50.0"),
+    "optimizer": ({"optimizer__name": "lion"}, None, r"optimizer\.\S+ is 'adamw' .* 'lion'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_resume_is_refused_and_leaves_the_run_as_it_was(finished, tmp_path, case):
+    overrides, edit, message = REFUSED[case]
+    directory, _ = finished
+    shutil.copytree(directory, tmp_path / "copy")
+    labels = tmp_path / "copy" / "data" / "labels.h5"
+    if edit is not None:
+        edit(labels)
+    config = tiny_config(labels.parent, train__epochs=2, debug__jsonl__enabled=False, **overrides)
+    before = {path: path.read_bytes() for path in (tmp_path / "copy" / "run" / "assets").glob("*.json")}
+    with pytest.raises(UserError, match=message):
+        run(config, tmp_path / "copy" / "run")
+    assert {path: path.read_bytes() for path in before} == before
+    assert json.loads((tmp_path / "copy" / "run" / "config.json").read_text())["train"]["epochs"] == 1
