@@ -20,7 +20,6 @@ from absl import logging
 from linnaeus_jax.files import write_json
 from linnaeus_jax.training.retention import LatestN, PreservationPolicy, preserved
 
-
 #: what to do about a checkpoint of another run
 OTHER_RUN = (
     "use another run directory (--workdir), or the data files and the configuration it was made with "
@@ -101,7 +100,7 @@ class Checkpoints:
         Args:
           abstract_state: a state of `ShapeDtypeStruct`s with the shardings wanted.
           as_stored: fields of the state that are read whatever they are, for a caller that replaces them.
-          refusal: why this run cannot go on from a checkpoint with this meta, if it cannot; asked before arrays are read.
+          refusal: why this run cannot go on from a checkpoint with this meta, or None; asked before arrays are read.
 
         Raises:
           CheckpointError: the checkpoint belongs to another model or optimizer, or none of them can be read.
