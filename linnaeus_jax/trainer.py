@@ -342,6 +342,7 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
     write_assets(dataset, this.directory.assets, this.directory.metadata)
     write_summary(this.resolved, this.directory.assets)
     log.info("%s", dataset.report())
+    log.info("%s", this.resolved.totals.batch_report())
     for warning in this.resolved.warnings:
         log.warning("schedule: %s", warning)
     if all(row.optimizer == FROZEN for row in this.program.update.optimizer.rows):

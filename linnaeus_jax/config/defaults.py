@@ -97,8 +97,9 @@ def data() -> ConfigDict:
         components[name] = component
     return ConfigDict(
         dict(
-            batch_size=64,  # one micro-batch over all devices of all processes
-            batch_size_val=128,  # <= 0: as batch_size; rounded up to a multiple of the devices
+            batch_size=placeholder(int),  # rows of one micro-batch over all devices of all processes; None: 64, or
+            batch_size_per_device=placeholder(int),  # as many for each device; give one of the two
+            batch_size_val=128,  # rows over all devices; <= 0: as the micro-batch; rounded up to the devices
             img_size=384,
             num_workers=2,  # reading threads of the Grain loader
             dataset=dict(name="", version="", clade=""),

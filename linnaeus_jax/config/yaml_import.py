@@ -41,6 +41,7 @@ ALIASES = {
     "CHECKPOINT.KEEP_LAST_N": "schedule.checkpoint.keep_last_n",
     "CHECKPOINT.SAVE_FREQ": "schedule.checkpoint.interval_epochs",
     "TRAIN.AMP_OPT_LEVEL": "train.compute_dtype",
+    "DATA.BATCH_SIZE": "data.batch_size_per_device",
     "EXPERIMENT.TAGS": "experiment.wandb.tags",
     "EXPERIMENT.NOTES": "experiment.wandb.notes",
     "AUG.AUTOAUG.COLOR_JITTER": "aug.color_jitter",
@@ -75,7 +76,7 @@ COMPATIBILITY = {
     "DATA.PREFETCH.NUM_PREPROCESS_THREADS": "preprocessing runs inside the compiled step",
     "DATA.PREFETCH.SLEEP_TIME": "the loader waits without polling",
     "DATA.DATASET_META*": "read from the labels file",
-    "DATA.AUTOBATCH.*": "data.batch_size is used as given",
+    "DATA.AUTOBATCH.*": "the batch size is used as given",
     "ENV.INPUT.*": "paths are read as given",
     "ENV.TACC": "paths are read as given",
     "ENV.SCRATCH": "paths are read as given",
@@ -121,7 +122,7 @@ COMPATIBILITY = {
 #: keys that are harmless only with these values -> what to do about others
 _HARMLESS = {
     "MODEL.ROPE_STAGES.ROPE_MIXED": ((True,), "only mixed rotary frequencies are offered; set it to True"),
-    "DATA.AUTOBATCH.ENABLED": ((False,), "set it to False and choose data.batch_size"),
+    "DATA.AUTOBATCH.ENABLED": ((False,), "set it to False and choose DATA.BATCH_SIZE"),
     "MODEL.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
     "TRAIN.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
 }
@@ -197,6 +198,8 @@ def load_yaml(path: str | Path) -> ConfigDict:
             errors.append(f"{entry.where}: {error}")
     if errors:
         raise ConfigError(errors)
+    if (rows := merged.get(("data", "batch_size_val"))) is not None:
+        logger.warning("%s counts rows over all devices; what validation finds does not depend on it", rows.spelled)
     for reason, keys in ignored.items():
         logger.warning("%s %s no effect: %s", ", ".join(keys), "has" if len(keys) == 1 else "have", reason)
     return complete_open_nodes(config)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.batch_size import global_batch_size
 from linnaeus_jax.schedules.alternatives import (
     ALTERNATIVES,
     LOG_DEFAULTS,
@@ -273,7 +274,7 @@ def resolve_all_schedule_params(
         switches (`level_switching.steps_per_epoch`).
       dataset_size: training rows.
       micro_batches_per_epoch: micro-batches of each epoch, or one number for all.
-      devices: data-parallel devices; shown only, as batch sizes count rows over all of them.
+      devices: data-parallel devices.
 
     Returns:
       The schedule, with all its warnings.
@@ -294,13 +295,14 @@ def resolve_all_schedule_params(
                 f"{batches} micro-batches in groups of train.accumulation_steps = {accumulation} make "
                 f"{-(-batches // accumulation)} updates per epoch, not {updates}"
             )
-    effective = config.data.batch_size * accumulation
+    batch = global_batch_size(config, devices)
+    effective = batch * accumulation
     totals = Totals(
         dataset_size=dataset_size,
         steps_per_epoch=steps,
         micro_batches_per_epoch=micro,
         accumulation_steps=accumulation,
-        batch_size=config.data.batch_size,
+        batch_size=batch,
         devices=devices,
         reference_bs=scheduler.reference_bs,
         scaling=scheduler.scaling.lower(),

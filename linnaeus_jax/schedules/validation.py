@@ -32,7 +32,6 @@ _PROBABILITIES = (
 )
 _POSITIVE = (
     "train.epochs",
-    "data.batch_size",
     "lr_scheduler.reference_bs",
     "lr_scheduler.decay_rate",
 )

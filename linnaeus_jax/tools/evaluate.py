@@ -262,6 +262,7 @@ def evaluate(
     Raises:
       EvaluateError: no rows, or images that cannot be read.
     """
+    from linnaeus_jax.config.batch_size import global_batch_size
     from linnaeus_jax.data.loader import EvalLoader
     from linnaeus_jax.training.evaluation import Evaluator
     from linnaeus_jax.training.inputs import split_arrays
@@ -270,13 +271,14 @@ def evaluate(
     data, split = loaded.config.data, loaded.dataset.val if split is None else split
     if not len(split):
         raise EvaluateError("the run has no validation rows; give --labels and --images")
-    size = batch_size or (data.batch_size_val if data.batch_size_val > 0 else data.batch_size)
+    devices = loaded.placement.device_count
+    size = batch_size or (data.batch_size_val if data.batch_size_val > 0 else global_batch_size(loaded.config, devices))
     try:
         loader = EvalLoader(
             split_arrays(split),
             split.rows,
             _images(loaded, split),
-            evaluation_batch(size, loaded.placement.device_count),
+            evaluation_batch(size, devices),
             num_threads=data.num_workers,
             buffer=data.prefetch.max_processed_batches,
             io_threads=data.prefetch.num_io_threads,

@@ -16,6 +16,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config import ConfigError, load_config
+from linnaeus_jax.config.batch_size import global_batch_size
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.plans import micro_batches_per_epoch
 from linnaeus_jax.schedules.level_switching import level_of_epoch
@@ -43,7 +44,7 @@ def run(
       steps_per_epoch: optimizer updates of one epoch; where the mixing level switches, one number per entry of
         schedule.mixup.group_levels. None: those in which each of `dataset_size` rows is seen once.
       dataset_size: training rows; None: as many as the updates hold, or, without either, what the labels file holds.
-      devices: data-parallel devices, shown only.
+      devices: data-parallel devices.
       out: directory for schedule_summary.txt, schedule_summary.json and schedule.png.
 
     Raises:
@@ -65,7 +66,7 @@ def run(
         dataset_size = len(dataset.train)
     elif steps_per_epoch is None:
         assert dataset_size is not None
-        micro_counts = (-(-dataset_size // config.data.batch_size),)
+        micro_counts = (-(-dataset_size // global_batch_size(config, devices)),)
     else:
         given = (steps_per_epoch,) if isinstance(steps_per_epoch, int) else tuple(steps_per_epoch)
         micro_counts = tuple(count * accumulation for count in given)
@@ -81,7 +82,7 @@ def run(
     resolved = resolve_all_schedule_params(
         config,
         steps_per_epoch=steps_of_levels(used, updates),
-        dataset_size=micro_counts[0] * config.data.batch_size if dataset_size is None else dataset_size,
+        dataset_size=micro_counts[0] * global_batch_size(config, devices) if dataset_size is None else dataset_size,
         micro_batches_per_epoch=steps_of_levels(used, micro),
         devices=devices,
     )
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=lambda text: tuple(int(count) for count in text.split(",")),
         help="optimizer updates of one epoch; comma-separated, one per mixing level, where it switches",
     )
-    parser.add_argument("--devices", type=int, default=1, help="data-parallel devices, shown only")
+    parser.add_argument("--devices", type=int, default=1, help="data-parallel devices")
     parser.add_argument("--out", help="directory for schedule_summary.txt, schedule_summary.json and schedule.png")
     options, rest = parser.parse_known_args(argv)
     try:

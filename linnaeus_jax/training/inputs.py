@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.batch_size import global_batch_size
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.dataset import Dataset, Split, build_dataset, resolve_sources
 from linnaeus_jax.data.images import FolderImages, ImageSource, open_images
@@ -80,23 +81,24 @@ def sampler_settings(config: ConfigDict, devices: int = 1) -> SamplerSettings:
       ValueError: sizes that do not divide each other or the devices, naming the key.
     """
     data, mixup = config.data, config.schedule.mixup
+    batch = global_batch_size(config, devices)
     settings = SamplerSettings(
         type=data.sampler.type,
         grouped_mode=data.sampler.grouped_mode,
         leftovers=data.sampler.leftovers,
-        batch_size=data.batch_size,
+        batch_size=batch,
         accumulation_steps=max(1, config.train.accumulation_steps),
-        mix_block=mixup.mix_block or _mix_block(config, devices),
+        mix_block=mixup.mix_block or _mix_block(config, batch // devices),
     )
     settings.check_devices(devices)
     return settings
 
 
-def _mix_block(config: ConfigDict, devices: int) -> int:
-    """Pairs need blocks of two, the same for any number of devices; other samplers get a device's micro-batch."""
+def _mix_block(config: ConfigDict, share: int) -> int:
+    """Pairs need blocks of two, the same for any number of devices; other samplers get a device's share of rows."""
     sampler = config.data.sampler
     pairs = sampler.type == "grouped" and sampler.grouped_mode == "mixed-pairs"
-    return 2 if pairs else max(1, config.data.batch_size // devices)
+    return 2 if pairs else max(1, share)
 
 
 def build_inputs(config: ConfigDict, *, devices: int, output_dir: Path) -> Inputs:
@@ -130,7 +132,9 @@ def build_inputs(config: ConfigDict, *, devices: int, output_dir: Path) -> Input
         num_threads=data.num_workers,
         buffer=data.prefetch.max_processed_batches,
         io_threads=data.prefetch.num_io_threads,
-        batch_size_val=evaluation_batch(data.batch_size_val if data.batch_size_val > 0 else data.batch_size, devices),
+        batch_size_val=evaluation_batch(
+            data.batch_size_val if data.batch_size_val > 0 else sampler.batch_size, devices
+        ),
     )
 
 

@@ -61,6 +61,7 @@ ANY_CASE = ("experiment.log_level_", "optimizer.")
 WITHIN = {
     "env.output.bucket.timeout_seconds": "[1, inf)",
     "data.batch_size": "[1, inf)",
+    "data.batch_size_per_device": "[1, inf)",
     "data.img_size": "[32, inf)",
     "data.num_workers": "[0, inf)",
     "data.meta.components.*.dim": "[0, inf)",
@@ -288,7 +289,7 @@ def _data_errors(config: ConfigDict) -> list[str]:
     errors = _caught(lambda: check_task_order(tasks)) + _caught(lambda: resolve_sources(data))
     errors += _caught(lambda: component_settings(data.meta))
     errors += _caught(lambda: check_percentiles(metrics.rarity_percentiles))
-    if data.batch_size >= 1:
+    if all(rows is None or rows >= 1 for rows in (data.batch_size, data.batch_size_per_device)):
         errors += _caught(lambda: sampler_settings(config))
     named: dict[str, tuple[str, ...]] = {"schedule.mixup.null_task_keys": config.schedule.mixup.null_task_keys}
     if metrics.track_null_vs_non_null:

@@ -141,6 +141,7 @@ OTHER_LABELS = "HOME/other/labels.h5"
 add(
     "data",
     batch_size=Row(8, at("inputs.plans.updates_per_epoch.0"), 12),
+    batch_size_per_device=Row(8, at("inputs.plans.updates_per_epoch.0"), 12, {"data.batch_size": None}),
     batch_size_val=Row(8, lambda s: len(s.inputs.val_loader()), 3),
     img_size=Row(64, lambda s: s.inputs.images["train"].image_shape, (64, 64, 3)),
     num_workers=Row(5, at("inputs.num_threads"), 5),

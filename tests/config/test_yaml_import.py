@@ -197,7 +197,7 @@ def test_base_files(tmp_path):
     (tmp_path / "archs").mkdir()
     write(tmp_path, "BASE: ../root.yaml\nTRAIN: {EPOCHS: 2}", "archs/arch.yaml")
     config = load_yaml(write(tmp_path, "BASE: ['', archs/arch.yaml]\nTRAIN: {SEED: 3}"))
-    assert (config.train.epochs, config.train.seed, config.data.batch_size) == (2, 3, 1)
+    assert (config.train.epochs, config.train.seed, config.data.batch_size_per_device) == (2, 3, 1)
     write(tmp_path, "BASE: experiment.yaml", "root.yaml")
     with pytest.raises(ConfigError, match=r"circle: experiment.yaml -> arch.yaml -> root.yaml -> experiment.yaml"):
         load_yaml(tmp_path / "experiment.yaml")
@@ -216,7 +216,7 @@ SCHEDULE:
   MIXUP: {ALPHA: 0.5}
 OPTIMIZER: 5
 MODEL: {ROPE_STAGES: {ROPE_MIXED: False}, CLASSIFICATION: {HEADS: {taxa_L10: {TYP: Linear}}}}
-DATA: {IMG_SIZE: 3.5, BATCH_SIZE: None, NUM_WORKERS: {X: 1}}
+DATA: {IMG_SIZE: 3.5, BATCH_SIZE_VAL: None, NUM_WORKERS: {X: 1}}
 """
     with pytest.raises(ConfigError) as caught:
         load_yaml(write(tmp_path, text))
@@ -230,7 +230,7 @@ DATA: {IMG_SIZE: 3.5, BATCH_SIZE: None, NUM_WORKERS: {X: 1}}
         "experiment.yaml:10: MODEL.ROPE_STAGES.ROPE_MIXED = False: only mixed",
         "experiment.yaml:10: unknown key MODEL.CLASSIFICATION.HEADS.taxa_L10.TYP",
         "experiment.yaml:11: data.img_size = 3.5: expected an integer",
-        "experiment.yaml:11: data.batch_size = None: expected an integer",
+        "experiment.yaml:11: data.batch_size_val = None: expected an integer",
         "experiment.yaml:11: unknown key DATA.NUM_WORKERS.X",
     ):
         assert any(message.startswith(part) for message in messages), (part, messages)
