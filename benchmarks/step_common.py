@@ -186,7 +186,7 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
         config,
         steps_per_epoch=plans.updates_per_epoch.tolist(),
         dataset_size=len(dataset.train),
-        micro_batches_per_epoch=int(plans.updates_per_epoch[0]) * sampler.accumulation_steps,
+        micro_batches_per_epoch=plans.micro_batches_per_epoch.tolist(),
         devices=placement.device_count,
     )
     debug = DebugSession(config, RunDirectory(labels.parent / "run"), dataset.tasks, lead=True)

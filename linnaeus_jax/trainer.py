@@ -43,7 +43,7 @@ from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.summary import write_summary
+from linnaeus_jax.schedules.summary import schedule_summary, write_summary
 from linnaeus_jax.schedules.triggers import Due, gradnorm_due
 from linnaeus_jax.training import probes, versions
 from linnaeus_jax.training.boundary import Boundary, BoundaryActions, Results
@@ -167,16 +167,15 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
     # ---- data and schedule
     placement = Placement()
     try:
-        inputs = build_inputs(config, devices=placement.device_count, output_dir=directory.root)
-        resolved = resolve_all_schedule_params(
+        stored = stored_schedule(config, directory)
+        inputs = build_inputs(config, devices=placement.device_count, output_dir=directory.root, schedule=stored)
+        resolved = stored or resolve_all_schedule_params(
             config,
             steps_per_epoch=inputs.plans.updates_per_epoch.tolist(),
             dataset_size=len(inputs.dataset.train),
             micro_batches_per_epoch=inputs.micro_batches_per_epoch,
             devices=placement.device_count,
         )
-        if config.train.preserve_checkpoint_schedule:
-            resolved = stored_schedule(directory) or resolved
         # ---- model, objective, optimizer
         debug = DebugSession(config, directory, inputs.dataset.tasks, lead=lead)
         program = build_program(
@@ -207,7 +206,7 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
     recorder = TrainRecorder(logger, config.train.nonfinite_limit)
     null_tasks = config.metrics.null_vs_non_null_tasks if config.metrics.track_null_vs_non_null else ()
     host = HostState(
-        TrainingProgress(expected_total_steps=resolved.total_steps),
+        TrainingProgress(expected_total_steps=resolved.total_steps, expected_epochs=resolved.epochs),
         MetricsTracker(null_tasks),
         recorder,
         early_stop.initial_state(resolved.early_stop),
@@ -254,9 +253,9 @@ def remote_sync(config: ConfigDict, directory: RunDirectory) -> RemoteSync | Non
     return RemoteSync(directory.root, bucket.remote, bucket.executable, bucket.timeout_seconds)
 
 
-def stored_schedule(directory: RunDirectory) -> ResolvedSchedule | None:
-    """The resolved schedule of the newest checkpoint, for `train.preserve_checkpoint_schedule`."""
-    if not directory.checkpoints.is_dir():
+def stored_schedule(config: ConfigDict, directory: RunDirectory) -> ResolvedSchedule | None:
+    """The resolved schedule of the newest checkpoint, where `train.preserve_checkpoint_schedule` asks for it."""
+    if not (config.train.preserve_checkpoint_schedule and directory.checkpoints.is_dir()):
         return None
     checkpoints = Checkpoints(directory.checkpoints)
     try:
@@ -303,6 +302,11 @@ def restore(this: Run) -> bool:
     this.checkpoints.forget_after(step)
     for line in resume_notes(step, meta, plain(this.config), versions.versions()):
         log.info("%s", line)
+    planned, asked = this.resolved.epochs, this.config.train.epochs
+    if planned != asked:
+        log.warning(
+            "train.preserve_checkpoint_schedule: the stored %d epochs count, not train.epochs = %d", planned, asked
+        )
     after = this.checkpoints.finished_boundary(step)
     for warning in this.host.load_json(meta["host"] if after is None else after, this.resolved):
         log.warning("%s", warning)
@@ -340,10 +344,13 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
     write_json(this.directory.config_json, plain(this.config))
     write_json(this.directory.assets / "versions.json", versions.versions())
     write_assets(dataset, this.directory.assets, this.directory.metadata)
+    write_json(this.directory.metadata / "epoch_coverage.json", this.inputs.coverage.to_json())
     write_summary(this.resolved, this.directory.assets)
     log.info("%s", dataset.report())
     log.info("%s", this.resolved.totals.batch_report())
-    for warning in this.resolved.warnings:
+    log.info("%s", schedule_summary(this.resolved))
+    log.info("%s", "\n".join(this.inputs.coverage.lines))
+    for warning in (*this.resolved.warnings, *this.inputs.coverage.warnings):
         log.warning("schedule: %s", warning)
     if all(row.optimizer == FROZEN for row in this.program.update.optimizer.rows):
         log.warning("optimizer.parameter_groups freezes every parameter: this run trains nothing and only evaluates")

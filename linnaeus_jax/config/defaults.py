@@ -389,7 +389,7 @@ def schedule() -> ConfigDict:
                 min_group_size=4,
                 exclude_null_samples=True,
                 null_task_keys=(),  # empty: all tasks
-                mix_block=placeholder(int),  # rows among which partners are drawn; None: the per-device micro-batch
+                mix_block=placeholder(int),  # rows among which partners are drawn; None: smallest factor of the batch
             ),
             metrics={
                 f"{kind}_{unit}": placeholder(int if unit == "interval" else float)

@@ -39,11 +39,12 @@ class SamplerSettings:
       type: "grouped" draws rows so that partners share a group; "standard" is a plain permutation without partners.
       grouped_mode: "mixed-pairs" puts two rows of one group at positions (2j, 2j + 1) of a micro-batch with many
         groups; "strict-group" fills a micro-batch from one group.
-      leftovers: "keep" also batches the rows that no pair or full batch could take (as group -1); "drop" leaves them
-        out of the epoch.
+      leftovers: "keep" also batches the rows that no pair or full batch could take (as group -1), and every row comes
+        equally often; "drop" leaves them out of the epoch.
       batch_size: rows of one micro-batch over all devices of all processes (B).
       accumulation_steps: micro-batches per update (A).
-      mix_block: partners lie within one block of this many rows; None is the whole micro-batch.
+      mix_block: partners lie within one block of this many rows; None is the smallest factor of `batch_size` (2 if
+        it is even), so that partners do not depend on the number of devices.
 
     Raises:
       ValueError: an unknown name, or sizes that do not divide each other.
@@ -85,12 +86,24 @@ class SamplerSettings:
     @property
     def block(self) -> int:
         """Rows per mixing block."""
-        return self.batch_size if self.mix_block is None else self.mix_block
+        if self.mix_block is not None:
+            return self.mix_block
+        return next((size for size in range(2, self.batch_size + 1) if self.batch_size % size == 0), 1)
 
     @property
     def pairs(self) -> bool:
         """True where micro-batches consist of pairs."""
         return self.type == "grouped" and self.grouped_mode == "mixed-pairs"
+
+    @property
+    def unit(self) -> int:
+        """Rows that are drawn together from one group."""
+        return 2 if self.pairs else self.batch_size
+
+    @property
+    def keeps_leftovers(self) -> bool:
+        """True where every row comes equally often."""
+        return self.type == "standard" or self.leftovers == "keep"
 
     def check_devices(self, device_count: int) -> None:
         """Checks that every device gets equal, whole mixing blocks.
@@ -104,7 +117,7 @@ class SamplerSettings:
         if self.type == "grouped" and per_device % self.block:
             raise ValueError(
                 f"schedule.mixup.mix_block is {self.block}; it must divide the {per_device} rows that data.batch_size "
-                f"{self.batch_size} gives each of {device_count} devices"
+                f"{self.batch_size} gives each of {device_count} devices; change one of the two"
             )
 
 
@@ -137,12 +150,10 @@ def micro_batches_per_epoch(group: np.ndarray, settings: SamplerSettings) -> int
       group: int[n], group of each row of the split, -1 for rows that are never mixed.
       settings: the sampler.
     """
-    if settings.type == "standard" or settings.leftovers == "keep":
+    if settings.keeps_leftovers:
         return len(group) // settings.batch_size
-    sizes = np.bincount(group[group >= 0])
-    if settings.pairs:
-        return int((sizes // 2).sum()) // (settings.batch_size // 2)
-    return int((sizes // settings.batch_size).sum())
+    units = np.bincount(group[group >= 0]) // settings.unit
+    return int(units.sum()) * settings.unit // settings.batch_size
 
 
 def updates_per_epoch(group: np.ndarray, settings: SamplerSettings) -> int:
@@ -150,12 +161,36 @@ def updates_per_epoch(group: np.ndarray, settings: SamplerSettings) -> int:
     return -(-micro_batches_per_epoch(group, settings) // settings.accumulation_steps)
 
 
+def expected_draws(group: np.ndarray, settings: SamplerSettings) -> np.ndarray:
+    """float64[n]: how often each row comes in one epoch on average over the epochs, between 0 and 1.
+
+    The same for every row where leftovers are kept. Else a row comes where its group's shuffle puts it into a whole
+    unit; one of group -1 never does.
+
+    Args:
+      group: int[n], group of each row of the split, -1 for rows that are never mixed.
+      settings: the sampler.
+    """
+    group = np.asarray(group)
+    drawn = micro_batches_per_epoch(group, settings) * settings.batch_size
+    if settings.keeps_leftovers:
+        return np.full(len(group), drawn / max(1, len(group)))
+    known = group >= 0
+    sizes = np.bincount(group[known])
+    whole = sizes // settings.unit * settings.unit
+    per_group = whole / np.maximum(sizes, 1) * (drawn / max(1, int(whole.sum())))
+    draws = np.zeros(len(group))
+    draws[known] = per_group[group[known]]
+    return draws
+
+
 def plan_epoch(group: np.ndarray, settings: SamplerSettings, *, seed: int, epoch: int) -> EpochPlan:
     """Draws the rows, groups and mixing partners of one epoch.
 
     Rows are cut into units (pairs, or batches of one group); what is left forms units of group -1; the units are
-    shuffled together, so that rare rows are spread over the epoch. In strict-group mode a block's partners are a
-    random cyclic shift of the block.
+    shuffled together, so that rare rows are spread over the epoch. What fills no micro-batch is taken out before that,
+    uniformly over all rows, unless leftovers are dropped anyway. In strict-group mode a block's partners are a random
+    cyclic shift of the block.
 
     Args:
       group: int[n], group of each row of the split, -1 for rows that are never mixed.
@@ -167,18 +202,19 @@ def plan_epoch(group: np.ndarray, settings: SamplerSettings, *, seed: int, epoch
       The plan `[U, A, B]`, the same on every process.
     """
     group = np.asarray(group)
-    n, batch = len(group), settings.batch_size
-    unit = 2 if settings.pairs else batch
-    chunkable = group if settings.type == "grouped" else np.full(n, -1, np.int32)
-    whole, rest = _chunks(chunkable, unit, random_keys(seed, epoch, "chunks", n))
+    n, batch, unit = len(group), settings.batch_size, settings.unit
+    micro = micro_batches_per_epoch(group, settings)
+    rows = np.arange(n)
+    if settings.keeps_leftovers and micro * batch < n:
+        rows = np.sort(np.argsort(random_keys(seed, epoch, "rows", n), kind="stable")[: micro * batch])
+    chunkable = group[rows] if settings.type == "grouped" else np.full(len(rows), -1, np.int32)
+    whole, rest = (rows[part] for part in _chunks(chunkable, unit, random_keys(seed, epoch, "chunks", len(rows))))
     unit_group = group[whole[:, 0]].astype(np.int32)
-    if settings.leftovers == "keep" or settings.type == "standard":
-        rest = rest[np.argsort(random_keys(seed, epoch, "leftovers", len(rest)), kind="stable")]
-        rest = rest[: len(rest) // unit * unit].reshape(-1, unit)
+    if settings.keeps_leftovers:
+        rest = rest[np.argsort(random_keys(seed, epoch, "leftovers", len(rest)), kind="stable")].reshape(-1, unit)
         whole = np.concatenate([whole, rest])
         unit_group = np.concatenate([unit_group, np.full(len(rest), -1, np.int32)])
     order = np.argsort(random_keys(seed, epoch, "order", len(whole)), kind="stable")
-    micro = micro_batches_per_epoch(group, settings)
     order = order[: micro * (batch // unit)]
     index = whole[order].reshape(micro, batch)
     groups = np.repeat(unit_group[order], unit).reshape(micro, batch)
@@ -224,16 +260,15 @@ def process_slice(plan: EpochPlan, process_index: int, process_count: int, *, bl
     return plan[..., process_index * local : (process_index + 1) * local]
 
 
-def coverage(plan: EpochPlan, label: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of each class in the split and in the epoch: (int64[C] available, int64[C] drawn).
+def coverage(draws: np.ndarray, label: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of each class in the split, and drawn in an epoch on average: (int64[C], float64[C]).
 
     Args:
-      plan: a plan of all processes.
+      draws: float64[n], see `expected_draws`.
       label: int[n], class of each row of the split at one rank.
       num_classes: C.
     """
-    drawn = label[plan.index[plan.index >= 0]]
-    return np.bincount(label, minlength=num_classes), np.bincount(drawn, minlength=num_classes)
+    return np.bincount(label, minlength=num_classes), np.bincount(label, weights=draws, minlength=num_classes)
 
 
 class PlanSequence:
@@ -268,6 +303,7 @@ class PlanSequence:
         self._groups = [np.asarray(group) for group in groups]
         self._levels = np.asarray(level_of_epoch, np.int64)
         per_level = np.array([updates_per_epoch(group, settings) for group in self._groups], np.int64)
+        micro = np.array([micro_batches_per_epoch(group, settings) for group in self._groups], np.int64)
         for level in np.unique(self._levels):
             if per_level[level] == 0:
                 raise ValueError(
@@ -275,6 +311,7 @@ class PlanSequence:
                     "no batch with this sampler; lower data.batch_size, set data.sampler.leftovers to keep or add data"
                 )
         self.updates_per_epoch = per_level[self._levels]
+        self.micro_batches_per_epoch = micro[self._levels]  # without the padding of the last update
         self.boundaries = np.cumsum(self.updates_per_epoch)
         self._plans: OrderedDict[int, EpochPlan] = OrderedDict()
         self._lock = threading.Lock()
@@ -343,6 +380,7 @@ __all__ = [
     "PlanSequence",
     "SamplerSettings",
     "coverage",
+    "expected_draws",
     "micro_batches_per_epoch",
     "plan_epoch",
     "process_slice",

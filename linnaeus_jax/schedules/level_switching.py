@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from ml_collections import ConfigDict
+
 _NODE = "schedule.mixup"
+
+
+def configured_levels(config: ConfigDict) -> tuple[str, ...]:
+    """Ranks by which rows are grouped, in order of use: those of the configuration, else the finest."""
+    return tuple(config.schedule.mixup.group_levels) or tuple(config.data.task_keys_h5[:1])
 
 
 def level_switch_errors(

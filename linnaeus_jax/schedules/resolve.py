@@ -22,7 +22,7 @@ from linnaeus_jax.schedules.alternatives import (
 )
 from linnaeus_jax.schedules.early_stop import parse_metric_name
 from linnaeus_jax.schedules.learning_rate import apply_lr_scaling
-from linnaeus_jax.schedules.level_switching import level_at
+from linnaeus_jax.schedules.level_switching import configured_levels, level_at
 from linnaeus_jax.schedules.resolved import (
     Checkpointing,
     EarlyStopSpec,
@@ -181,12 +181,13 @@ class _Resolver:
                 f"schedule.mixup.prob.end_steps and end_fraction are unset: the probability is end_prob = "
                 f"{mixup.prob.end_prob} from the start"
             )
-        switches = (mixup.group_levels, mixup.level_switch_steps, mixup.level_switch_epochs)
+        levels = configured_levels(self.config)
+        switches = (levels, mixup.level_switch_steps, mixup.level_switch_epochs)
         starts = (0, *totals.boundaries[:-1])
         return Mixing(
             prob=self.ramp(mixup.prob, enabled, end),
             level_of_epoch=tuple(level_at(*switches, epoch, start) for epoch, start in enumerate(starts)),
-            group_levels=tuple(mixup.group_levels),
+            group_levels=levels,
             min_group_size=mixup.min_group_size,
             exclude_null_samples=mixup.exclude_null_samples,
             mixup_enabled=bool(mixup.enabled),

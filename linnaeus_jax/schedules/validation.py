@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.schedules.alternatives import all_sets, get_node, set_errors
 from linnaeus_jax.schedules.early_stop import parse_metric_name
-from linnaeus_jax.schedules.level_switching import level_switch_errors
+from linnaeus_jax.schedules.level_switching import configured_levels, level_switch_errors
 from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Stage, firing_epochs, interval_epochs, phases_of
 
@@ -162,9 +162,12 @@ def _masking_errors(config: ConfigDict) -> Iterator[str]:
 
 def _mixing_errors(config: ConfigDict) -> Iterator[str]:
     mixup, tasks = config.schedule.mixup, tuple(config.data.task_keys_h5)
-    yield from level_switch_errors(mixup.group_levels, mixup.level_switch_steps, mixup.level_switch_epochs)
+    if not mixup.group_levels and (mixup.enabled or mixup.cutmix.enabled) and mixup.prob.enabled:
+        yield "schedule.mixup.group_levels is empty; name at least one rank, e.g. ('taxa_L10',), or switch mixing off"
+    else:
+        yield from level_switch_errors(configured_levels(config), mixup.level_switch_steps, mixup.level_switch_epochs)
     unknown = [level for level in mixup.group_levels if level not in tasks]
-    if unknown and (mixup.enabled or mixup.cutmix.enabled) and mixup.prob.enabled:
+    if unknown and tasks:
         yield f"schedule.mixup.group_levels names {unknown}, but data.task_keys_h5 = {tasks}; use ranks of that list"
 
 

@@ -9,24 +9,26 @@ The length of an epoch comes from the labels file that the config names, or, wit
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config import ConfigError, load_config
 from linnaeus_jax.config.batch_size import global_batch_size
 from linnaeus_jax.data.dataset import build_dataset
-from linnaeus_jax.data.plans import micro_batches_per_epoch
-from linnaeus_jax.schedules.level_switching import level_of_epoch
+from linnaeus_jax.data.plans import micro_batches_per_epoch, updates_per_epoch
+from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.level_switching import steps_per_epoch as steps_of_levels
 from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import schedule_summary, write_summary
 from linnaeus_jax.schedules.validation import validate_schedule_config
-from linnaeus_jax.training.inputs import plan_levels, sampler_settings
+from linnaeus_jax.training.inputs import coverage_report, sampler_settings
 
 
 def run(
@@ -42,7 +44,7 @@ def run(
     Args:
       config: the whole tree.
       steps_per_epoch: optimizer updates of one epoch; where the mixing level switches, one number per entry of
-        schedule.mixup.group_levels. None: those in which each of `dataset_size` rows is seen once.
+        schedule.mixup.group_levels. None: what the sampler makes of `dataset_size` rows or of the labels file.
       dataset_size: training rows; None: as many as the updates hold, or, without either, what the labels file holds.
       devices: data-parallel devices.
       out: directory for schedule_summary.txt, schedule_summary.json and schedule.png.
@@ -54,39 +56,42 @@ def run(
     if errors:
         raise ValueError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
     mixup, accumulation = config.schedule.mixup, max(1, config.train.accumulation_steps)
-    levels = tuple(mixup.group_levels)
-    if steps_per_epoch is None and dataset_size is None:
-        try:
-            dataset = build_dataset(config)
-        except ValueError as error:
-            raise ValueError(f"{error}; or give steps_per_epoch or dataset_size") from error
-        sampler = sampler_settings(config, devices)
-        _, groups, _, _ = plan_levels(config, dataset, sampler)
-        micro_counts = tuple(micro_batches_per_epoch(group, sampler) for group in groups)
-        dataset_size = len(dataset.train)
-    elif steps_per_epoch is None:
-        assert dataset_size is not None
-        micro_counts = (-(-dataset_size // global_batch_size(config, devices)),)
-    else:
+    levels, notes = configured_levels(config), list[str]()
+    if steps_per_epoch is not None:
         given = (steps_per_epoch,) if isinstance(steps_per_epoch, int) else tuple(steps_per_epoch)
-        micro_counts = tuple(count * accumulation for count in given)
-    if len(micro_counts) == 1:
-        micro_counts *= len(levels)
-    if len(micro_counts) != len(levels) or min(micro_counts) <= 0:
-        raise ValueError(
-            f"micro-batches per epoch = {micro_counts}: give one positive number, or one for each of {levels}"
-        )
-    micro = dict(zip(levels, micro_counts))
-    updates = {level: -(-count // accumulation) for level, count in micro.items()}
-    used = level_of_epoch(levels, mixup.level_switch_steps, mixup.level_switch_epochs, updates, config.train.epochs)
+        given *= len(levels) if len(given) == 1 else 1
+        if len(given) != len(levels) or min(given) <= 0:
+            raise ValueError(f"steps_per_epoch = {given}: give one positive number, or one for each of {levels}")
+        updates, micro = list(given), [count * accumulation for count in given]
+        dataset_size = micro[0] * global_batch_size(config, devices) if dataset_size is None else dataset_size
+    else:
+        sampler = sampler_settings(config, devices)
+        if dataset_size is None:
+            try:
+                dataset = build_dataset(config)
+            except ValueError as error:
+                raise ValueError(f"{error}; or give steps_per_epoch or dataset_size") from error
+            groups = [dataset.train.group(level) for level in levels]
+            dataset_size = len(dataset.train)
+            report = coverage_report(dataset, sampler, dict(zip(levels, groups)))
+            notes = [*report.lines, *(f"! {warning}" for warning in report.warnings)]
+        else:
+            if not sampler.keeps_leftovers:
+                notes = ["! data.sampler.leftovers = 'drop': without labels, these are the most updates there can be"]
+                sampler = dataclasses.replace(sampler, leftovers="keep")
+            groups = [np.zeros(dataset_size, np.int32)] * len(levels)
+        updates = [updates_per_epoch(group, sampler) for group in groups]
+        micro = [micro_batches_per_epoch(group, sampler) for group in groups]
+    by_level = dict(zip(levels, updates))
+    used = level_of_epoch(levels, mixup.level_switch_steps, mixup.level_switch_epochs, by_level, config.train.epochs)
     resolved = resolve_all_schedule_params(
         config,
-        steps_per_epoch=steps_of_levels(used, updates),
-        dataset_size=micro_counts[0] * global_batch_size(config, devices) if dataset_size is None else dataset_size,
-        micro_batches_per_epoch=steps_of_levels(used, micro),
+        steps_per_epoch=steps_of_levels(used, by_level),
+        dataset_size=dataset_size,
+        micro_batches_per_epoch=steps_of_levels(used, dict(zip(levels, micro))),
         devices=devices,
     )
-    print(schedule_summary(resolved))
+    print("\n".join([schedule_summary(resolved), *notes]))
     if out is not None:
         text, data = write_summary(resolved, out)
         picture = plot_schedule(resolved, Path(out) / "schedule.png")

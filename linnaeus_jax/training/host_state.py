@@ -41,6 +41,8 @@ class HostState:
     def load_json(self, state: dict[str, Any], resolved: ResolvedSchedule) -> list[str]:
         """Takes over a saved state; returns warnings."""
         self.progress.load_state_dict(state["progress"])
+        self.progress.expected_total_steps = resolved.total_steps
+        self.progress.expected_epochs = resolved.epochs
         self.tracker.load_state_dict(state["tracker"])
         self.recorder.load_state_dict(state["recorder"])
         self.early_stop, warnings = early_stop.restore_state(

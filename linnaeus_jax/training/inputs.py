@@ -16,10 +16,21 @@ from linnaeus_jax.data.dataset import Dataset, Split, build_dataset, resolve_sou
 from linnaeus_jax.data.images import FolderImages, ImageSource, open_images
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, TrainLoader
-from linnaeus_jax.data.plans import PlanSequence, SamplerSettings, updates_per_epoch
+from linnaeus_jax.data.plans import (
+    PlanSequence,
+    SamplerSettings,
+    coverage,
+    expected_draws,
+    micro_batches_per_epoch,
+    updates_per_epoch,
+)
 from linnaeus_jax.data.verify_images import verify_images
-from linnaeus_jax.schedules.level_switching import level_of_epoch
+from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.training.parallel import evaluation_batch
+
+#: classes named in a line about coverage
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -36,11 +47,12 @@ class Inputs:
     buffer: int
     io_threads: int
     batch_size_val: int
+    coverage: CoverageReport
 
     @property
-    def micro_batches_per_epoch(self) -> int:
-        """M of the first epoch."""
-        return int(self.plans.updates_per_epoch[0]) * self.sampler.accumulation_steps
+    def micro_batches_per_epoch(self) -> tuple[int, ...]:
+        """Micro-batches of each epoch, without the padding of the last update."""
+        return tuple(self.plans.micro_batches_per_epoch.tolist())
 
     def train_loader(self, start_update: int, stop_update: int | None = None) -> TrainLoader:
         split = self.dataset.train
@@ -88,21 +100,22 @@ def sampler_settings(config: ConfigDict, devices: int = 1) -> SamplerSettings:
         leftovers=data.sampler.leftovers,
         batch_size=batch,
         accumulation_steps=max(1, config.train.accumulation_steps),
-        mix_block=mixup.mix_block or _mix_block(config, batch // devices),
+        mix_block=mixup.mix_block,
     )
     settings.check_devices(devices)
     return settings
 
 
-def _mix_block(config: ConfigDict, share: int) -> int:
-    """Pairs need blocks of two, the same for any number of devices; other samplers get a device's share of rows."""
-    sampler = config.data.sampler
-    pairs = sampler.type == "grouped" and sampler.grouped_mode == "mixed-pairs"
-    return 2 if pairs else max(1, share)
-
-
-def build_inputs(config: ConfigDict, *, devices: int, output_dir: Path) -> Inputs:
+def build_inputs(
+    config: ConfigDict, *, devices: int, output_dir: Path, schedule: ResolvedSchedule | None = None
+) -> Inputs:
     """Reads the labels, opens the images and plans every epoch.
+
+    Args:
+      config: the whole tree.
+      devices: data-parallel devices.
+      output_dir: the run directory, for reports about missing images.
+      schedule: a stored schedule whose epochs and mixing levels count in place of the configuration's.
 
     Raises:
       OSError, ValueError, KeyError, RuntimeError: a file or setting that cannot be used; the message names it.
@@ -111,10 +124,12 @@ def build_inputs(config: ConfigDict, *, devices: int, output_dir: Path) -> Input
     missing = _missing_rows(config, output_dir)
     dataset = build_dataset(config, missing)
     sampler = sampler_settings(config, devices)
-    group_levels, groups, _, levels = plan_levels(config, dataset, sampler)
+    names, groups, updates, levels = plan_levels(config, dataset, sampler, schedule)
+    if schedule is not None:
+        check_preserved(schedule, updates)
     plans = PlanSequence(
         groups,
-        [group_levels.index(level) for level in levels],
+        [names.index(level) for level in levels],
         sampler,
         seed=config.train.seed,
         process_index=jax.process_index(),
@@ -135,26 +150,105 @@ def build_inputs(config: ConfigDict, *, devices: int, output_dir: Path) -> Input
         batch_size_val=evaluation_batch(
             data.batch_size_val if data.batch_size_val > 0 else sampler.batch_size, devices
         ),
+        coverage=coverage_report(dataset, sampler, {name: groups[names.index(name)] for name in dict.fromkeys(levels)}),
     )
 
 
 def plan_levels(
-    config: ConfigDict, dataset: Dataset, sampler: SamplerSettings
+    config: ConfigDict, dataset: Dataset, sampler: SamplerSettings, schedule: ResolvedSchedule | None = None
 ) -> tuple[tuple[str, ...], list[np.ndarray], dict[str, int], tuple[str, ...]]:
     """The mixing levels of a run and what follows from them, without touching a device.
+
+    Args:
+      schedule: a stored schedule whose epochs and levels count in place of the configuration's.
 
     Returns:
       (levels that may be used, groups of the training rows per level, updates of one epoch per level, level of every
       epoch).
     """
     mixup = config.schedule.mixup
-    group_levels = tuple(mixup.group_levels) or (dataset.tasks[0],)
-    groups = [dataset.train.group(level) for level in group_levels]
-    updates = {level: updates_per_epoch(group, sampler) for level, group in zip(group_levels, groups, strict=True)}
-    levels = level_of_epoch(
-        group_levels, mixup.level_switch_steps, mixup.level_switch_epochs, updates, config.train.epochs
-    )
-    return group_levels, groups, updates, levels
+    names = configured_levels(config) if schedule is None else schedule.mixing.group_levels
+    groups = [dataset.train.group(level) for level in names]
+    updates = {level: updates_per_epoch(group, sampler) for level, group in zip(names, groups, strict=True)}
+    if schedule is not None:
+        return names, groups, updates, schedule.mixing.level_of_epoch
+    levels = level_of_epoch(names, mixup.level_switch_steps, mixup.level_switch_epochs, updates, config.train.epochs)
+    return names, groups, updates, levels
+
+
+def check_preserved(schedule: ResolvedSchedule, updates: Mapping[str, int]) -> None:
+    """Checks that a stored schedule still counts the updates that the data make.
+
+    Raises:
+      ValueError: an epoch of the stored schedule has another number of updates.
+    """
+    stored = schedule.totals.steps_per_epoch
+    made = tuple(updates[level] for level in schedule.mixing.level_of_epoch)
+    for epoch, (old, new) in enumerate(zip(stored, made, strict=True)):
+        if old != new:
+            raise ValueError(
+                f"train.preserve_checkpoint_schedule = True, but epoch {epoch} of the stored schedule has {old} "
+                f"updates and data, data.batch_size and train.accumulation_steps now make {new}; restore them or set "
+                f"the key to False"
+            )
+
+
+@dataclass(frozen=True)
+class CoverageReport:
+    """What part of the training rows an epoch draws, on average over the epochs, per mixing level in use.
+
+    `lines` and `warnings` are for people; `drawn` is {level: {task: float64[C], rows of each class drawn}}.
+    """
+
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...]
+    drawn: Mapping[str, Mapping[str, np.ndarray]]
+
+    def to_json(self) -> dict[str, dict[str, list[float]]]:
+        """`drawn` as lists; the rows that there are stand in class_label_counts.json."""
+        return {level: {task: rows.tolist() for task, rows in of.items()} for level, of in self.drawn.items()}
+
+
+def coverage_report(dataset: Dataset, sampler: SamplerSettings, groups: Mapping[str, np.ndarray]) -> CoverageReport:
+    """Counts what the sampler draws and what it never draws.
+
+    Args:
+      groups: groups of the training rows for each level in use.
+    """
+    labels, lines, warnings = dataset.train.labels, [], []
+    drawn: dict[str, dict[str, np.ndarray]] = {}
+    for level, group in groups.items():
+        draws = expected_draws(group, sampler)
+        lines.append(
+            f"coverage: grouped by {level}, {micro_batches_per_epoch(group, sampler)} micro-batches of "
+            f"{sampler.batch_size} draw {draws.sum():.0f} of {len(group)} training rows in an epoch"
+        )
+        drawn[level] = {}
+        for column, task in enumerate(dataset.tasks):
+            rows, drawn[level][task] = coverage(draws, labels[:, column], dataset.num_classes[task])
+            seen = np.flatnonzero(rows)
+            share = drawn[level][task][seen] / rows[seen]
+            if np.ptp(share) < 1e-9:
+                lines.append(f"  {task}: {share[0]:.1%} of every class")
+                continue
+            least = seen[np.argsort(share, kind="stable")][:_SHOWN]
+            found = (f"{_class_name(dataset, task, k)} {drawn[level][task][k]:.4g} of {rows[k]}" for k in least)
+            lines.append(f"  {task}: {share.min():.1%} to {share.max():.1%} of a class; least {', '.join(found)}")
+    for column, task in enumerate(dataset.tasks):
+        rows = np.bincount(labels[:, column], minlength=dataset.num_classes[task])
+        most = np.max([found[task] for found in drawn.values()], axis=0)
+        never = np.flatnonzero((rows > 0) & (most == 0))
+        if len(never):
+            names = ", ".join(f"{_class_name(dataset, task, k)} ({rows[k]} rows)" for k in never[:_SHOWN])
+            warnings.append(
+                f"{len(never)} of {np.count_nonzero(rows)} classes of {task} are never drawn: {names}"
+                f"{', ...' if len(never) > _SHOWN else ''}; set data.sampler.leftovers = 'keep' to train them"
+            )
+    return CoverageReport(tuple(lines), tuple(warnings), drawn)
+
+
+def _class_name(dataset: Dataset, task: str, index: int) -> str:
+    return str(dataset.classes[task][index] or "null")
 
 
 def split_arrays(split: Split) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ def test_batches_schedule_and_peak_follow(tmp_path, capsys):
     assert config_errors(config) == []
     assert [sampler_settings(config, devices).batch_size for devices in (1, 4)] == [8, 32]
     config.data.sampler.type = "standard"
-    assert [sampler_settings(config, devices).block for devices in (1, 4)] == [8, 8]
+    assert [sampler_settings(config, devices).block for devices in (1, 4)] == [2, 2]
     found = [
         resolve_all_schedule_params(
             config, steps_per_epoch=5, dataset_size=320, micro_batches_per_epoch=10, devices=devices

@@ -124,9 +124,16 @@ def test_tool_resolves_levels(tmp_path, capsys):
 def test_tool_counts_updates_from_rows(capsys):
     config = make_config({"train.epochs": 2, "train.accumulation_steps": 4, "data.batch_size": 32})
     resolved = tool.run(config, dataset_size=330)
-    assert resolved.totals.micro_batches_per_epoch == (11, 11)
+    assert resolved.totals.micro_batches_per_epoch == (10, 10)  # a run drops the rows that fill no micro-batch
     assert resolved.totals.steps_per_epoch == (3, 3)
     assert "330 rows" in capsys.readouterr().out
+    config = make_config({"train.epochs": 3, "data.batch_size": 14})
+    assert tool.run(config, dataset_size=96).total_steps == 18
+    config.data.sampler.leftovers = "drop"
+    assert tool.run(config, dataset_size=96).total_steps == 18
+    assert "the most updates there can be" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="smaller than one batch"):
+        tool.run(config, dataset_size=13)
 
 
 def test_command_line_starts_no_device(tmp_path):
