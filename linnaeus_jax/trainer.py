@@ -126,9 +126,6 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
       UserError: missing, corrupt or contradictory data or checkpoints.
       SystemExit: a signal ended the run after its state was saved; the code is 128 + its number.
     """
-    errors = config_errors(config)
-    if errors:
-        raise ConfigError(errors)
     with Interruption() as interruption:
         this = build(config, RunDirectory.of(config, workdir))
         with contextlib.ExitStack() as closing:  # each of them is closed, whatever another one raises
@@ -158,7 +155,13 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
 
     Args:
       write: False for a dry run, which leaves nothing behind.
+
+    Raises:
+      ConfigError, UserError: as `run`.
     """
+    errors = config_errors(config)
+    if errors:
+        raise ConfigError(errors)
     set_up_jax(config)
     lead = jax.process_index() == 0
     names = config.experiment
@@ -168,7 +171,9 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
     placement = Placement()
     try:
         stored = stored_schedule(config, directory)
-        inputs = build_inputs(config, devices=placement.device_count, output_dir=directory.root, schedule=stored)
+        inputs = build_inputs(
+            config, devices=placement.device_count, output_dir=directory.root if write else None, schedule=stored
+        )
         resolved = stored or resolve_all_schedule_params(
             config,
             steps_per_epoch=inputs.plans.updates_per_epoch.tolist(),
@@ -183,7 +188,7 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
             inputs.dataset,
             resolved,
             inputs.sampler.block,
-            probes=debug.probes() if write else (),
+            probes=debug.probes(),
             make_recorder=debug.make_recorder,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -267,10 +272,6 @@ def stored_schedule(config: ConfigDict, directory: RunDirectory) -> ResolvedSche
 
 def restore(this: Run) -> bool:
     """Sets the state, from the newest checkpoint or the seed; returns whether its boundary must be served again."""
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated),
-        this.state.replace(interval=None),
-    )
     fresh_optimizer = this.config.train.resume_skip_optimizer
     found = None
     if this.config.train.auto_resume:
@@ -278,7 +279,7 @@ def restore(this: Run) -> bool:
             source = f"{this.directory.checkpoints}, step {steps[-1]}"
             this.debug.reports.restoring(source, this.checkpoints.shapes(steps[-1]), leaf_shapes(this.state))
         found = this.checkpoints.restore_newest(
-            abstract,
+            stored_state(this),
             as_stored=("opt_state",) if fresh_optimizer else (),
             refusal=lambda meta: identity_error(meta["identity"], this.identity, optimizer=not fresh_optimizer),
         )
@@ -317,6 +318,12 @@ def restore(this: Run) -> bool:
         log.info("resumed after %d updates; %d log rows beyond it were set aside", step, moved)
     describe(this, resumed_step=step)
     return again
+
+
+def stored_state(this: Run) -> TrainState:
+    """What of the state a checkpoint holds: shapes, dtypes and where the arrays are wanted."""
+    state = jax.eval_shape(this.program.initial_state).replace(interval=None)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated), state)
 
 
 def restored_interval(this: Run, stored: Mapping[str, Any] | None) -> IntervalSums:
@@ -590,18 +597,22 @@ def make_boundary(this: Run) -> Boundary:
 def save(this: Run, *, at_boundary: bool) -> None:
     """Starts an asynchronous checkpoint of the state after `global_step` updates."""
     step = this.host.progress.global_step
-    meta = {
+    this.debug.saved(step, this.state)
+    this.checkpoints.save(step, this.state.replace(interval=None), checkpoint_meta(this, at_boundary=at_boundary))
+
+
+def checkpoint_meta(this: Run, *, at_boundary: bool) -> dict[str, Any]:
+    """What a checkpoint holds beside the arrays, as JSON types."""
+    return {
         "host": this.host.to_json(),
         "at_boundary": at_boundary,
         "identity": this.identity,
         "interval": None if at_boundary else fetch(this.state.interval).to_json(),  # empty at a boundary
-        "loader": {"next_index": step},
+        "loader": {"next_index": this.host.progress.global_step},
         "config": plain(this.config),
         "schedule": this.resolved.to_dict(),
         "versions": versions.versions(),
     }
-    this.debug.saved(step, this.state)
-    this.checkpoints.save(step, this.state.replace(interval=None), meta)
 
 
 def finish(this: Run) -> dict[str, float]:

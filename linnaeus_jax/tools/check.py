@@ -1,21 +1,28 @@
-"""Runs one batch and one update and says what training would cost, without writing a run directory.
+"""Makes a few updates on one batch and a trial checkpoint, and says what training would cost; leaves no run directory.
 
-python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--config.a.b=c ...]
+python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--all] [--config.a.b=c ...]
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.table import Table
 
 from linnaeus_jax.config import ConfigError, load_config
 from linnaeus_jax.reporting.display import eta, table
 from linnaeus_jax.reporting.logs import console
+
+if TYPE_CHECKING:
+    from linnaeus_jax.learning.optimizers import ParameterRow
+    from linnaeus_jax.trainer import Run
 
 TIMED_UPDATES = 5
 
@@ -37,6 +44,81 @@ def save_images(path: Path, images: np.ndarray, titles: Sequence[str]) -> None:
     figure.savefig(path, dpi=100)
 
 
+def parameter_table(rows: Sequence[ParameterRow], *, every: bool) -> Table:
+    """What happens to each parameter, or to those of each module together."""
+    if every:
+        columns = ["name", "shape", "group", "optimizer", "weight decay", "LR factor"]
+        cells = [
+            [row.name, "x".join(map(str, row.shape)), row.group, row.optimizer, row.weight_decay, row.lr_multiplier]
+            for row in rows
+        ]
+        return table("parameters", columns, cells)
+    modules: dict[str, list[ParameterRow]] = {}
+    for row in rows:
+        first, *rest = row.name.split(".")
+        modules.setdefault(f"{first}.{rest[0]}" if first == "stages" else first, []).append(row)
+
+    def span(values: Iterable[float]) -> str:
+        low, *_, high = sorted({*values}) * 2
+        return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+    cells = [
+        [
+            module,
+            len(members),
+            f"{sum(int(np.prod(row.shape)) for row in members):,}",
+            ", ".join(dict.fromkeys(row.group for row in members)),
+            ", ".join(dict.fromkeys(row.optimizer for row in members)),
+            span(row.weight_decay for row in members),
+            span(row.lr_multiplier for row in members),
+        ]
+        for module, members in modules.items()
+    ]
+    columns = ["module", "tensors", "parameters", "group", "optimizer", "weight decay", "LR factor"]
+    return table("parameters by module (--all: every one)", columns, cells)
+
+
+def trial_checkpoint(this: Run) -> str:
+    """Saves a checkpoint beside where the run directory would lie, reads it back and removes it; a line about it.
+
+    Raises:
+      UserError: it cannot be written, or what is read differs from what was saved.
+    """
+    import jax
+
+    from linnaeus_jax.trainer import UserError, checkpoint_meta, stored_state
+    from linnaeus_jax.training.checkpoints import CheckpointError, Checkpoints
+
+    place = next(
+        path for path in (this.directory.root.resolve(), *this.directory.root.resolve().parents) if path.is_dir()
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="trial_checkpoint_", dir=place) as folder:
+            checkpoints = Checkpoints(Path(folder))
+            try:
+                started = time.perf_counter()
+                state = this.state.replace(interval=None)
+                checkpoints.save(0, state, checkpoint_meta(this, at_boundary=False))
+                checkpoints.wait()
+                saved = time.perf_counter()
+                found = checkpoints.restore_newest(stored_state(this))
+                restored = time.perf_counter()
+            finally:
+                checkpoints.close()
+            size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+    except (OSError, CheckpointError) as error:
+        raise UserError(f"a trial checkpoint in {place} failed: {error}") from error
+    same = found is not None and jax.tree.all(jax.tree.map(_identical, state, found[1]))
+    if not same:
+        raise UserError(f"a trial checkpoint in {place} was not read back as it was saved; is this disk sound?")
+    return f"checkpoint: {size / 1e6:.1f} MB, written in {saved - started:.1f} s, read back in {restored - saved:.1f} s"
+
+
+def _identical(left: Any, right: Any) -> bool:
+    """Whether two arrays hold the same bits."""
+    return np.asarray(left).tobytes() == np.asarray(right).tobytes()
+
+
 def check(argv: Sequence[str]) -> None:
     """Builds everything that a run builds, makes a few updates on one batch and prints what was seen."""
     import jax
@@ -47,6 +129,7 @@ def check(argv: Sequence[str]) -> None:
 
     parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("check.png"), help="picture of the first images")
+    parser.add_argument("--all", action="store_true", help="a row for every parameter instead of every module")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
     this = build(config, RunDirectory.of(config, None), write=False)
@@ -65,16 +148,7 @@ def check(argv: Sequence[str]) -> None:
             [[*key, len(sizes), f"{sum(sizes):,}"] for key, sizes in groups.items()],
         )
     )
-    console.print(
-        table(
-            "parameters",
-            ["name", "shape", "group", "optimizer", "weight decay", "LR factor"],
-            [
-                [row.name, "x".join(map(str, row.shape)), row.group, row.optimizer, row.weight_decay, row.lr_multiplier]
-                for row in this.program.update.optimizer.rows
-            ],
-        )
-    )
+    console.print(parameter_table(this.program.update.optimizer.rows, every=options.all))
 
     # ---- one batch, one update and a few more for the clock
     with this.inputs.train_loader(0) as loader:
@@ -100,6 +174,8 @@ def check(argv: Sequence[str]) -> None:
         f"an epoch of {updates} updates takes {eta(updates * plain)} "
         f"and all {this.resolved.epochs} epochs {eta(this.resolved.total_steps * plain)}"
     )
+    this.state = state
+    console.print(trial_checkpoint(this))
     images = batch["image"][0][:24]
     names = [f"row {row}: class {label[0]}" for row, label in zip(batch["row"][0], batch["label"][0], strict=True)]
     save_images(options.out, images, names)

@@ -107,14 +107,14 @@ def sampler_settings(config: ConfigDict, devices: int = 1) -> SamplerSettings:
 
 
 def build_inputs(
-    config: ConfigDict, *, devices: int, output_dir: Path, schedule: ResolvedSchedule | None = None
+    config: ConfigDict, *, devices: int, output_dir: Path | None, schedule: ResolvedSchedule | None = None
 ) -> Inputs:
     """Reads the labels, opens the images and plans every epoch.
 
     Args:
       config: the whole tree.
       devices: data-parallel devices.
-      output_dir: the run directory, for reports about missing images.
+      output_dir: the run directory, for reports about missing images; None: no report.
       schedule: a stored schedule whose epochs and mixing levels count in place of the configuration's.
 
     Raises:
@@ -276,13 +276,15 @@ def _open(config: ConfigDict, dataset: Dataset, split: Split, cache: ImageCache 
     return open_images(split.images, data.img_size, count=len(split.table), cache=cache)
 
 
-def _missing_rows(config: ConfigDict, output_dir: Path) -> dict[str, np.ndarray] | None:
+def _missing_rows(config: ConfigDict, output_dir: Path | None) -> dict[str, np.ndarray] | None:
     """Rows without an image file, where the config asks to verify them."""
     verify = config.data.hybrid.verify_images
     sources = resolve_sources(config.data)
     if not (sources.hybrid and verify.enabled):
         return None
-    report = output_dir / verify.report_path.replace("{output_dir}", str(output_dir))
+    report = None
+    if output_dir is not None:
+        report = output_dir / verify.report_path.replace("{output_dir}", str(output_dir))
     found = {}
     for name, labels, folder in (
         ("train", sources.train_labels, sources.train_images),
@@ -298,6 +300,6 @@ def _missing_rows(config: ConfigDict, output_dir: Path) -> dict[str, np.ndarray]
                 num_workers=verify.num_workers,
                 chunk_size=verify.chunk_size,
                 log_missing=verify.log_missing,
-                report_path=report if name == "train" else report.with_stem(f"{report.stem}_val"),
+                report_path=report if report is None or name == "train" else report.with_stem(f"{report.stem}_val"),
             )
     return found

@@ -1,0 +1,59 @@
+"""The dry run: what it measures is what the run does, and nothing is left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from linnaeus_jax import trainer
+from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.learning.optimizers import ParameterRow
+from linnaeus_jax.reporting.logs import console
+from linnaeus_jax.tools import check
+from linnaeus_jax.training.run_directory import RunDirectory
+from tests.tiny import tiny_config
+
+
+def rendered(table) -> str:
+    with console.capture() as shown:
+        console.print(table)
+    return shown.get()
+
+
+def test_parameters_are_grouped_by_module():
+    rows = (
+        ParameterRow("stem.weight", (2, 3), "default", "adamw", 0.05, 0.5),
+        ParameterRow("stages.0.norm.weight", (4,), "default", "adamw", 0.0, 0.75),
+        ParameterRow("stages.0.conv.weight", (4, 4), "default", "adamw", 0.05, 0.75),
+        ParameterRow("head.bias", (7,), "heads", "sgd", 0.0, 1.0),
+    )
+    text = rendered(check.parameter_table(rows, every=False))
+    (stage,) = [line for line in text.splitlines() if "stages.0" in line]
+    for cell in ("2", "20", "adamw", "0 to 0.05", "0.75"):
+        assert cell in stage
+    assert "norm" not in text
+    assert "norm" in rendered(check.parameter_table(rows, every=True))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("check")
+    config = tiny_config(directory / "data", data__meta__active=False)
+    return trainer.build(config, RunDirectory(directory / "run"), write=False)
+
+
+def test_the_measured_step_has_the_probes_of_the_run(built):
+    assert {probe.name for probe in built.program.update.probes} == {probe.name for probe in built.debug.probes()}
+    assert built.program.update.probes
+
+
+def test_a_trial_checkpoint_leaves_nothing(built):
+    built.state = trainer.fresh_state(built)
+    text = check.trial_checkpoint(built)
+    assert "MB, written in" in text
+    assert [path.name for path in built.directory.root.parent.iterdir()] == ["data"]
+
+
+def test_a_wrong_config_is_refused_before_anything_is_read(tmp_path):
+    config = tiny_config(tmp_path / "data", train__epochs=0, aug__hflip_prob=2.0)
+    with pytest.raises(ConfigError, match=r"(?s)train\.epochs.*aug\.hflip_prob|aug\.hflip_prob.*train\.epochs"):
+        trainer.build(config, RunDirectory(tmp_path / "run"), write=False)
