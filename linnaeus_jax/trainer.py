@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.dataset import write_assets
 from linnaeus_jax.data.loader import TrainLoader
+from linnaeus_jax.debugging.nonfinite import InvalidOperation, explained, switched_on
 from linnaeus_jax.debugging.overflow import BatchLimitReached, OverflowDetected
 from linnaeus_jax.debugging.run_facts import run_facts
 from linnaeus_jax.debugging.session import DebugSession
@@ -126,7 +127,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
       UserError: missing, corrupt or contradictory data or checkpoints.
       SystemExit: a signal ended the run after its state was saved; the code is 128 + its number.
     """
-    with Interruption() as interruption:
+    with Interruption() as interruption, switched_on(nans=config.debug.nans, infs=config.debug.infs):
         this = build(config, RunDirectory.of(config, workdir))
         with contextlib.ExitStack() as closing:  # each of them is closed, whatever another one raises
             if this.sync is not None:
@@ -138,16 +139,24 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
                 again = restore(this)
                 skip_validation |= config.train.skip_validation
                 return train(this, interruption, again=again, skip_validation=skip_validation)
+            except FloatingPointError as error:
+                found = explained(error, f"after {this.host.progress.global_step} updates, outside of an update")
+                raise _failed(this, found) from error
             except (CheckpointError, MetricsLogError, NonFiniteError, OverflowDetected, BatchLimitReached) as error:
-                log_to_files(str(error))  # the console gets it from whoever started the run
-                if isinstance(error, (NonFiniteError, OverflowDetected)):
-                    this.sinks.alert("Non-finite values", str(error))
-                this.sinks.close(exit_code=1)
-                raise UserError(str(error)) from error
+                raise _failed(this, error) from error
             except Exception:
                 log.exception("the run failed")
                 this.sinks.close(exit_code=1)
                 raise
+
+
+def _failed(this: Run, error: Exception) -> UserError:
+    """The error for whoever started the run, which shows it; files and sinks have it already."""
+    log_to_files(str(error))
+    if isinstance(error, (NonFiniteError, OverflowDetected, InvalidOperation)):
+        this.sinks.alert("Non-finite values", str(error), logged=True)
+    this.sinks.close(exit_code=1)
+    return UserError(str(error))
 
 
 def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) -> Run:
@@ -243,8 +252,6 @@ def set_up_jax(config: ConfigDict) -> None:
     """Process-wide settings, before the first use of a device."""
     if config.env.compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", config.env.compilation_cache_dir)
-    jax.config.update("jax_debug_nans", config.debug.nans)
-    jax.config.update("jax_debug_infs", config.debug.infs)
     flag = "--xla_gpu_deterministic_ops=true"
     if config.train.deterministic and flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
@@ -411,7 +418,9 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
         update, batch = next(loader)
         placed = this.placement.to_device(batch, this.placement.update)
         this.steps = {
-            name: compile_step(this.program.train_step(name), this.state, placed, this.placement, name)
+            name: compile_step(
+                this.program.train_step(name), this.state, placed, this.placement, name, donate=this.debug.donates
+            )
             for name in needed_variants(this)
         }
         this.fresh_interval()  # compiled before the clock starts
@@ -429,7 +438,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             epoch, within = plans.locate(update)
             variant = this.variant(update)
             with this.debug.around_update(update, variant):
-                this.state, outputs = this.steps[variant](this.state, placed)
+                this.state, outputs = this.debug.dispatch(update, this.steps[variant], this.state, placed, batch)
             this.debug.after_update(update, this.state, outputs, batch)
             step = update + 1
             progress.advance(micro_batches=batch["label"].shape[0], samples=int(np.count_nonzero(batch["weight"])))

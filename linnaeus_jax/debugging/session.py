@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.data.dataset import Dataset
-from linnaeus_jax.debugging import crash_bundle
+from linnaeus_jax.debugging import crash_bundle, nonfinite
 from linnaeus_jax.debugging.event_log import (
     DebugEventLog,
     data_sanity_data,
@@ -34,6 +34,7 @@ from linnaeus_jax.debugging.frame_recorder import FrameRecorder
 from linnaeus_jax.debugging.frames import concatenate, merge
 from linnaeus_jax.debugging.overflow import OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
+from linnaeus_jax.training.compilation import CompiledStep
 from linnaeus_jax.training.objective import Recorder
 from linnaeus_jax.training.parallel import fetch
 from linnaeus_jax.training.probes import Probe
@@ -181,6 +182,29 @@ class DebugSession:
         self.reports.before_update(update, variant)
         return self.profiler.before_step(update - self._first_update, update)
 
+    @property
+    def donates(self) -> bool:
+        """Whether a step may write over the state that it gets: unless it may have to be made again."""
+        return not nonfinite.kinds()
+
+    def dispatch(
+        self, update: int, step: CompiledStep, state: Any, placed: Any, batch: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        """What update `update` makes of `state` and `placed`, which is `batch` on the devices.
+
+        Raises:
+          InvalidOperation: under debug.nans or debug.infs, a result is bad.
+        """
+        if self.donates:
+            result: tuple[Any, Any] = step(state, placed)
+            return result
+        result, error = nonfinite.checked(update, step, state, placed)
+        if error is None:
+            return result
+        if self.bundle_wanted:
+            self._write_bundle(update, result[0], batch)
+        raise error
+
     def after_update(self, update: int, state: Any, outputs: Any, batch: Mapping[str, Any]) -> None:
         """Update `update` was dispatched and gave `state`.
 
@@ -192,13 +216,7 @@ class DebugSession:
             return
         finite, frames = fetch((outputs.finite, outputs.frames))
         if not finite and self.bundle_wanted:
-            path = crash_bundle.write(self.directory.root / "crash", self.config, update, state, batch)
-            log.warning(
-                "update %d is not finite and was not applied; repeat it with: python -m linnaeus_jax.tools.replay %s",
-                update,
-                path,
-            )
-            self.bundle_wanted = False  # the first one tells the story
+            self._write_bundle(update, state, batch)
         if self.detecting:
             self.monitor.consume(update, frames)
 
@@ -218,6 +236,15 @@ class DebugSession:
         self.profiler.close()
         if self.event_log is not None:
             self.event_log.close()
+
+    def _write_bundle(self, update: int, state: Any, batch: Mapping[str, Any]) -> None:
+        path = crash_bundle.write(self.directory.root / "crash", self.config, update, state, batch)
+        log.warning(
+            "update %d is not finite and was not applied; repeat it with: python -m linnaeus_jax.tools.replay %s",
+            update,
+            path,
+        )
+        self.bundle_wanted = False  # the first one tells the story
 
     # ---- helpers -----------------------------------------------------------------------------------------------
 

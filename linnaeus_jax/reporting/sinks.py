@@ -108,11 +108,12 @@ class Sinks:
         for title, text in self._watch.findings(step, values):
             self.alert(title, text)
 
-    def alert(self, title: str, text: str) -> None:
-        """Warns in the log and wherever a sink can reach a person."""
+    def alert(self, title: str, text: str, *, logged: bool = False) -> None:
+        """Warns in the log, unless `logged` there already, and wherever a sink can reach a person."""
         if self.metrics_log is None:
             return
-        log.warning("%s: %s", title, text)
+        if not logged:
+            log.warning("%s: %s", title, text)
         self._each("alert", lambda sink: sink.alert(title, text))
 
     def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Repeats the update of a crash bundle under the overflow detector, or under jax_debug_nans.
+"""Repeats the update of a crash bundle under the overflow detector, or operation by operation.
 
     python -m linnaeus_jax.tools.replay RUN/crash/update_1234 [--gradients] [--frames 21]
     python -m linnaeus_jax.tools.replay RUN/crash/update_1234 --debug-nans
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("bundle", type=Path, help="directory of the bundle")
-    parser.add_argument("--debug-nans", action="store_true", help="re-run operation by operation under jax_debug_nans")
+    parser.add_argument("--debug-nans", action="store_true", help="name the operation that makes the first NaN")
     parser.add_argument("--gradients", action="store_true", help="record the backward pass, too")
     parser.add_argument("--frames", type=int, default=21, help="frames that the report shows")
     options = parser.parse_args(argv)
@@ -46,7 +46,7 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     import jax
 
     from linnaeus_jax import trainer
-    from linnaeus_jax.debugging import crash_bundle
+    from linnaeus_jax.debugging import crash_bundle, nonfinite
     from linnaeus_jax.debugging.overflow import OverflowDetected
     from linnaeus_jax.training.compilation import compile_step
     from linnaeus_jax.training.parallel import fetch
@@ -57,7 +57,6 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     detector.enabled, detector.max_frames_to_save = not debug_nans, frames
     detector.gradients |= gradients
     detector.trace_batch_nums, detector.abort_after_batch_num = (), None
-    config.debug.nans = debug_nans
     this = trainer.build(config, RunDirectory(bundle), write=False)
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated), this.state
@@ -66,8 +65,14 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     batch = this.placement.to_device(crash_bundle.read_batch(bundle), this.placement.update)
     name = this.variant(update)
     if debug_nans:
-        jax.jit(this.program.train_step(name))(state, batch)
-        print(f"update {update}: finite under jax_debug_nans")
+        for kind in ("nan", "inf"):
+            with nonfinite.switched_on(nans=kind == "nan", infs=kind == "inf"):
+                error = nonfinite.locate(this.program.train_step(name), state, batch)
+                given = nonfinite.invalid({"state": state, "batch": batch}, (kind,))
+            if error is not None:
+                print(nonfinite.explained(error, f"update {update}", before=given))
+                return 1
+        print(f"update {update}: every operation is finite")
         return 0
     _, outputs = compile_step(this.program.train_step(name), state, batch, this.placement, name)(state, batch)
     found = fetch(outputs)

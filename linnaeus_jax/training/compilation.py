@@ -20,6 +20,7 @@ class CompiledStep:
     """A compiled variant: callable, and a description."""
 
     name: str
+    function: Callable[..., Any]  # what was compiled
     compiled: jax.stages.Compiled
     seconds: float
     memory: dict[str, int]  # bytes of one device: arguments, results, reused for both, temporaries
@@ -34,8 +35,10 @@ class CompiledStep:
         return self.compiled(state, batch)
 
 
-def compile_step(step: Callable[..., Any], state: Any, batch: Any, placement: Placement, name: str) -> CompiledStep:
-    """Compiles one variant for the shapes of `state` and `batch`; the state is donated.
+def compile_step(
+    step: Callable[..., Any], state: Any, batch: Any, placement: Placement, name: str, *, donate: bool = True
+) -> CompiledStep:
+    """Compiles one variant for the shapes of `state` and `batch`; `donate` writes the new state over the old one.
 
     No later call can trigger another compilation: other shapes are an error.
     """
@@ -45,7 +48,7 @@ def compile_step(step: Callable[..., Any], state: Any, batch: Any, placement: Pl
         step,
         in_shardings=(placement.replicated, placement.update),
         out_shardings=placement.replicated,
-        donate_argnames=("state",),
+        donate_argnames=("state",) if donate else (),
     )
     compiled = jitted.lower(state, batch).compile()
     analysis, memory = compiled.memory_analysis(), {}
@@ -57,6 +60,6 @@ def compile_step(step: Callable[..., Any], state: Any, batch: Any, placement: Pl
             "temporaries": int(analysis.temp_size_in_bytes),
         }
     cost = compiled.cost_analysis() or {}
-    found = CompiledStep(name, compiled, time.perf_counter() - started, memory, float(cost.get("flops", 0.0)))
+    found = CompiledStep(name, step, compiled, time.perf_counter() - started, memory, float(cost.get("flops", 0.0)))
     log.info("compiled %s step in %.1f s, %.0f MB per device", name, found.seconds, found.memory_bytes / 1e6)
     return found

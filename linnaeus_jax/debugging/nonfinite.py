@@ -1,0 +1,169 @@
+"""Which operation makes the first NaN or infinity: `debug.nans`, `debug.infs`, JAX_DEBUG_NANS and JAX_DEBUG_INFS.
+
+JAX looks at the results of functions that `jax.jit` compiles when they are called, and repeats such a function without
+`jit`. It does not repeat one that was compiled ahead of time, and a scan is one operation to it. So the step runs
+compiled and unchecked here, its results are looked at as a whole, and a step with a bad one is made again from the same
+state with `jax.disable_jit`, where scans are loops and JAX checks every operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from linnaeus_jax.training.compilation import CompiledStep
+from linnaeus_jax.training.parallel import fetch
+
+log = logging.getLogger("linnaeus_jax")
+
+_NAMES = {"nan": "NaN", "inf": "infinity"}
+_ENCOUNTERED = re.compile(r"invalid value \((nan|inf)\) encountered in ([\w.\[\]-]+)")
+_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (jax, flax, optax))
+_ADVICE = (
+    "Keep what goes into it in range there (for a gradient: by jnp.where on the input of the operation, not on its "
+    "result), lower lr_scheduler.base_lr or train.clip_grad, or compute in float32; --debug underflow_overflow shows "
+    "the layers before it"
+)
+
+
+class InvalidOperation(FloatingPointError):
+    """An operation made a NaN or an infinity; the message names it, its line, the update and what to do."""
+
+
+def kinds() -> tuple[str, ...]:
+    """What is looked for in this process: "nan", "inf", both or nothing."""
+    return tuple(kind for kind in _NAMES if getattr(jax.config, f"jax_debug_{kind}s"))
+
+
+@contextlib.contextmanager
+def switched_on(*, nans: bool, infs: bool) -> Iterator[None]:
+    """Switches JAX's checks on where asked for; what the environment switched on stays on."""
+    with contextlib.ExitStack() as stack:
+        if nans:
+            stack.enter_context(jax.debug_nans(True))
+        if infs:
+            stack.enter_context(jax.debug_infs(True))
+        yield
+
+
+def checked(update: int, step: CompiledStep, state: Any, batch: Any) -> tuple[Any, InvalidOperation | None]:
+    """(what the step returns, what is wrong with it: an error to raise, or None).
+
+    Args:
+      update: the 0-based update that the step makes.
+      step: compiled without donation of the state.
+    """
+    wanted = kinds()
+    with jax.debug_nans(False), jax.debug_infs(False):
+        result = step(state, batch)
+        found = invalid(result, wanted)
+    if not found:
+        return result, None
+    log.warning(
+        "update %d: %s and %d other results are not finite; it is made again operation by operation, which is slow",
+        update,
+        found[0],
+        len(found) - 1,
+    )
+    given = invalid({"state": state, "batch": batch}, wanted)
+    error = locate(step.function, state, batch)
+    where = f"update {update}"
+    if error is None:
+        text = (
+            f"{where}: {', '.join(found[:3])} not finite, but no single operation is at fault when they run one by "
+            "one: the compiled step rounds differently; look for large values with --debug underflow_overflow"
+        )
+        return result, InvalidOperation(text)
+    return result, explained(error, where, before=given)
+
+
+def invalid(tree: Any, wanted: tuple[str, ...]) -> list[str]:
+    """Names of the leaves of `tree` that hold what is looked for; waits for them."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    floats = [(path, x) for path, x in paths if jnp.issubdtype(x.dtype, jnp.inexact)]
+    with jax.debug_nans(False), jax.debug_infs(False):
+        bad = fetch(_holds([x for _, x in floats], wanted)) if floats else ()
+    return [jax.tree_util.keystr(path) for (path, _), is_bad in zip(floats, np.asarray(bad), strict=True) if is_bad]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _holds(leaves: list[jax.Array], wanted: tuple[str, ...]) -> jax.Array:
+    """bool [leaves]."""
+    tests = {"nan": jnp.isnan, "inf": jnp.isinf}
+    return jnp.stack([functools.reduce(jnp.logical_or, [tests[kind](x).any() for kind in wanted]) for x in leaves])
+
+
+def locate(function: Callable[..., Any], *args: Any) -> FloatingPointError | None:
+    """JAX's error at the first operation of `function` with a result that the switches forbid; None: there is none.
+
+    Every operation is run by itself, and the values of all of them are read.
+    """
+    settings: Any = jax.config
+    filtering = settings.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")  # the frames tell a backward pass from a forward pass
+    try:
+        with jax.disable_jit():
+            jax.block_until_ready(function(*args))
+    except FloatingPointError as error:
+        return error
+    finally:
+        jax.config.update("jax_traceback_filtering", filtering)
+    return None
+
+
+def explained(error: FloatingPointError, where: str, *, before: list[str] | None = None) -> InvalidOperation:
+    """JAX's error in words.
+
+    Args:
+      where: the update, or what else was computed.
+      before: names of what was not finite before the computation.
+    """
+    if isinstance(error, InvalidOperation):
+        return error
+    match = _ENCOUNTERED.search(str(error))
+    if match is None:
+        return InvalidOperation(f"{where}: {error}")
+    kind, operation = match.groups()
+    cause = error.__cause__
+    traced = cause is not None and cause.__traceback__ is not None
+    place = _line(cause.__traceback__ if cause is not None and traced else error.__traceback__)
+    backward = any(frame.name.startswith("backward_pass") for frame in traceback.extract_tb(error.__traceback__))
+    text = (
+        f"{where}: `{operation}` makes the first {_NAMES[kind]}, {'in the gradient of' if backward else 'at'} {place}. "
+    )
+    if before:
+        more = f" and {len(before) - 3} more" if len(before) > 3 else ""
+        text += f"Its inputs are bad already: {', '.join(before[:3])}{more} before the computation. "
+    return InvalidOperation(f"{text}Nothing of it was kept. {_ADVICE}")
+
+
+def _line(trace: TracebackType | None) -> str:
+    """The innermost line that belongs to no library."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if not _of_library(frame.filename)] or list(frames)
+    if not own:
+        return "an unknown line"
+    frame = own[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}, `{frame.line}`"
+
+
+def _of_library(filename: str) -> bool:
+    standard = filename.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in filename
+    return standard or filename.startswith(("<", *_LIBRARIES)) or filename == __file__
+
+
+__all__ = ["InvalidOperation", "checked", "explained", "invalid", "kinds", "locate", "switched_on"]
