@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,11 @@ def test_wrong_command_line_is_one_clear_message(arguments, words):
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+def test_every_program_that_is_named_exists():
+    """In a message, a docstring or a document."""
+    named = re.compile(r"-m (linnaeus_jax[a-z_.]*[a-z_])")
+    files = [path for kind in ("linnaeus_jax/**/*.py", "configs/*.py", "docs/*.md", "*.md") for path in ROOT.glob(kind)]
+    found = {name for path in files for name in named.findall(path.read_text())}
+    assert found <= set(PROGRAMS)

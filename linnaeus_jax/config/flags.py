@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import shlex
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.tree import assign, kind_of, locate, nearest_key
-from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key
+from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key, target_value
 
 COMMAND = "python -m linnaeus_jax.main"
+QUICKSTART = "configs/quickstart.py"
 
 USAGE = f"""usage: {COMMAND} --config=FILE[:ARGUMENT] [options]
 
@@ -59,7 +60,7 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
         raise ConfigError(f"these are options of another program; use instead:\n  {_replacement(argv)}")
     options, overrides, errors = _split(argv)
     if "config" not in options:
-        raise ConfigError([*errors, "--config is missing; for a first run use --config=configs/quickstart.py"])
+        raise ConfigError([*errors, f"--config is missing; for a first run use --config={QUICKSTART}"])
     config = _load_file(options["config"])
     config.lock()
     applied = {}
@@ -206,16 +207,8 @@ def _load_file(given: str) -> ConfigDict:
 
 def _replacement(argv: Sequence[str]) -> str:
     """This program's command for a documented command line of another one."""
-    given: dict[str, list[str]] = {}
-    name = ""
-    for token in argv:
-        if not token.startswith("--"):
-            given.setdefault(name, []).append(token)
-            continue
-        name, _, value = token[2:].partition("=")
-        name = name if name.startswith("config.") else _name(token)
-        given.setdefault(name, []).extend([value] if "=" in token else [])
-    words, notes = [COMMAND], list[str]()
+    given, notes = _foreign_options(argv)
+    words = [COMMAND]
 
     def add(flag: str, value: str) -> None:
         words.append(shlex.quote(f"--{flag}={value}"))
@@ -223,28 +216,13 @@ def _replacement(argv: Sequence[str]) -> str:
     if "cfg" in given:
         add("config", f"configs/yaml.py:{' '.join(given['cfg'])}")
     else:
-        add("config", " ".join(given.get("config", ["configs/quickstart.py"])))
-    opts = given.get("opts", [])
-    for key, value in zip(opts[::2], opts[1::2], strict=False):
-        target = ".".join(target_key(tuple(key.split("."))))
-        try:
-            kind_of(get_config(), target.split("."))
-            add(f"config.{target}", value)
-        except KeyError:
-            reason = excuse_of(key)
-            near = nearest_key(get_config(), target)
-            hint = f"; did you mean {near}?" if near else ""
-            notes.append(f"{key} is left out: " + (reason or f"there is no such key{hint}"))
-    if len(opts) % 2:
-        notes.append(f"{opts[-1]} is left out: it has no value")
-    if "datadir" in given:
-        add("config.data.hybrid.use_hybrid", "true")
-        add("config.data.hybrid.images_dir", " ".join(given["datadir"]))
-    for option, key in (("metapath", "train_labels_path"), ("val_metapath", "val_labels_path")):
-        if option in given:
-            labels = Path(" ".join(given[option])).with_suffix(".h5")
-            add(f"config.data.h5.{key}", str(labels))
-            notes.append(f"{labels} is a labels file; `python -m linnaeus_jax.tools.build_dataset --help` makes one")
+        add("config", " ".join(given.get("config", [QUICKSTART])))
+    for key, value in _foreign_overrides(given.get("opts", []), notes):
+        if key == "data.batch_size_per_device" and "cfg" not in given:
+            add("config.data.batch_size", "None")  # the file gives this one
+        add(f"config.{key}", value)
+    for key, value in _foreign_data(given, notes):
+        add(f"config.{key}", value)
     if "saving_path" in given:
         add("workdir", " ".join(given["saving_path"]))
     for name, values in given.items():
@@ -252,6 +230,66 @@ def _replacement(argv: Sequence[str]) -> str:
             words.append(f"--{name.replace('no_enable', 'no-enable')}")
         elif name.startswith("config.") or name in ("workdir", "debug", "debug_log_dir"):
             add(name, " ".join(values))
-        elif name not in (*_FOREIGN, "config", ""):
+        elif name not in (*_FOREIGN, "config"):
             notes.append(f"--{name} is left out: it has no translation")
     return "\n  ".join([" ".join(words), *(f"# {note}" for note in notes)])
+
+
+def _foreign_options(argv: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Values by option of a command line whose options take one value, but for --opts; and what belongs to none."""
+    given, stray, name = dict[str, list[str]](), list[str](), ""
+    for token in argv:
+        if token.startswith("--"):
+            name, _, value = token[2:].partition("=")
+            name = name if name.startswith("config.") else _name(token)
+            given.setdefault(name, []).extend([value] if "=" in token else [])
+        elif name == "opts" or (name and name not in _SWITCHES and not given[name]):
+            given[name].append(token)
+        else:
+            stray.append(token)
+    return given, [f"{' '.join(stray)} is left out: no option before it"] if stray else []
+
+
+def _foreign_overrides(opts: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:
+    """(key of the tree, text) for the pairs of --opts."""
+    for key, value in zip(opts[::2], opts[1::2], strict=False):
+        target = target_key(tuple(key.split(".")))
+        dotted = ".".join(target)
+        try:
+            kind_of(get_config(), target)
+            yield dotted, target_value(target, key, value)
+        except ValueError as error:
+            notes.append(f"{key} is left out: {error}")
+        except KeyError:
+            near = nearest_key(get_config(), dotted)
+            hint = f"; did you mean {near}?" if near else ""
+            notes.append(f"{key} is left out: " + (excuse_of(key) or f"there is no such key{hint}"))
+    if len(opts) % 2:
+        notes.append(f"{opts[-1]} is left out: it has no value")
+
+
+def _foreign_data(given: Mapping[str, Sequence[str]], notes: list[str]) -> Iterator[tuple[str, str]]:
+    """(key, text) for pictures in a folder and annotations in one or two files; empties what the config names."""
+    if not {"datadir", "metapath", "val_metapath"} & set(given):
+        return
+    folder = " ".join(given.get("datadir", ())) or "IMAGES"
+    if "datadir" not in given:
+        notes.append("IMAGES stands for the folder of your pictures")
+    yield from (("data.hybrid.use_hybrid", "true"), ("data.hybrid.images_dir", folder), ("data.h5.images_path", ""))
+    labels = dict[str, str]()
+    for option in ("metapath", "val_metapath"):
+        if option in given:
+            source = Path(" ".join(given[option]))
+            labels[option] = str(source.with_suffix(".h5"))
+            notes.append(
+                f"{labels[option]} stands for {source.name} as a labels file, see 'Your own data' in README.md"
+            )
+    if "metapath" not in labels:
+        labels["metapath"] = "LABELS.h5"
+        notes.append("LABELS.h5 stands for your labels file, see 'Your own data' in README.md")
+    if "val_metapath" not in labels:
+        yield "data.h5.labels_path", labels["metapath"]  # split at start
+        return
+    yield "data.h5.labels_path", ""
+    yield "data.h5.train_labels_path", labels["metapath"]
+    yield "data.h5.val_labels_path", labels["val_metapath"]

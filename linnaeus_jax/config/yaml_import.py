@@ -221,6 +221,21 @@ def target_key(path: tuple[str, ...]) -> tuple[str, ...]:
     return lowered
 
 
+def target_value(target: tuple[str, ...], spelled: str, value: Any) -> Any:
+    """Value of the tree's key `target` for the value of the documented key `spelled`.
+
+    Raises:
+      ValueError: the documented key cannot have this value; the text says which it can.
+    """
+    if target == ("train", "compute_dtype") and spelled.upper().endswith("AMP_OPT_LEVEL"):
+        if str(value).upper() not in _AMP_LEVELS:
+            raise ValueError(f"{spelled} = {value!r}: choose one of {', '.join(_AMP_LEVELS)}")
+        return _AMP_LEVELS[str(value).upper()]
+    if target == ("model", "convnext_stages", "depths") and isinstance(value, list):
+        return value[:2]  # the others belong to stages that are rotary
+    return value
+
+
 def excuse_of(spelled: str) -> str | None:
     """Why a documented key without a counterpart may be left out; None if it is not such a key."""
     for pattern, reason in COMPATIBILITY.items():
@@ -348,16 +363,11 @@ def _targets(document: list[_Entry], errors: list[str]) -> dict[tuple[str, ...],
     found: dict[tuple[str, ...], _Entry] = {}
     for entry in document:
         target = target_key(entry.path)
-        if target == ("train", "compute_dtype") and entry.path[-1].upper() == "AMP_OPT_LEVEL":
-            level = str(entry.value).upper()
-            if level not in _AMP_LEVELS:
-                errors.append(
-                    f"{entry.where}: {entry.spelled} = {entry.value!r}: choose one of {', '.join(_AMP_LEVELS)}"
-                )
-                continue
-            entry = dataclasses.replace(entry, value=_AMP_LEVELS[level])
-        elif target == ("model", "convnext_stages", "depths") and isinstance(entry.value, list):
-            entry = dataclasses.replace(entry, value=entry.value[:2])  # the others belong to stages that are rotary
+        try:
+            entry = dataclasses.replace(entry, value=target_value(target, entry.spelled, entry.value))
+        except ValueError as error:
+            errors.append(f"{entry.where}: {error}")
+            continue
         rival = found.setdefault(target, entry)
         if rival.spelled != entry.spelled and rival.value != entry.value:
             errors.append(

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import cv2
+import h5py
+import numpy as np
 import pytest
 
 from linnaeus_jax.config import ConfigError, load_config
+from linnaeus_jax.data.demo import MIN_ROWS, write_demo
+from linnaeus_jax.training.validate import config_errors, lookup
 
-YAML_CONFIG = Path(__file__).parents[2] / "configs" / "yaml.py"
+ROOT = Path(__file__).parents[2]
+YAML_CONFIG = ROOT / "configs" / "yaml.py"
 
 
 @pytest.fixture
@@ -166,32 +174,111 @@ def test_missing_file_names_the_nearest(base):
     assert messages([f"--config={base[:-4]}.py"])[0].endswith(f"did you mean {base}?")
 
 
+def replacement(command):
+    """The printed command without the program, and the notes below it."""
+    (text,) = messages(shlex.split(command))
+    first, line, *notes = text.splitlines()
+    assert first == "these are options of another program; use instead:"
+    assert line.startswith("  python -m linnaeus_jax.main ")
+    assert all(note.startswith("  # ") for note in notes)
+    return shlex.split(line)[3:], "\n".join(notes)
+
+
+TRAIN_SCRIPT = (
+    "--datadir {0}/photos --metapath {0}/train.json --val_metapath {0}/val.json --saving_path {0}/ckpt "
+    "--enable_debug_logger --debug_log_dir ./logs/debug ... other args ..."
+)
+
+
 def test_other_programs_command_lines_end_with_the_replacement():
-    (text,) = messages(shlex.split("--cfg /path/to/config.yaml --opts DEBUG.LOSS.TAXONOMY_SMOOTHING true"))
-    assert text.splitlines()[1].strip() == (
-        "python -m linnaeus_jax.main --config=configs/yaml.py:/path/to/config.yaml "
-        "--config.debug.loss.taxonomy_smoothing=true"
+    found, notes = replacement("--cfg /path/to/config.yaml --opts DEBUG.LOSS.TAXONOMY_SMOOTHING true")
+    assert found == ["--config=configs/yaml.py:/path/to/config.yaml", "--config.debug.loss.taxonomy_smoothing=true"]
+    assert notes == ""
+    found, notes = replacement(TRAIN_SCRIPT.format("/path/to"))
+    assert found == [
+        "--config=configs/quickstart.py",
+        "--config.data.hybrid.use_hybrid=true",
+        "--config.data.hybrid.images_dir=/path/to/photos",
+        "--config.data.h5.images_path=",
+        "--config.data.h5.labels_path=",
+        "--config.data.h5.train_labels_path=/path/to/train.h5",
+        "--config.data.h5.val_labels_path=/path/to/val.h5",
+        "--workdir=/path/to/ckpt",
+        "--enable_debug_logger",
+        "--debug_log_dir=./logs/debug",
+    ]
+    assert "/path/to/train.h5 stands for train.json as a labels file, see 'Your own data' in README.md" in notes
+    assert "## Your own data" in (ROOT / "README.md").read_text()
+    assert "... other args ... is left out: no option before it" in notes
+    _, notes = replacement("--cfg a.yaml --opts TRAIN.EPOCH 3 DATA.PIN_MEMORY true TRAIN.AMP_OPT_LEVEL O9 ODD --lr 1")
+    assert "TRAIN.EPOCH is left out: there is no such key; did you mean train.epochs?" in notes
+    assert "DATA.PIN_MEMORY is left out: JAX manages" in notes
+    assert "TRAIN.AMP_OPT_LEVEL is left out: TRAIN.AMP_OPT_LEVEL = 'O9': choose one of O0" in notes
+    assert "ODD is left out: it has no value" in notes
+    assert "--lr is left out" in notes
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "value"),
+    [
+        ("--cfg YAML", "train.epochs", 4),
+        ("--cfg YAML --opts DEBUG.LOSS.TAXONOMY_SMOOTHING true", "debug.loss.taxonomy_smoothing", True),
+        ("--cfg YAML --opts DATA.BATCH_SIZE 32 TRAIN.AMP_OPT_LEVEL O0", "data.batch_size_per_device", 32),
+        ("--cfg YAML --opts TRAIN.AMP_OPT_LEVEL O1", "train.compute_dtype", "bfloat16"),
+        ("--cfg YAML --opts METRICS.LR_INTERVAL 5 ENV.OUTPUT.BUCKET.APP_KEY hush", "schedule.metrics.lr_interval", 5),
+        ("--cfg YAML --opts OPTIMIZER.BETAS '(0.9, 0.95)' --debug underflow_overflow", "optimizer.betas", (0.9, 0.95)),
+        ("--opts DATA.BATCH_SIZE 32", "data.batch_size_per_device", 32),
+        ("--cfg=YAML --skip-validation --no-enable_debug_logger", "debug.jsonl.enabled", False),
+        (TRAIN_SCRIPT.format("/there"), "data.h5.val_labels_path", "/there/val.h5"),
+        ("--datadir '/my photos' --metapath all.json", "data.h5.labels_path", "all.h5"),
+        ("--datadir photos", "data.h5.labels_path", "LABELS.h5"),
+        ("--metapath all.json --val_metapath some.json", "data.hybrid.images_dir", "IMAGES"),
+        ("--val_metapath some.json", "data.h5.train_labels_path", "LABELS.h5"),
+        ("--datadir photos --saving_path out --config.train.epochs=2", "train.epochs", 2),
+    ],
+)
+def test_every_replacement_is_a_valid_command(tmp_path, monkeypatch, command, key, value):
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "experiment.yaml"
+    path.write_text("TRAIN: {EPOCHS: 4}\nDATA: {BATCH_SIZE: 8, H5: {LABELS_PATH: l.h5, IMAGES_PATH: i.h5}}")
+    found, notes = replacement(command.replace("YAML", str(path)))
+    config, _ = load_config(found)
+    assert config_errors(config) == []
+    assert lookup(config, key) == value
+    assert "hush" not in " ".join(found) + notes
+
+
+@pytest.mark.slow
+def test_the_printed_command_trains(tmp_path):
+    """What is printed for the documented line, run as printed on pictures in a folder; it stops after one update."""
+    write_demo(tmp_path / "demo", rows=MIN_ROWS)
+    (tmp_path / "photos").mkdir()
+    with h5py.File(tmp_path / "demo" / "images.h5") as images, h5py.File(tmp_path / "demo" / "labels.h5") as labels:
+        for name, picture in zip(labels["img_identifiers"].asstr(), images["images"]):
+            cv2.imwrite(str(tmp_path / "photos" / f"{name}.jpg"), picture[..., ::-1])
+        held_out = np.arange(MIN_ROWS) % 5 == 0
+        for split, rows in (("train", ~held_out), ("val", held_out)):
+            with h5py.File(tmp_path / f"{split}.h5", "w") as file:
+                for name, column in labels.items():
+                    if isinstance(column, h5py.Dataset):
+                        file.create_dataset(name, data=column[:][rows]).attrs.update(column.attrs)
+    printed = subprocess.run(
+        [sys.executable, "-m", "linnaeus_jax.main", *shlex.split(TRAIN_SCRIPT.format(tmp_path))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    (text,) = messages(
-        shlex.split(
-            "--datadir /path/to/data --metapath /path/to/train.json --val_metapath /path/to/val.json "
-            "--saving_path ./ckpt --enable_debug_logger --debug_log_dir ./logs/debug"
-        )
+    assert printed.returncode == 2
+    line = printed.stderr.splitlines()[1].replace("python", shlex.quote(sys.executable), 1)
+    few = "--config.debug.early_exit_after_n_optimizer_steps=1 --config.data.batch_size=8 --config.data.img_size=32"
+    done = subprocess.run(
+        f"{line} {few}", shell=True, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
-    assert text.splitlines()[1].strip() == (
-        "python -m linnaeus_jax.main --config=configs/quickstart.py --config.data.hybrid.use_hybrid=true "
-        "--config.data.hybrid.images_dir=/path/to/data --config.data.h5.train_labels_path=/path/to/train.h5 "
-        "--config.data.h5.val_labels_path=/path/to/val.h5 --workdir=./ckpt --enable_debug_logger "
-        "--debug_log_dir=./logs/debug"
-    )
-    (text,) = messages(
-        shlex.split("--cfg a.yaml --opts TRAIN.EPOCH 3 DATA.PIN_MEMORY true METRICS.LR_INTERVAL 5 ODD --lr 1")
-    )
-    assert "--config.schedule.metrics.lr_interval=5" in text
-    assert "TRAIN.EPOCH is left out: there is no such key; did you mean train.epochs?" in text
-    assert "DATA.PIN_MEMORY is left out: JAX manages" in text
-    assert "ODD is left out: it has no value" in text
-    assert "--lr is left out" in text
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ckpt" / "report.html").exists()
+    assert list((tmp_path / "ckpt" / "logs" / "debug").glob("debug_log_*.jsonl"))
 
 
 def test_help(capsys):
