@@ -31,7 +31,8 @@ from linnaeus_jax.debugging.run_facts import run_facts
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import write_json
 from linnaeus_jax.learning.optimizers import FROZEN
-from linnaeus_jax.metrics.step_logger import StepMetricsLogger, pipeline_lines, schedule_line
+from linnaeus_jax.metrics.names import split_result
+from linnaeus_jax.metrics.step_logger import StepMetricsLogger, due_part, pipeline_lines, schedule_line
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_table
 from linnaeus_jax.reporting.logs import console, console_level, log_to_files, setup_logging
@@ -514,8 +515,11 @@ def write_log_point(this: Run, loader: TrainLoader) -> None:
     if "pipeline" in point.streams:
         row |= loader.interval().row()
     this.host.tracker.update_latest({name: value for name, value in row.items() if name.startswith("gradnorm/")})
-    everywhere = not point.streams.isdisjoint(("wandb", "lr", "pipeline", "gradnorm"))
-    this.sinks.write("train", point.step, point.epoch, row, everywhere=everywhere)
+    sent = due_part(row, point.streams - {"step"})
+    local = due_part({name: value for name, value in row.items() if name not in sent}, point.streams & {"step"})
+    for event, values in (("train", sent), ("step", local)):
+        if values:
+            this.sinks.write(event, point.step, point.epoch, values)
     this.debug.reports.log_point(row, point.step)
     this.checkpoints.check()
     line = logger.line(
@@ -650,8 +654,9 @@ def finish(this: Run) -> dict[str, float]:
 
 
 def _epoch_line(epoch: int, row: dict[str, Any]) -> str:
-    names = [name for name in row if name.endswith(("/loss", "/chain_accuracy")) and "core" not in name]
-    return f"epoch {epoch}: " + ", ".join(f"{name} {row[name]:.4f}" for name in names if "val_mask/" not in name)
+    results = {name: split_result(name) for name in row if not name.startswith("val_mask/")}
+    shown = [name for name, (_, metric) in results.items() if metric in ("loss", "chain_accuracy")]
+    return f"epoch {epoch}: " + ", ".join(f"{name} {row[name]:.4f}" for name in shown)
 
 
 __all__ = ["Run", "TrainLoader", "UserError", "run"]

@@ -1,4 +1,13 @@
-"""The documented names of logged values, in one place: pure functions from measurements to `{name: value}`."""
+"""The documented names of logged values, in one place: pure functions from measurements to `{name: value}`.
+
+One name is one quantity. `train/...` is of the last update alone, `train/step_avg_...` the mean over the updates since
+the last row of W&B, `train/epoch_avg_...` the mean over an epoch; validation phases are always means over the split.
+
+Of losses, `train/loss` is the weighted total that is trained on, without the null labels that are masked, and
+`val/loss` the mean over the tasks. Comparable are `train/epoch_avg_loss_unweighted` and `val/loss_unweighted`, and in
+`core/` `core/train_epoch_avg_loss_unweighted` and `core/val_loss_unweighted`: both are the mean over all rows and
+tasks, every task counting the same and no null label masked. That of training is with augmentation, mixing and dropout.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +19,39 @@ import numpy as np
 Row = dict[str, Any]
 
 #: metrics repeated in the `core/` section, under their short names
-CORE = {"loss": "loss", "chain_accuracy": "chain_acc", "partial_chain_accuracy": "partial_chain_acc"}
+CORE = {
+    "loss": "loss",
+    "loss_unweighted": "loss_unweighted",
+    "chain_accuracy": "chain_acc",
+    "partial_chain_accuracy": "partial_chain_acc",
+}
+#: fractions that are also logged in percent
+CHAINS = ("chain_accuracy", "partial_chain_accuracy")
+EPOCH_AVG = "epoch_avg_"
+#: results of an epoch of training that are no means over its samples
+TOTALS = ("epoch_duration_sec", "avg_samples_per_sec")
+
+
+def result_name(phase: str, name: str) -> str:
+    """`<phase>/<name>`; a mean over an epoch of training is `train/epoch_avg_<name>`."""
+    mean = phase == "train" and name not in TOTALS and not name.endswith("/count")
+    return f"{phase}/{EPOCH_AVG if mean else ''}{name}"
+
+
+def split_result(key: str) -> tuple[str, str]:
+    """Inverse of `result_name`; the phase is empty where `key` has none."""
+    phase, slash, name = key.partition("/")
+    return (phase, name.removeprefix(EPOCH_AVG)) if slash else ("", key)
 
 
 def core_prefix(phase: str) -> str:
-    """`val_mask_meta` -> `valMask`, `val_mask_TEMPORAL` -> `valMask_TEMPORAL`, others unchanged."""
-    return "valMask" if phase == "val_mask_meta" else phase.replace("val_mask_", "valMask_")
+    """`val_mask_meta` -> `valMask`, `val_mask_TEMPORAL` -> `valMask_TEMPORAL`, `train` -> `train_epoch_avg`."""
+    special = {"val_mask_meta": "valMask", "train": f"train_{EPOCH_AVG.rstrip('_')}"}
+    return special.get(phase, phase.replace("val_mask_", "valMask_"))
 
 
 def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str] | None = None) -> Row:
-    """All names of the results of one phase: `<phase>/...`, percentages, `core/...` and the alias `val_mask/...`.
+    """All names of the results of one phase: those of `result_name`, percentages, `core/...`, the alias `val_mask/...`.
 
     Args:
       values: as of `phase.summarise`, with `loss`.
@@ -33,17 +65,28 @@ def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str]
             kind, _, task = rest.partition("_")
             if null_tasks is not None and task not in null_tasks:
                 continue
-            row[f"core/{phase}_{group}_{kind}/{task}"] = value
-        row[f"{phase}/{name}"] = value
+            row[f"core/{core if phase == 'train' else phase}_{group}_{kind}/{task}"] = value
+        row[result_name(phase, name)] = value
         if name in CORE:
             row[f"core/{core}_{CORE[name]}"] = value
-        if name in ("chain_accuracy", "partial_chain_accuracy"):
-            row[f"{phase}/{name}_pct"] = row[f"core/{core}_{CORE[name]}_pct"] = 100 * value
+        if name in CHAINS:
+            row[result_name(phase, f"{name}_pct")] = row[f"core/{core}_{CORE[name]}_pct"] = 100 * value
         elif name.startswith("acc1_") and phase != "train":
             row[f"core/{core}_acc1/{name.removeprefix('acc1_')}"] = value
     if phase == "val_mask_meta":
         row |= {name.replace("val_mask_meta", "val_mask", 1): row[name] for name in row if name.startswith(f"{phase}/")}
     return row
+
+
+def update_row(values: Mapping[str, float], task_losses: Mapping[str, float]) -> Row:
+    """All names of the results of one update: `train/...`, `core/train_...` and the parts of its loss."""
+    row: Row = {f"train/{name}": value for name, value in values.items() if "/" not in name}
+    row |= {f"core/train_{short}": values[name] for name, short in CORE.items() if name in values}
+    for name in CHAINS:
+        if name in values:
+            row[f"train/{name}_pct"] = row[f"core/train_{CORE[name]}_pct"] = 100 * values[name]
+    row |= {f"train/loss/{task}": float(x) for task, x in task_losses.items()}
+    return row | loss_components(values["loss"], task_losses)
 
 
 def learning_rates(rates: Mapping[str, float]) -> Row:

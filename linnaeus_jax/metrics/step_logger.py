@@ -20,6 +20,21 @@ from linnaeus_jax.schedules.triggers import log_due
 
 log = logging.getLogger("linnaeus_jax")
 
+#: streams of what an update measured
+MEASURED = frozenset({"wandb", "step"})
+#: beginning of a name -> streams whose log points have it; the first that fits counts
+STREAMS = (
+    ("train/step_avg_", frozenset({"wandb"})),
+    ("train/eta_sec", frozenset({"wandb"})),
+    ("train/lr/", frozenset({"lr"})),
+    ("train/lr", MEASURED | {"lr"}),
+    ("gradnorm/total_norm_", MEASURED),
+    ("gradnorm/", frozenset({"gradnorm"})),
+    ("task_weights/", frozenset({"gradnorm"})),
+    ("pipeline/wait_share", MEASURED | {"pipeline"}),
+    ("pipeline/", frozenset({"pipeline"})),
+    ("", MEASURED),
+)
 #: averaging windows; `epoch` ends at a boundary, the others at a log point of their stream
 WINDOWS = ("epoch", "wandb")
 #: seconds between two estimates of the remaining time in the logged rows
@@ -119,11 +134,7 @@ class StepMetricsLogger:
           seconds_left, now: remaining time of the epoch and any monotonic clock, for `train/eta_sec`.
         """
         now_values = self.means(current) | {"loss": float(loss)}
-        row: names.Row = {f"train/{name}": value for name, value in now_values.items() if "/" not in name}
-        by_task = dict(zip(self.tasks, task_losses, strict=True))
-        row |= {f"train/loss/{task}": float(x) for task, x in by_task.items()}
-        row |= names.loss_components(loss, by_task)
-        row |= {f"core/train_{short}": now_values[name] for name, short in names.CORE.items() if name in now_values}
+        row = names.update_row(now_values, dict(zip(self.tasks, task_losses, strict=True)))
         row["core/global_step"] = step
         rates = names.learning_rates(learning_rates)
         row |= rates if "lr" in streams else {name: rates[name] for name in rates if name == "train/lr"}
@@ -186,6 +197,12 @@ class StepMetricsLogger:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self.windows = {name: _map(np.asarray, state[name]) for name in WINDOWS}
+
+
+def due_part(row: names.Row, streams: frozenset[str]) -> names.Row:
+    """What of a full row is due where only these streams are: of W&B, `wandb`, `lr`, `pipeline` and `gradnorm`."""
+    owners = {name: next(found for start, found in STREAMS if name.startswith(start)) for name in row}
+    return {name: value for name, value in row.items() if owners[name] & streams}
 
 
 def clock(seconds: float) -> str:

@@ -17,7 +17,7 @@ LOWER_IS_BETTER = frozenset(
 
 def prefers_higher(name: str) -> bool:
     """Direction of a metric: registered, else from the words of its name."""
-    registered = custom.find(name.rpartition("/")[2])
+    registered = custom.find(names.split_result(name)[1])
     if registered is not None and registered.higher_is_better is not None:
         return registered.higher_is_better
     return LOWER_IS_BETTER.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
@@ -68,7 +68,7 @@ class Metric:
 
 
 class MetricsTracker:
-    """All metrics of a run, by `<phase>/<name>`, and the last values of whatever else is logged.
+    """All metrics of a run, by their logged name (`names.result_name`), and the last values of whatever else is logged.
 
     A metric may also be an attribute, in a method of a subclass; it then is logged, saved and restored like the others:
 
@@ -120,7 +120,7 @@ class MetricsTracker:
             if samples is not None and seconds > 0:
                 values["avg_samples_per_sec"] = samples / seconds
         for name, value in values.items():
-            key = f"{phase}/{name}"
+            key = names.result_name(phase, name)
             if key not in self.metrics:
                 registered = custom.find(name)
                 self.metrics[key] = Metric(key, None if registered is None else registered.init_value)
@@ -133,7 +133,7 @@ class MetricsTracker:
     # ---- views --------------------------------------------------------------------------------------------------
 
     def value(self, name: str) -> float | None:
-        """Last value of `<phase>/<metric>`; None before its first measurement."""
+        """Last value under a logged name such as `val/loss`; None before its first measurement."""
         metric = self.metrics.get(name)
         return None if metric is None else metric.value
 
@@ -141,8 +141,8 @@ class MetricsTracker:
         """Phase -> metric -> last value, of the metrics measured at `step` (None: at any)."""
         found: dict[str, dict[str, float]] = {}
         for key, metric in self.metrics.items():
-            phase, slash, name = key.partition("/")
-            if slash and metric.count and metric.value is not None and step in (None, metric.last_step):
+            phase, name = names.split_result(key)
+            if phase and metric.count and metric.value is not None and step in (None, metric.last_step):
                 found.setdefault(phase, {})[name] = metric.value
         return found
 
@@ -167,7 +167,7 @@ class MetricsTracker:
     def final_summary(self) -> dict[str, dict[str, Any]]:
         """`final_<phase>_<metric>` -> {value, epoch, step} of the best value observed in the run."""
         return {
-            f"final_{key.replace('/', '_', 1)}": {
+            "final_" + "_".join(filter(None, names.split_result(key))): {
                 "value": metric.best,
                 "epoch": metric.best_epoch,
                 "step": metric.best_step,

@@ -21,6 +21,10 @@ log = logging.getLogger("linnaeus_jax")
 NON_FINITE = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
 
 
+#: event of the rows that only the metrics log gets
+LOCAL = "step"
+
+
 class RunError(Exception):
     """A directory is not a readable run; the message says which file is missing or damaged."""
 
@@ -111,29 +115,25 @@ class RunRecord:
         """Every metric name that occurs, in order of first occurrence."""
         return dict.fromkeys(name for row in self.rows for name in row.values)
 
-    def series(self, name: str, event: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Steps int64 [N] and values float64 [N] of a numeric metric, of one kind of row or of all."""
-        found = [
-            (row.step, row.values[name])
-            for row in self.rows
-            if (event is None or row.event == event) and isinstance(row.values.get(name), (int, float))
-        ]
+    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps int64 [N] and values float64 [N] of a numeric metric."""
+        found = [(row.step, row.values[name]) for row in self.rows if isinstance(row.values.get(name), (int, float))]
         steps, values = zip(*found) if found else ((), ())
         return np.asarray(steps, np.int64), np.asarray(values, np.float64)
 
-    def last(self, name: str, event: str | None = "epoch") -> float | None:
+    def last(self, name: str) -> float | None:
         """The newest value of a numeric metric; None where there is none."""
-        values = self.series(name, event)[1]
+        values = self.series(name)[1]
         return float(values[-1]) if len(values) else None
 
 
 def replay(rows: Iterable[Row], sink: Sink) -> dict[str, Any] | None:
-    """Sends every row to a sink, in order of steps; returns the final metrics, if the run has them.
+    """Sends every row but the `LOCAL` ones to a sink, in order of steps; returns the final metrics, if there are any.
 
     A restart writes the rows of a boundary after those of the log point at the same step: a stable sort keeps that.
     """
     final = None
-    for row in sorted(rows, key=lambda row: row.step):
+    for row in sorted((row for row in rows if row.event != LOCAL), key=lambda row: row.step):
         if row.event == "final":
             final = dict(row.values)
         sink.write(row.event, row.step, row.epoch, row.values, timestamp=row.timestamp)

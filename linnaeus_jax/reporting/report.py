@@ -14,6 +14,7 @@ import numpy as np
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.files import write_atomically
+from linnaeus_jax.metrics.names import CHAINS, result_name
 from linnaeus_jax.reporting import report_plots as plots
 from linnaeus_jax.reporting.replay import RunRecord
 from linnaeus_jax.reporting.report_plots import Runs
@@ -108,7 +109,12 @@ def side_by_side(runs: Runs, make: Callable[[RunRecord], str]) -> str:
 
 def tasks_of(runs: Runs) -> list[str]:
     """Tasks that any run measured, finest rank first."""
-    found = {match[1] for run in runs.values() for name in run.names if (match := re.match(r"train/acc1_(.+)$", name))}
+    found = {
+        match[1]
+        for run in runs.values()
+        for name in run.names
+        if (match := re.match(r"(?:train|val)/(?:epoch_avg_)?acc1_(.+)$", name))
+    }
 
     def rank(task: str) -> tuple[float, str]:
         number = re.search(r"_L(\d+)$", task)
@@ -141,7 +147,7 @@ def best(run: RunRecord, name: str) -> tuple[float, int] | None:
 
 def accuracy_names(run: RunRecord, phase: str, tasks: Sequence[str]) -> list[str]:
     """Per task the top-1 accuracy on rows whose label is known, or on all rows where labels are never missing."""
-    names = [(f"{phase}/non_null/acc1_{task}", f"{phase}/acc1_{task}") for task in tasks]
+    names = [[result_name(phase, f"{kind}acc1_{task}") for kind in ("non_null/", "")] for task in tasks]
     return [known if known in run.names else every for known, every in names]
 
 
@@ -159,7 +165,7 @@ def status(run: RunRecord) -> str:
 def warnings(run: RunRecord) -> list[str]:
     """Everything that a person should look at."""
     found = [f"schedule: {text}" for text in run.schedule.get("warnings", ())]
-    skipped = run.last("train/skipped_updates", "train")
+    skipped = run.last("train/skipped_updates")
     if skipped:
         found.append(f"updates skipped because of non-finite values: {skipped:.0f}")
     bad = dict.fromkeys(
@@ -172,7 +178,7 @@ def warnings(run: RunRecord) -> list[str]:
         )
     if not status(run).startswith("finished"):
         found.append(status(run))
-    waits = run.series(WAIT_SHARE, "train")[1]
+    waits = run.series(WAIT_SHARE)[1]
     if len(waits) and np.median(waits) > STARVING:
         found.append(
             f"starved of data: half of the log points waited for data {100 * np.median(waits):.0f} % of the time"
@@ -198,7 +204,7 @@ def overview(runs: Runs) -> str:
         ("images per second, median", "train/images_per_sec", 1),
         ("waiting for data [%]", WAIT_SHARE, 100),
     ):
-        series = [run.series(name, "train")[1] for run in runs.values()]
+        series = [run.series(name)[1] for run in runs.values()]
         facts[label] = [float(f"{scale * np.median(values):.3g}") if len(values) else None for values in series]
     scores = [("best validation loss (epoch)", "val/loss", 1.0)]
     scores += [("best chain accuracy [%] (epoch)", "val/chain_accuracy", 100.0)]
@@ -244,9 +250,9 @@ def phase_results(runs: Runs) -> str:
     def one(run: RunRecord) -> str:
         rows = []
         for phase in ("train", *phases_of({"": run})):
-            chains = [run.last(f"{phase}/{name}") for name in ("chain_accuracy", "partial_chain_accuracy")]
+            chains = [run.last(result_name(phase, name)) for name in CHAINS]
             rows.append(
-                [phase, run.last(f"{phase}/loss_unweighted") or run.last(f"{phase}/loss")]
+                [phase, run.last(result_name(phase, "loss_unweighted"))]
                 + [percent(value, 100) for value in chains]
                 + [percent(run.last(name)) for name in accuracy_names(run, phase, tasks)]
             )

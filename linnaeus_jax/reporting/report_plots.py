@@ -182,18 +182,17 @@ def bars(
 
 
 def phase_curve(
-    runs: Runs, label: str, phase: str, names: Sequence[str], order: int, *, scale: float = 1.0, event: str | None
+    runs: Runs, label: str, phase: str, name: str, order: int, *, scale: float = 1.0, dots: bool = True
 ) -> list[Curve]:
-    """Curves of the first of `names` that a run has in a phase.
+    """Curves of one metric of a phase, of the runs that have it; `dots` where they are of whole epochs.
 
     Phases differ by marker, and by colour where there is one run; with several, the colour is that of the run.
     """
     found = []
     for index, (run_label, run) in enumerate(runs.items()):
-        name = next((f"{phase}/{name}" for name in names if f"{phase}/{name}" in run.names), None)
-        if name is None:
+        if f"{phase}/{name}" not in run.names:
             continue
-        x, y = run.series(name, event)
+        x, y = run.series(f"{phase}/{name}")
         several = len(runs) > 1
         found.append(
             Curve(
@@ -201,21 +200,25 @@ def phase_curve(
                 x,
                 y * scale,
                 COLORS[(index if several else order) % len(COLORS)],
-                dash="-" if event == "epoch" else ":" if several else "-",
-                marker=MARKERS[order % len(MARKERS)] if event == "epoch" else "",
-                width=1.6 if event == "epoch" else 1.0,
+                dash=":" if several and not dots else "-",
+                marker=MARKERS[order % len(MARKERS)] if dots else "",
+                width=1.6 if dots else 1.0,
             )
         )
     return found
 
 
+def training_curve(runs: Runs, name: str, scale: float = 1.0) -> list[Curve]:
+    """Means between log points; over epochs where the log points have none."""
+    fine = phase_curve(runs, "training", "train", f"step_avg_{name}", 0, scale=scale, dots=False)
+    return fine or phase_curve(runs, "training", "train", f"epoch_avg_{name}", 0, scale=scale)
+
+
 def losses(runs: Runs, phases: Mapping[str, str]) -> str:
     """Mean loss over the ranks, training against validation, and one panel for all validation phases."""
-    names = ("loss_unweighted", "loss")
-    train = phase_curve(runs, "training", "train", tuple(f"step_avg_{name}" for name in names), 0, event="train")
-    train = train or phase_curve(runs, "training", "train", names, 0, event="epoch")
+    train = training_curve(runs, "loss_unweighted")
     lines = {
-        phase: phase_curve(runs, label, phase, names, order, event="epoch")
+        phase: phase_curve(runs, label, phase, "loss_unweighted", order)
         for order, (phase, label) in enumerate(phases.items(), 1)
     }
     content = {"training and validation": train + lines.get("val", [])}
@@ -231,9 +234,8 @@ def accuracies(runs: Runs, tasks: Sequence[str]) -> str:
     kinds += [("chain (all ranks right)", "chain_accuracy", 100.0)]
     kinds += [("partial chain (all known ranks right)", "partial_chain_accuracy", 100.0)]
     for title, name, scale in kinds:
-        train = phase_curve(runs, "training", "train", (f"step_avg_{name}",), 0, scale=scale, event="train")
-        train = train or phase_curve(runs, "training", "train", (name,), 0, scale=scale, event="epoch")
-        content[title] = train + phase_curve(runs, "validation", "val", (name,), 1, scale=scale, event="epoch")
+        validation = phase_curve(runs, "validation", "val", name, 1, scale=scale)
+        content[title] = training_curve(runs, name, scale) + validation
     return panels("accuracies", content, "accuracy [%]", limits=dict.fromkeys(content, (-2.0, 102.0)), height=2.5)
 
 
@@ -260,7 +262,7 @@ def schedules(run: RunRecord) -> tuple[str, float | None]:
         color = COLORS[index % len(COLORS)]
         planned_rates = rates[spec.group](updates)
         content["learning rate"].append(Curve(f"{spec.group}, planned", updates, planned_rates, color))
-        steps, applied = run.series(f"train/lr/{spec.group}", "train")
+        steps, applied = run.series(f"train/lr/{spec.group}")
         if len(steps):
             # the row after `step` updates tells the rate of the last of them, update step - 1
             plan = rates[spec.group](steps - 1)
@@ -273,7 +275,7 @@ def schedules(run: RunRecord) -> tuple[str, float | None]:
         color = COLORS[(index + len(specs)) % len(COLORS)]
         planned_values = [float(curve(int(k))) for k in updates]
         content["probabilities"].append(Curve(f"{name}, planned", updates, planned_values, color))
-        steps, applied = run.series(APPLIED[name], "train")
+        steps, applied = run.series(APPLIED[name])
         if len(steps):
             every = max(1, len(steps) // 60)
             x, y = (steps - 1)[::every], applied[::every]
@@ -288,8 +290,8 @@ def speed(runs: Runs) -> str:
     content: dict[str, list[Curve]] = {"throughput": [], "waiting for data": []}
     for index, (label, run) in enumerate(runs.items()):
         color = COLORS[index % len(COLORS)]
-        content["throughput"].append(Curve(label, *run.series("train/images_per_sec", "train"), color))
-        x, y = run.series(WAIT_SHARE, "train")
+        content["throughput"].append(Curve(label, *run.series("train/images_per_sec"), color))
+        x, y = run.series(WAIT_SHARE)
         content["waiting for data"].append(Curve(label, x, 100 * y, color))
     units = {"throughput": "images per second", "waiting for data": "share of time [%]"}
     fastest = max((float(np.max(line.y)) for line in content["throughput"] if len(line.y)), default=1.0)
@@ -302,10 +304,10 @@ def gradients(runs: Runs, tasks: Sequence[str]) -> str:
     norm = "gradient norm before clipping"
     content: dict[str, list[Curve]] = {norm: [], "task weights": []}
     for index, (label, run) in enumerate(runs.items()):
-        steps, norms = run.series("train/grad_norm", "train")
+        steps, norms = run.series("train/grad_norm")
         content[norm].append(Curve(label, steps, norms, COLORS[index % len(COLORS)]))
         for order, task in enumerate(tasks):
-            x, y = run.series(f"gradnorm/weight/{task}", "train")
+            x, y = run.series(f"gradnorm/weight/{task}")
             several = len(runs) > 1
             color = COLORS[(index if several else order + 1) % len(COLORS)]
             name = f"{label}: weight of {task}" if several else f"weight of {task}"

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.reporting.metrics_log import MetricsLog
-from linnaeus_jax.reporting.replay import read_rows, replay
+from linnaeus_jax.reporting.replay import LOCAL, read_rows, replay
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -33,7 +33,8 @@ class Sink(Protocol):
         """Takes one row.
 
         Args:
-          event: "train" (a log point), "epoch" (a boundary) or "final" (best values of the run).
+          event: "train" (a log point), "epoch" (a boundary) or "final" (best values of the run); "step", a log point
+            of `schedule.metrics.step_interval`, is for the metrics log alone.
           step: optimizer updates completed.
           epoch: index of the epoch.
           values: metric name -> number or text.
@@ -94,8 +95,8 @@ class Sinks:
         self.optional = list(optional)
         self._watch = Watch()
 
-    def write(self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, everywhere: bool = True) -> None:
-        """Writes one row to the metrics log and, if `everywhere`, to the other sinks; sends the alerts it calls for.
+    def write(self, event: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        """Writes one row to the metrics log and, but for `LOCAL`, to the other sinks; sends the alerts it calls for.
 
         Raises:
           MetricsLogError: the metrics log could not be written.
@@ -103,7 +104,7 @@ class Sinks:
         if self.metrics_log is None:
             return
         self.metrics_log.write(event, step, epoch, dict(values))
-        if everywhere:
+        if event != LOCAL:
             self._each("write", lambda sink: sink.write(event, step, epoch, values))
         for title, text in self._watch.findings(step, values):
             self.alert(title, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ def parse_metric_name(name: str, *, tasks: Sequence[str] = (), components: Seque
     Raises:
       ValueError: unknown phase or metric.
     """
+    name = re.sub(r"(?i)^(train[_/])epoch_avg_", r"\1", name)  # how the mean over an epoch is logged
     metrics = {metric: (metric, metric) for metric in _WHOLE_PHASE}
     for task in tasks:
         for metric in _PER_TASK:

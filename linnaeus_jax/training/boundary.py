@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linnaeus_jax.learning.meta_masking import keep_mask
+from linnaeus_jax.metrics.names import result_name
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Due, Phase, due_at_boundary
@@ -161,7 +162,7 @@ class Boundary:
             spec,
             self.host.early_stop,
             step=step,
-            metric=self.host.tracker.value(f"{spec.phase}/{spec.metric}") if fresh else None,
+            metric=self.host.tracker.value(result_name(spec.phase, spec.metric)) if fresh else None,
             learning_rate=max(rates.values(), default=math.inf),
             grad_norm=self.host.recorder.last_grad_norm,
             in_warmup=step - 1 < self.warmup_steps,

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from linnaeus_jax.metrics.step_logger import StepMetricsLogger, clock, pipeline_lines, schedule_line
+from linnaeus_jax.metrics.step_logger import StepMetricsLogger, clock, due_part, pipeline_lines, schedule_line
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,24 @@ def test_a_stream_with_interval_zero_is_off(runs):
     logger = make(runs[0], wandb=0, console=0, lr=0)
     assert not any(logger.due(step) for step in range(200))
     assert make(runs[0], pipeline=7).due(70) == {"console", "wandb", "lr", "pipeline"}
+
+
+def test_a_log_point_holds_what_is_due():
+    names = """train/loss core/train_loss schedule/mixup_prob train/grad_norm gradnorm/total_norm_pre_clip train/lr
+        train/lr/default train/step_avg_loss pipeline/wait_share pipeline/cache/hits gradnorm/weight/taxa_L10
+        task_weights/task_taxa_L10"""
+    row = dict.fromkeys(names.split(), 1.0)
+
+    def due(*streams):
+        return set(due_part(row, frozenset(streams)))
+
+    assert due() == due("console") == set()
+    assert due("lr") == {"train/lr", "train/lr/default"}
+    assert due("pipeline") == {"pipeline/wait_share", "pipeline/cache/hits"}
+    assert due("gradnorm") == {"gradnorm/weight/taxa_L10", "task_weights/task_taxa_L10"}
+    assert due("wandb") == set(row) - due("gradnorm") - {"pipeline/cache/hits", "train/lr/default"}
+    assert due("step") == due("wandb") - {"train/step_avg_loss"}
+    assert due("wandb", "lr", "pipeline", "gradnorm") == set(row)
 
 
 def test_the_last_partial_interval_is_flushed(runs):

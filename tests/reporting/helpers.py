@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from linnaeus_jax.files import write_json
+from linnaeus_jax.metrics import names
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
@@ -35,9 +36,9 @@ def extras(rng: np.random.Generator, skill: float) -> dict[str, float]:
     for task in TASKS:
         values |= {f"taxonomic_distance_{task}": 5 - skill, f"ece_{task}": 0.1 * (1 - skill), f"aurc_{task}": 0.1}
         values |= {f"coverage_at_risk_{level}_{task}": skill * level / 10 for level in (1, 5, 10)}
-    names = {"rarity": ["lt_p5", "p5_p50", "p50_p95", "ge_p95"], "taxa": ["birds", "plants"]}
-    for kind, subsets in names.items():
-        for place, name in enumerate(subsets):
+    subsets = {"rarity": ["lt_p5", "p5_p50", "p50_p95", "ge_p95"], "taxa": ["birds", "plants"]}
+    for kind, members in subsets.items():
+        for place, name in enumerate(members):
             values[f"subset/{kind}/{name}/count"] = 100.0 * (place + 1)
             values |= {f"subset/{kind}/{name}/acc1_{task}": 20.0 * (place + 1) * skill for task in TASKS}
     return values
@@ -91,7 +92,7 @@ def write_rows(path: Path, resolved: Any, rng: np.random.Generator, skill: float
         epoch, progress = (step - 1) // STEPS, step / (STEPS * EPOCHS)
         now = phase_values(rng, skill * progress)
         row: dict[str, Any] = {f"train/step_avg_{name}": value for name, value in now.items() if "/" not in name}
-        row |= {f"train/{name}": value for name, value in now.items()}
+        row |= names.update_row(now, {})
         row |= {f"train/lr/{group}": rate(step - 1) for group, rate in rates.items()}
         row["schedule/meta_mask_prob"] = probabilities.meta_mask(step - 1)
         row["train/grad_norm"] = float(np.exp(rng.normal()))
@@ -100,7 +101,7 @@ def write_rows(path: Path, resolved: Any, rng: np.random.Generator, skill: float
         row |= {"train/images_per_sec": 400 + 10 * float(rng.normal()), "pipeline/wait_share": 0.1}
         log.write("train", step, epoch, row)
         if step % STEPS == 0:
-            row = {f"train/{name}": value for name, value in now.items()}
+            row = names.phase_row("train", now)
             if epoch % 2:
                 row |= {f"val/{name}": value for name, value in (now | extras(rng, skill * progress)).items()}
                 for place, masked in enumerate(("meta", "TEMPORAL", "SPATIAL")):

@@ -56,7 +56,7 @@ def test_every_sink_gets_every_row(tmp_path: Path) -> None:
     first, second = Memory(), Memory()
     sinks = Sinks(MetricsLog(tmp_path / "log.jsonl"), [first, second])
     sinks.write("train", 5, 0, {"train/loss": 1.5})
-    sinks.write("train", 6, 0, {"train/loss": 1.4}, everywhere=False)
+    sinks.write("step", 6, 0, {"train/loss": 1.4})
     sinks.write("epoch", 10, 0, {"val_mask_TEMPORAL/loss": float("nan")})
     assert [row["global_step"] for row in rows_of(tmp_path / "log.jsonl")] == [5, 6, 10]
     assert [row[1] for row in first.rows] == [row[1] for row in second.rows] == [5, 10]
@@ -126,6 +126,7 @@ def test_missing_tensorboard_is_a_clear_error(tmp_path: Path, monkeypatch: pytes
 def test_a_resumed_sink_gets_what_it_lacks(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "log.jsonl")
     log.write("train", 5, 0, {"train/loss": 1.0})
+    log.write("step", 5, 0, {"train/skipped_updates": 0})  # of the metrics log alone
     log.write("epoch", 5, 0, {"val/loss": float("inf")})
     sink, sinks = Memory(), Sinks(log)
     module._heal(sink, log.path, sinks)

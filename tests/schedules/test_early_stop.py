@@ -67,6 +67,7 @@ def test_metric_names():
     for spelling in ("val_acc1_taxa_L20", "val/acc1/taxa_l20", "val/taxa_L20/acc1"):
         assert (parse(spelling).phase, parse(spelling).key) == ("val", "acc1_taxa_L20")
     assert parse("val_loss_taxa_L10").is_loss
+    assert parse("train/epoch_avg_loss").key == parse("train_loss").key == "loss"  # as it is logged
     assert not parse("val_ece").higher_is_better
     for wrong in ("loss", "val_", "valloss", "test_loss", "val_acc1", "val_chain_accuracy_taxa_L10", "val_mask_X_loss"):
         with pytest.raises(ValueError, match="no known metric"):

@@ -62,15 +62,16 @@ DOCUMENTED = {
     "epoch": """
         core/val_loss core/val_chain_acc core/val_partial_chain_acc core/val_chain_acc_pct core/val_acc1/taxa_L10
         core/val_acc1/taxa_L20 core/valMask_loss core/valMask_acc1/taxa_L10 core/valMask_TEMPORAL_chain_acc
-        core/train_loss core/train_chain_acc core/train_partial_chain_acc
-        train/loss train/acc1_taxa_L10 train/acc3_taxa_L10 train/loss_taxa_L30 train/avg_samples_per_sec
+        core/train_epoch_avg_loss core/train_epoch_avg_chain_acc core/train_epoch_avg_loss_unweighted
+        core/val_loss_unweighted train/epoch_avg_loss train/epoch_avg_acc1_taxa_L10 train/epoch_avg_acc3_taxa_L10
+        train/epoch_avg_loss_taxa_L30 train/avg_samples_per_sec train/epoch_avg_grad_norm
         val/loss val/chain_accuracy val/partial_chain_accuracy val/acc1_taxa_L10 val/acc3_taxa_L10 val/loss_taxa_L10
         val/epoch_duration_sec val/avg_samples_per_sec val/loss_weighted
         val/null/acc1_taxa_L10 val/non_null/acc1_taxa_L10 val/null/loss_taxa_L10 core/val_non_null_acc1/taxa_L10
         val_mask/loss val_mask/chain_accuracy val_mask/acc1_taxa_L10 val_mask_meta/loss
         val_mask_TEMPORAL/loss val_mask_SPATIAL/acc1_taxa_L10 val_mask_TEMPORAL_SPATIAL/loss
         val/subset/taxa/left/acc1_taxa_L10 val/subset/taxa/left/count train/subset/metadata/masked/count
-        train/subset/metadata/unmasked/acc1_taxa_L10
+        train/epoch_avg_subset/metadata/unmasked/acc1_taxa_L10
         val/ece_taxa_L10 val/aurc_taxa_L10 val/taxonomic_distance_taxa_L10 val/consistency_rate
         val/coverage_at_risk_5_taxa_L30 val/coarse_confidence
     """,
@@ -79,6 +80,18 @@ DOCUMENTED = {
         final_train_partial_chain_accuracy final_val_partial_chain_accuracy final_val_acc1_taxa_L10
         final_val_mask_meta_loss final_val_coarse_confidence
     """,
+}
+
+
+#: a name of each stream -> steps of the rows of W&B that hold it, in a run of 12 updates
+DOCUMENTED_ROWS = {
+    "train/loss": [4, 8, 12],
+    "train/step_avg_loss": [4, 8, 12],
+    "train/lr/default": [4, 8, 12],
+    "pipeline/throughput/prefetch": [8],
+    "gradnorm/weight/taxa_L10": [1, 6, 11],
+    "train/epoch_avg_loss": [6, 12],
+    "val/loss": [6, 12],
 }
 
 
@@ -215,6 +228,13 @@ def test_every_documented_name_is_in_the_offline_wandb_file(finished: Finished) 
     assert {name: sent[name] for name in DOCUMENTED["epoch"].split()} == {
         name: epoch[name] for name in DOCUMENTED["epoch"].split()
     }
+
+
+def test_wandb_gets_what_is_due(finished: Finished) -> None:
+    """W&B and rates every 4 updates, the pipeline every 8, GradNorm at updates 0, 5, 10, epochs of 6 updates."""
+    steps = {name: [row["_step"] for row in finished.wandb["history"] if name in row] for name in DOCUMENTED_ROWS}
+    assert steps == DOCUMENTED_ROWS
+    assert [row["_step"] for row in finished.wandb["history"]] == [1, 4, 6, 8, 11, 12]
 
 
 def test_values_are_real(finished: Finished) -> None:
@@ -451,9 +471,11 @@ def test_train_accuracy_is_that_of_the_predictions(tmp_path) -> None:
     right = predictions.predicted == predictions.label
     assert len(right) == 32
     for t, task in enumerate(TASKS):
-        assert row[f"train/acc1_{task}"] > 90
-        assert row[f"train/acc1_{task}"] == pytest.approx(100 * right[:, t].mean())
-    assert row["train/chain_accuracy"] == pytest.approx(right.all(axis=1).mean())
+        assert row[f"train/epoch_avg_acc1_{task}"] > 90
+        assert row[f"train/epoch_avg_acc1_{task}"] == pytest.approx(100 * right[:, t].mean())
+    assert row["train/epoch_avg_chain_accuracy"] == pytest.approx(right.all(axis=1).mean())
+    # without mixing, masking and dropout, the comparable pair of losses is one number
+    assert row["train/epoch_avg_loss_unweighted"] == pytest.approx(found.metrics["val"]["loss_unweighted"], rel=1e-3)
 
 
 # ---- what fails

@@ -64,7 +64,7 @@ def test_a_run_leaves_what_it_promises(finished):
     assert [row["event"] for row in rows].count("epoch") == 3
     assert rows[-1]["event"] == "final"
     epoch = [row for row in rows if row["event"] == "epoch"][-1]
-    for name in ("train/loss", "val/loss", "val/acc1_taxa_L10", "val_mask_meta/loss", "core/val_chain_acc"):
+    for name in ("train/epoch_avg_loss", "val/loss", "val/acc1_taxa_L10", "val_mask_meta/loss", "core/val_chain_acc"):
         assert np.isfinite(epoch[name]), name
     assert final["final_val_loss"] <= epoch["val/loss"]
     assert json.loads((root / "config.json").read_text())["train"]["epochs"] == 3
