@@ -369,7 +369,9 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
         log.warning("schedule: %s", warning)
     if all(row.optimizer == FROZEN for row in this.program.update.optimizer.rows):
         log.warning("optimizer.parameter_groups freezes every parameter: this run trains nothing and only evaluates")
-    this.host.run_id = this.host.run_id or this.config.experiment.wandb.run_id or new_run_id()
+    this.host.run_id = this.directory.keep_run_id(
+        this.host.run_id or this.config.experiment.wandb.run_id or new_run_id()
+    )
     facts = {
         "dataset_metadata": {
             "num_classes": dataset.num_classes,
@@ -393,7 +395,6 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
         config=plain(this.config),
         facts=facts,
         run_id=this.host.run_id,
-        resumed_step=resumed_step,
         debug=this.config.debug.wandb_metrics,
     )
 

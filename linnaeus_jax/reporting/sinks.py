@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.reporting.metrics_log import MetricsLog
-from linnaeus_jax.reporting.replay import LOCAL, read_rows, replay
+from linnaeus_jax.reporting.replay import LOCAL, Row, read_rows
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -40,6 +39,9 @@ class Sink(Protocol):
           values: metric name -> number or text.
           timestamp: seconds since 1970; None: now.
         """
+
+    def heal(self, rows: Sequence[Row]) -> None:
+        """At the start: makes what earlier starts of the run left agree with the rows of the metrics log."""
 
     def alert(self, title: str, text: str) -> None:
         """Tells a person; `title` has fewer than 64 characters."""
@@ -138,10 +140,9 @@ def open_sinks(
     config: Mapping[str, Any],
     facts: Mapping[str, Any],
     run_id: str,
-    resumed_step: int | None = None,
     debug: bool = False,
 ) -> Sinks:
-    """The sinks that `config.experiment` asks for.
+    """The sinks that `config.experiment` asks for, holding already what earlier starts of the run have logged.
 
     Args:
       metrics_log: None on processes other than the first, which write nothing.
@@ -149,7 +150,6 @@ def open_sinks(
       config: the whole configuration as JSON types, secrets removed.
       facts: what else describes the run: `dataset_metadata`, `model_info`, `system_info`.
       run_id: identity of the run in W&B, kept over resumes.
-      resumed_step: updates completed when the run resumed from a checkpoint; None: it is new.
       debug: write the payload of every W&B call to the debug log.
 
     Raises:
@@ -163,9 +163,9 @@ def open_sinks(
         from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
 
         def tensorboard() -> Sink:
-            return TensorBoardSink(logs / "tensorboard", config=config, resumed_step=resumed_step)
+            return TensorBoardSink(logs / "tensorboard", config=config)
 
-        _open("TensorBoard", tensorboard, sinks)
+        _open("TensorBoard", tensorboard, sinks, metrics_log)
     if experiment.wandb.enabled:
         from linnaeus_jax.reporting.wandb_sink import WandbSink
 
@@ -175,35 +175,25 @@ def open_sinks(
                 directory=logs,
                 config={**config, **facts},
                 run_id=run_id,
-                resumed=resumed_step is not None,
                 debug=debug,
             )
 
-        sink = _open("W&B", wandb, sinks)
-        if isinstance(sink, WandbSink) and sink.resumed:
-            _heal(sink, metrics_log.path, sinks)
+        _open("W&B", wandb, sinks, metrics_log)
     return sinks
 
 
-def _open(name: str, make: Callable[[], Sink], sinks: Sinks) -> Sink | None:
+def _open(name: str, make: Callable[[], Sink], sinks: Sinks, metrics_log: MetricsLog) -> None:
+    path = metrics_log.path
     try:
+        rows = read_rows(path) if path.exists() else []
         sink = make()
+        sink.heal([row for row in rows if row.event != "final"])  # best values are written again when the run ends
     except ConfigError:
         raise
     except Exception as error:
-        _warn_off(name, f"it could not be started: {error}", sinks.metrics_log)
-        return None
-    sinks.optional.append(sink)
-    return sink
-
-
-def _heal(sink: Sink, path: Path, sinks: Sinks) -> None:
-    """Sends a resumed W&B run the rows that it lacks: those buffered at a kill, or written while W&B was off."""
-    try:
-        replay(read_rows(path), sink)
-    except Exception as error:
-        sinks.optional.remove(sink)
-        _warn_off(sink.name, f"sending the rows before the resume failed: {error}", sinks.metrics_log)
+        _warn_off(name, f"it could not be started: {error}", metrics_log)
+    else:
+        sinks.optional.append(sink)
 
 
 def _warn_off(name: str, why: str, metrics_log: MetricsLog | None) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.reporting.replay import Row, replay
 
 
 class TensorBoardSink:
@@ -16,15 +17,12 @@ class TensorBoardSink:
 
     name = "TensorBoard"
 
-    def __init__(
-        self, directory: Path, *, config: Mapping[str, Any] | None = None, resumed_step: int | None = None
-    ) -> None:
+    def __init__(self, directory: Path, *, config: Mapping[str, Any] | None = None) -> None:
         """Opens a new event file.
 
         Args:
           directory: of the event files.
           config: JSON types without secrets, shown as text.
-          resumed_step: a resumed run hides the points that an earlier file has beyond this step.
 
         Raises:
           ConfigError: the package is not installed.
@@ -38,11 +36,12 @@ class TensorBoardSink:
                 "`pip install 'linnaeus-jax[profile]'` or set it to False"
             ) from error
         self._event, self._summary, self._tensor, self._types = event_pb2, summary_pb2, tensor_pb2, types_pb2
+        self._earlier = list(directory.glob("*tfevents*"))
         self._writer = EventFileWriter(str(directory))
-        self._step = resumed_step or 0
-        if resumed_step is not None:
+        self._step, self._tags = 0, set[str]()
+        if self._earlier:  # a TensorBoard that is open forgets what it has read of the earlier files
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
+            self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=0, session_log=start))
         if config:
             text = "\n".join(f"    {line}" for line in json.dumps(config, indent=1, sort_keys=True).splitlines())
             self._add(self._step, None, [self._text("config", text)])
@@ -50,17 +49,28 @@ class TensorBoardSink:
     def write(
         self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, timestamp: float | None = None
     ) -> None:
-        """Adds one point per value at `step`."""
+        """Adds one point per value at `step`; a value that a row of the same step had is not added again."""
+        if step != self._step:
+            self._step, self._tags = step, set()
+        new = {name: value for name, value in {**values, "epoch": epoch}.items() if name not in self._tags}
+        self._tags |= new.keys()
         summaries = [
             self._summary.Summary.Value(tag=name, simple_value=float(value))
             if isinstance(value, (int, float))
             else self._text(name, str(value))
-            for name, value in {**values, "epoch": epoch}.items()
+            for name, value in new.items()
         ]
-        self._step = step
         self._add(step, timestamp, summaries)
         if event != "train":
             self._writer.flush()
+
+    def heal(self, rows: Sequence[Row]) -> None:
+        """Writes the run so far anew and removes the earlier event files: they may lack points, and hold some twice."""
+        replay(rows, self)
+        self._writer.flush()
+        for path in self._earlier:
+            path.unlink(missing_ok=True)
+        self._earlier = []
 
     def alert(self, title: str, text: str) -> None:
         """Adds a text `alerts/<title>` at the step of the last row."""

@@ -13,6 +13,8 @@ import wandb
 from ml_collections import ConfigDict
 
 from linnaeus_jax.reporting.metrics_log import strict
+from linnaeus_jax.reporting.replay import Row, replay
+from linnaeus_jax.reporting.wandb_file import last_step
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -60,6 +62,7 @@ class WandbSink:
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.debug = debug
+        on_disk = last_step(directory, run_id)
         self.run = wandb.init(
             project=project,
             entity=entity or None,
@@ -83,8 +86,9 @@ class WandbSink:
                 finish_timeout=FINISH_TIMEOUT,
             ),
         )
-        self.resumed = bool(self.run.resumed)
         self._next = int(self.run.starting_step)  # the server ignores rows of earlier steps
+        if self.run.offline and on_disk is not None:
+            self._next = on_disk + 1  # what is on disk cannot be changed, and is sent to the server as it is
         self._already = 0
         self._step: int | None = None
         self._row: dict[str, Any] = {}
@@ -99,14 +103,9 @@ class WandbSink:
         directory: Path,
         config: Mapping[str, Any],
         run_id: str,
-        resumed: bool,
         debug: bool = False,
     ) -> WandbSink:
-        """The run that the section `experiment` describes.
-
-        A run resumed from a checkpoint continues its W&B run, or starts it if W&B was off until then; with
-        `wandb.resume` the W&B run must exist.
-        """
+        """The run that the section `experiment` describes, new or gone on with; with `wandb.resume` it must exist."""
         settings = experiment.wandb
         return cls(
             project=settings.project or experiment.project,
@@ -116,7 +115,7 @@ class WandbSink:
             tags=settings.tags,
             notes=settings.notes,
             mode=settings.mode,
-            resume="must" if settings.resume else ("allow" if resumed else None),
+            resume="must" if settings.resume else "allow",
             directory=directory,
             config=config,
             run_id=run_id,
@@ -145,6 +144,10 @@ class WandbSink:
         self._row |= {**strict(dict(values)), "global_step": step, "epoch": epoch}
         if timestamp is not None:
             self._row["_timestamp"] = timestamp
+
+    def heal(self, rows: Sequence[Row]) -> None:
+        """Sends those rows of the metrics log that W&B lacks: buffered at a kill, or written while W&B was off."""
+        replay(rows, self)
 
     def alert(self, title: str, text: str) -> None:
         """Sends a notification to the people whom the W&B project notifies."""

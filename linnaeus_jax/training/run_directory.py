@@ -8,6 +8,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.files import write_atomically
+
 #: parts of a key that mark its value as a secret
 SECRET_MARKS = ("api_key", "app_key", "password", "secret", "token", "credential")
 REDACTED = "<redacted>"
@@ -24,6 +26,7 @@ class RunDirectory:
         self.metadata = root / "metadata"
         self.config_json = root / "config.json"
         self.progress_json = root / "progress.json"
+        self.run_id_file = root / "run_id.txt"
         self.metrics_log = self.logs / "metrics_log.jsonl"
 
     @classmethod
@@ -41,6 +44,12 @@ class RunDirectory:
         """
         for directory in (self.checkpoints, self.logs, self.assets, self.metadata):
             directory.mkdir(parents=True, exist_ok=True)
+
+    def keep_run_id(self, wanted: str) -> str:
+        """The identity of the run in external trackers: that of an earlier start, else `wanted`, which is kept."""
+        if not self.run_id_file.exists():
+            write_atomically(self.run_id_file, wanted + "\n")
+        return self.run_id_file.read_text().strip()
 
     def resolve(self, path: str) -> Path:
         """A directory from the config: `{output_dir}` is the run directory, relative paths lie below it."""

@@ -13,6 +13,7 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.reporting import sinks as module
 from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
+from linnaeus_jax.reporting.replay import replay
 from linnaeus_jax.reporting.sinks import WAIT_SHARE, Sinks, Watch, open_sinks
 
 
@@ -20,7 +21,6 @@ class Memory:
     """A sink that remembers, and fails from its `fail_after`th row on."""
 
     name = "memory"
-    resumed = True
 
     def __init__(self, fail_after: int = 10**9) -> None:
         self.rows: list[tuple[str, int, int, dict[str, Any]]] = []
@@ -32,6 +32,9 @@ class Memory:
         if len(self.rows) >= self.fail_after:
             raise ConnectionError("the server is gone")
         self.rows.append((event, step, epoch, dict(values)))
+
+    def heal(self, rows: Any) -> None:
+        replay(rows, self)
 
     def alert(self, title: str, text: str) -> None:
         self.alerts.append((title, text))
@@ -123,11 +126,13 @@ def test_missing_tensorboard_is_a_clear_error(tmp_path: Path, monkeypatch: pytes
         open_sinks(MetricsLog(tmp_path / "log.jsonl"), experiment, config={}, facts={}, run_id="x")
 
 
-def test_a_resumed_sink_gets_what_it_lacks(tmp_path: Path) -> None:
+def test_a_sink_gets_the_rows_of_earlier_starts(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "log.jsonl")
     log.write("train", 5, 0, {"train/loss": 1.0})
     log.write("step", 5, 0, {"train/skipped_updates": 0})  # of the metrics log alone
     log.write("epoch", 5, 0, {"val/loss": float("inf")})
+    log.write("final", 5, 0, {"final_val_loss": 1.0})  # comes again with the end of the run
     sink, sinks = Memory(), Sinks(log)
-    module._heal(sink, log.path, sinks)
+    module._open("memory", lambda: sink, sinks, log)
+    assert sinks.optional == [sink]
     assert sink.rows == [("train", 5, 0, {"train/loss": 1.0}), ("epoch", 5, 0, {"val/loss": float("inf")})]

@@ -7,8 +7,12 @@ import pytest
 pytest.importorskip("tensorboard", reason="the extra `profile` is not installed")
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.replay import RunRecord
+from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
 from linnaeus_jax.tools import replay_metrics
 from tests.reporting.helpers import make_run
@@ -33,17 +37,43 @@ def test_scalars_texts_and_alerts(tmp_path: Path) -> None:
     assert b'"epochs": 3' in found.Tensors("config")[0].tensor_proto.string_val[0]
 
 
-def test_a_resume_hides_the_points_beyond_it(tmp_path: Path) -> None:
-    first = TensorBoardSink(tmp_path)
-    for step in (1, 2, 3):
-        first.write("train", step, 0, {"train/loss": float(step)})
-    first.close()
-    second = TensorBoardSink(tmp_path, resumed_step=1)
-    second.write("train", 2, 0, {"train/loss": 20.0})
-    second.close()
-    files = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    assert len(files) == 2
-    assert [(p.step, p.value) for p in read(tmp_path).Scalars("train/loss")] == [(1, 1.0), (2, 20.0)]
+def points(directory: Path) -> list[tuple[int, str, float]]:
+    """Every scalar that stands in the event files, as it is written."""
+    return [
+        (event.step, value.tag, value.simple_value)
+        for path in sorted(directory.glob("*tfevents*"))
+        for event in LegacyEventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.HasField("simple_value")
+    ]
+
+
+@pytest.mark.parametrize("resumed_step", [-1, 1, 2], ids=["from the start", "within an epoch", "at the boundary"])
+def test_each_step_is_once_in_the_event_files_after_a_kill(tmp_path: Path, resumed_step: int) -> None:
+    """The first start was killed after step 3, and lost its last point; the second goes on from a checkpoint."""
+    experiment = get_config().experiment
+    experiment.tensorboard.enabled = True
+    log = MetricsLog(tmp_path / "metrics_log.jsonl")
+
+    def write(sinks: Sinks, steps: tuple[int, ...]) -> None:
+        for step in steps:
+            sinks.write("train", step, step // 3, {"train/loss": float(step), "core/global_step": step})
+            if step == 2:
+                sinks.write("epoch", step, step // 3, {"val/loss": 0.5, "core/global_step": step})
+
+    write(open_sinks(log, experiment, config={"a": 1}, facts={}, run_id="x"), (1, 2))  # never closed: the kill
+    log.write("train", 3, 1, {"train/loss": 3.0, "core/global_step": 3})
+    log.supersede(resumed_step, frozenset({"epoch", "final"}))
+    sinks = open_sinks(log, experiment, config={"a": 1}, facts={}, run_id="x")
+    if resumed_step == 2:
+        sinks.write("epoch", 2, 0, {"val/loss": 0.5, "core/global_step": 2})
+    write(sinks, tuple(step for step in (1, 2, 3, 4) if step > resumed_step))
+    sinks.close()
+    found = [(step, tag) for step, tag, _ in points(tmp_path / "tensorboard")]
+    assert len(found) == len(set(found))
+    assert [step for step, tag in found if tag == "train/loss"] == [1, 2, 3, 4]
+    assert [step for step, tag in found if tag == "val/loss"] == [2]
+    assert [(p.step, p.value) for p in read(tmp_path / "tensorboard").Scalars("train/loss")][2:] == [(3, 3), (4, 4)]
 
 
 def test_replay(tmp_path: Path) -> None:

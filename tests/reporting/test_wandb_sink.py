@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,14 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.replay import RunRecord
 from linnaeus_jax.reporting.sinks import open_sinks
+from linnaeus_jax.reporting.wandb_file import last_step, records
 from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
 from linnaeus_jax.tools import replay_metrics
 from linnaeus_jax.training.run_directory import plain
 from tests.reporting.helpers import make_run
-from tests.reporting.wandb_file import contents
+from tests.reporting.wandb_file import contents, history_row, wait_for_end
 
+ROOT = Path(__file__).parents[2]
 SECRET = "k3y-that-nobody-may-see"
 
 
@@ -82,9 +87,7 @@ def test_id_is_kept_and_steps_go_on_over_a_resume(tmp_path: Path) -> None:
     last = 0
     for segment, steps in enumerate(((5, 10), (15, 20))):
         directory = tmp_path / str(segment)
-        sink = WandbSink.from_config(
-            config.experiment, directory=directory, config={}, run_id="same", resumed=bool(segment)
-        )
+        sink = WandbSink.from_config(config.experiment, directory=directory, config={}, run_id="same")
         for step in steps:
             sink.write("train", step, 0, {"train/loss": 1.0})
         sink.close()
@@ -103,10 +106,53 @@ def test_a_step_may_not_decrease(tmp_path: Path) -> None:
     sink.close()
 
 
+def test_an_offline_run_that_was_killed_is_whole(tmp_path: Path) -> None:
+    """The row of step 15 was in the buffer when the run was killed; step 10 is made again from a checkpoint."""
+    experiment, log = make_config().experiment, MetricsLog(tmp_path / "metrics_log.jsonl")
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting.sinks import open_sinks
+from tests.reporting.test_wandb_sink import make_config
+sinks = open_sinks(
+    MetricsLog(Path({str(log.path)!r})), make_config().experiment, config={{}}, facts={{}}, run_id="killed"
+)
+for step in (5, 10, 15):
+    sinks.write("train", step, 0, {{"train/loss": step / 10}})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}  # not our service
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment)
+    assert done.returncode == -signal.SIGKILL
+    for step in (20, 25):  # of two starts
+        sinks = open_sinks(log, experiment, config={}, facts={}, run_id="killed")
+        if step == 25:
+            sinks.write("train", 10, 0, {"train/loss": 1.0})
+        sinks.write("train", step, 0, {"train/loss": step / 10})
+        sinks.close()
+        files = sorted(tmp_path.glob("wandb/offline-run-*/run-killed.wandb"))
+        wait_for_end(files[-1])
+    assert len(files) == 3
+    rows = [history_row(record) for path in files for record in records(path) if record.HasField("history")]
+    assert [(row["_step"], row["train/loss"]) for row in rows] == [(5, 0.5), (10, 1.0), (15, 1.5), (20, 2.0), (25, 2.5)]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "wandb" / "offline-run-1-x" / "run-x.wandb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"run-x\.wandb is no file of W&B"):
+        last_step(tmp_path, "x")
+    path.write_bytes(b":W&B\xe1\xbe\0" + b"\1" * 30)
+    assert last_step(tmp_path, "x") is None  # cut off
+    assert last_step(tmp_path, "y") is None
+
+
 class Server:
     """What a resumed run looks like whose first `starting_step` rows the server has."""
 
-    resumed = True
+    offline = False
 
     def __init__(self, starting_step: int) -> None:
         self.starting_step = starting_step
@@ -129,7 +175,7 @@ def test_resume_sends_only_what_the_server_lacks(tmp_path: Path, monkeypatch: py
     for step in (5, 10, 15):
         log.write("train", step, 0, {"train/loss": step / 10})
     config = make_config("online")
-    sinks = open_sinks(log, config.experiment, config={}, facts={}, run_id="x", resumed_step=15)
+    sinks = open_sinks(log, config.experiment, config={}, facts={}, run_id="x")
     sinks.write("epoch", 15, 0, {"val/loss": 0.5})
     sinks.close()
     assert arguments["resume"] == "allow"

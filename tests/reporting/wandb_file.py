@@ -1,57 +1,43 @@
-"""Reads the record log that W&B writes offline."""
+"""What W&B has written offline."""
 
 from __future__ import annotations
 
 import json
-import struct
 import time
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
-
-BLOCK, HEADER = 32768, 7
-
-
-def records(path: Path) -> Iterator[Any]:
-    """Every record of a `.wandb` file."""
-    data, position, payload = path.read_bytes(), HEADER, b""
-    assert data[:4] == b":W&B"
-    while position + HEADER <= len(data):
-        if BLOCK - position % BLOCK < HEADER:  # the tail of a block that cannot hold a header
-            position += BLOCK - position % BLOCK
-            continue
-        checksum, length, kind = struct.unpack_from("<IHB", data, position)
-        if position + HEADER + length > len(data):
-            return  # still being written
-        part = data[position + HEADER : position + HEADER + length]
-        assert checksum == zlib.crc32(bytes([kind]) + part)
-        payload = part if kind in (1, 2) else payload + part
-        position += HEADER + length
-        if kind in (1, 4):
-            yield Record.FromString(payload)
+from linnaeus_jax.reporting.wandb_file import records
 
 
 def key(item: Any) -> str:
     return item.key or "/".join(item.nested_key)
 
 
-def contents(directory: Path) -> dict[str, Any]:
-    """History rows, summary, config, alerts, run and exit code of the only offline run below `directory`."""
-    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
+def history_row(record: Any) -> dict[str, Any]:
+    return {key(item): json.loads(item.value_json) for item in record.history.item}
+
+
+def wait_for_end(path: Path) -> list[Any]:
+    """Every record of a run that is finished; another process writes them."""
     written: list[Any] = []
     deadline = time.monotonic() + 30
-    while not written or written[-1].WhichOneof("record_type") != "exit":  # another process writes, after `finish`
+    while not written or written[-1].WhichOneof("record_type") != "exit":
         assert time.monotonic() < deadline, f"{path} has no end"
         time.sleep(0.05)
         written = list(records(path))
+    return written
+
+
+def contents(directory: Path) -> dict[str, Any]:
+    """History rows, summary, config, alerts, run and exit code of the only offline run below `directory`."""
+    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
+    written = wait_for_end(path)
     found: dict[str, Any] = {"history": [], "summary": {}, "config": {}, "alerts": [], "metrics": [], "exit": None}
     for record in written:
         kind = record.WhichOneof("record_type")
         if kind == "history":
-            found["history"].append({key(item): json.loads(item.value_json) for item in record.history.item})
+            found["history"].append(history_row(record))
         elif kind == "summary":
             found["summary"] |= {key(item): json.loads(item.value_json) for item in record.summary.update}
         elif kind == "run":

@@ -118,12 +118,16 @@ def uninterrupted(tmp_path_factory):
 )
 def test_killed_run_ends_like_the_uninterrupted_one(uninterrupted, tmp_path, moments):
     directory, config = uninterrupted
+    ids = set()
     for moment in moments:
         done = start([str(config), str(tmp_path / "run"), moment])
         assert done.returncode == -signal.SIGKILL, f"{moment}: {done.returncode} {done.stderr[-2000:]}"
+        ids.add((tmp_path / "run" / "run_id.txt").read_text().strip())
     done = start([str(config), str(tmp_path / "run")])
     assert done.returncode == 0, done.stderr[-3000:]
     assert_same_end(tmp_path / "run", directory / "whole")
+    boundaries = (tmp_path / "run" / "checkpoints").glob("boundary_*.json")
+    assert ids == {json.loads(path.read_text())["run_id"] for path in boundaries}
 
 
 @pytest.mark.slow

@@ -46,6 +46,12 @@ def test_directory_from_config_and_placeholder(tmp_path):
     assert directory.resolve("logs/debug") == directory.root / "logs" / "debug"
 
 
+def test_the_run_keeps_the_id_of_its_first_start(tmp_path):
+    directory = RunDirectory(tmp_path)
+    assert directory.keep_run_id("first") == "first"
+    assert RunDirectory(tmp_path).keep_run_id("second") == "first"
+
+
 def script(path: Path, text: str) -> str:
     path.write_text("#!/bin/sh\n" + text)
     path.chmod(path.stat().st_mode | stat.S_IEXEC)
