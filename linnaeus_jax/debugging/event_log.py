@@ -313,8 +313,8 @@ def event_log_probes(
     parameter, instead of the difference to a copy of the parameters.
 
     Args:
-      names: canonical parameter names in leaf order; read when an event is written, so that a list may be filled in
-        after the step was built.
+      names: canonical names of the parameters that train, in leaf order; read when an event is written, so that a
+        list may be filled in after the step was built.
       tasks: in task order, finest first.
       learning_rate: 0-based update -> rate that is shown.
       batch_index: 0-based update -> its position in its epoch.
@@ -351,8 +351,8 @@ def event_log_probes(
             epoch,
             {
                 "total_norm": norm if math.isfinite(norm) else math.inf,
-                "max_grad": float(np.max(found["max"])),
-                "min_grad": float(np.min(found["min"])),
+                "max_grad": float(np.max(found["max"], initial=0.0)),
+                "min_grad": float(np.min(found["min"])) if len(found["min"]) else 0.0,
                 "num_params_with_grad": int(np.count_nonzero(found["max"])),
                 "num_params_total": len(names),
                 "top_10_grad_norms": _top(names, found["norms"]),
@@ -400,13 +400,15 @@ def _measure_training_step(inputs: ProbeInputs) -> dict[str, jax.Array]:
 
 
 def _measure_gradients(inputs: ProbeInputs) -> dict[str, jax.Array]:
-    """Per leaf: L2 norm, largest and smallest |g| (float32 [L]); the largest is NaN where any entry is."""
+    """Per leaf that trains: L2 norm, largest and smallest |g| (float32 [L]); the largest is NaN where any entry is."""
     found = []
     for grad in jax.tree.leaves(inputs.grads):
         size = jnp.abs(grad.astype(jnp.float32))
         bits = jax.lax.bitcast_convert_type(size, jnp.int32)  # XLA on CPU may lose a NaN among floating-point numbers
         # one reduction instead of three: hundreds of leaves take a third of the time to compile
         found.append(jax.lax.reduce((bits, bits, size * size), _REDUCE_FROM, _max_min_sum, tuple(range(size.ndim))))
+    if not found:
+        return dict.fromkeys(("norms", "max", "min"), jnp.zeros(0))
     largest, smallest, squares = (jnp.stack(values) for values in zip(*found, strict=True))
     magnitudes = {
         name: jax.lax.bitcast_convert_type(x, jnp.float32) for name, x in (("max", largest), ("min", smallest))
@@ -419,8 +421,9 @@ def _max_min_sum(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> t
 
 
 def _measure_updates(inputs: ProbeInputs) -> jax.Array:
-    """float32 [L], mean |update| of every leaf."""
-    return jnp.stack([jnp.abs(u.astype(jnp.float32)).mean() for u in jax.tree.leaves(inputs.updates())])
+    """float32 [L], mean |update| of every leaf that trains."""
+    found = [jnp.abs(u.astype(jnp.float32)).mean() for u in jax.tree.leaves(inputs.updates())]
+    return jnp.stack(found) if found else jnp.zeros(0)
 
 
 def _top(names: Sequence[str], values: np.ndarray) -> dict[str, float]:

@@ -34,6 +34,7 @@ from linnaeus_jax.debugging.frame_recorder import FrameRecorder
 from linnaeus_jax.debugging.frames import concatenate, merge
 from linnaeus_jax.debugging.overflow import OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
+from linnaeus_jax.learning.optimizers import FROZEN
 from linnaeus_jax.training.compilation import CompiledStep
 from linnaeus_jax.training.objective import Recorder
 from linnaeus_jax.training.parallel import fetch
@@ -158,7 +159,7 @@ class DebugSession:
     def follow(self, program: Program, update_in_epoch: Callable[[int], int]) -> None:
         """Names and numbers that the event log shows of `program`; known only after the step was built."""
         rates = program.update.learning_rates
-        self._names[:] = [row.name for row in program.parameters]
+        self._names[:] = [row.name for row in program.update.optimizer.rows if row.optimizer != FROZEN]
         self._rate = lambda update: max(rate(update) for rate in rates.values())
         self._update_in_epoch = update_in_epoch
 

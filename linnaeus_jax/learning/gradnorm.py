@@ -65,21 +65,13 @@ def shared_norms(gradients: Any, shared_mask: Any) -> jax.Array:
     """L2 norm of every task's gradient over the shared parameters.
 
     Args:
-      gradients: pytree with leading axis T, of `task_gradients`.
-      shared_mask: pytree of Python bools of the same structure, True = shared.
+      gradients: pytree with leading axis T, of `task_gradients`; may be None where not shared.
+      shared_mask: pytree of Python bools like the parameters, True = shared; at least one is.
 
     Returns:
       float32 [T].
-
-    Raises:
-      ValueError: nothing is shared.
     """
-    chosen = jax.tree.map(lambda g, shared: g if shared else None, gradients, shared_mask)
-    leaves = jax.tree.leaves(chosen)
-    if not leaves:
-        raise ValueError(
-            "GradNorm: loss.grad_weighting.task.exclude_config matches every parameter; leave the trunk unmatched"
-        )
+    leaves = jax.tree.leaves(jax.tree.map(lambda shared, g: g if shared else None, shared_mask, gradients))
     squares = [jnp.sum(jnp.square(g.astype(jnp.float32)), axis=tuple(range(1, g.ndim))) for g in leaves]
     return jnp.sqrt(sum(squares[1:], squares[0]))
 

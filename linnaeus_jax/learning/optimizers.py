@@ -52,9 +52,12 @@ class Optimizer:
       group: group name of each canonical parameter name.
       factor: tree like the parameters; learning-rate factor of each leaf (layer-wise decay), a float, or float32
         `[layers, 1, ...]` for stacked layers.
-      lr_multipliers: learning-rate multiplier of each trainable group, in configuration order.
+      lr_multipliers: learning-rate multiplier of each trainable group, in configuration order. A multiplier of 0 is a
+        learning rate, not a freeze: such parameters have gradients, norms and optimizer state like all others.
       rows: one row per parameter, in the given order.
       overlaps: one text per parameter that several groups asked for (the first got it).
+      group_tree: tree like the parameters; group name of each leaf.
+      ndim: tree like the parameters; axes of one layer's parameter: a leaf has as many more as scans stack it.
     """
 
     direction: optax.GradientTransformation
@@ -64,12 +67,21 @@ class Optimizer:
     rows: tuple[ParameterRow, ...]
     overlaps: tuple[str, ...]
     group_tree: Any
+    ndim: Any
+
+    def split_frozen(self, tree: Any) -> tuple[Any, Any]:
+        """(what trains, what is frozen) of a tree like the parameters, each with None for the other."""
+        trains = jax.tree.map(lambda group: group in self.lr_multipliers, self.group_tree)
+        return (
+            jax.tree.map(lambda mine, part: part if mine else None, trains, tree),
+            jax.tree.map(lambda mine, part: None if mine else part, trains, tree),
+        )
 
     def apply_learning_rates(self, updates: optax.Updates, lrs: Mapping[str, jax.typing.ArrayLike]) -> optax.Updates:
         """Turns directions into updates: `-lrs[group] * factor * direction`, for `optax.apply_updates`.
 
         Args:
-          updates: tree of directions from `direction.update`.
+          updates: tree of directions from `direction.update`, may be None where frozen.
           lrs: learning rate (scalar) of every trainable group.
 
         Raises:
@@ -79,13 +91,20 @@ class Optimizer:
         if missing:
             raise ValueError(f"no learning rate for the optimizer groups {missing}; got rates for {sorted(lrs)}")
         return jax.tree.map(
-            lambda update, group, factor: (
+            lambda group, factor, update: (
                 -1.0 * lrs[group] * factor * update if group in self.lr_multipliers else update
             ),
-            updates,
             self.group_tree,
             self.factor,
+            updates,
         )
+
+
+def join_frozen(trained: Any, frozen: Any) -> Any:
+    """The whole tree that `Optimizer.split_frozen` parted; `trained` itself where `frozen` is None."""
+    if frozen is None:
+        return trained
+    return jax.tree.map(lambda mine, rest: rest if mine is None else mine, trained, frozen, is_leaf=lambda x: x is None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +188,7 @@ def build_optimizer(
         rows=tuple(rows),
         overlaps=tuple(overlaps),
         group_tree=_nest({path: members[0][0].group for path, members in leaves.items()}),
+        ndim=_nest(ndim),
     )
 
 
@@ -364,7 +384,7 @@ def _ademamix_schedules(alpha: float, beta1: float, beta3: float, warmup: int | 
 
 
 def clip(
-    grads: optax.Updates, mode: str, limit: float, *, params: optax.Params | None = None
+    grads: optax.Updates, mode: str, limit: float, *, params: optax.Params | None = None, ndim: Any = None
 ) -> tuple[optax.Updates, jax.Array]:
     """Clips gradients and returns their global norm from before clipping.
 
@@ -374,6 +394,8 @@ def clip(
         to `limit` times the norm of its weights (Brock et al., 2021).
       limit: largest global norm, or largest ratio; <= 0 turns clipping off.
       params: tree of parameters; needed by "adaptive".
+      ndim: tree of axes per layer, see `Optimizer`; "adaptive" takes every layer of a stacked leaf on its own. None:
+        nothing is stacked.
 
     Returns:
       The clipped tree and the float32 scalar global L2 norm; a non-finite norm is passed on, not hidden.
@@ -391,8 +413,27 @@ def clip(
         if params is None:
             raise ValueError("train.clip_mode = 'adaptive' compares gradients with weights: pass params")
         adaptive = optax.adaptive_grad_clip(limit)
-        return adaptive.update(grads, adaptive.init(params), params)[0], norm
+        layers, weights = (_layers(tree, ndim) for tree in (grads, params))
+        clipped, _ = adaptive.update(layers, adaptive.init(weights), weights)
+        return jax.tree.map(
+            lambda grad, found: jnp.stack(found).reshape(grad.shape) if isinstance(found, list) else found,
+            grads,
+            clipped,
+        ), norm
     raise ValueError(f"train.clip_mode = {mode!r} is unknown; choose norm or adaptive")
+
+
+def _layers(tree: Any, ndim: Any) -> Any:
+    """`tree` with stacked leaves as lists of their layers."""
+    if ndim is None:
+        return tree
+
+    def unstacked(axes: int, leaf: jax.Array | None) -> Any:
+        if leaf is None or leaf.ndim == axes:
+            return leaf
+        return list(leaf.reshape(-1, *leaf.shape[leaf.ndim - axes :]))
+
+    return jax.tree.map(unstacked, ndim, tree)
 
 
 def ema_update(ema: optax.Params, params: optax.Params, decay: float, step: jax.typing.ArrayLike) -> optax.Params:

@@ -20,7 +20,7 @@ class ProbeInputs(struct.PyTreeNode):
 
     step: jax.Array  # int32 [], before the update
     params: Any  # before the update
-    grads: Any  # of the weighted total, before clipping
+    grads: Any  # of the weighted total, before clipping; like the parameters, None where frozen
     loss: jax.Array  # float32 []
     task_losses: jax.Array  # float32 [T]
     task_weights: jax.Array  # float32 [T]
@@ -32,7 +32,7 @@ class ProbeInputs(struct.PyTreeNode):
     probabilities: dict[str, jax.Array]  # scheduled, by name
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows of the first micro-batch
     sample_losses: jax.Array  # float32 [B, T] of the first micro-batch, neither masked nor weighted
-    #: what is added to the parameters, zero where the update is skipped; computed again for the probe that asks
+    #: what is added to the parameters, zero where the update is skipped, None where frozen; computed again on demand
     updates: Callable[[], Any] = struct.field(pytree_node=False)
 
 

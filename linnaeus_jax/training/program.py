@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -264,7 +264,7 @@ def build_program(
         clip_mode=train.clip_mode,
         clip_limit=train.clip_grad,
         ema_decay=train.ema.decay if train.ema.enabled else None,
-        gradnorm=_gradnorm_settings(config, dataset, parameters, shapes["params"]) if gradnorm_on(config) else None,
+        gradnorm=_gradnorm_settings(config, dataset, parameters, optimizer) if gradnorm_on(config) else None,
     )
 
     # ---- evaluation
@@ -298,15 +298,26 @@ def mix_settings(config: ConfigDict, block: int) -> mixing.MixSettings | None:
 
 
 def _gradnorm_settings(
-    config: ConfigDict, dataset: Dataset, parameters: tuple[ParameterInfo, ...], shapes: Mapping[str, Any]
+    config: ConfigDict, dataset: Dataset, parameters: tuple[ParameterInfo, ...], optimizer: optimizers.Optimizer
 ) -> GradNormSettings:
     weighting = config.loss.grad_weighting.task
     # Measured are the labelled samples alone; that is what trains where null labels never do.
     nulls_left_out = not dataset.null_possible or config.train.phase1_mask_null_loss
     zero_metadata = weighting.zero_aux_info and bool(dataset.components)
     excluded = parse_filter(weighting.exclude_config, key="loss.grad_weighting.task.exclude_config", stage_of=stage_of)
-    shared = {parameter.path: not excluded(parameter) for parameter in parameters}
-    mask = jax.tree_util.tree_map_with_path(lambda path, _: shared[tuple(key.key for key in path)], shapes)
+    shared = {
+        parameter.path: row.optimizer != optimizers.FROZEN and not excluded(parameter)
+        for parameter, row in zip(parameters, optimizer.rows, strict=True)
+    }
+    if not any(shared.values()):
+        raise ValueError(
+            "GradNorm has nothing to measure: every parameter is frozen by optimizer.parameter_groups or matched by "
+            "loss.grad_weighting.task.exclude_config; set loss.grad_weighting.task.type to 'static', or leave a "
+            "part of the trunk trainable and unmatched"
+        )
+    mask = jax.tree_util.tree_map_with_path(
+        lambda path, _: shared[tuple(key.key for key in path)], optimizer.group_tree
+    )
     return GradNormSettings(
         shared=mask,
         alpha=weighting.alpha,

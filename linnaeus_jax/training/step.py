@@ -22,7 +22,7 @@ Batch = Mapping[str, jax.Array]
 class GradSums(struct.PyTreeNode):
     """Gradient and statistics of one update, summed over its micro-batches (and devices)."""
 
-    grads: Any
+    grads: Any  # like the parameters, None where frozen
     task_losses: jax.Array  # float32 [T], mean over the kept labels
     measured: Measured
     gradnorm: TaskGradients | None = None
@@ -32,14 +32,14 @@ class TaskGradients(struct.PyTreeNode):
     """What GradNorm measures: gradients of the single, unweighted task losses."""
 
     losses: jax.Array  # float32 [T]
-    grads: Any  # like the parameters, leading [T]
+    grads: Any  # like the parameters, leading [T]; None where frozen
 
 
 @dataclass(frozen=True, eq=False)
 class GradNormSettings:
     """How GradNorm measures and moves the task weights."""
 
-    shared: Any  # pytree of bools like the parameters: the trunk over which norms are taken
+    shared: Any  # pytree of bools like the parameters: what trains of the trunk, over which norms are taken
     alpha: float
     rule: str
     kappa: float
@@ -107,25 +107,35 @@ def grad_sums(
     task_weights: jax.Array,
     step: jax.Array,
     measure: GradNormSettings | None = None,
+    frozen: Any = None,
 ) -> GradSums:
     """Gradient of the weighted total loss of one update.
 
     With `counts` of the global batch, sums over disjoint shards of rows add up to the gradient of the whole.
 
     Args:
+      params: those that train; nothing else is differentiated.
       batch, targets: leading [A, B].
       counts: float32 [T], valid labels of the whole update.
       task_weights: float32 [T].
       measure: also measure the gradients of the single tasks.
+      frozen: the rest of the parameters, see `Optimizer.split_frozen`; None: all train.
     """
     labelled = losses.kept_counts(~targets.null, batch["weight"])
 
-    def one(micro: Batch, target: Targets, index: jax.Array) -> GradSums:
-        slots = objective.gradient_slots(params, model_state, micro, target, step, index)
+    def one(micro: Batch, target: Targets, index: jax.Array, model_state: Any) -> GradSums:
+        whole = optimizers.join_frozen(params, frozen)
+        slots = objective.gradient_slots(whole, model_state, micro, target, step, index)
 
         def losses_of(subject: tuple[Any, Any]) -> tuple[jax.Array, Measured]:
             params, slots = subject
-            return objective.task_losses(params, model_state, micro, target, counts, step, index, slots)
+            params = optimizers.join_frozen(params, frozen)
+            found, measured = objective.task_losses(params, model_state, micro, target, counts, step, index, slots)
+            # a micro-batch of nothing but padding, which fills up the last update of an epoch, leaves no trace
+            state = jax.tree.map(
+                lambda new, old: jnp.where((micro["weight"] > 0).any(), new, old), measured.model_state, model_state
+            )
+            return found, measured.replace(model_state=state)
 
         def total(subject: tuple[Any, Any]) -> tuple[jax.Array, tuple[jax.Array, Measured]]:
             task_losses, measured = losses_of(subject)
@@ -147,6 +157,7 @@ def grad_sums(
             return GradSums(grads, task_losses, measured)
 
         def measured_losses(params: Any) -> tuple[jax.Array, None]:
+            params = optimizers.join_frozen(params, frozen)
             return objective.labelled_losses(
                 params, model_state, micro, target, labelled, step, index, zero_metadata=measure.zero_metadata
             ), None
@@ -158,14 +169,14 @@ def grad_sums(
         return jax.tree.map(lambda x: x[index], tree)
 
     micro_batches = batch["label"].shape[0]
-    first = one(at(batch, 0), at(targets, 0), jnp.int32(0))
+    first = one(at(batch, 0), at(targets, 0), jnp.int32(0), model_state)
     if micro_batches == 1:
         return first
 
     def body(total: GradSums, x: tuple[Batch, Targets, jax.Array]) -> tuple[GradSums, None]:
-        part = one(*x)
+        part = one(*x, total.measured.model_state)
         summed = jax.tree.map(jnp.add, total, part)
-        # statistics of the model are a running state, and what is shown of single rows is of the first: no sums
+        # the model's state goes from one micro-batch to the next, and what is shown of single rows is of the first
         kept = summed.measured.replace(
             model_state=part.measured.model_state,
             preview=total.measured.preview,
@@ -182,7 +193,7 @@ def grad_sums(
 
 
 class Learned(NamedTuple):
-    """What an update changes and a skipped one does not."""
+    """What an update changes and a skipped one does not; params and their average are None where frozen."""
 
     params: Any
     opt_state: Any
@@ -190,15 +201,15 @@ class Learned(NamedTuple):
 
 
 def _learn(
-    update: Update, state: TrainState, grads: Any, rates: Mapping[str, jax.Array]
+    update: Update, old: Learned, step: jax.Array, grads: Any, rates: Mapping[str, jax.Array]
 ) -> tuple[Learned, optax.Updates]:
     """The optimizer's update, and what it adds to the parameters."""
-    direction, opt_state = update.optimizer.direction.update(grads, state.opt_state, state.params)
+    direction, opt_state = update.optimizer.direction.update(grads, old.opt_state, old.params)
     changes = update.optimizer.apply_learning_rates(direction, rates)
-    params = optax.apply_updates(state.params, changes)
+    params = optax.apply_updates(old.params, changes)
     ema = None
     if update.ema_decay is not None:
-        ema = optimizers.ema_update(state.ema, params, update.ema_decay, state.step)
+        ema = optimizers.ema_update(old.ema, params, update.ema_decay, step)
     return Learned(params, opt_state, ema), changes
 
 
@@ -219,7 +230,12 @@ def apply(
     """Clips, asks the optimizer, applies the learning rates of `state.step`; a non-finite update is skipped."""
     weights = state.gradnorm.weights
     loss = jnp.vdot(weights, sums.task_losses)
-    grads, norm = optimizers.clip(sums.grads, update.clip_mode, update.clip_limit, params=state.params)
+    trained, frozen = update.optimizer.split_frozen(state.params)
+    ema, frozen_ema = (None, None) if state.ema is None else update.optimizer.split_frozen(state.ema)
+    old = Learned(trained, state.opt_state, ema)
+    grads, norm = optimizers.clip(
+        sums.grads, update.clip_mode, update.clip_limit, params=trained, ndim=update.optimizer.ndim
+    )
     clipped_norm = optax.tree.norm(grads) if update.clip_limit > 0 else norm
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     if objective.recorder is not None:
@@ -234,7 +250,7 @@ def apply(
     rates = {name: rate(state.step) for name, rate in update.learning_rates.items()}
 
     def changes() -> Any:
-        found = _learn(update, state, grads, rates)[1]
+        found = _learn(update, old, state.step, grads, rates)[1]
         return jax.tree.map(lambda u: jnp.where(finite, u, 0.0), found)
 
     scheduled, measured = _scheduled(objective, state.step), sums.measured
@@ -261,8 +277,8 @@ def apply(
     # so that it may write over them; XLA would copy them for readers that could come later.
     learned = jax.lax.cond(
         finite & probes.done(seen),
-        lambda: _learn(update, state, grads, rates)[0],
-        lambda: Learned(state.params, state.opt_state, state.ema),
+        lambda: _learn(update, old, state.step, grads, rates)[0],
+        lambda: old,
     )
 
     def accepted(new: Any, old: Any) -> Any:
@@ -288,11 +304,11 @@ def apply(
     )
     new_state = TrainState(
         step=state.step + 1,
-        params=learned.params,
+        params=optimizers.join_frozen(learned.params, frozen),
         model_state=accepted(measured.model_state, state.model_state),
         opt_state=learned.opt_state,
         gradnorm=accepted(gradnorm_state, state.gradnorm),
-        ema=learned.ema,
+        ema=optimizers.join_frozen(learned.ema, frozen_ema),
         skipped=skipped,
         skipped_in_a_row=in_a_row,
         interval=merge(state.interval, interval),
@@ -331,9 +347,10 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepOutputs]:
         targets, counts = objective.prepare(batch, state.step)
+        trained, frozen = update.optimizer.split_frozen(state.params)
         sums = grad_sums(
             objective,
-            state.params,
+            trained,
             state.model_state,
             batch,
             targets,
@@ -341,6 +358,7 @@ def make_train_step(
             state.gradnorm.weights,
             state.step,
             measure=update.gradnorm if measure else None,
+            frozen=frozen,
         )
         return apply(objective, update, state, sums, targets, batch)
 

@@ -127,8 +127,10 @@ def test_shared_norms(network):
     every = shared_norms(gradients, {"trunk": True, "fine": True, "coarse": True})
     flat = np.concatenate([np.asarray(leaf).reshape(2, -1) for leaf in jax.tree.leaves(gradients)], axis=1)
     np.testing.assert_allclose(every, np.linalg.norm(flat, axis=1), rtol=1e-6)
-    with pytest.raises(ValueError, match="exclude_config"):
-        shared_norms(gradients, {"trunk": False, "fine": False, "coarse": False})
+    without_heads = shared_norms(
+        {"trunk": gradients["trunk"], "fine": None, "coarse": None}, dict(trunk=True, fine=False, coarse=False)
+    )
+    np.testing.assert_array_equal(without_heads, norms)
 
 
 @pytest.mark.parametrize("rule", ["mult", "paper"])
