@@ -267,6 +267,22 @@ def test_clipping(golden):
         clip(grads, "max", 0.1)
 
 
+@pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3), (3, 3, 4, 5)])
+def test_adaptive_clipping_of_stacked_layers_is_per_layer(shape):
+    rng = np.random.default_rng(0)
+    grads, weights = (jnp.asarray(scale * rng.normal(size=(3, *shape)), jnp.float32) for scale in (5.0, 0.5))
+    weights *= jnp.asarray([1.0, 10.0, 100.0]).reshape(-1, *[1] * len(shape))
+    infos = [Info(f"blocks.{i}.weight", ("w",), shape) for i in range(3)]
+    stacked = build_optimizer(settings(name="sgd"), infos)
+    found, norm = clip({"w": grads}, "adaptive", 0.1, params={"w": weights}, ndim=stacked.ndim)
+    apart = build_optimizer(settings(name="sgd"), [Info(i.name, (i.name,), shape) for i in infos])
+    one_by_one = [dict(zip(apart.group, x, strict=True)) for x in (grads, weights)]
+    expected, norm_apart = clip(one_by_one[0], "adaptive", 0.1, params=one_by_one[1], ndim=apart.ndim)
+    np.testing.assert_array_equal(found["w"], jnp.stack(list(expected.values())))
+    np.testing.assert_allclose(norm, norm_apart, rtol=1e-6)
+    assert not np.allclose(found["w"], clip({"w": grads}, "adaptive", 0.1, params={"w": weights})[0]["w"])
+
+
 def test_average_warms_up():
     ema, params = {"w": jnp.zeros(3)}, {"w": jnp.ones(3)}
     np.testing.assert_allclose(ema_update(ema, params, 0.999, 0)["w"], 0.9, rtol=1e-6)

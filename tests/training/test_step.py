@@ -15,6 +15,7 @@ import pytest
 
 from linnaeus_jax.training.step import grad_sums
 from tests.tiny import tiny_config
+from tests.training import toy
 from tests.training.programs import build, largest_update, relative_difference, run_updates
 
 #: plain SGD with a large rate, so that differences between gradients show and are not divided away
@@ -66,6 +67,38 @@ def test_accumulation_is_one_big_batch(tmp_path):
     np.testing.assert_allclose(gradients[1].task_losses, gradients[0].task_losses, rtol=1e-5)
     for name, value in gradients[0].measured.sums.items():
         np.testing.assert_allclose(gradients[1].measured.sums[name], value, rtol=1e-5)
+
+
+def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_path, monkeypatch):
+    toy.register(monkeypatch)
+    toy_model = {"model__type": "toy", "model__variant": "statistics", "data__batch_size": 8}
+    program, inputs, _ = build(sgd_config(tmp_path, **toy_model, train__accumulation_steps=2), tmp_path)
+    state = jax.jit(program.initial_state)()
+    with inputs.train_loader(0, 1) as loader:
+        update = {name: jnp.asarray(x) for name, x in next(loader)[1].items()}
+    padding = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), update)
+    padded = jax.tree.map(lambda x, zero: jnp.concatenate([x, zero]), update, padding)
+
+    @jax.jit
+    def sums(batch, model_state):
+        targets, counts = program.objective.prepare(batch, state.step)
+        return grad_sums(program.objective, state.params, model_state, batch, targets, counts, jnp.ones(3), state.step)
+
+    found, expected = sums(padded, state.model_state), sums(update, state.model_state)
+    jax.tree.map(np.testing.assert_array_equal, found.measured.model_state, expected.measured.model_state)
+    jax.tree.map(np.testing.assert_array_equal, found.grads, expected.grads)
+    nothing = sums(padding, state.model_state)
+    jax.tree.map(np.testing.assert_array_equal, nothing.measured.model_state, state.model_state)
+    # BatchNorm with momentum 0.5: the batch's statistics weigh a half each time
+    only = [sums(jax.tree.map(lambda x, i=i: x[i : i + 1], update), state.model_state) for i in range(2)]
+    start, first, second = (
+        x["batch_stats"]["final_norm"] for x in (state.model_state, *(o.measured.model_state for o in only))
+    )
+    both = expected.measured.model_state["batch_stats"]["final_norm"]
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(
+            both[name], 0.5 * first[name] + second[name] - 0.5 * start[name], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_pmap_of_disjoint_shards_gives_the_same_gradient(tmp_path):
