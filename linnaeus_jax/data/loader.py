@@ -2,20 +2,28 @@
 
 The element that flows through Grain is one whole update, since handing single images between threads costs far more
 than copying them. Everything is a pure function of the update number, so that a loader restarts exactly at any update,
-whatever the number of threads.
+whatever the number of threads or processes that read.
 """
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import cv2
 import grain
 import numpy as np
+from absl import flags
 
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.cache import CacheStats, ImageCache
@@ -29,9 +37,9 @@ MAX_CHUNK = 64  # rows per piece of decoding work
 class PipelineStats:
     """Counters, and the queues now; read and decode seconds are summed over threads."""
 
-    batch_index_q: int = 0  # batches submitted, not started
-    preprocess_q: int = 0  # batches being read
-    processed_batch_q: int = 0  # batches finished, not consumed
+    batch_index_q: int | None = 0  # batches submitted, not started; None: worker processes keep their own queues
+    preprocess_q: int | None = 0  # batches being read
+    processed_batch_q: int | None = 0  # batches finished, not consumed
     batches: int = 0  # consumed
     batches_read: int = 0  # finished, consumed or not
     samples: int = 0  # read, of weight 1
@@ -52,19 +60,19 @@ class PipelineStats:
     def row(self) -> dict[str, float]:
         """Under the documented names; rates in images per second, times in seconds per batch and thread.
 
-        The rows of a cache are there only where there is one.
+        The rows of a cache are there only where there is one, those of the queues only without worker processes.
         """
         batches, elapsed = max(self.batches_read, 1), max(self.elapsed_seconds, 1e-9)
         row: dict[str, float] = {
-            "pipeline/queue_depths/batch_index_q": self.batch_index_q,
-            "pipeline/queue_depths/preprocess_q": self.preprocess_q,
-            "pipeline/queue_depths/processed_batch_q": self.processed_batch_q,
             "pipeline/throughput/prefetch": self.samples / elapsed,
             "pipeline/throughput/preprocess": self.samples / max(self.decode_seconds, 1e-9),
             "pipeline/timing/prefetch_times": self.read_seconds / batches,
             "pipeline/timing/preprocess_times": self.decode_seconds / batches,
             "pipeline/wait_frac": self.wait_seconds / elapsed,
         }
+        for name in ("batch_index_q", "preprocess_q", "processed_batch_q"):
+            if (depth := getattr(self, name)) is not None:
+                row[f"pipeline/queue_depths/{name}"] = depth
         if self.cache is not None:
             row["pipeline/cache/size"] = self.cache.percent
             row |= {f"pipeline/cache/{name}": getattr(self.cache, name) for name in ("hits", "misses", "evictions")}
@@ -83,6 +91,13 @@ class _Counters:
         with self.lock:
             for name, amount in amounts.items():
                 setattr(self, name, getattr(self, name) + amount)
+
+    def take(self) -> dict[str, float]:
+        """What was counted since the last call."""
+        with self.lock:
+            counted = {name: value for name, value in self.__dict__.items() if name != "lock" and value}
+            self.__dict__.update(dict.fromkeys(counted, 0))
+            return counted
 
 
 class _BatchReader:
@@ -112,6 +127,9 @@ class _BatchReader:
         self.counters = _Counters()
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _BatchReader, (self.arrays, self.rows, self.images, self.io_threads)
 
     def _decode(self, rows: np.ndarray, out: np.ndarray, ok: np.ndarray) -> None:
         start = time.perf_counter()
@@ -188,44 +206,141 @@ class _BatchReader:
                 self._pool = None
 
 
-class _GrainReader:
-    """A Grain iterator over read(0) ... read(total - 1) that knows its queues and ends without leaving threads."""
+class _WorkerRead:
+    """The reading of one update in a worker process; its result says what was counted meanwhile."""
 
-    def __init__(
-        self,
-        read: Callable[[int], Batch],
-        total: int,
-        counters: _Counters,
-        num_threads: int,
-        buffer: int,
-        start: int = 0,
-    ) -> None:
+    def __init__(self, reader: _BatchReader, plan: Callable[[int], EpochPlan], local_start: int, workers: int) -> None:
+        self._what = (reader, plan, local_start, workers)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._what
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._what = state
+        cache = getattr(state[0].images, "cache", None)
+        if cache is not None:
+            cache.capacity //= state[3]  # each process has a cache of its own
+
+    def __call__(self, index: int) -> dict[str, Any]:
+        reader, plan, local_start, _ = self._what
+        result: Batch | Exception
+        try:
+            result = reader.read(plan(index), local_start)
+        except Exception as error:
+            result = _portable(error)
+        cache = getattr(reader.images, "cache", None)
+        cached = None if cache is None else tuple(cache.stats())
+        return {"result": result, "counted": reader.counters.take(), "worker": os.getpid(), "cached": cached}
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself where it can travel between processes, else its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _start_worker(index: int, count: int) -> None:
+    """Lets a worker process end by its parent alone: by its closing, or with its death."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the parent may still need batches to stop well
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_platforms", "cpu")  # the accelerator is the parent's
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How batches are read ahead, see `TrainLoader`.
+
+    Raises:
+      ValueError: a number out of its range.
+    """
+
+    num_threads: int
+    buffer: int
+    worker_processes: int
+
+    def __post_init__(self) -> None:
         for key, value, least in (
-            ("data.num_workers", num_threads, 0),
-            ("data.prefetch.max_processed_batches", buffer, 1),
+            ("data.num_workers", self.num_threads, 0),
+            ("data.prefetch.max_processed_batches", self.buffer, 1),
+            ("data.worker_processes", self.worker_processes, 0),
         ):
             if value < least:
                 raise ValueError(f"{key} is {value}; it must be {least} or more")
-        self._read, self._total, self.counters = read, total, counters
-        self.depth = buffer if num_threads else 0
+
+    @property
+    def per_worker(self) -> int:
+        """Finished batches that each process may keep."""
+        return max(1, self.buffer // max(1, self.worker_processes))
+
+    @property
+    def depth(self) -> int:
+        """Most batches in flight."""
+        if self.worker_processes:  # one being read, and two buffers of Grain: in the process and in front of it
+            return self.worker_processes * (1 + 2 * self.per_worker)
+        return self.buffer if self.num_threads else 0
+
+
+class _GrainReader:
+    """A Grain iterator over the batches of plan(0) ... plan(total - 1) that knows its queues and ends without leaving
+    threads or processes."""
+
+    def __init__(
+        self,
+        reader: _BatchReader,
+        plan: Callable[[int], EpochPlan],
+        total: int,
+        options: _Options,
+        *,
+        local_start: int = 0,
+        start: int = 0,
+    ) -> None:
+        self._reader, self._plan, self._local_start, self._total = reader, plan, local_start, total
+        self.counters, self.options = reader.counters, options
         self.next_index = start
         self._threads: set[threading.Thread] = set()
         self._reading: set[int] = set()
         self._ready: set[int] = set()
-        options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer)
-        self._iterator = iter(grain.MapDataset.range(total).map(self._element).to_iter_dataset(options))
-        self._iterator.set_state({"next_index": start})
+        self._caches: dict[int, CacheStats] = {}  # of the worker processes
+        self._iterator = self._iterate(start)
         self._first_ask: float | None = None
         self.closed = False
 
+    def _iterate(self, start: int) -> Any:
+        workers = self.options.worker_processes
+        if not workers:
+            options = grain.ReadOptions(self.options.num_threads, self.options.buffer)
+            iterator = iter(grain.MapDataset.range(self._total).map(self._element).to_iter_dataset(options))
+            iterator.set_state({"next_index": start})
+            return iterator
+        # The state of such an iterator belongs to its number of workers, so that it starts with a range instead.
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # Grain reads its own flags before it starts a process
+        read = _WorkerRead(self._reader, self._plan, self._local_start, workers)
+        dataset = grain.MapDataset.range(start, self._total).map(read)
+        own = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=1))
+        processes = grain.MultiprocessingOptions(workers, self.options.per_worker)
+        return iter(own.mp_prefetch(processes, worker_init_fn=_start_worker))
+
     def _element(self, index: int) -> Batch | Exception:
         # An exception travels as an element, because Grain rewrites the messages of those it raises.
-        if self.depth:
+        if self.options.depth:
             self._threads.add(threading.current_thread())
         with self.counters.lock:
             self._reading.add(index)
         try:
-            batch = self._read(index)
+            batch = self._reader.read(self._plan(index), self._local_start)
         except Exception as error:
             return error
         finally:
@@ -241,10 +356,10 @@ class _GrainReader:
         start = time.perf_counter()
         self._first_ask = start if self._first_ask is None else self._first_ask
         batch = next(self._iterator)
+        if self.options.worker_processes:
+            batch = self._receive(batch)
         if isinstance(batch, Exception):
-            self._iterator.set_state({"next_index": self.next_index})  # a retry must not skip the update
-            with self.counters.lock:
-                self._ready.clear()
+            self._rewind()
             raise batch
         self.counters.add(wait_seconds=time.perf_counter() - start, batches=1)
         with self.counters.lock:
@@ -252,16 +367,36 @@ class _GrainReader:
         self.next_index += 1
         return batch
 
+    def _receive(self, element: dict[str, Any]) -> Batch | Exception:
+        self.counters.add(**element["counted"])
+        if element["cached"] is not None:
+            self._caches[element["worker"]] = CacheStats(*element["cached"])
+        result = element["result"]
+        if isinstance(result, Exception):
+            return result
+        return cast(Batch, {name: np.asarray(array) for name, array in result.items()})  # views of shared memory
+
+    def _rewind(self) -> None:
+        """A retry after an error must not skip the update."""
+        if self.options.worker_processes:
+            self._close_iterator()
+            self._iterator = self._iterate(self.next_index)
+        else:
+            self._iterator.set_state({"next_index": self.next_index})
+            with self.counters.lock:
+                self._ready.clear()
+
     def stats(self, cache: ImageCache | None) -> PipelineStats:
         c, now = self.counters, time.perf_counter()
         with c.lock:
             reading, ready = len(self._reading), len(self._ready)
             idle = self._first_ask is None or self.closed
-            submitted = 0 if idle else min(self.depth, self._total - self.next_index)
+            submitted = 0 if idle else min(self.options.depth, self._total - self.next_index)
+            seen = not self.options.worker_processes
             return PipelineStats(
-                batch_index_q=max(0, submitted - reading - ready),
-                preprocess_q=reading,
-                processed_batch_q=ready,
+                batch_index_q=max(0, submitted - reading - ready) if seen else None,
+                preprocess_q=reading if seen else None,
+                processed_batch_q=ready if seen else None,
                 batches=c.batches,
                 batches_read=c.batches_read,
                 samples=c.samples,
@@ -271,13 +406,27 @@ class _GrainReader:
                 decode_seconds=c.decode_seconds,
                 wait_seconds=c.wait_seconds,
                 elapsed_seconds=0.0 if self._first_ask is None else now - self._first_ask,
-                cache=cache.stats() if cache is not None and cache.capacity else None,
+                cache=self._cache_stats(cache),
             )
 
+    def _cache_stats(self, cache: ImageCache | None) -> CacheStats | None:
+        if cache is None or not cache.capacity:
+            return None
+        if self.options.worker_processes:
+            return CacheStats(*map(sum, zip(CacheStats(), *self._caches.values())))
+        return cache.stats()
+
+    def _close_iterator(self) -> None:
+        if self.options.worker_processes and self._first_ask is not None:
+            self._iterator.get_state()  # takes over the workers that it has started but not yet asked
+        self._iterator.close()
+
     def close(self) -> None:
-        """Cancels what has not started, waits for what has, and for the threads."""
+        """Cancels what has not started, waits for what has, and for the threads and processes."""
+        if self.closed:
+            return
         self.closed = True
-        self._iterator.close()  # does not wait
+        self._close_iterator()  # does not wait for threads
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join()
@@ -296,8 +445,10 @@ class TrainLoader:
       images: source of the pixels, indexed by row.
       plans: which positions form which update.
       num_threads: Grain threads that read whole updates; 0 reads in the calling thread.
-      buffer: updates that Grain keeps in flight; the most memory is (buffer + 2) updates, see `memory_bytes`.
+      buffer: updates that Grain keeps in flight, see `memory_bytes`.
       io_threads: decoding threads, shared by all updates in flight; 0 decodes in the reading thread.
+      worker_processes: processes that read whole updates instead of threads, for sources that hold the GIL or HDF5's
+        lock; each has `io_threads` decoding threads and its share of the cache. 0: none.
       start_update: first update, e.g. the step of a restored state.
       stop_update: end; None: the whole run.
 
@@ -315,6 +466,7 @@ class TrainLoader:
         num_threads: int = 1,
         buffer: int = 2,
         io_threads: int = 1,
+        worker_processes: int = 0,
         start_update: int = 0,
         stop_update: int | None = None,
     ) -> None:
@@ -324,13 +476,9 @@ class TrainLoader:
         self._plans, self._images = plans, images
         self._seen = PipelineStats()
         self._reader = _BatchReader(arrays, rows, images, io_threads)
+        options = _Options(num_threads, buffer, worker_processes)
         self._grain = _GrainReader(
-            lambda k: self._reader.read(plans.update(k), plans.local_start),
-            stop,
-            self._reader.counters,
-            num_threads,
-            buffer,
-            start_update,
+            self._reader, plans.update, stop, options, local_start=plans.local_start, start=start_update
         )
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
@@ -359,10 +507,10 @@ class TrainLoader:
         """Most bytes of images in flight: the buffered updates, the one handed over and the one still in use."""
         settings = self._plans.settings
         rows = settings.accumulation_steps * self._plans.local_batch_size
-        return (self._grain.depth + 2) * rows * int(np.prod(self._images.image_shape))
+        return (self._grain.options.depth + 2) * rows * int(np.prod(self._images.image_shape))
 
     def close(self) -> None:
-        """Stops reading; returns when no thread is left. Harmless when repeated."""
+        """Stops reading; returns when no thread and no process is left. Harmless when repeated."""
         self._grain.close()
         self._reader.close()
 
@@ -379,7 +527,8 @@ class EvalLoader:
     The last batch is padded with rows of weight 0 to the static shape; nothing is mixed.
 
     Args:
-      arrays, rows, images, num_threads, buffer, io_threads: see `TrainLoader`.
+      arrays, rows, images, num_threads, buffer, io_threads, worker_processes: see `TrainLoader`; processes start anew
+        with every iteration.
       batch_size: rows of one batch over all devices of all processes.
       process_index: this process.
       process_count: number of processes that share a batch.
@@ -398,6 +547,7 @@ class EvalLoader:
         num_threads: int = 1,
         buffer: int = 2,
         io_threads: int = 1,
+        worker_processes: int = 0,
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
@@ -408,7 +558,7 @@ class EvalLoader:
         self.batch_size, self._images = batch_size, images
         self._local = batch_size // process_count
         self._start = process_index * self._local
-        self._options = (num_threads, buffer)
+        self._options = _Options(num_threads, buffer, worker_processes)
         self._reader = _BatchReader(arrays, rows, images, io_threads)
         self._active: list[_GrainReader] = []
         self._last: _GrainReader | None = None
@@ -416,18 +566,11 @@ class EvalLoader:
     def __len__(self) -> int:
         return -(-len(self._reader.rows) // self.batch_size)
 
-    def _read(self, batch: int) -> Batch:
-        first = batch * self.batch_size + self._start
-        index = np.arange(first, first + self._local)
-        index = np.where(index < len(self._reader.rows), index, -1)
-        position = np.arange(self._start, self._start + self._local, dtype=np.int32)
-        plan = EpochPlan(index, np.full(self._local, -1, np.int32), position, (index >= 0).astype(np.float32))
-        return self._reader.read(plan, self._start)
-
     def __iter__(self) -> Iterator[Batch]:
         if len(self) == 0:
             return
-        reader = _GrainReader(self._read, len(self), self._reader.counters, *self._options)
+        plan = functools.partial(_plan_in_order, len(self._reader.rows), self.batch_size, self._start, self._local)
+        reader = _GrainReader(self._reader, plan, len(self), self._options, local_start=self._start)
         self._active.append(reader)
         self._last = reader
         try:
@@ -446,6 +589,15 @@ class EvalLoader:
         for reader in self._active:
             reader.close()
         self._reader.close()
+
+
+def _plan_in_order(count: int, batch_size: int, start: int, local: int, batch: int) -> EpochPlan:
+    """The plan `[local]` of one batch of `count` positions in their own order, of a process that begins at `start`."""
+    first = batch * batch_size + start
+    index = np.arange(first, first + local)
+    index = np.where(index < count, index, -1)
+    position = np.arange(start, start + local, dtype=np.int32)
+    return EpochPlan(index, np.full(local, -1, np.int32), position, (index >= 0).astype(np.float32))
 
 
 __all__ = ["EvalLoader", "PipelineStats", "TrainLoader"]

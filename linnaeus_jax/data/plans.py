@@ -318,6 +318,12 @@ class PlanSequence:
         empty = np.zeros((1, 1, settings.batch_size))
         process_slice(EpochPlan(empty, empty, empty, empty), process_index, process_count, block=self._slice_block)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": OrderedDict(), "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
     @property
     def _slice_block(self) -> int:
         return self.settings.block if self.settings.type == "grouped" else 1
