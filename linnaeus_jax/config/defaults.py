@@ -101,7 +101,8 @@ def data() -> ConfigDict:
             batch_size_per_device=placeholder(int),  # as many for each device; give one of the two
             batch_size_val=128,  # rows over all devices; <= 0: as the micro-batch; rounded up to the devices
             img_size=384,
-            num_workers=2,  # reading threads of the Grain loader
+            num_workers=2,  # threads (not processes) of the Grain loader; each reads whole batches
+            worker_processes=0,  # > 0: processes read instead, for decoders that hold the GIL and compressed HDF5
             dataset=dict(name="", version="", clade=""),
             task_keys_h5=("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40"),  # finest first
             sampler=dict(

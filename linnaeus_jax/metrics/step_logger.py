@@ -226,7 +226,11 @@ def pipeline_lines(row: Mapping[str, float], capacity: Mapping[str, int]) -> lis
       capacity: length of `batch_index_q`, `preprocess_q` and `processed_batch_q`.
     """
     queues = (("batch_index", "batch_index_q"), ("preproc", "preprocess_q"), ("processed", "processed_batch_q"))
-    depths = [f"{label}={int(row[f'pipeline/queue_depths/{q}'])}/{capacity[q]}" for label, q in queues]
+    depths = [
+        f"{label}={int(row[f'pipeline/queue_depths/{q}'])}/{capacity[q]}"
+        for label, q in queues
+        if f"pipeline/queue_depths/{q}" in row  # worker processes keep their own
+    ] or ["none"]
     parts = [f"{row['pipeline/cache/size']:.1f}% usage" if "pipeline/cache/size" in row else "none"]
     for name in ("hits", "misses", "evictions"):
         if f"pipeline/cache/{name}" in row:

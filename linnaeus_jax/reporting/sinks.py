@@ -82,7 +82,8 @@ class Watch:
                     (
                         "Starved of data",
                         f"{100 * share:.0f} % of the time up to step {step} was spent waiting for data; raise "
-                        "data.num_workers or data.prefetch.num_io_threads, or store the images at the training size",
+                        "the threads (data.num_workers, data.prefetch.num_io_threads) or, for decoders that hold the "
+                        "GIL, data.worker_processes, or store the images at the training size",
                     )
                 )
         return found

@@ -280,6 +280,7 @@ def evaluate(
             _images(loaded, split),
             evaluation_batch(size, devices),
             num_threads=data.num_workers,
+            worker_processes=data.worker_processes,
             buffer=data.prefetch.max_processed_batches,
             io_threads=data.prefetch.num_io_threads,
         )

@@ -44,6 +44,7 @@ class Inputs:
     plans: PlanSequence
     levels: tuple[str, ...]  # mix level of every epoch
     num_threads: int
+    worker_processes: int
     buffer: int
     io_threads: int
     batch_size_val: int
@@ -62,6 +63,7 @@ class Inputs:
             self.images["train"],
             self.plans,
             num_threads=self.num_threads,
+            worker_processes=self.worker_processes,
             buffer=self.buffer,
             io_threads=self.io_threads,
             start_update=start_update,
@@ -79,6 +81,7 @@ class Inputs:
             self.images[split.name],
             self.batch_size_val,
             num_threads=self.num_threads,
+            worker_processes=self.worker_processes,
             buffer=self.buffer,
             io_threads=self.io_threads,
             process_index=jax.process_index(),
@@ -145,6 +148,7 @@ def build_inputs(
         plans=plans,
         levels=levels,
         num_threads=data.num_workers,
+        worker_processes=data.worker_processes,
         buffer=data.prefetch.max_processed_batches,
         io_threads=data.prefetch.num_io_threads,
         batch_size_val=evaluation_batch(

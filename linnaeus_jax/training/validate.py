@@ -64,6 +64,7 @@ WITHIN = {
     "data.batch_size_per_device": "[1, inf)",
     "data.img_size": "[32, inf)",
     "data.num_workers": "[0, inf)",
+    "data.worker_processes": "[0, inf)",
     "data.meta.components.*.dim": "[0, inf)",
     "data.h5.train_val_split_ratio": "[0, 1]",
     "data.h5.train_val_split_seed": "[0, 4294967295]",

@@ -145,6 +145,7 @@ add(
     batch_size_val=Row(8, lambda s: len(s.inputs.val_loader()), 3),
     img_size=Row(64, lambda s: s.inputs.images["train"].image_shape, (64, 64, 3)),
     num_workers=Row(5, at("inputs.num_threads"), 5),
+    worker_processes=Row(2, at("inputs.worker_processes"), 2),
     task_keys_h5=Row(
         ("taxa_L20", "taxa_L30"),
         at("model.head_specs.0.task"),

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import grain
 import h5py
@@ -266,6 +273,7 @@ def test_no_cache_no_cache_metrics(source, tmp_path):
     [
         ({"threads": (-1, 1)}, r"data\.num_workers is -1"),
         ({"threads": (1, -1)}, r"data\.prefetch\.num_io_threads is -1"),
+        ({"worker_processes": -1}, r"data\.worker_processes is -1"),
         ({"buffer": 0}, r"data\.prefetch\.max_processed_batches is 0"),
         ({"start_update": 99}, "do not lie within the run"),
     ],
@@ -282,3 +290,129 @@ def test_arrays_rows_and_images_must_fit(source):
         TrainLoader({"label": np.ones((49, 1))}, ROWS, source, plans())
     with pytest.raises(ValueError, match="but there are 60 images"):
         TrainLoader(ARRAYS, ROWS + 20, source, plans())
+
+
+# ---- worker processes ------------------------------------------------------------------------------------------------
+
+
+class Locked:
+    """A decoder in pure Python: it holds the GIL. Row `broken` cannot be read, by an error that pickle refuses."""
+
+    def __init__(self, source, broken=-1):
+        self._source, self.broken, self.image_shape = source, broken, source.image_shape
+
+    def __len__(self):
+        return len(self._source)
+
+    def read(self, rows, out):
+        if self.broken in rows:
+            raise LockedError(self.broken, "cannot be decoded")
+        ok = self._source.read(rows, out)
+        for _ in range(2000):
+            pass
+        return ok
+
+
+class LockedError(Exception):
+    def __init__(self, row, reason):
+        super().__init__(f"row {row} {reason}")
+
+
+def left_behind():
+    """Processes, and blocks of shared memory."""
+    blocks = [name for name in os.listdir("/dev/shm") if name.startswith("psm_")]
+    return [child.name for child in multiprocessing.active_children()], sorted(blocks)
+
+
+@pytest.mark.slow
+def test_worker_processes_change_nothing_and_leave_nothing(source):
+    """Two processes, from the start and resumed, closed in the middle, one rewound after an error, one evaluation."""
+    before, want = left_behind(), collect(train(source))
+    assert_same(collect(train(Locked(source), threads=(0, 2), worker_processes=2)), want)
+    with train(source, worker_processes=2, start_update=3) as loader:
+        assert_same([next(loader)], want[3:4])  # the second process has started, but was not asked yet
+        assert loader.state() == {"next_index": 4}
+        row = loader.stats().row()
+        assert not [name for name in row if "queue" in name or "cache" in name]
+        assert row["pipeline/throughput/prefetch"] > 0
+    with pytest.raises(ValueError, match="the loader is closed"):
+        next(loader)
+    bad = int(want[1][1]["row"][0, 0])
+    with train(Locked(source, broken=bad), worker_processes=1) as loader:
+        assert_same([next(loader)], want[:1])
+        for _ in range(2):  # it is not skipped
+            with pytest.raises(RuntimeError, match=rf"^LockedError: row {bad} cannot be decoded$"):
+                next(loader)
+        assert loader.state() == {"next_index": 1}
+    evaluation = EvalLoader(ARRAYS, ROWS, source, 16, worker_processes=1)
+    for batch, other in zip(evaluation, EvalLoader(ARRAYS, ROWS, source, 16), strict=True):
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], other[name])
+    evaluation.close()
+    del batch
+    gc.collect()
+    for _ in range(100):  # Grain unlinks shared memory in a thread
+        if left_behind() == before:
+            break
+        time.sleep(0.1)
+    assert left_behind() == before
+
+
+@pytest.mark.slow
+def test_worker_processes_share_the_cache_and_report(tmp_path):
+    folder = unpack_folder(FIXTURES, tmp_path)
+    names = read_identifiers(str(FIXTURES / "data_labels.h5"))
+    rows = np.setdiff1d(np.arange(40), MISSING_FILES)[:32]
+    images = FolderImages(folder, names, ".png", 32, cache=ImageCache(2**24))
+    plan = PlanSequence([rows % 2], [0, 0], SamplerSettings(batch_size=16, mix_block=2), seed=0)
+    with TrainLoader({"label": rows[:, None]}, rows, images, plan, worker_processes=2) as loader:
+        assert sum(1 for _ in loader) == 4
+        stats = loader.stats()
+    assert (stats.samples, stats.batches) == (64, 4)
+    assert stats.cache.hits + stats.cache.misses == 64
+    assert stats.cache.capacity == 2**24
+    assert 0 < stats.decode_seconds <= stats.read_seconds
+
+
+ORPHAN = """
+import os, signal, sys
+import numpy as np
+from linnaeus_jax.data.images import open_images
+from linnaeus_jax.data.loader import TrainLoader
+from linnaeus_jax.data.plans import PlanSequence, SamplerSettings
+
+if __name__ == "__main__":
+    import multiprocessing
+    rows = np.arange(32)
+    plans = PlanSequence([rows % 2], [0] * 100, SamplerSettings(batch_size=8, mix_block=2), seed=0)
+    loader = TrainLoader({"label": rows[:, None]}, rows, open_images(sys.argv[1], 32), plans, worker_processes=2)
+    next(loader), next(loader)  # both have started
+    children = multiprocessing.active_children()
+    for child in children:  # as a terminal and a batch system do
+        os.kill(child.pid, signal.SIGINT)
+        os.kill(child.pid, signal.SIGTERM)
+    for _ in range(50):
+        next(loader)
+    print(*(child.pid for child in children), flush=True)
+    if sys.argv[2] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise KeyboardInterrupt  # the loader is not closed
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["kill", "interrupt"])
+def test_worker_processes_end_with_their_parent(tmp_path, end):
+    """They outlive signals to the whole group, so that a run can stop well, but not their parent."""
+    with h5py.File(tmp_path / "images.h5", "w") as file:
+        file["images"] = golden_pixels(32)
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    command = [sys.executable, str(tmp_path / "orphan.py"), str(tmp_path / "images.h5"), end]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2, done.stderr
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.1)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
