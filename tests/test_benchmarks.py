@@ -118,3 +118,16 @@ def test_step_features_measures(name: str, rows: int, tmp_path: Path, monkeypatc
     for row in report["rows"]:
         times = [row[key] for key in ("ms", "control", "ratio", "images_per_s", "gflop_per_image") if key in row]
         assert min(times) > 0
+
+
+@pytest.mark.slow
+def test_input_pipeline_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    small = ["--images", "64", "--size", "32", "--batch", "8", "--updates", "8", "--pairs", "2"]
+    monkeypatch.setattr(sys, "argv", ["input_pipeline", *small])
+    importlib.import_module("benchmarks.input_pipeline").main()
+    rows = json.loads((tmp_path / "input_pipeline.json").read_text())["rows"]
+    assert [row.get("worker_processes") for row in rows] == [None] * 5 + [0, 0, 1, 2]
+    for row in rows:
+        assert row["images_per_s"] > 0
+        assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]

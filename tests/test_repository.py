@@ -57,7 +57,7 @@ def names_in(path: Path) -> tuple[set[str], list[re.Pattern[str]]]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside
     }
     patterns = [
-        "".join(re.escape(part.value) if isinstance(part, ast.Constant) else "(.+)" for part in node.values)
+        "".join(re.escape(str(part.value)) if isinstance(part, ast.Constant) else "(.+)" for part in node.values)
         for node in formatted
     ]
     return constants, [re.compile(pattern) for pattern in patterns]

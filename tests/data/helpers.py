@@ -76,7 +76,7 @@ def write_labels(
     path: Path,
     taxa: Mapping[str, Sequence[int]],
     *,
-    identifiers: Sequence[str] | None = None,
+    identifiers: Sequence[str | bytes] | None = None,
     **datasets: Any,
 ) -> Path:
     """A labels file; identifiers are made up where none are given."""

@@ -55,7 +55,7 @@ def test_same_seed_same_bytes(made, tmp_path):
 
 
 def test_a_complete_set_is_kept_and_a_damaged_one_made_again(made, tmp_path):
-    calls = []
+    calls: list[tuple[int, int]] = []
 
     def make(seed=3):
         calls.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from typing import Any
 
 import cv2
 import h5py
@@ -29,7 +30,7 @@ from tests.conftest import FIXTURES
 from tests.data.helpers import MISSING_FILES, golden_pixels, golden_settings, unpack_folder, write_packed
 
 ROWS = np.array([31, 0, 7, 7, 39])
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[dict[str, Any], type]] = {
     "contiguous": ({}, MappedImages),
     "chunk": ({"chunks": (1, 32, 32, 3)}, ChunkMappedImages),
     "wide chunks": ({"chunks": (8, 32, 32, 3)}, H5Images),
@@ -99,6 +100,7 @@ def test_h5_handle_reopens(tmp_path):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file.create_dataset("images", data=golden_pixels(40), compression="gzip")
     source = open_images(tmp_path / "i.h5", 32)
+    assert isinstance(source, H5Images)
     for _ in range(2):
         np.testing.assert_array_equal(read(source)[0], golden_pixels(40)[ROWS])
         source.close()

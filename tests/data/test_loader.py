@@ -249,6 +249,7 @@ def test_counters(tmp_path):
         assert sum(1 for _ in loader) == 4
         stats = loader.stats()
     assert (stats.samples, stats.batches, stats.placeholders) == (64, 4, 0)
+    assert stats.cache is not None
     assert (stats.cache.misses, stats.cache.hits) == (32, 32)
     assert (stats.batch_index_q, stats.preprocess_q, stats.processed_batch_q) == (0, 0, 0)
     assert 0 < stats.decode_seconds <= stats.read_seconds
@@ -346,8 +347,7 @@ def test_worker_processes_change_nothing_and_leave_nothing(source):
         assert loader.state() == {"next_index": 1}
     evaluation = EvalLoader(ARRAYS, ROWS, source, 16, worker_processes=1)
     for batch, other in zip(evaluation, EvalLoader(ARRAYS, ROWS, source, 16), strict=True):
-        for name in batch:
-            np.testing.assert_array_equal(batch[name], other[name])
+        assert_same([(0, batch)], [(0, other)])
     evaluation.close()
     del batch
     gc.collect()
@@ -369,6 +369,7 @@ def test_worker_processes_share_the_cache_and_report(tmp_path):
         assert sum(1 for _ in loader) == 4
         stats = loader.stats()
     assert (stats.samples, stats.batches) == (64, 4)
+    assert stats.cache is not None
     assert stats.cache.hits + stats.cache.misses == 64
     assert stats.cache.capacity == 2**24
     assert 0 < stats.decode_seconds <= stats.read_seconds

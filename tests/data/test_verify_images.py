@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_limits(folder, identifiers, tmp_path, limits, passes):
 
 def test_lists_can_be_left_out(folder, identifiers, tmp_path, caplog):
     report = tmp_path / "missing.json"
-    limits = {"max_missing_count": 7, "max_missing_ratio": -1.0}
+    limits: dict[str, Any] = {"max_missing_count": 7, "max_missing_ratio": -1.0}
     verify_images(identifiers, folder, ".png", log_missing=False, report_path=report, **limits)
     assert json.loads(report.read_text())["missing_indices"] == "Logging disabled (7 found)"
     assert "no file for" not in caplog.text
