@@ -37,6 +37,7 @@ def get_config() -> ConfigDict:
         curves.enabled = True
         curves.heads = {"name": "linear", "warmup_steps": 100, "min_lr": 5e-6}
         curves.metadata = {"warmup_fraction": 0.1}
+        curves.convolutions = {"min_lr": 1e-8, "warmup_lr": 1e-8}  # their peak is below lr_scheduler.min_lr
 
         config.schedule.validation.mask_meta_interval_epochs = 5
         config.schedule.checkpoint.keep_top_n = 2

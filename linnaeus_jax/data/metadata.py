@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.config.components import active_components
+
 log = logging.getLogger(__name__)
 
 
@@ -49,18 +51,16 @@ class SourceColumns:
 
 
 def component_settings(meta: Mapping[str, Any]) -> tuple[ComponentSettings, ...]:
-    """The used components of the config node `data.meta`, in vector order (ascending `idx`).
+    """The used components of the config node `data.meta`, in vector order (see `active_components`).
 
-    Used are the enabled ones with `idx` >= 0; none if `meta.active` is False. An enabled component with a negative
-    `idx` is skipped with a warning.
+    An enabled component with a negative `idx` is not used, which a warning says.
 
     Raises:
       ValueError: two components share an `idx`, or `source` or `dim` is missing.
     """
     used: dict[int, ComponentSettings] = {}
-    for name, node in sorted(meta["components"].items() if meta["active"] else ()):
-        if not node["enabled"]:
-            continue
+    for name in active_components(meta):
+        node = meta["components"][name]
         index = int(node["idx"])
         settings = ComponentSettings(
             name,
@@ -70,9 +70,6 @@ def component_settings(meta: Mapping[str, Any]) -> tuple[ComponentSettings, ...]
             bool(node["allow_missing"]),
             bool(node["oor_mask"]),
         )
-        if index < 0:
-            log.warning("%s.idx = %d is negative: the component is not used", settings.key, index)
-            continue
         if not settings.source or settings.dim < 1:
             raise ValueError(f"{settings.key} is enabled: set its source (a dataset of the labels file) and its dim")
         if index in used:
@@ -80,7 +77,10 @@ def component_settings(meta: Mapping[str, Any]) -> tuple[ComponentSettings, ...]
         if settings.oor_mask and not settings.allow_missing:
             log.warning("%s: oor_mask with allow_missing=False drops every out-of-region row", settings.key)
         used[index] = settings
-    return tuple(used[index] for index in sorted(used))
+    for name, node in meta["components"].items() if meta["active"] else ():
+        if node["enabled"] and node["idx"] < 0:
+            log.warning("data.meta.components.%s.idx = %d is negative: the component is not used", name, node["idx"])
+    return tuple(used.values())
 
 
 def component_layout(settings: Sequence[ComponentSettings]) -> tuple[Component, ...]:

@@ -82,7 +82,7 @@ def get_node(config: ConfigDict, path: str) -> ConfigDict:
 
 def of_group(name: str, group: str) -> AlternativeSet:
     """The set `name` ("warmup" or "decay") among the learning-rate overrides of one parameter group."""
-    return replace(ALTERNATIVES[name], node=f"lr_scheduler.parameter_groups.{group}")
+    return replace(ALTERNATIVES[name], node=f"lr_scheduler.parameter_groups.{group}", default=OFF)
 
 
 def all_sets(config: ConfigDict) -> Iterator[AlternativeSet]:

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
-from linnaeus_jax.schedules.step_function import StepFunction
+from linnaeus_jax.schedules.step_function import StepFunction, linear
 
 
 def apply_lr_scaling(
@@ -66,7 +66,7 @@ def _traced(spec: LearningRateSpec) -> optax.Schedule:
 
     def decay(kind: str, steps: int) -> optax.Schedule:
         if kind == "linear":
-            return optax.linear_schedule(spec.peak, spec.min_lr, steps)
+            return linear(spec.peak, spec.min_lr, steps)
         return optax.cosine_decay_schedule(spec.peak, steps, alpha=spec.min_lr / spec.peak)
 
     def drops(count: jax.Array) -> jax.Array:
@@ -84,7 +84,7 @@ def _traced(spec: LearningRateSpec) -> optax.Schedule:
         main = decay(spec.name, spec.decay_span)
     if not spec.warmup_steps:
         return main
-    warmup = optax.linear_schedule(spec.warmup_lr, spec.peak, spec.warmup_steps)
+    warmup = linear(spec.warmup_lr, spec.peak, spec.warmup_steps)
     return optax.join_schedules([warmup, main], [spec.warmup_steps])
 
 

@@ -100,8 +100,9 @@ class _Resolver:
             return scheduler[key] if own.get(key) is None else own[key]
 
         def duration(name: str) -> int:
-            mine = of_group(name, group)
-            return self.steps(mine if own and is_mentioned(self.config, mine) else ALTERNATIVES[name])
+            mine = of_group(name, group)  # unset and 0 both mean the global value
+            given = bool(own) and choose(self.config, mine).unit != "off"
+            return self.steps(mine if given else ALTERNATIVES[name])
 
         name = str(own.get("name") or scheduler.name).lower()
         frozen = bool(optimizer_group.get("frozen", False))
@@ -202,10 +203,10 @@ class _Resolver:
         node, order = self.config.schedule.validation, component_order(self.config)
         final = node.final_epoch
         exhaustive = final.exhaustive_meta_components if final.exhaustive_partial_meta_validation else ()
-        enabled, has_metadata = bool(node.partial_mask_meta.enabled), bool(self.config.data.meta.active)
+        enabled, has_metadata = bool(node.partial_mask_meta.enabled), bool(order)
         mask_meta = self.interval("mask_meta")
         if mask_meta.explicit and mask_meta.unit != "off" and not has_metadata:
-            self.notes.append("schedule.validation.mask_meta_interval_* has no effect, as data.meta.active = False")
+            self.notes.append("schedule.validation.mask_meta_interval_* has no effect: no metadata component is in use")
         return Validation(
             normal=self.interval("validation"),
             mask_meta=mask_meta if has_metadata else Interval(),

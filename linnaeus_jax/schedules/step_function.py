@@ -36,6 +36,15 @@ class StepFunction:
         return result.item() if result.ndim == 0 else result
 
 
+def linear(start: float, end: float, steps: int) -> optax.Schedule:
+    """optax.linear_schedule that stays between its ends and is exactly `end` from `steps` on.
+
+    Compiled, the division may become a product with a rounded reciprocal, so that k / steps misses 1 by a rounding.
+    """
+    inner, (low, high) = optax.linear_schedule(start, end, steps), sorted((start, end))
+    return optax.join_schedules([lambda k: jnp.clip(inner(k), low, high), optax.constant_schedule(end)], [steps])
+
+
 def linear_ramp(ramp: Ramp) -> StepFunction:
     """start + (end - start) * k / end_steps below `end_steps`, then exactly `end`; a constant where disabled."""
     if not ramp.enabled or ramp.end_steps <= 0:
@@ -44,6 +53,6 @@ def linear_ramp(ramp: Ramp) -> StepFunction:
     start, end, steps = ramp.start, ramp.end, ramp.end_steps
 
     def host(k: np.ndarray) -> np.ndarray:
-        return np.where(k >= steps, end, start + (end - start) * k / steps)
+        return np.where(k >= steps, end, np.clip(start + (end - start) * k / steps, *sorted((start, end))))
 
-    return StepFunction(host, optax.linear_schedule(start, end, steps))
+    return StepFunction(host, linear(start, end, steps))

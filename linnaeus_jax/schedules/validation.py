@@ -10,11 +10,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.components import active_components
 from linnaeus_jax.schedules.alternatives import all_sets, get_node, set_errors
 from linnaeus_jax.schedules.early_stop import parse_metric_name
 from linnaeus_jax.schedules.level_switching import configured_levels, level_switch_errors
 from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
-from linnaeus_jax.schedules.triggers import Stage, firing_epochs, interval_epochs, phases_of
+from linnaeus_jax.schedules.triggers import Stage, due_at_boundary, firing_epochs, interval_epochs, phases_of
 
 LR_NAMES = ("cosine", "linear", "step", "wsd")
 DECAY_TYPES = ("cosine", "linear")
@@ -50,12 +51,8 @@ _NOT_NEGATIVE = (
 
 
 def component_order(config: ConfigDict) -> tuple[str, ...]:
-    """Names of the enabled metadata components in the order of their `idx`; none where metadata is inactive."""
-    if not config.data.meta.active:
-        return ()
-    components = config.data.meta.components
-    enabled = [name for name in components if components[name].enabled]
-    return tuple(sorted(enabled, key=lambda name: components[name].idx))
+    """Names of the metadata components in use, in the order of the metadata vector."""
+    return active_components(config.data.meta)
 
 
 def _value(config: ConfigDict, path: str) -> Any:
@@ -123,9 +120,9 @@ def _combination_errors(
         unknown = [name for name in combo if name not in known]
         if unknown and required:
             yield (
-                f"{path} names {', '.join(map(repr, unknown))}, but the enabled components are "
+                f"{path} names {', '.join(map(repr, unknown))}, but the components in use are "
                 f"{', '.join(known) or 'none'} (data.meta.active = {config.data.meta.active}); "
-                f"set data.meta.components.{unknown[0]}.enabled = True or remove the entry"
+                f"set data.meta.components.{unknown[0]}.enabled = True and its idx to 0 or more, or remove the entry"
             )
         if frozenset(combo) in seen:
             yield f"{path} holds the combination {tuple(combo)} twice; remove one"
@@ -228,11 +225,15 @@ def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
         "partial-mask validation": ("schedule.validation.partial_mask_meta.interval", validation.partial),
         "checkpoint": ("schedule.checkpoint.interval", resolved.checkpoint.interval),
     }
-    at_end = {"validation": validation.at_end, "checkpoint": resolved.checkpoint.at_end}
+    final = due_at_boundary(resolved, epochs - 1, total, resolved.totals.boundaries[-2] if epochs > 1 else 0)
+    at_end = {"validation": Stage.VALIDATION_NORMAL in final.stages, "checkpoint": final.save}
+    validated = any(fired for stage, fired in firing_epochs(resolved).items() if stage != "CHECKPOINT")
     for name, (path, interval) in named.items():
         regular = interval_epochs(resolved, interval)
         if interval.unit == "off":
-            if name in at_end:
+            if name == "checkpoint" and validated:
+                yield f"no checkpoint interval ({path}_*): one before every validation only"
+            elif name in at_end:
                 rest = "one at the end only" if at_end[name] else "none at all"
                 yield f"no {name} interval ({path}_*): {rest}"
             elif name == "mask-meta validation" and validation.normal.unit != "off" and validation.has_metadata:
@@ -244,7 +245,7 @@ def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
             yield f"{path}_{interval.unit} = {interval.value} never fires within {epochs} epochs ({total} updates)"
         elif interval.unit == "steps" and interval.steps > total / 4:
             yield f"{path}_steps = {interval.steps} is over a quarter of {total} updates: {len(regular)} regular runs"
-        if not at_end.get(name, True) and epochs - 1 not in regular:
+        if not at_end.get(name, True):
             yield f"the final epoch has no {name}; set {path.rsplit('.', 1)[0]}.at_end = True"
     explicit = [(path, interval.unit) for path, interval in named.values() if interval.explicit]
     by_epochs = [path for path, unit in explicit if unit == "epochs"]
@@ -273,8 +274,11 @@ def _probability_findings(resolved: ResolvedSchedule) -> Iterator[str]:
     if resolved.validation.partial_enabled and not resolved.validation.whitelist:
         yield "schedule.validation.partial_mask_meta is enabled with an empty whitelist, so nothing is run"
     unused = [level for level in resolved.mixing.group_levels if level not in resolved.mixing.level_of_epoch]
-    if unused and len(set(resolved.mixing.level_of_epoch)) > 1:
-        yield f"schedule.mixup.group_levels: {', '.join(unused)} is used in no epoch"
+    if unused:
+        yield (
+            f"schedule.mixup.group_levels: {', '.join(unused)} is used in no epoch; name switches within the run in "
+            f"schedule.mixup.level_switch_epochs or level_switch_steps"
+        )
 
 
 def _early_stop_findings(resolved: ResolvedSchedule) -> Iterator[str]:
@@ -318,6 +322,12 @@ def validate_schedule_sanity(resolved: ResolvedSchedule) -> list[str]:
     found += _interval_findings(resolved)
     found += _probability_findings(resolved)
     found += _early_stop_findings(resolved)
+    silent = [f"{stream} (every {interval})" for stream, interval in resolved.logging.items() if interval > total]
+    if silent:
+        found.append(
+            f"schedule.metrics: {', '.join(silent)} records nothing within {total} updates; lower these intervals, or "
+            f"set them to 0"
+        )
     every, logged = resolved.gradnorm.interval, resolved.logging["step"]
     if resolved.gradnorm.enabled and every <= logged:
         found.append(

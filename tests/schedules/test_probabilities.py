@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.schedules import OpsSchedule, TrainingProgress, build_probabilities
+from linnaeus_jax.schedules.learning_rate import learning_rate
+from linnaeus_jax.schedules.resolved import Ramp
+from linnaeus_jax.schedules.step_function import linear_ramp
 from tests.schedules.helpers import make_schedule
+from tests.schedules.test_learning_rate import spec_of
 
 _NODES = {
     "META_MASKING": "schedule.meta_masking",
@@ -113,3 +117,22 @@ def test_facade_follows_the_progress():
     assert ops.should_log("step", 50)
     assert not ops.should_log("step", 51)
     assert not ops.should_update_gradnorm(0)
+
+
+def test_ramps_stay_between_their_ends():
+    """Compiled, a division becomes a product with a rounded reciprocal: a probability of -7e-9 after the ramp."""
+    ramps = [
+        Ramp(enabled=True, start=start, end=end, end_steps=steps)
+        for start, end in ((1.0, 0.0), (0.01, 0.7), (0.7, 0.0), (1.0, 0.05))
+        for steps in (3, 9, 27, 54, 93, 300)
+    ]
+    functions = [linear_ramp(ramp) for ramp in ramps]
+    functions.append(learning_rate(spec_of(name="wsd", decay_type="linear", stable_steps=3, decay_steps=9)))
+    steps = jnp.arange(310, dtype=jnp.int32)
+    traced = jax.jit(lambda k: [function(k) for function in functions])(steps)
+    ends = [(ramp.start, ramp.end, ramp.end_steps) for ramp in ramps] + [(1.0, 0.0, 11)]
+    for function, values, (start, end, last) in zip(functions, traced, ends, strict=True):
+        for found, kind in ((np.asarray(values), np.float32), (function(np.arange(310)), np.float64)):
+            assert found.min() >= kind(min(start, end))
+            assert found.max() <= kind(max(start, end))
+            np.testing.assert_array_equal(found[last:], kind(end))

@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from linnaeus_jax.config import load_config
+from linnaeus_jax.data.metadata import component_settings
 from linnaeus_jax.schedules import ResolvedSchedule, resolve_all_schedule_params, validate_schedule_config
 from linnaeus_jax.schedules.alternatives import epochs_to_steps, fraction_to_steps
 from linnaeus_jax.schedules.level_switching import level_of_epoch, steps_per_epoch
+from linnaeus_jax.schedules.validation import component_order
 from tests.schedules.helpers import make_config, make_schedule
 
 
@@ -136,7 +139,13 @@ def test_errors(settings, text):
             "final epoch has no validation",
         ),
         (
-            {"schedule.checkpoint.interval_epochs": 4, "schedule.checkpoint.at_end": False},
+            {
+                "schedule.checkpoint.interval_epochs": 4,
+                "schedule.checkpoint.at_end": False,
+                "schedule.validation.interval_epochs": 4,  # a validation would save, too
+                "schedule.validation.mask_meta_interval_epochs": 4,
+                "schedule.validation.at_end": False,
+            },
             "final epoch has no checkpoint",
         ),
         ({"schedule.validation.interval_steps": 7, "schedule.checkpoint.interval_epochs": 2}, "is given in epochs"),
@@ -175,6 +184,8 @@ def test_errors(settings, text):
             "divergence may stay hidden",
         ),
         ({"lr_scheduler.name": "wsd", "lr_scheduler.decay_duration_fraction": 0.5}, "before lr_scheduler.min_lr"),
+        ({"schedule.mixup.group_levels": ("taxa_L20", "taxa_L10")}, "taxa_L10 is used in no epoch; name switches"),
+        ({"schedule.metrics.console_interval": 101}, "console (every 101), pipeline (every 250) records nothing"),
     ],
 )
 def test_warnings(settings, text):
@@ -278,3 +289,73 @@ def test_no_metadata_means_no_masked_validation():
     resolved = make_schedule({"data.meta.active": False}, epochs=3)
     assert resolved.validation.mask_meta.unit == "off"
     assert not any("mask-meta" in warning for warning in resolved.warnings)
+
+
+def test_a_component_is_in_use_by_one_rule():
+    """Enabled with idx >= 0: else the last boundary asked for a component that the data do not have."""
+    final = "schedule.validation.final_epoch"
+    settings = {
+        "data.meta.components.SPATIAL.idx": -1,
+        f"{final}.exhaustive_partial_meta_validation": True,
+        f"{final}.exhaustive_meta_components": ("TEMPORAL", "SPATIAL"),
+    }
+    (error,) = validate_schedule_config(make_config(settings))
+    assert "names 'SPATIAL', but the components in use are TEMPORAL" in error
+    config = make_config(settings | {"data.meta.components.TEMPORAL.idx": 3, "data.meta.components.SPATIAL.idx": 1})
+    assert component_order(config) == ("SPATIAL", "TEMPORAL")
+    assert component_order(config) == tuple(item.name for item in component_settings(config.data.meta))
+    none = make_schedule({f"data.meta.components.{name}.idx": -1 for name in ("TEMPORAL", "SPATIAL")}, epochs=3)
+    assert none.validation.mask_meta.unit == "off"
+
+
+@pytest.mark.parametrize("zero", [0, None])
+def test_durations_of_a_group_default_to_the_global_ones(zero):
+    groups = {
+        "optimizer.parameter_groups.enabled": True,
+        "optimizer.parameter_groups.heads.lr_multiplier": 2.0,
+        "lr_scheduler.parameter_groups.enabled": True,
+        "lr_scheduler.parameter_groups.heads.name": "step",
+        "lr_scheduler.parameter_groups.heads.warmup_steps": zero,
+        "lr_scheduler.parameter_groups.heads.decay_steps": zero,
+        "lr_scheduler.warmup_steps": 7,
+        "lr_scheduler.decay_steps": 30,
+    }
+    heads, default = make_schedule(groups, epochs=10).learning_rates
+    assert heads.group == "heads"
+    assert (heads.warmup_steps, default.warmup_steps, heads.decay_steps) == (7, 7, 30)
+    groups |= {"lr_scheduler.parameter_groups.heads.warmup_steps": 3}
+    assert make_schedule(groups, epochs=10).learning_rates[0].warmup_steps == 3
+
+
+@pytest.mark.parametrize("settings", [{"schedule.mixup.prob.enabled": False}, {"schedule.mixup.enabled": False}])
+def test_levels_may_be_empty_where_nothing_is_mixed(settings):
+    settings = settings | {"schedule.mixup.group_levels": ()}
+    assert validate_schedule_config(make_config(settings)) == []
+    assert make_schedule(settings, epochs=2).mixing.level_of_epoch == ("taxa_L10", "taxa_L10")
+    (error,) = validate_schedule_config(make_config({"schedule.mixup.group_levels": ()}))
+    assert "schedule.mixup.group_levels is empty" in error
+
+
+def test_a_checkpoint_before_a_validation_is_one():
+    """The final epoch is validated, so its state is saved; nothing to warn of."""
+    at_end = {"schedule.checkpoint.at_end": False, "train.epochs": 10}
+    warnings = make_schedule(at_end | {"schedule.checkpoint.interval_epochs": 4}).warnings
+    assert not any("final epoch has no" in warning for warning in warnings)
+    (warning,) = [
+        text for text in make_schedule(at_end | {"schedule.checkpoint.interval_epochs": 0}).warnings if "checkp" in text
+    ]
+    assert "before every validation only" in warning
+
+
+def test_rates_of_the_shipped_configs_move(pytestconfig):
+    """No group of a shipped config starts at or below its own floor."""
+    for path in sorted((pytestconfig.rootpath / "configs").glob("*.py")):
+        if path.stem == "yaml":
+            continue
+        config, _ = load_config([f"--config={path}"])
+        resolved = resolve_all_schedule_params(
+            config, steps_per_epoch=100, dataset_size=6400, micro_batches_per_epoch=100
+        )
+        assert not any("is lowered to the peak" in warning for warning in resolved.warnings), path
+        for spec in resolved.learning_rates:
+            assert spec.peak > 2 * max(spec.min_lr, spec.warmup_lr), (path.stem, spec)
