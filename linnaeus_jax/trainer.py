@@ -428,8 +428,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
         this.fresh_interval()  # compiled before the clock starts
         this.debug.reports.compiled(this.steps)
         this.debug.first_batch(this.program, batch, this.inputs.dataset)
-        if progress.epoch_complete or progress.global_step == 0:
-            progress.start_training_epoch(plans.locate(update)[0])
+        if progress.enter_epoch(plans.locate(update)[0]):
             this.debug.epoch_start(this.program, update, progress.current_epoch)
 
         # ---- updates

@@ -53,6 +53,27 @@ class TrainingProgress:
         self.current_stage, self.current_epoch, self.epoch_complete = Stage.TRAINING.value, epoch, False
         self.pending_validations, self.completed_validations, self.partial_validation_indices = [], [], []
 
+    def enter_epoch(self, epoch: int) -> bool:
+        """Enters the epoch of the next update where training is not in it yet; returns whether it did.
+
+        A resumed run may find itself in another epoch than it was saved in, if epochs have other lengths now.
+        """
+        if self.global_step and not self.epoch_complete and epoch == self.current_epoch:
+            return False
+        self.start_training_epoch(epoch)
+        return True
+
+    def replan(self, resolved: ResolvedSchedule) -> list[str]:
+        """Takes over the length of a run that may be planned anew; returns warnings."""
+        before = self.expected_total_steps
+        self.expected_total_steps, self.expected_epochs = resolved.total_steps, resolved.epochs
+        if before in (0, resolved.total_steps):
+            return []
+        return [
+            f"the run was planned for {before} updates and now for {resolved.total_steps}; the current configuration "
+            f"counts"
+        ]
+
     def advance(self, updates: int = 1, *, micro_batches: int = 0, samples: int = 0) -> None:
         """Counts completed updates, and the micro-batches and rows they consumed."""
         self.global_step += updates
@@ -182,12 +203,7 @@ def plan_resume(progress: TrainingProgress, resolved: ResolvedSchedule, *, skip_
     Pending and interrupted validations run again from their beginning (the partial stage: its remaining entries), and
     so does what was due at a completed boundary but is neither pending nor completed.
     """
-    warnings = []
-    if progress.expected_total_steps not in (0, resolved.total_steps):
-        warnings.append(
-            f"the run was planned for {progress.expected_total_steps} updates and now for {resolved.total_steps}; "
-            f"the current configuration counts"
-        )
+    warnings = dataclasses.replace(progress).replan(resolved)
     stopped = progress.stop_reason is not None and resolved.early_stop.active
     wanted = {Stage(stage) for stage in (*progress.pending_validations, progress.current_stage)}
     if progress.epoch_complete:

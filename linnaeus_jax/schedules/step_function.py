@@ -41,7 +41,7 @@ def linear(start: float, end: float, steps: int) -> optax.Schedule:
 
     Compiled, the division may become a product with a rounded reciprocal, so that k / steps misses 1 by a rounding.
     """
-    inner, (low, high) = optax.linear_schedule(start, end, steps), sorted((start, end))
+    inner, low, high = optax.linear_schedule(start, end, steps), min(start, end), max(start, end)
     return optax.join_schedules([lambda k: jnp.clip(inner(k), low, high), optax.constant_schedule(end)], [steps])
 
 
@@ -51,8 +51,9 @@ def linear_ramp(ramp: Ramp) -> StepFunction:
         value = ramp.end if ramp.enabled else ramp.disabled_value
         return StepFunction(lambda k: np.float64(value), optax.constant_schedule(value))
     start, end, steps = ramp.start, ramp.end, ramp.end_steps
+    low, high = min(start, end), max(start, end)
 
     def host(k: np.ndarray) -> np.ndarray:
-        return np.where(k >= steps, end, np.clip(start + (end - start) * k / steps, *sorted((start, end))))
+        return np.where(k >= steps, end, np.clip(start + (end - start) * k / steps, low, high))
 
     return StepFunction(host, linear(start, end, steps))

@@ -41,8 +41,7 @@ class HostState:
     def load_json(self, state: dict[str, Any], resolved: ResolvedSchedule) -> list[str]:
         """Takes over a saved state; returns warnings."""
         self.progress.load_state_dict(state["progress"])
-        self.progress.expected_total_steps = resolved.total_steps
-        self.progress.expected_epochs = resolved.epochs
+        replanned = self.progress.replan(resolved)
         self.tracker.load_state_dict(state["tracker"])
         self.recorder.load_state_dict(state["recorder"])
         self.early_stop, warnings = early_stop.restore_state(
@@ -50,4 +49,4 @@ class HostState:
         )
         self.ranking = {int(step): dict(entry) for step, entry in state["ranking"].items()}
         self.ranking_metric, self.run_id = state["ranking_metric"], state["run_id"]
-        return warnings
+        return replanned + warnings

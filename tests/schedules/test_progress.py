@@ -188,3 +188,21 @@ def test_due_takes_the_stored_boundary():
     assert ops.should_save_checkpoint()
     assert not ops.should_validate_partial_mask()
     assert not ops.should_validate_exhaustive()
+
+
+def test_epochs_of_another_length_after_a_resume():
+    """Saved after 13 of 30 updates, in epoch 1; with epochs of 5 updates that is epoch 2, and the length is new."""
+    progress = TrainingProgress(expected_total_steps=30, expected_epochs=3)
+    assert progress.enter_epoch(0)
+    progress.advance(10)
+    assert not progress.enter_epoch(0)
+    progress.finish_training_epoch()
+    assert progress.enter_epoch(1)
+    progress.advance(3)
+    assert not progress.enter_epoch(1)
+    assert progress.replan(make_schedule(epochs=3)) == []
+    (warning,) = progress.replan(make_schedule(epochs=4, steps_per_epoch=5))
+    assert "planned for 30 updates and now for 20" in warning
+    assert (progress.expected_total_steps, progress.expected_epochs) == (20, 4)
+    assert progress.enter_epoch(2)
+    assert (progress.current_epoch, progress.last_boundary_step) == (2, 10)
