@@ -53,7 +53,7 @@ from linnaeus_jax.training.checkpoints import CheckpointError, Checkpoints, leaf
 from linnaeus_jax.training.compilation import CompiledStep, compile_step
 from linnaeus_jax.training.evaluation import Evaluator, update_curves
 from linnaeus_jax.training.host_state import HostState
-from linnaeus_jax.training.identity import identity_error, run_identity
+from linnaeus_jax.training.identity import finished_epochs, identity_error, plan_error, plan_identity, run_identity
 from linnaeus_jax.training.inputs import Inputs, build_inputs
 from linnaeus_jax.training.interruption import Interruption
 from linnaeus_jax.training.parallel import Placement, fetch
@@ -180,9 +180,16 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
     # ---- data and schedule
     placement = Placement()
     try:
-        stored = stored_schedule(config, directory)
+        meta = newest_meta(config, directory)
+        stored = None
+        if meta is not None and config.train.preserve_checkpoint_schedule:
+            stored = ResolvedSchedule.from_dict(meta["schedule"])
         inputs = build_inputs(
-            config, devices=placement.device_count, output_dir=directory.root if write else None, schedule=stored
+            config,
+            devices=placement.device_count,
+            output_dir=directory.root if write else None,
+            schedule=stored,
+            past_updates=() if meta is None else finished_epochs(meta),
         )
         resolved = stored or resolve_all_schedule_params(
             config,
@@ -266,14 +273,13 @@ def remote_sync(config: ConfigDict, directory: RunDirectory) -> RemoteSync | Non
     return RemoteSync(directory.root, bucket.remote, bucket.executable, bucket.timeout_seconds)
 
 
-def stored_schedule(config: ConfigDict, directory: RunDirectory) -> ResolvedSchedule | None:
-    """The resolved schedule of the newest checkpoint, where `train.preserve_checkpoint_schedule` asks for it."""
-    if not (config.train.preserve_checkpoint_schedule and directory.checkpoints.is_dir()):
+def newest_meta(config: ConfigDict, directory: RunDirectory) -> dict[str, Any] | None:
+    """What the newest checkpoint says beside its arrays; None where the run does not go on from one."""
+    if not (config.train.auto_resume and directory.checkpoints.is_dir()):
         return None
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        steps = checkpoints.steps()
-        return ResolvedSchedule.from_dict(checkpoints.meta(steps[-1])["schedule"]) if steps else None
+        return checkpoints.newest_meta()
     finally:
         checkpoints.close()
 
@@ -289,7 +295,10 @@ def restore(this: Run) -> bool:
         found = this.checkpoints.restore_newest(
             stored_state(this),
             as_stored=("opt_state",) if fresh_optimizer else (),
-            refusal=lambda meta: identity_error(meta["identity"], this.identity, optimizer=not fresh_optimizer),
+            refusal=lambda step, meta: (
+                identity_error(meta["identity"], this.identity, optimizer=not fresh_optimizer)
+                or plan_error(step, meta, this.inputs.plans)
+            ),
         )
     if found is None:
         if this.checkpoints.steps():
@@ -319,6 +328,8 @@ def restore(this: Run) -> bool:
     after = this.checkpoints.finished_boundary(step)
     for warning in this.host.load_json(meta["host"] if after is None else after, this.resolved):
         log.warning("%s", warning)
+    this.host.progress.expected_total_steps = this.resolved.total_steps
+    this.host.progress.expected_epochs = planned
     again = after is None and meta["at_boundary"]
     if this.lead:
         log_file = MetricsLog(this.directory.metrics_log)
@@ -442,7 +453,8 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
                 this.state, outputs = this.debug.dispatch(update, this.steps[variant], this.state, placed, batch)
             this.debug.after_update(update, this.state, outputs, batch)
             step = update + 1
-            progress.advance(micro_batches=batch["label"].shape[0], samples=int(np.count_nonzero(batch["weight"])))
+            rows = int(np.count_nonzero(batch["weight"])) * jax.process_count()  # processes have equal shares
+            progress.advance(micro_batches=batch["label"].shape[0], samples=rows)
             write_log_point(this, loader)
 
             # ---- log points and boundaries
@@ -620,6 +632,7 @@ def checkpoint_meta(this: Run, *, at_boundary: bool) -> dict[str, Any]:
         "host": this.host.to_json(),
         "at_boundary": at_boundary,
         "identity": this.identity,
+        "plan": plan_identity(this.inputs.plans, this.host.progress.current_epoch),
         "interval": None if at_boundary else fetch(this.state.interval).to_json(),  # empty at a boundary
         "loader": {"next_index": this.host.progress.global_step},
         "config": plain(this.config),

@@ -66,6 +66,7 @@ def level_of_epoch(
     level_switch_epochs: Sequence[int],
     updates_per_epoch_by_level: Mapping[str, int],
     epochs: int,
+    past_updates: Sequence[int] = (),
 ) -> tuple[str, ...]:
     """Level of every epoch.
 
@@ -74,6 +75,7 @@ def level_of_epoch(
       level_switch_steps, level_switch_epochs: where the next rank begins; at most one of them is not empty.
       updates_per_epoch_by_level: optimizer updates of one epoch grouped by each rank.
       epochs: length of the run.
+      past_updates: updates that the first epochs took, where they were made with other settings.
 
     Raises:
       ValueError: the lists contradict each other.
@@ -86,7 +88,7 @@ def level_of_epoch(
     step = 0
     for epoch in range(epochs):
         levels.append(level_at(group_levels, level_switch_steps, level_switch_epochs, epoch, step))
-        step += updates_per_epoch_by_level[levels[-1]]
+        step += past_updates[epoch] if epoch < len(past_updates) else updates_per_epoch_by_level[levels[-1]]
     return tuple(levels)
 
 

@@ -7,6 +7,7 @@ the boundary is run again as a whole after a restart.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable
@@ -94,14 +95,14 @@ class Checkpoints:
         self,
         abstract_state: Any,
         as_stored: tuple[str, ...] = (),
-        refusal: Callable[[dict[str, Any]], str | None] | None = None,
+        refusal: Callable[[int, dict[str, Any]], str | None] | None = None,
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """(step, state, meta) of the newest readable checkpoint; None without any.
 
         Args:
           abstract_state: a state of `ShapeDtypeStruct`s with the shardings wanted.
           as_stored: fields of the state that are read whatever they are, for a caller that replaces them.
-          refusal: why this run cannot go on from a checkpoint with this meta, or None; asked before arrays are read.
+          refusal: why this run cannot go on from a checkpoint (step, meta), or None; asked before arrays are read.
 
         Raises:
           CheckpointError: the checkpoint belongs to another model or optimizer, or none of them can be read.
@@ -110,7 +111,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 meta = self.meta(step)
-                if refusal is not None and (reason := refusal(meta)):
+                if refusal is not None and (reason := refusal(step, meta)):
                     raise CheckpointError(f"checkpoint {step} in {self.directory} {reason}; {OTHER_RUN}")
                 return step, self.restore(step, abstract_state, as_stored), meta
             except CheckpointError:
@@ -147,6 +148,13 @@ class Checkpoints:
     def meta(self, step: int) -> dict[str, Any]:
         """The host part of one checkpoint alone."""
         return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+
+    def newest_meta(self) -> dict[str, Any] | None:
+        """The host part of the newest checkpoint whose host part can be read; None without any."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(Exception):  # `restore_newest` reports it
+                return self.meta(step)
+        return None
 
     def arrays(self, step: int) -> Any:
         """The stored arrays of one checkpoint as a plain tree on one device, wherever they were saved."""

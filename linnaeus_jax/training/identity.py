@@ -98,7 +98,26 @@ def identity_error(stored: Mapping[str, Any], current: Mapping[str, Any], *, opt
     return f"belongs to {', '.join(what)}: {'; '.join(texts[:SHOWN])}{more}"
 
 
-def plan_error(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
-    """Why a run cannot go on in the middle of an epoch with the rows that `current` gives."""
-    texts = list(differences(stored, current))
-    return "; ".join(texts[:SHOWN]) or None
+def finished_epochs(meta: Mapping[str, Any]) -> tuple[int, ...]:
+    """Updates of each epoch that a checkpoint with this meta has finished."""
+    count = meta["host"]["progress"]["current_epoch"] + int(meta["at_boundary"])
+    return tuple(meta["schedule"]["totals"]["steps_per_epoch"][:count])
+
+
+def plan_error(step: int, meta: Mapping[str, Any], plans: PlanSequence) -> str | None:
+    """Why a run cannot go on with these plans from a checkpoint after `step` updates; None where it can."""
+    past = finished_epochs(meta)
+    epoch = len(past)
+    if epoch >= plans.epochs:
+        return None
+    if past != tuple(plans.updates_per_epoch[:epoch]):
+        return (
+            f"has {past} updates in its epochs, but a newer checkpoint, which cannot be read, {plans.updates_per_epoch}"
+        )
+    texts = list(differences(meta["plan"], plan_identity(plans, epoch))) if step > sum(past) else []
+    if not texts:
+        return None
+    return (
+        f"lies within epoch {epoch}: {'; '.join(texts[:SHOWN])}; what decides the rows of an epoch may change only "
+        "between epochs: go on with the old values to the end of this one"
+    )

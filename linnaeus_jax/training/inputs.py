@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +110,12 @@ def sampler_settings(config: ConfigDict, devices: int = 1) -> SamplerSettings:
 
 
 def build_inputs(
-    config: ConfigDict, *, devices: int, output_dir: Path | None, schedule: ResolvedSchedule | None = None
+    config: ConfigDict,
+    *,
+    devices: int,
+    output_dir: Path | None,
+    schedule: ResolvedSchedule | None = None,
+    past_updates: Sequence[int] = (),
 ) -> Inputs:
     """Reads the labels, opens the images and plans every epoch.
 
@@ -119,6 +124,7 @@ def build_inputs(
       devices: data-parallel devices.
       output_dir: the run directory, for reports about missing images; None: no report.
       schedule: a stored schedule whose epochs and mixing levels count in place of the configuration's.
+      past_updates: updates of each epoch that is finished, whatever the configuration says now.
 
     Raises:
       OSError, ValueError, KeyError, RuntimeError: a file or setting that cannot be used; the message names it.
@@ -127,7 +133,7 @@ def build_inputs(
     missing = _missing_rows(config, output_dir)
     dataset = build_dataset(config, missing)
     sampler = sampler_settings(config, devices)
-    names, groups, updates, levels = plan_levels(config, dataset, sampler, schedule)
+    names, groups, updates, levels = plan_levels(config, dataset, sampler, schedule, past_updates)
     if schedule is not None:
         check_preserved(schedule, updates)
     plans = PlanSequence(
@@ -137,6 +143,7 @@ def build_inputs(
         seed=config.train.seed,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
+        past_updates=past_updates,
     )
     cache = ImageCache(data.prefetch.mem_cache_size) if dataset.sources.hybrid else None
     images = {split.name: _open(config, dataset, split, cache) for split in (dataset.train, dataset.val) if len(split)}
@@ -159,12 +166,17 @@ def build_inputs(
 
 
 def plan_levels(
-    config: ConfigDict, dataset: Dataset, sampler: SamplerSettings, schedule: ResolvedSchedule | None = None
+    config: ConfigDict,
+    dataset: Dataset,
+    sampler: SamplerSettings,
+    schedule: ResolvedSchedule | None = None,
+    past_updates: Sequence[int] = (),
 ) -> tuple[tuple[str, ...], list[np.ndarray], dict[str, int], tuple[str, ...]]:
     """The mixing levels of a run and what follows from them, without touching a device.
 
     Args:
       schedule: a stored schedule whose epochs and levels count in place of the configuration's.
+      past_updates: see `build_inputs`.
 
     Returns:
       (levels that may be used, groups of the training rows per level, updates of one epoch per level, level of every
@@ -176,7 +188,9 @@ def plan_levels(
     updates = {level: updates_per_epoch(group, sampler) for level, group in zip(names, groups, strict=True)}
     if schedule is not None:
         return names, groups, updates, schedule.mixing.level_of_epoch
-    levels = level_of_epoch(names, mixup.level_switch_steps, mixup.level_switch_epochs, updates, config.train.epochs)
+    levels = level_of_epoch(
+        names, mixup.level_switch_steps, mixup.level_switch_epochs, updates, config.train.epochs, past_updates
+    )
     return names, groups, updates, levels
 
 

@@ -10,8 +10,10 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax import trainer
 from linnaeus_jax.trainer import UserError, run
 from linnaeus_jax.training.identity import differences, identity_error
+from linnaeus_jax.training.interruption import Interruption
 from tests.tiny import tiny_config
 
 IDENTITY = {
@@ -121,3 +123,84 @@ def test_resume_is_refused_and_leaves_the_run_as_it_was(finished, tmp_path, case
         run(config, tmp_path / "copy" / "run")
     assert {path: path.read_bytes() for path in before} == before
     assert json.loads((tmp_path / "copy" / "run" / "config.json").read_text())["train"]["epochs"] == 1
+
+
+#: what BUILD.md says may change whenever a run goes on
+FREE = {
+    "epochs": {"train__epochs": 5},
+    "fewer epochs": {"train__epochs": 1},
+    "learning rate": {"lr_scheduler__base_lr": 1e-3, "lr_scheduler__name": "wsd"},
+    "masking schedule": {"schedule__meta_masking__enabled": False},
+    "mixing": {"schedule__mixup__prob__enabled": True},
+    "logging": {"schedule__metrics__step_interval": 3, "debug__jsonl__enabled": True},
+    "early stop and retention": {"train__early_stop__active": True, "schedule__checkpoint__keep_last_n": 1},
+    "validation": {"data__batch_size_val": 8, "schedule__validation__interval_epochs": 2},
+    "augmentation": {"aug__color_jitter": 0.3, "aug__hflip_prob": 0.1},
+    "loss": {"loss__taxonomy_smoothing__enabled": (True,), "loss__grad_weighting__task__type": "gradnorm"},
+    "weight decay and betas": {"optimizer__weight_decay": 0.3, "optimizer__betas": (0.8, 0.9)},
+    "regularisation": {"model__drop_rate": 0.2, "model__drop_path_rate": 0.1},
+    "computation": {"train__gradient_checkpointing__enabled_normal_steps": True, "train__compute_dtype": "bfloat16"},
+    "reading": {"data__num_workers": 1, "data__prefetch__max_processed_batches": 1},
+}
+#: what may change only between epochs
+BETWEEN_EPOCHS = {
+    "batch size": ({"data__batch_size": 8}, "sampler.batch_size is 16 in the checkpoint and 8"),
+    "accumulation": ({"train__accumulation_steps": 2}, "sampler.accumulation_steps is 1"),
+    "seed": ({"train__seed": 5}, "seed is 0"),
+    "sampler": ({"data__sampler__type": "standard"}, "sampler.type is 'grouped'"),
+    "groups": ({"schedule__mixup__group_levels": ("taxa_L20",)}, "groups is"),
+}
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A run of two epochs that a signal ended within the second."""
+    directory = tmp_path_factory.mktemp("interrupted")
+    config = tiny_config(directory / "data", train__epochs=2, debug__jsonl__enabled=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Interruption, "requested", lambda self, step: step == 9)
+        with pytest.raises(SystemExit):
+            run(config, directory / "run")
+    return directory
+
+
+def resumed(directory, target, **overrides):
+    """The step from which a copy of the run goes on; nothing is trained."""
+    shutil.copytree(directory / "run", target)
+    overrides = {"train__epochs": 2, "debug__jsonl__enabled": False} | overrides
+    config = tiny_config(directory / "data", **overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "train", lambda this, *args, **options: this.host.progress.global_step)
+        return run(config, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FREE)
+def test_these_may_change_within_an_epoch(interrupted, tmp_path, case):
+    assert resumed(interrupted, tmp_path / "run", **FREE[case]) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BETWEEN_EPOCHS)
+def test_these_may_change_only_between_epochs(interrupted, finished, tmp_path, case):
+    overrides, message = BETWEEN_EPOCHS[case]
+    with pytest.raises(UserError, match=rf"lies within epoch 1: .*{message}.*between epochs"):
+        resumed(interrupted, tmp_path / "within", **overrides)
+    assert resumed(finished[0], tmp_path / "between", **overrides) == 6
+
+
+def test_data_may_lie_elsewhere(finished, tmp_path):
+    directory, _ = finished
+    shutil.copytree(directory, tmp_path / "moved")
+    assert resumed(tmp_path / "moved", tmp_path / "run") == 6
+
+
+def test_another_batch_size_counts_from_the_epoch_on_where_it_starts(finished, tmp_path):
+    """Six updates of 16 rows are done; the second epoch has twelve updates of 8 rows, and every row is seen once."""
+    directory, _ = finished
+    shutil.copytree(directory, tmp_path / "copy")
+    config = tiny_config(directory / "data", train__epochs=2, data__batch_size=8, debug__jsonl__enabled=False)
+    run(config, tmp_path / "copy" / "run")
+    progress = json.loads((tmp_path / "copy" / "run" / "progress.json").read_text())
+    assert progress["global_step"] == progress["expected_total_steps"] == 6 + 12
+    assert progress["samples_seen"] == 2 * 96
