@@ -184,12 +184,13 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
         stored = None
         if meta is not None and config.train.preserve_checkpoint_schedule:
             stored = ResolvedSchedule.from_dict(meta["schedule"])
+        past = () if meta is None else finished_epochs(meta)
         inputs = build_inputs(
             config,
             devices=placement.device_count,
             output_dir=directory.root if write else None,
             schedule=stored,
-            past_updates=() if meta is None else finished_epochs(meta),
+            past_epochs=past,
         )
         resolved = stored or resolve_all_schedule_params(
             config,
@@ -197,6 +198,7 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
             dataset_size=len(inputs.dataset.train),
             micro_batches_per_epoch=inputs.micro_batches_per_epoch,
             devices=placement.device_count,
+            past_epochs=len(past),
         )
         # ---- model, objective, optimizer
         debug = DebugSession(config, directory, inputs.dataset.tasks, lead=lead)

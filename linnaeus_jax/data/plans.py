@@ -283,7 +283,7 @@ class PlanSequence:
       seed: non-negative seed of the run.
       process_index: this process.
       process_count: number of processes that share a micro-batch.
-      past_updates: updates that the first epochs took, where they were made with other settings.
+      past_epochs: (updates, micro-batches) of each finished epoch; they may have been made with other settings.
 
     Raises:
       ValueError: a level without a single micro-batch, or sizes that do not fit the processes.
@@ -298,7 +298,7 @@ class PlanSequence:
         seed: int,
         process_index: int = 0,
         process_count: int = 1,
-        past_updates: Sequence[int] = (),
+        past_epochs: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.settings, self.seed = settings, seed
         self.process_index, self.process_count = process_index, process_count
@@ -313,9 +313,9 @@ class PlanSequence:
                     "no batch with this sampler; lower data.batch_size, set data.sampler.leftovers to keep or add data"
                 )
         self.updates_per_epoch = per_level[self._levels]
-        past = tuple(past_updates)[: self.epochs]
-        self.updates_per_epoch[: len(past)] = past
         self.micro_batches_per_epoch = micro[self._levels]  # without the padding of the last update
+        for epoch, counts in enumerate(past_epochs[: self.epochs]):
+            self.updates_per_epoch[epoch], self.micro_batches_per_epoch[epoch] = counts
         self.boundaries = np.cumsum(self.updates_per_epoch)
         self._plans: OrderedDict[int, EpochPlan] = OrderedDict()
         self._lock = threading.Lock()

@@ -267,6 +267,7 @@ def resolve_all_schedule_params(
     dataset_size: int,
     micro_batches_per_epoch: int | Sequence[int],
     devices: int = 1,
+    past_epochs: int = 0,
 ) -> ResolvedSchedule:
     """Turns every duration of the configuration into optimizer updates. The configuration is not changed.
 
@@ -277,6 +278,7 @@ def resolve_all_schedule_params(
       dataset_size: training rows.
       micro_batches_per_epoch: micro-batches of each epoch, or one number for all.
       devices: data-parallel devices.
+      past_epochs: epochs that are finished; they may have been made with another batch size or accumulation.
 
     Returns:
       The schedule, with all its warnings.
@@ -291,7 +293,7 @@ def resolve_all_schedule_params(
     accumulation = max(1, config.train.accumulation_steps)
     steps = _per_epoch("steps_per_epoch", steps_per_epoch, epochs)
     micro = _per_epoch("micro_batches_per_epoch", micro_batches_per_epoch, epochs)
-    for updates, batches in zip(steps, micro):
+    for updates, batches in zip(steps[past_epochs:], micro[past_epochs:]):
         if updates != -(-batches // accumulation):
             raise ValueError(
                 f"{batches} micro-batches in groups of train.accumulation_steps = {accumulation} make "

@@ -98,22 +98,21 @@ def identity_error(stored: Mapping[str, Any], current: Mapping[str, Any], *, opt
     return f"belongs to {', '.join(what)}: {'; '.join(texts[:SHOWN])}{more}"
 
 
-def finished_epochs(meta: Mapping[str, Any]) -> tuple[int, ...]:
-    """Updates of each epoch that a checkpoint with this meta has finished."""
-    count = meta["host"]["progress"]["current_epoch"] + int(meta["at_boundary"])
-    return tuple(meta["schedule"]["totals"]["steps_per_epoch"][:count])
+def finished_epochs(meta: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """(updates, micro-batches) of each epoch that a checkpoint with this meta has finished."""
+    count, totals = meta["host"]["progress"]["current_epoch"] + int(meta["at_boundary"]), meta["schedule"]["totals"]
+    return tuple(zip(totals["steps_per_epoch"][:count], totals["micro_batches_per_epoch"]))
 
 
 def plan_error(step: int, meta: Mapping[str, Any], plans: PlanSequence) -> str | None:
     """Why a run cannot go on with these plans from a checkpoint after `step` updates; None where it can."""
-    past = finished_epochs(meta)
+    past = [updates for updates, _ in finished_epochs(meta)]
     epoch = len(past)
     if epoch >= plans.epochs:
         return None
-    if past != tuple(plans.updates_per_epoch[:epoch]):
-        return (
-            f"has {past} updates in its epochs, but a newer checkpoint, which cannot be read, {plans.updates_per_epoch}"
-        )
+    planned = plans.updates_per_epoch[:epoch].tolist()
+    if past != planned:
+        return f"finished epochs of {past} updates, but a newer one, whose arrays cannot be read, of {planned}"
     texts = list(differences(meta["plan"], plan_identity(plans, epoch))) if step > sum(past) else []
     if not texts:
         return None

@@ -115,7 +115,7 @@ def build_inputs(
     devices: int,
     output_dir: Path | None,
     schedule: ResolvedSchedule | None = None,
-    past_updates: Sequence[int] = (),
+    past_epochs: Sequence[tuple[int, int]] = (),
 ) -> Inputs:
     """Reads the labels, opens the images and plans every epoch.
 
@@ -124,7 +124,7 @@ def build_inputs(
       devices: data-parallel devices.
       output_dir: the run directory, for reports about missing images; None: no report.
       schedule: a stored schedule whose epochs and mixing levels count in place of the configuration's.
-      past_updates: updates of each epoch that is finished, whatever the configuration says now.
+      past_epochs: (updates, micro-batches) of each finished epoch, whatever the configuration says now.
 
     Raises:
       OSError, ValueError, KeyError, RuntimeError: a file or setting that cannot be used; the message names it.
@@ -133,7 +133,7 @@ def build_inputs(
     missing = _missing_rows(config, output_dir)
     dataset = build_dataset(config, missing)
     sampler = sampler_settings(config, devices)
-    names, groups, updates, levels = plan_levels(config, dataset, sampler, schedule, past_updates)
+    names, groups, updates, levels = plan_levels(config, dataset, sampler, schedule, past_epochs)
     if schedule is not None:
         check_preserved(schedule, updates)
     plans = PlanSequence(
@@ -143,7 +143,7 @@ def build_inputs(
         seed=config.train.seed,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
-        past_updates=past_updates,
+        past_epochs=past_epochs,
     )
     cache = ImageCache(data.prefetch.mem_cache_size) if dataset.sources.hybrid else None
     images = {split.name: _open(config, dataset, split, cache) for split in (dataset.train, dataset.val) if len(split)}
@@ -170,13 +170,13 @@ def plan_levels(
     dataset: Dataset,
     sampler: SamplerSettings,
     schedule: ResolvedSchedule | None = None,
-    past_updates: Sequence[int] = (),
+    past_epochs: Sequence[tuple[int, int]] = (),
 ) -> tuple[tuple[str, ...], list[np.ndarray], dict[str, int], tuple[str, ...]]:
     """The mixing levels of a run and what follows from them, without touching a device.
 
     Args:
       schedule: a stored schedule whose epochs and levels count in place of the configuration's.
-      past_updates: see `build_inputs`.
+      past_epochs: see `build_inputs`.
 
     Returns:
       (levels that may be used, groups of the training rows per level, updates of one epoch per level, level of every
@@ -188,6 +188,7 @@ def plan_levels(
     updates = {level: updates_per_epoch(group, sampler) for level, group in zip(names, groups, strict=True)}
     if schedule is not None:
         return names, groups, updates, schedule.mixing.level_of_epoch
+    past_updates = [count for count, _ in past_epochs]
     levels = level_of_epoch(
         names, mixup.level_switch_steps, mixup.level_switch_epochs, updates, config.train.epochs, past_updates
     )
