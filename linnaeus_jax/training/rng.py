@@ -8,5 +8,14 @@ import jax
 
 
 def stream(seed: int, name: str) -> jax.Array:
-    """The key of the named stream; the same on every process."""
-    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+    """The key of the named stream; the same on every process.
+
+    All bits of `seed` count: `jax.random.key` takes the lowest 32, every word above is folded in.
+
+    Args:
+      seed: at least 0.
+    """
+    key = jax.random.key(seed % 2**32)
+    while seed := seed >> 32:
+        key = jax.random.fold_in(key, seed % 2**32)
+    return jax.random.fold_in(key, zlib.crc32(name.encode()))
