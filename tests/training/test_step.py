@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.training.step import grad_sums
+from linnaeus_jax.training.step import apply, grad_sums
 from tests.tiny import tiny_config
 from tests.training import toy
 from tests.training.programs import build, largest_update, relative_difference, run_updates
@@ -101,38 +102,41 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
         )
 
 
-def test_pmap_of_disjoint_shards_gives_the_same_gradient(tmp_path):
-    program, inputs, _ = build(sgd_config(tmp_path), tmp_path)
+def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
+    """Gradient, clipping, optimizer with momentum, average and statistics, over two updates of two micro-batches."""
+    toy.register(monkeypatch)
+    overrides = {"model__type": "toy", "data__batch_size": 8, "train__accumulation_steps": 2}
+    overrides |= {"optimizer__momentum": 0.9, "train__clip_grad": 0.5, "train__ema__enabled": True}
+    program, inputs, placement = build(sgd_config(tmp_path, **overrides), tmp_path, devices=2)
+    objective, optimizer = program.objective, program.update.optimizer
+    start = jax.jit(program.initial_state, out_shardings=placement.replicated)()
+    expected, outputs = run_updates(program, inputs, placement, 2, state=start)
+    assert all(out.grad_norm > 0.5 for out in outputs)  # clipped
+
+    def update(state, local, split, counts, batch, targets):
+        trained, frozen = optimizer.split_frozen(state.params)
+        weights = state.gradnorm.weights
+        sums = grad_sums(objective, trained, {}, local, split, counts, weights, state.step, frozen=frozen)
+        return apply(objective, program.update, state, jax.lax.psum(sums, "devices"), targets, batch)[0]
+
+    step = jax.pmap(update, axis_name="devices", in_axes=(None, 0, 0, None, None, None), out_axes=None)
+
+    def shards(tree):
+        return jax.tree.map(lambda x: jnp.stack(jnp.split(x, 2, axis=1)), tree)
+
     state = jax.jit(program.initial_state)()
-    with inputs.train_loader(0, 1) as loader:
-        _, update = next(loader)
-    batch = {name: jnp.asarray(x) for name, x in update.items()}
-    targets, counts = jax.jit(program.objective.prepare)(batch, state.step)
-    weights = jnp.ones(3)
-
-    def gradient(params, batch, targets):
-        return grad_sums(program.objective, params, {}, batch, targets, counts, weights, jnp.int32(0)).grads
-
-    whole = jax.device_get(jax.jit(gradient)(state.params, batch, targets))
-
-    def shards(x, rows_axis=1):
-        return jnp.stack(jnp.split(x, 2, axis=rows_axis))
-
-    local = {name: shards(x) for name, x in batch.items()}
-    local["partner"] = local["partner"] - jnp.asarray([0, 8])[:, None, None]  # positions count within the shard
-    draws = targets.draws
-    split_draws = (
-        None if draws is None else type(draws)(*(jnp.stack([x, x]) if x.ndim == 1 else shards(x) for x in draws))
-    )
-    split = targets.replace(
-        draws=split_draws, **{name: shards(getattr(targets, name)) for name in ("other", "lam", "keep", "null")}
-    )
-    summed = jax.pmap(lambda p, b, t: jax.lax.psum(gradient(p, b, t), "i"), axis_name="i", in_axes=(None, 0, 0))(
-        state.params, local, split
-    )
-    summed = jax.tree.map(lambda x: np.asarray(x.addressable_shards[0].data)[0], summed)
-    zero = jax.tree.map(np.zeros_like, whole)
-    assert relative_difference(summed, whole, zero) <= BOUND
+    with inputs.train_loader(0, 2) as loader:
+        for _, arrays in loader:
+            batch = {name: jnp.asarray(x) for name, x in arrays.items()}
+            targets, counts = jax.jit(objective.prepare)(batch, state.step)
+            assert targets.draws is None  # nothing is mixed: shards need no partner from elsewhere
+            state = step(state, shards(batch), shards(targets), counts, batch, targets)
+    found, expected, start = jax.device_get((state, expected, start))
+    assert largest_update(found.params, start.params) >= 0.05
+    for part in ("params", "ema", "opt_state"):
+        assert relative_difference(*(getattr(x, part) for x in (found, expected, start))) <= BOUND, part
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), found.interval, expected.interval)
+    assert int(found.step) == 2
 
 
 def test_remat_changes_no_number(tmp_path):
