@@ -247,6 +247,8 @@ def open_images(
                 raise ValueError(f"{path}: dataset {dataset!r} is {found}; images are uint8 (N, H, W, 3)")
             source = _fast_source(path, stored) or H5Images(path, dataset, stored.shape)
             logger.info("%s: %d images %s read by %s", path, len(stored), stored.shape[1:], type(source).__name__)
+            if isinstance(source, H5Images):
+                logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
             if source.image_shape != (img_size, img_size, 3):
                 logger.info("%s: resizing to data.img_size %d while reading", path, img_size)
                 source = ResizedImages(source, img_size)

@@ -8,6 +8,8 @@ whatever the number of threads or processes that read.
 from __future__ import annotations
 
 import functools
+import gc
+import logging
 import multiprocessing
 import os
 import pickle
@@ -30,6 +32,7 @@ from linnaeus_jax.data.cache import CacheStats, ImageCache
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
 
+logger = logging.getLogger("linnaeus_jax.data")
 MAX_CHUNK = 64  # rows per piece of decoding work
 
 
@@ -374,7 +377,8 @@ class _GrainReader:
         result = element["result"]
         if isinstance(result, Exception):
             return result
-        return cast(Batch, {name: np.asarray(array) for name, array in result.items()})  # views of shared memory
+        # Copies, because shared memory must not outlive the loader, as arrays that the device still reads would.
+        return cast(Batch, {name: np.array(array) for name, array in result.items()})
 
     def _rewind(self) -> None:
         """A retry after an error must not skip the update."""
@@ -420,6 +424,8 @@ class _GrainReader:
         if self.options.worker_processes and self._first_ask is not None:
             self._iterator.get_state()  # takes over the workers that it has started but not yet asked
         self._iterator.close()
+        if self.options.worker_processes:
+            gc.collect()  # an exhausted iterator of Grain keeps its last batch, in shared memory, in a cycle
 
     def close(self) -> None:
         """Cancels what has not started, waits for what has, and for the threads and processes."""
@@ -480,6 +486,7 @@ class TrainLoader:
         self._grain = _GrainReader(
             self._reader, plans.update, stop, options, local_start=plans.local_start, start=start_update
         )
+        logger.info("training batches in flight take at most %.0f MB", self.memory_bytes / 1e6)
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         return self

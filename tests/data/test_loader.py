@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -232,8 +232,10 @@ def test_closing_leaves_no_thread(source, threads):
     assert set(threading.enumerate()) <= before
 
 
-def test_memory_bound(source):
+def test_memory_bound(source, caplog):
+    caplog.set_level(logging.INFO, "linnaeus_jax.data")
     loader = train(source, buffer=3)
+    assert f"at most {loader.memory_bytes / 1e6:.0f} MB" in caplog.text
     assert loader.memory_bytes == (3 + 2) * 2 * 8 * 32 * 32 * 3
     assert train(source, threads=(0, 0), buffer=3).memory_bytes == 2 * 2 * 8 * 32 * 32 * 3
     loader.close()
@@ -349,8 +351,6 @@ def test_worker_processes_change_nothing_and_leave_nothing(source):
     for batch, other in zip(evaluation, EvalLoader(ARRAYS, ROWS, source, 16), strict=True):
         assert_same([(0, batch)], [(0, other)])
     evaluation.close()
-    del batch
-    gc.collect()
     for _ in range(100):  # Grain unlinks shared memory in a thread
         if left_behind() == before:
             break
