@@ -23,6 +23,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.data.dataset import write_assets
 from linnaeus_jax.data.loader import TrainLoader
 from linnaeus_jax.debugging.nonfinite import InvalidOperation, explained, switched_on
@@ -169,6 +170,7 @@ def build(config: ConfigDict, directory: RunDirectory, *, write: bool = True) ->
     Raises:
       ConfigError, UserError: as `run`.
     """
+    import_plugins(config)  # of a config that was made in Python; a loaded one has done so
     errors = config_errors(config)
     if errors:
         raise ConfigError(errors)
@@ -615,7 +617,7 @@ def make_boundary(this: Run) -> Boundary:
             finish=finish_boundary,
         ),
         components=this.program.evaluation.component_names,
-        best_metric=this.config.schedule.checkpoint.best_metric,
+        best_metric=early_stop.ranking_key(this.config, this.program.evaluation.component_names),
         validation_rows=len(this.inputs.dataset.val),
         warmup_steps=max(rate.warmup_steps for rate in rates),
     )

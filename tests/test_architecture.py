@@ -20,10 +20,10 @@ LAYERS = {
     "config": 1,
     "taxonomy": 1,
     "schedules": 1,
+    "metrics": 1,
     "data": 2,
     "models": 2,
     "learning": 2,
-    "metrics": 2,
     "training": 3,
     "debugging": 3,
     "reporting": 3,
@@ -37,7 +37,6 @@ FORBIDDEN = {
     ("models", "data"),
     ("models", "learning"),
     ("learning", "data"),
-    ("metrics", "data"),
     ("reporting", "debugging"),
 }
 

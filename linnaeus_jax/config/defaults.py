@@ -76,6 +76,7 @@ def env() -> ConfigDict:
                     timeout_seconds=600,  # of the final synchronisation at exit
                 ),
             ),
+            plugins=(),  # modules or .py files that register metrics and subsets, see linnaeus_jax.metrics
             compilation_cache_dir="",  # directory of XLA's persistent compilation cache; empty: off
         )
     )

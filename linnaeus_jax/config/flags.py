@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import assign, kind_of, locate, nearest_key
 from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key, target_value
 
@@ -39,7 +40,7 @@ _FOREIGN = ("cfg", "opts", "datadir", "metapath", "val_metapath", "saving_path")
 
 
 def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
-    """Builds the configuration that a command line describes.
+    """Builds the configuration that a command line describes, and imports its plugins.
 
     Args:
       argv: arguments without the program's name.
@@ -79,6 +80,7 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
             errors.append(f"--config.{dotted} = {text!r}: expected a list such as 1,2 or (1,2)")
     if errors:
         raise ConfigError(errors)
+    import_plugins(config)
     extra = {
         "workdir": options.get("workdir"),
         "skip_validation": "skip_validation" in options,

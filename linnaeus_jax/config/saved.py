@@ -8,12 +8,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
+from linnaeus_jax.config.plugins import import_plugins
 
 
 def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
-    """The locked config that a saved one describes, with tuples again where JSON had lists.
+    """The locked config that a saved one describes, with tuples again where JSON had lists; imports its plugins.
 
     Raises:
+      ConfigError: a plugin cannot be imported.
       KeyError: the saved config has a key that this version does not know.
     """
 
@@ -32,4 +34,5 @@ def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
     config = get_config()
     with config.unlocked():
         fill(config, tree)
+    import_plugins(config)
     return complete_open_nodes(config)

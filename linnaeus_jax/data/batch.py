@@ -23,6 +23,7 @@ class Batch(TypedDict):
     row: np.ndarray  # int32 [B], row of the labels file
     weight: np.ndarray  # float32 [B], 0 for padding and placeholders
     rarity: NotRequired[np.ndarray]  # int32 [B], rarity bin
+    subsets: NotRequired[np.ndarray]  # int32 [B, kinds], position of the row in the user's own subsets, -1: none
     taxa_subset: NotRequired[np.ndarray]  # bool [B, S], membership of the user's taxa subsets
 
 

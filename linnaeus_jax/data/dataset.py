@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.labels import IDENTIFIERS, LabelTable, identifier_hashes, read_label_tables
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
+from linnaeus_jax.data.subsets import assign_subsets
 from linnaeus_jax.taxonomy.ranks import check_task_order
 from linnaeus_jax.taxonomy.tree import ParentConflict, TaxonomyTree, describe_conflict
 
@@ -51,6 +52,7 @@ class Split:
     images: str  # HDF5 file or directory
     rarity: NDArray[np.int32]  # [n], bin of the row's class at the finest rank
     taxa_subset: NDArray[np.bool_]  # [n, S]
+    subsets: NDArray[np.int32]  # [n, kinds of `Dataset.subset_names`], position of the row's subset, -1 for none
     min_group_size: int
     null_columns: tuple[int, ...] | None  # tasks whose null rows are never mixed; None: nulls may be mixed
 
@@ -61,6 +63,16 @@ class Split:
     def labels(self) -> NDArray[np.int32]:
         """int32 [n, T]: class indices."""
         return self.table.label[self.rows]
+
+    @property
+    def taxa(self) -> NDArray[np.int64]:
+        """int64 [n, T]: taxon ids, 0 for null."""
+        return self.table.taxon[self.rows]
+
+    @property
+    def identifiers(self) -> NDArray[Any]:
+        """StringDType [n]: file name or relative path of each image."""
+        return self.table.identifiers[self.rows]
 
     @property
     def meta(self) -> NDArray[np.float32]:
@@ -119,6 +131,7 @@ class Dataset:
     rarity_thresholds: dict[str, NDArray[np.int64]]  # [P] per task with at least two classes
     rarity_names: tuple[str, ...]  # of bins 0..P; empty if the finest task has no thresholds
     taxa_subset_names: tuple[str, ...]
+    subset_names: dict[str, tuple[str, ...]]  # kind -> names of the user's own subsets
     conflicts: tuple[ParentConflict, ...]
     filters: tuple[splits.FilterReport, ...]
     repeats: tuple[str, ...]  # one sentence for each kind of image that several used rows name
@@ -136,11 +149,9 @@ class Dataset:
         }
 
     def subset_maps(self) -> dict[str, dict[str, int]]:
-        """{"taxa": {name: position}, "rarity": {bin name: bin}}."""
-        return {
-            "taxa": {name: position for position, name in enumerate(self.taxa_subset_names)},
-            "rarity": {name: position for position, name in enumerate(self.rarity_names)},
-        }
+        """{"taxa": {name: position}, "rarity": {bin name: bin}}, and the user's own kinds in the same way."""
+        kinds = {"taxa": self.taxa_subset_names, "rarity": self.rarity_names, **self.subset_names}
+        return {kind: {name: position for position, name in enumerate(names)} for kind, names in kinds.items()}
 
     def additional_statistics(self) -> dict[str, dict[str, dict[str, float]]]:
         """{split: {task: how the class counts spread}}, with the population's standard deviation."""
@@ -296,10 +307,17 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
             images,
             rarity=splits.rarity_bins(size, finest),
             taxa_subset=splits.taxa_subset_matrix(subsets, tasks, table.taxon[rows]),
+            subsets=np.empty((len(rows), 0), np.int32),
             min_group_size=mixup.min_group_size,
             null_columns=null_columns,
         )
 
+    subset_names, (train, val) = assign_subsets(
+        [
+            split("train", tables[0], kept[0], sources.train_images),
+            split("val", tables[-1], kept[1], sources.val_images),
+        ]
+    )
     return Dataset(
         title=" ".join(filter(None, (data.dataset.name, data.dataset.version, data.dataset.clade))),
         sources=sources,
@@ -309,8 +327,8 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
         null_possible=null_possible,
         components=tables[0].components,
         tree=tree,
-        train=split("train", tables[0], kept[0], sources.train_images),
-        val=split("val", tables[-1], kept[1], sources.val_images),
+        train=train,
+        val=val,
         class_counts=counts,
         task_label_density=label_density,
         task_nulls_density=null_density,
@@ -319,6 +337,7 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
         rarity_thresholds=thresholds,
         rarity_names=splits.rarity_bin_names(percentiles) if len(finest) else (),
         taxa_subset_names=tuple(subset.name for subset in subsets),
+        subset_names=subset_names,
         conflicts=tuple(conflicts),
         filters=filters,
         repeats=repeats,
@@ -426,7 +445,7 @@ def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | P
     """Writes what a run leaves behind about its data; creates both directories.
 
     `assets_dir`: num_classes.json, class_to_idx.json, subset_maps.json, taxonomy_tree.json, and subset_ids.npz with
-    int64 `rows_<split>` [n] and int32 `taxa_<split>`, `rarity_<split>` [n].
+    int64 `rows_<split>` [n] and int32 `taxa_<split>`, `rarity_<split>`, `subset_<kind>_<split>` [n].
     `metadata_dir`: task_label_density.json, task_nulls_density.json, meta_label_density.json,
     class_label_counts.json, additional_statistics.json, all {split: {task or component: ...}}.
     """
@@ -454,6 +473,7 @@ def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | P
         arrays[f"rows_{split.name}"] = split.rows
         arrays[f"taxa_{split.name}"] = split.taxa_subset_id
         arrays[f"rarity_{split.name}"] = split.rarity
+        arrays |= {f"subset_{kind}_{split.name}": split.subsets[:, j] for j, kind in enumerate(dataset.subset_names)}
     np.savez_compressed(assets / "subset_ids.npz", **arrays)  # type: ignore[arg-type]
 
 

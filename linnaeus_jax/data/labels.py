@@ -21,6 +21,7 @@ from linnaeus_jax.data.metadata import Component, ComponentSettings, SourceColum
 log = logging.getLogger(__name__)
 
 IDENTIFIERS = "img_identifiers"
+SUBSET_PREFIX = "subset_"
 MAX_TAXON_ID = 2**32 - 1
 _CHUNK = 1 << 17  # rows of identifiers decoded at a time, to bound the number of Python strings alive
 
@@ -40,6 +41,7 @@ class LabelTable:
     meta_valid: NDArray[np.bool_]  # [N, K]
     in_region: NDArray[np.bool_] | None  # [N]; None: the file does not say
     components: tuple[Component, ...]
+    subsets: dict[str, NDArray[Any]] = field(default_factory=dict)  # kind -> int, bool or StringDType [N], see subsets
     dataset_meta: dict[str, str] = field(default_factory=dict)  # "NOTES.AUTHOR" -> text, from the group `metadata`
     export_config: dict[str, Any] = field(default_factory=dict)  # the generator's config_json, parsed
 
@@ -103,12 +105,7 @@ def read_identifiers(path: str) -> NDArray[Any]:
       FileNotFoundError, ValueError: as `read_label_tables`.
     """
     with _open(path) as file:
-        dataset = _identifier_dataset(file, path)
-        names = np.empty(len(dataset), np.dtypes.StringDType())
-        for start in range(0, len(dataset), _CHUNK):
-            part = _read(dataset, path, slice(start, start + _CHUNK))
-            names[start : start + len(part)] = [item.decode("utf-8", "replace") for item in part]
-    return names
+        return _read_texts(_identifier_dataset(file, path), path)
 
 
 def identifier_hashes(path: str) -> NDArray[np.int64]:
@@ -144,6 +141,11 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
         sources = {
             item.source: _read_source(file, path, item.source, rows) for item in components if item.source in file
         }
+        subsets = {
+            name.removeprefix(SUBSET_PREFIX): _read_subset(file, path, name, rows)
+            for name, item in file.items()
+            if name.startswith(SUBSET_PREFIX) and isinstance(item, h5py.Dataset)
+        }
         dataset_meta, export_config = _read_dataset_meta(file, path)
     meta, valid = build_metadata(components, sources, in_region, rows=rows, file=path)
     return LabelTable(
@@ -158,6 +160,7 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
             replace(component, columns=item.columns or sources[item.source].names)
             for component, item in zip(component_layout(components), components, strict=True)
         ),
+        subsets=subsets,
         dataset_meta=dataset_meta,
         export_config=export_config,
     )
@@ -211,6 +214,20 @@ def _read(dataset: h5py.Dataset, path: str, rows: slice = slice(None)) -> NDArra
         return dataset[rows]
     except OSError as error:
         raise ValueError(f"{path}: dataset {dataset.name!r} cannot be read, the file is damaged: {error}") from error
+
+
+def _read_texts(dataset: h5py.Dataset, path: str) -> NDArray[Any]:
+    """StringDType [N]; bytes that are not UTF-8 become U+FFFD."""
+    texts = np.empty(len(dataset), np.dtypes.StringDType())
+    for start in range(0, len(dataset), _CHUNK):
+        part = _read(dataset, path, slice(start, start + _CHUNK))
+        texts[start : start + len(part)] = [item.decode("utf-8", "replace") for item in part]
+    return texts
+
+
+def _read_subset(file: h5py.File, path: str, name: str, rows: int) -> NDArray[Any]:
+    dataset = _dataset(file, path, name, rows, kinds="biuOS", dims=(1,))
+    return _read_texts(dataset, path) if dataset.dtype.kind in "OS" else _read(dataset, path)
 
 
 def _read_taxa(file: h5py.File, path: str, task: str, rows: int) -> NDArray[np.int64]:

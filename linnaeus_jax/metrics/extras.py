@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.metrics.custom import CustomMetric
+from linnaeus_jax.metrics.custom import CustomMetric, MetricInputs
 
 Sums = dict[str, jax.Array]
 
@@ -26,14 +26,6 @@ CALIBRATION_BINS = 15
 RISK_POINTS = 1000
 #: highest accepted share of errors, in percent, for which the coverage is reported
 RISK_LEVELS = (1, 5, 10)
-
-WHOLE_PHASE = frozenset(
-    "loss loss_weighted loss_unweighted chain_accuracy partial_chain_accuracy consistency_rate error_rate "
-    "ece nll brier perplexity epoch_duration_sec avg_samples_per_sec".split()
-)
-PER_TASK = "acc1 acc3 loss error_rate taxonomic_distance ece nll brier perplexity aurc".split() + [
-    f"coverage_at_risk_{level}" for level in RISK_LEVELS
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +39,14 @@ class PhaseExtras:
         where there is none. Turns on taxonomic distance and consistency.
       confidence: calibration, proper scores and risk-coverage.
       custom: metrics of the user's own.
+      kinds: kinds of subsets of the user's own, those of the columns of `subsets` in a batch.
     """
 
     subsets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ancestors: tuple[np.ndarray, ...] = ()
     confidence: bool = False
     custom: tuple[CustomMetric, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "subsets", {kind: tuple(names) for kind, names in self.subsets.items() if len(names)})
@@ -67,12 +61,8 @@ class PhaseExtras:
         """The neutral element of addition.
 
         Raises:
-          ValueError: a custom metric has the name of a documented one, or `ancestors` fit another number of tasks.
+          ValueError: `ancestors` fit another number of tasks.
         """
-        taken = WHOLE_PHASE | {f"{name}_{task}" for name in PER_TASK for task in tasks}
-        for metric in self.custom:
-            if metric.name in taken:
-                raise ValueError(f"custom metric {metric.name!r} has the name of a built-in one; choose another name")
         if len(self.ancestors) not in (0, len(tasks)):
             raise ValueError(f"ancestors has {len(self.ancestors)} tables for {len(tasks)} tasks; give one per task")
         count = len(tasks)
@@ -100,6 +90,7 @@ class PhaseExtras:
         right: jax.Array,
         known: jax.Array,
         membership: Mapping[str, jax.Array],
+        columns: Mapping[str, jax.Array] | None = None,
     ) -> Sums:
         """The sums of one batch.
 
@@ -110,11 +101,15 @@ class PhaseExtras:
           right: bool [B, T], the prediction is the label.
           known: bool [B, T], the label is not null.
           membership: see `subsets`; kinds that are not measured are ignored.
+          columns: other columns of the batch: `subsets` int32 [B, len(kinds)] where there are `kinds`, and for custom
+            metrics `row`, `group`, `meta` and `meta_valid`, see `MetricInputs`.
 
         Raises:
           ValueError: `membership` lacks a kind of `subsets`, or has another number of columns.
         """
         valid, found = weight > 0, Sums()
+        own = {kind: columns["subsets"][:, position] for position, kind in enumerate(self.kinds)} if columns else {}
+        membership = {**membership, **own}
         for kind, names in self.subsets.items():
             found |= _subset_sums(kind, _member(kind, len(names), membership) & valid[:, None], right)
         counted = valid[:, None] & known
@@ -137,10 +132,31 @@ class PhaseExtras:
             found["distance"] = _histogram(jnp.stack(levels, axis=1), counted, len(self.ancestors) + 1)
         if self.confidence:
             found |= _confidence_sums(logits, label, right, counted)
-        for metric in self.custom:
-            pair = metric.update_fn(logits, label, weight)
-            found[f"custom/{metric.name}"] = jnp.stack([jnp.asarray(x, jnp.float32).reshape(()) for x in pair])
+        if self.custom:
+            given = {name: columns[name] for name in ("row", "group", "meta", "meta_valid")} if columns else {}
+            inputs = MetricInputs(logits, label, weight, subsets=own, **given)
+            for metric in self.custom:
+                found[f"custom/{metric.name}"] = custom_sums(metric, inputs)
         return found
+
+    def check(self, num_classes: Mapping[str, int], meta_columns: int, components: int) -> None:
+        """Tries the metrics of the user's own on abstract inputs; ValueError as of `custom_sums`."""
+        rows, ints = 2, jnp.int32
+
+        def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((rows, *shape), dtype)
+
+        fields = {
+            "logits": {task: array(jnp.float32, count) for task, count in num_classes.items()},
+            "label": array(ints, len(num_classes)),
+            **{name: array(ints) for name in ("row", "group")},
+            "weight": array(jnp.float32),
+            "meta": array(jnp.float32, meta_columns),
+            "meta_valid": array(bool, components),
+            "subsets": {kind: array(ints) for kind in self.kinds},
+        }
+        for metric in self.custom:
+            jax.eval_shape(lambda fields, metric=metric: custom_sums(metric, MetricInputs(**fields)), fields)
 
     def summarise(
         self, sums: Mapping[str, np.ndarray], tasks: Sequence[str], scores: np.ndarray | None = None
@@ -169,11 +185,11 @@ class PhaseExtras:
         if self.confidence:
             found |= _summarise_confidence(sums, tasks)
         for t, task in enumerate(tasks if scores is not None else ()):
-            count, errors = ranked(scores[:, t])  # type: ignore[index]
-            if not len(count):
+            tied, wrong = ranked(scores[:, t])  # type: ignore[index]
+            if not len(tied):
                 continue
-            found[f"aurc_{task}"] = area_under_risk_coverage(count, errors)
-            coverage, risk = risk_coverage(count, errors)
+            found[f"aurc_{task}"] = area_under_risk_coverage(tied, wrong)
+            coverage, risk = risk_coverage(tied, wrong)
             for percent in RISK_LEVELS:
                 accepted = coverage[risk <= percent / 100]
                 found[f"coverage_at_risk_{percent}_{task}"] = float(accepted.max(initial=0.0))
@@ -210,6 +226,22 @@ class PhaseExtras:
 
 
 NO_EXTRAS = PhaseExtras()
+
+
+def custom_sums(metric: CustomMetric, inputs: MetricInputs) -> jax.Array:
+    """float32 [2], what a metric of the user's own makes of one batch: sum and count.
+
+    Raises:
+      ValueError: the function fails, or returns something else.
+    """
+    try:
+        total, count = (jnp.asarray(x, jnp.float32).reshape(()) for x in metric.update_fn(inputs))
+    except Exception as error:  # the function is the user's: whatever it raises is reported under its name
+        raise ValueError(
+            f"custom metric {metric.name!r} fails with {type(error).__name__}: {error}; its function takes "
+            "a MetricInputs and returns (sum, count), two scalars"
+        ) from error
+    return jnp.stack([total, count])
 
 
 class SubsetMetricWrapper:

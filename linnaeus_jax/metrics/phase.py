@@ -68,6 +68,7 @@ def batch_sums(
     null_possible: bool,
     extras: PhaseExtras = NO_EXTRAS,
     membership: Mapping[str, jax.Array] | None = None,
+    columns: Mapping[str, jax.Array] | None = None,
 ) -> Sums:
     """The sums of one batch.
 
@@ -80,6 +81,7 @@ def batch_sums(
       null_possible: whether class 0 stands for "unknown".
       extras: what is measured besides.
       membership: kind of subset -> bool [B, S] or int32 [B], see `PhaseExtras.subsets`.
+      columns: other columns of the batch, for what is the user's own, see `PhaseExtras.sums`.
     """
     valid = weight > 0
     ranks = jnp.stack([rank_of_label(z, label[:, t]) for t, z in enumerate(logits.values())], axis=1)
@@ -104,7 +106,7 @@ def batch_sums(
         "loss_non_null": jnp.where(rows & known, loss, 0.0).sum(axis=0),
         "loss_null": jnp.where(rows & ~known, loss, 0.0).sum(axis=0),
         "loss_weighted": jnp.where(valid, loss_weighted, 0.0).sum(),
-    } | extras.sums(logits, label, weight, right, known, membership or {})
+    } | extras.sums(logits, label, weight, right, known, membership or {}, columns)
 
 
 def summarise(

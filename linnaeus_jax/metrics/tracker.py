@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from linnaeus_jax.metrics import custom, names
-
-#: words of a metric's name that make smaller values better
-LOWER_IS_BETTER = frozenset(
-    "loss losses nll ece brier perplexity error errors aurc distance duration norm mse mae rmse".split()
-)
-
-
-def prefers_higher(name: str) -> bool:
-    """Direction of a metric: registered, else from the words of its name."""
-    registered = custom.find(names.split_result(name)[1])
-    if registered is not None and registered.higher_is_better is not None:
-        return registered.higher_is_better
-    return LOWER_IS_BETTER.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
 
 
 class Metric:
@@ -34,7 +20,7 @@ class Metric:
 
     def __init__(self, name: str, init_value: float | None = None, higher_is_better: bool | None = None) -> None:
         self.name = name
-        self.higher_is_better = prefers_higher(name) if higher_is_better is None else higher_is_better
+        self.higher_is_better = custom.prefers_higher(name) if higher_is_better is None else higher_is_better
         self.value = init_value
         self.best = init_value
         self.best_epoch: int | None = None

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
+from linnaeus_jax.metrics import custom, known, names
 from linnaeus_jax.schedules.resolved import EarlyStopSpec
 from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
-
-#: direction of every metric of a phase; per task: those marked in _PER_TASK
-HIGHER_IS_BETTER = {
-    "loss": False,
-    "chain_accuracy": True,
-    "partial_chain_accuracy": True,
-    "acc1": True,
-    "acc3": True,
-    "error_rate": False,
-    "ece": False,
-    "brier": False,
-    "nll": False,
-    "perplexity": False,
-}
-_PER_TASK = ("loss", "acc1", "acc3", "error_rate", "ece", "brier", "nll", "perplexity")
-_WHOLE_PHASE = ("loss", "chain_accuracy", "partial_chain_accuracy", "error_rate", "ece", "brier", "nll", "perplexity")
 
 State = dict[str, Any]
 
@@ -54,23 +41,58 @@ def parse_metric_name(name: str, *, tasks: Sequence[str] = (), components: Seque
       ValueError: unknown phase or metric.
     """
     name = re.sub(r"(?i)^(train[_/])epoch_avg_", r"\1", name)  # how the mean over an epoch is logged
-    metrics = {metric: (metric, metric) for metric in _WHOLE_PHASE}
-    for task in tasks:
-        for metric in _PER_TASK:
-            key = f"{metric}_{task}"
-            spellings = (key, f"{metric}/{task}", f"{task}/{metric}", f"{task}_{metric}")
-            metrics |= {spelling.lower(): (spelling, key) for spelling in spellings}
-    phases = ["train", "val", phase_name(None), *map(phase_name, exhaustive_combos(components))]
-    for phase in sorted(phases, key=len, reverse=True):
-        head, rest = name[: len(phase)], name[len(phase) :]
-        if head.lower() == phase.lower() and rest[:1] in ("_", "/") and rest[1:].lower() in metrics:
-            spelling, key = metrics[rest[1:].lower()]
-            base = next(metric for metric in _PER_TASK + _WHOLE_PHASE if key == metric or key.startswith(f"{metric}_"))
-            return MonitoredMetric(phase, spelling, HIGHER_IS_BETTER[base], key, base == "loss")
+    phases = {"train": "train", "val": "val", "val_mask": phase_name(None), phase_name(None): phase_name(None)}
+    phases |= {phase_name(combo): phase_name(combo) for combo in exhaustive_combos(components)}
+    for written in sorted(phases, key=len, reverse=True):
+        head, rest = name[: len(written)], name[len(written) + 1 :]
+        if head.lower() != written.lower() or name[len(written) : len(written) + 1] not in ("_", "/"):
+            continue
+        phase = phases[written]
+        metrics = custom.available("train" if phase == "train" else "val", tasks)
+        for key, higher in metrics.items():
+            for spelling in (key, *_with_task(key, tasks)):
+                if rest.lower() == spelling.lower():
+                    return MonitoredMetric(phase, spelling, higher, key, key.partition("_taxa_")[0] == "loss")
+        # which subsets there are is known with the data, see `require_measured`
+        if any(re.fullmatch(rf"subset/[^/]+/[^/]+/acc1_{re.escape(task)}", rest) for task in tasks):
+            return MonitoredMetric(phase, rest, True, rest, False)
+    whole = [name for name, entry in known.BUILT_IN.items() if entry.whole]
+    ranked = [name for name, entry in known.BUILT_IN.items() if entry.per_task]
+    own = sorted({metric.name for phase in custom.PHASES for metric in custom.registered(phase)})
     raise ValueError(
-        f"{name!r} is no known metric; write <phase>_<metric> with a phase of {', '.join(phases)} and a metric of "
-        f"{', '.join(_WHOLE_PHASE)}, or of {', '.join(_PER_TASK)} with a task of {', '.join(tasks) or 'this dataset'}"
+        f"{name!r} is no known metric; write <phase>_<metric> with a phase of {', '.join(phases)} and a metric that it "
+        f"measures: {', '.join(whole)}, {', '.join(ranked)} with a task of {', '.join(tasks) or 'this dataset'}, or "
+        f"one that env.plugins registers: {', '.join(own) or '(none)'}"
     )
+
+
+def _with_task(key: str, tasks: Sequence[str]) -> Iterator[str]:
+    """Other spellings of `<metric>_<task>`."""
+    for task in tasks:
+        if key.endswith(f"_{task}"):
+            metric = key.removesuffix(f"_{task}")
+            yield from (f"{metric}/{task}", f"{task}/{metric}", f"{task}_{metric}")
+
+
+def ranking_key(config: ConfigDict, components: Sequence[str]) -> str:
+    """`schedule.checkpoint.best_metric` as it is logged, see `names.result_name`; empty if it is.
+
+    Raises:
+      ValueError: unknown phase or metric.
+    """
+    name = config.schedule.checkpoint.best_metric
+    if not name:
+        return ""
+    metric = parse_metric_name(name, tasks=config.data.task_keys_h5, components=components)
+    return names.result_name(metric.phase, metric.key)
+
+
+def require_measured(key: str, subsets: Mapping[str, Sequence[str]]) -> None:
+    """Raises ValueError if a key below a phase is of a subset that the phase lacks; `subsets`: kind -> names."""
+    parts = key.split("/")
+    if parts[0] == "subset" and parts[2] not in subsets.get(parts[1], ()):
+        offered = [f"{kind}/{each}" for kind, names in subsets.items() for each in names]
+        raise ValueError(f"{key!r} is of no subset of this data; there are {', '.join(offered) or 'none'}")
 
 
 def initial_state(spec: EarlyStopSpec) -> State:

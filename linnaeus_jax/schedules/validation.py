@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.components import active_components
 from linnaeus_jax.schedules.alternatives import all_sets, get_node, set_errors
-from linnaeus_jax.schedules.early_stop import parse_metric_name
+from linnaeus_jax.schedules.early_stop import parse_metric_name, ranking_key
 from linnaeus_jax.schedules.level_switching import configured_levels, level_switch_errors
 from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Stage, due_at_boundary, firing_epochs, interval_epochs, phases_of
@@ -175,6 +175,10 @@ def _early_stop_errors(config: ConfigDict) -> Iterator[str]:
             parse_metric_name(stop.metric, tasks=config.data.task_keys_h5, components=component_order(config))
         except ValueError as error:
             yield f"train.early_stop.metric = {error}"
+    try:
+        ranking_key(config, component_order(config))
+    except ValueError as error:
+        yield f"schedule.checkpoint.best_metric = {error}"
     for key in ("max_loss", "min_lr", "max_grad_norm"):
         if stop[key] is not None and not _is_number(stop[key]):
             yield f"train.early_stop.{key} = {stop[key]!r} must be a finite number, or None to switch it off"

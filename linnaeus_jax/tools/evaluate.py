@@ -62,6 +62,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     """
     from linnaeus_jax.config.saved import config_from_json
     from linnaeus_jax.data.dataset import build_dataset
+    from linnaeus_jax.metrics.custom import available
     from linnaeus_jax.schedules.resolved import ResolvedSchedule
     from linnaeus_jax.training.checkpoints import Checkpoints
     from linnaeus_jax.training.inputs import sampler_settings
@@ -78,6 +79,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
         step = _choose(checkpoints, checkpoint)
         schedule = ResolvedSchedule.from_dict(checkpoints.meta(step)["schedule"])
         stored = checkpoints.arrays(step)
+        host = checkpoints.finished_boundary(step) or checkpoints.meta(step)["host"]
     finally:
         checkpoints.close()
     try:
@@ -93,6 +95,10 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
         )
     params = stored["params"] if stored.get("ema") is None else stored["ema"]
     _check_shapes(params, program, directory.checkpoints / str(step))
+    offered = available("val", dataset.tasks)
+    measured = [name.removeprefix("val/") for name in host["tracker"]["metrics"] if name.startswith("val/")]
+    if lost := [name for name in measured if name not in offered and not name.startswith("subset/")]:
+        log.warning("no plugin of env.plugins registers %s, which the run measured: left out", ", ".join(lost))
     placement = Placement()
     return Loaded(
         config,
@@ -189,6 +195,7 @@ def other_split(loaded: Loaded, labels: str, images: str) -> Split:
     from linnaeus_jax.data import splits
     from linnaeus_jax.data.labels import read_label_tables
     from linnaeus_jax.data.metadata import component_settings
+    from linnaeus_jax.data.subsets import with_known_subsets
 
     dataset, data = loaded.dataset, loaded.config.data
     conditions = splits.FilterSettings(
@@ -219,7 +226,7 @@ def other_split(loaded: Loaded, labels: str, images: str) -> Split:
         raise EvaluateError(f"{labels}: every row has a taxon that the run does not know; give data of the same taxa")
     size = dataset.class_counts["train"][dataset.tasks[0]][label[kept, 0]]
     subsets = splits.parse_taxa_subsets(loaded.config.metrics.taxa_subsets, dataset.classes)
-    return replace(
+    split = replace(
         dataset.val,
         table=replace(table, label=label),
         rows=kept,
@@ -227,6 +234,10 @@ def other_split(loaded: Loaded, labels: str, images: str) -> Split:
         rarity=splits.rarity_bins(size, dataset.rarity_thresholds.get(dataset.tasks[0], np.empty(0, np.int64))),
         taxa_subset=splits.taxa_subset_matrix(subsets, dataset.tasks, table.taxon[kept]),
     )
+    try:
+        return with_known_subsets(split, dataset.subset_names)
+    except ValueError as error:
+        raise EvaluateError(str(error)) from error
 
 
 def _images(loaded: Loaded, split: Split) -> ImageSource:
@@ -347,6 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--logits", action="store_true", help="with all logits")
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     options = parser.parse_args(argv)
+    from linnaeus_jax.config import ConfigError
     from linnaeus_jax.reporting.logs import setup_logging
     from linnaeus_jax.training.checkpoints import CheckpointError
 
@@ -365,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = evaluate(loaded, phases, split, batch_size=options.batch_size, predictions=keep, logits=options.logits)
         if keep:
             save_predictions(options.predictions, found, loaded.dataset)
-    except (EvaluateError, CheckpointError, OSError) as error:
+    except (ConfigError, EvaluateError, CheckpointError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:

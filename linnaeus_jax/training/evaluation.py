@@ -24,7 +24,7 @@ from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.training.parallel import Placement, fetch
 
-#: what a phase needs of a batch besides the image
+#: what every phase needs of a batch besides the image
 USED = ("label", "meta", "weight", "row", "rarity", "taxa_subset")
 #: signed confidences that may wait on the device before they are read; 4 bytes each
 HELD_SCORES = 1 << 24
@@ -80,6 +80,12 @@ class EvaluationProgram:
         found: Any = self.model.apply(variables, tokens, method="classify")
         return found
 
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Columns of a batch that a phase needs besides the image."""
+        subsets = ("subsets",) if self.extras.kinds else ()
+        return USED + subsets + (("group", "meta_valid") if self.extras.custom else ())
+
     def empty_sums(self) -> Sums:
         """The sums of no row at all: those of `metrics.phase`, and int32 [C, 2] of rows and hits per class."""
         classes = {f"classes/{task}": jnp.zeros((c.num_classes, 2), jnp.int32) for task, c in self.criteria.items()}
@@ -117,7 +123,10 @@ class EvaluationProgram:
             "score": signed_confidence(probability, predicted == label, counted),
             "logits": logits,
         }
-        found = self._batch_sums(task_weights, logits, batch) | self._class_sums(predicted, batch)
+        seen = {**batch, "meta": meta}
+        if self.extras.custom:
+            seen["meta_valid"] = batch["meta_valid"] & keep[None, :]
+        found = self._batch_sums(task_weights, logits, seen) | self._class_sums(predicted, batch)
         return add(sums, found), {name: fields[name] for name in samples}
 
     def _batch_sums(
@@ -138,6 +147,7 @@ class EvaluationProgram:
             null_possible=self.null_possible,
             extras=self.extras,
             membership={"taxa": batch["taxa_subset"], "rarity": rarity},
+            columns=batch,
         )
 
     def _class_sums(self, predicted: jax.Array, batch: Mapping[str, jax.Array]) -> Sums:
@@ -235,7 +245,7 @@ class Evaluator:
         samples: tuple[str, ...],
     ) -> dict[str, dict[str, Any]]:
         """Adds one batch to the sums of every phase; returns the named fields of its rows."""
-        used = {name: np.asarray(batch[name]) for name in ("image", *USED)}
+        used = {name: np.asarray(batch[name]) for name in ("image", *self.program.used)}
         placed = self.placement.to_device(used, self.placement.batch)
         features = self._features(params, model_state, placed.pop("image"))
         found = {}

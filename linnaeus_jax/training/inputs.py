@@ -272,7 +272,8 @@ def _class_name(dataset: Dataset, task: str, index: int) -> str:
 
 def split_arrays(split: Split) -> dict[str, np.ndarray]:
     """What the batches of a split ship besides the image."""
-    return {
+    own = {"subsets": split.subsets} if split.subsets.shape[1] else {}
+    return own | {
         "label": split.labels,
         "meta": split.meta,
         "meta_valid": split.meta_valid,

@@ -204,6 +204,7 @@ class Objective:
                     null_possible=self.null_possible,
                     extras=self.extras,
                     membership={"metadata": masked},
+                    columns={**micro, "meta": meta, "meta_valid": valid},
                 ),
                 meta_valid=(valid & (micro["weight"] > 0)[:, None]).sum(axis=0, dtype=jnp.int32),
                 model_state=new_state,

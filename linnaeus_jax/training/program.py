@@ -21,7 +21,9 @@ from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.smoothing import TaxonomySmoothing
 from linnaeus_jax.metrics import custom
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
+from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.models import ParameterInfo, build_model, layer_index, parameter_table, stage_of
+from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -229,7 +231,9 @@ def build_program(
         masking=MaskSettings.build(resolved.partial_masking, component_names) if masking and bounds else None,
         probabilities=probabilities,
         extras=PhaseExtras(
-            subsets={"metadata": META_STATES} if masking and bounds else {}, custom=custom.registered("train")
+            subsets={"metadata": META_STATES} if masking and bounds else {},
+            custom=custom.registered("train"),
+            kinds=tuple(dataset.subset_names),
         ),
         preview_rows=PREVIEW_ROWS if probes else 0,
         recorder=None if make_recorder is None else make_recorder(model),
@@ -279,12 +283,19 @@ def build_program(
         std=tuple(config.aug.std),
         null_possible=dataset.null_possible,
         extras=PhaseExtras(
-            subsets={"taxa": dataset.taxa_subset_names, "rarity": dataset.rarity_names},
+            subsets={"taxa": dataset.taxa_subset_names, "rarity": dataset.rarity_names, **dataset.subset_names},
             ancestors=tuple(dataset.tree.anc[task] for task in dataset.tasks),
             confidence=True,
             custom=custom.registered("val"),
+            kinds=tuple(dataset.subset_names),
         ),
     )
+    for extras in (objective.extras, evaluation.extras):
+        extras.check(dataset.num_classes, dataset.meta_dim, len(component_names))
+    stop, ranked_by = resolved.early_stop, early_stop.ranking_key(config, component_names)
+    for phase, key in ((stop.phase, stop.metric if stop.active else ""), split_result(ranked_by)):
+        extras = objective.extras if phase == "train" else evaluation.extras
+        early_stop.require_measured(key, extras.subsets)
     return Program(model, objective, gradnorm_objective, update, evaluation, parameters, weights, train.ema.enabled)
 
 

@@ -141,6 +141,7 @@ _COUNTS = {"kind": int, "within": "[1, inf)", "optional": True}
 TUPLES = {
     "experiment.wandb.tags": Items(str),
     "data.task_keys_h5": Items(str),
+    "env.plugins": Items(str),
     "data.meta.components.*.columns": Items(str),
     "model.convnext_stages.depths": Items(lengths=(2, 4), **_COUNTS),  # type: ignore[arg-type]
     "model.convnext_stages.dims": Items(lengths=(4,), **_COUNTS),  # type: ignore[arg-type]

@@ -11,10 +11,12 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from flax import linen as nn
 
+from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.debugging.flag_reports import LOOKING_INSIDE
 from linnaeus_jax.debugging.flags import FLAGS, leaf
 from tests.config.effects import Site
@@ -63,6 +65,13 @@ def outcome(path: str) -> Callable[[Site], Any]:
 def refused(key: str) -> Callable[[Site], Any]:
     """Whether validation objects to the key."""
     return lambda site: key in site.errors
+
+
+def imported(site: Site) -> list[str]:
+    """The modules that a run imports as plugins."""
+    with mock.patch("importlib.import_module") as importing:
+        import_plugins(site.config.copy_and_resolve_references())
+    return [call.args[0] for call in importing.call_args_list]
 
 
 def rows_of(path: str) -> Callable[[Site], Any]:
@@ -119,7 +128,11 @@ add(
     executable=Row("/opt/rclone", at("copies.1"), "/opt/rclone", BUCKET),
     timeout_seconds=Row(5, at("copies.2"), 5, BUCKET),
 )
-add("env", compilation_cache_dir=Row("cache", lambda s: s.process.get("jax_compilation_cache_dir"), "cache"))
+add(
+    "env",
+    plugins=Row(("colorsys",), imported, ["colorsys"]),
+    compilation_cache_dir=Row("cache", lambda s: s.process.get("jax_compilation_cache_dir"), "cache"),
+)
 
 # ---- data
 TWO_FILES = {

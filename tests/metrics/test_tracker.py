@@ -14,7 +14,7 @@ import pytest
 from linnaeus_jax.metrics import custom, names
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.phase import add, batch_sums, empty_sums, summarise
-from linnaeus_jax.metrics.tracker import Metric, MetricsTracker, prefers_higher
+from linnaeus_jax.metrics.tracker import Metric, MetricsTracker
 
 TASKS = ("taxa_L10", "taxa_L20")
 PHASES = ("train", "val", "val_mask_meta", "val_mask_TEMPORAL")
@@ -67,7 +67,7 @@ def test_an_unset_metric_takes_any_first_number_but_nan():
     ],
 )
 def test_direction(name, higher):
-    assert prefers_higher(name) is higher
+    assert custom.prefers_higher(name) is higher
 
 
 def test_documented_keys_appear_for_phases_that_ran(fixtures):
@@ -186,9 +186,9 @@ def test_a_metric_added_by_a_method_is_logged_saved_and_final():
 
 @pytest.fixture
 def plugin():
-    def mean_confidence(logits, label, weight):
-        best = jax.nn.softmax(logits["taxa_L10"]).max(axis=1)
-        return (best * weight).sum(), weight.sum()
+    def mean_confidence(inputs):
+        best = inputs.probabilities["taxa_L10"].max(axis=1)
+        return (best * inputs.weight).sum(), inputs.weight.sum()
 
     metric = custom.register("unsureness", mean_confidence, higher_is_better=False, phases=("val",))
     yield metric
@@ -206,7 +206,8 @@ def test_a_registered_metric_is_measured_in_the_step(plugin):
     @jax.jit
     def step(logits, weight):
         label, loss = jnp.ones((3, 2), jnp.int32), jnp.ones((3, 2))
-        return batch_sums(logits, label, weight, loss, loss[:, 0], null_possible=True, extras=extras)
+        columns = dict.fromkeys(("row", "group"), label[:, 0]) | dict.fromkeys(("meta", "meta_valid"), label)
+        return batch_sums(logits, label, weight, loss, loss[:, 0], null_possible=True, extras=extras, columns=columns)
 
     for rows in (slice(0, 3), slice(3, 6)):
         total = add(total, step({task: z[rows] for task, z in logits.items()}, weight[rows]))
@@ -227,9 +228,12 @@ def test_registration_mistakes_are_named(plugin):
         custom.register("val/x", plugin.update_fn)
     with pytest.raises(ValueError, match="must name one or more"):
         custom.register("x", plugin.update_fn, phases=("test",))
-    clash = custom.CustomMetric("acc1_taxa_L10", plugin.update_fn, None, None, ("val",))
-    with pytest.raises(ValueError, match="has the name of a built-in one"):
-        PhaseExtras(custom=(clash,)).zeros(TASKS)
+    for taken in ("acc1_taxa_L10", "loss", "coverage_at_risk_5_taxa_L33_5"):
+        with pytest.raises(ValueError, match="has the name of a built-in one"):
+            custom.register(taken, plugin.update_fn)
+    for taken in ("taxa", "metadata"):
+        with pytest.raises(ValueError, match="built in"):
+            custom.register_subset(taken, lambda split: split.rows)
 
 
 def test_metadata_states_are_in_the_order_of_their_codes():

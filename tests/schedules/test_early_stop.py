@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
-from linnaeus_jax.schedules.early_stop import check, initial_state, parse_metric_name, restore_state
+from linnaeus_jax.config import get_config
+from linnaeus_jax.metrics import custom
+from linnaeus_jax.schedules import OpsSchedule, TrainingProgress, validate_schedule_config
+from linnaeus_jax.schedules.early_stop import (
+    check,
+    initial_state,
+    parse_metric_name,
+    ranking_key,
+    require_measured,
+    restore_state,
+)
 from linnaeus_jax.schedules.resolved import EarlyStopSpec
 from tests.schedules.helpers import make_schedule
 
@@ -69,9 +78,46 @@ def test_metric_names():
     assert parse("val_loss_taxa_L10").is_loss
     assert parse("train/epoch_avg_loss").key == parse("train_loss").key == "loss"  # as it is logged
     assert not parse("val_ece").higher_is_better
-    for wrong in ("loss", "val_", "valloss", "test_loss", "val_acc1", "val_chain_accuracy_taxa_L10", "val_mask_X_loss"):
+    assert parse("val_mask_loss") == parse("val_mask_meta/loss")  # as it is logged
+    assert parse("val_coverage_at_risk_5_taxa_L20").higher_is_better
+    assert not parse("val/null/loss_taxa_L10").is_loss
+    assert parse("val/subset/place/wood/acc1_taxa_L10").key == "subset/place/wood/acc1_taxa_L10"
+    wrong = "loss val_ valloss test_loss val_acc1 val_chain_accuracy_taxa_L10 val_mask_X_loss train_ece val_habitat"
+    for name in [*wrong.split(), "val/subset/place/wood/acc3_taxa_L10", "val/subset/place/acc1_taxa_L10"]:
         with pytest.raises(ValueError, match="no known metric"):
-            parse(wrong)
+            parse(name)
+
+
+def test_registered_metrics_may_be_monitored(monkeypatch):
+    metric = custom.CustomMetric("Unsureness", lambda inputs: (0, 0), None, False, ("val",))
+    monkeypatch.setitem(custom._metrics, metric.name, metric)
+    found = parse_metric_name("val_mask_meta/unsureness", tasks=_TASKS)
+    assert (found.phase, found.key, found.higher_is_better, found.is_loss) == (
+        "val_mask_meta",
+        metric.name,
+        False,
+        False,
+    )
+    with pytest.raises(ValueError, match=r"env.plugins registers: Unsureness$"):
+        parse_metric_name("train_unsureness", tasks=_TASKS)  # measured in validation alone
+
+
+def test_a_subset_must_be_one_of_the_data():
+    subsets = {"place": ("wood", "lake")}
+    require_measured("subset/place/lake/acc1_taxa_L10", subsets)
+    require_measured("loss", subsets)
+    with pytest.raises(ValueError, match="there are place/wood, place/lake"):
+        require_measured("subset/place/sea/acc1_taxa_L10", subsets)
+
+
+def test_the_ranking_metric_is_checked_and_normalised():
+    config = get_config()
+    assert ranking_key(config, ()) == ""
+    config.data.task_keys_h5 = _TASKS
+    config.schedule.checkpoint.best_metric = "val_acc1/taxa_L20"
+    assert ranking_key(config, ()) == "val/acc1_taxa_L20"
+    config.schedule.checkpoint.best_metric = "val/acc1_taxa_L99"
+    assert any("schedule.checkpoint.best_metric = 'val/acc1_taxa_L99'" in x for x in validate_schedule_config(config))
 
 
 def test_nan_never_improves_and_exceeds_every_limit():

@@ -17,14 +17,13 @@ from typing import Any
 
 import cv2
 import h5py
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 from linnaeus_jax import trainer
 from linnaeus_jax.main import main as run_main
-from linnaeus_jax.metrics import custom
+from linnaeus_jax.metrics import MetricInputs, custom
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.wandb_sink import WandbSink
 from linnaeus_jax.tools import evaluate
@@ -95,10 +94,10 @@ DOCUMENTED_ROWS = {
 }
 
 
-def coarse_confidence(logits: Any, label: Any, weight: Any) -> tuple[Any, Any]:
+def coarse_confidence(inputs: MetricInputs) -> tuple[Any, Any]:
     """A metric of a user's own."""
-    best = jnp.exp(logits["taxa_L30"] - jnp.max(logits["taxa_L30"], axis=1, keepdims=True)).sum(axis=1)
-    return (weight / best).sum(), weight.sum()
+    best = inputs.probabilities["taxa_L30"].max(axis=1)
+    return (inputs.weight * best).sum(), inputs.weight.sum()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,45 @@
+"""The user's own modules, which register metrics and subsets when they are imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.errors import ConfigError
+
+
+def import_plugins(config: ConfigDict) -> None:
+    """Imports every module of `env.plugins`, each once per process, before anything asks what is registered.
+
+    Paths of files become absolute in the config, so that a saved one finds them from any directory.
+
+    Raises:
+      ConfigError: a module does not exist or raises while it is imported.
+    """
+    names = tuple(str(Path(name).absolute()) if name.endswith(".py") else name for name in config.env.plugins)
+    config.env.plugins = names
+    for name in names:
+        try:
+            _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+        except Exception as error:  # the module is the user's: whatever it raises is reported under its name
+            text = " ".join(str(error).split())
+            raise ConfigError(f"env.plugins: {name!r} cannot be imported: {type(error).__name__}: {text}") from error
+
+
+def _import_file(path: Path) -> None:
+    name = f"linnaeus_jax_plugin:{path.resolve()}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
