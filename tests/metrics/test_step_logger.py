@@ -194,4 +194,5 @@ def test_other_lines():
         depths,
         "[Monitor] Cache => 12.3% usage, hits=7, misses=0, prefetch_rate=8.00/s",
     ]
+    assert pipeline_lines({}, capacity) == ["[Monitor] QDepth => none", "[Monitor] Cache => none"]
     assert (clock(0), clock(float("nan")), clock(86400)) == ("0:00:00", "?", "1 day, 0:00:00")
