@@ -7,7 +7,6 @@ read. At an epoch boundary everything is read first; see `training/boundary.py`.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import logging
@@ -57,10 +56,10 @@ from linnaeus_jax.training.host_state import HostState
 from linnaeus_jax.training.identity import finished_epochs, identity_error, plan_error, plan_identity, run_identity
 from linnaeus_jax.training.inputs import Inputs, build_inputs
 from linnaeus_jax.training.interruption import Interruption
-from linnaeus_jax.training.parallel import Placement, fetch
+from linnaeus_jax.training.parallel import Placement, RunAhead, fetch
 from linnaeus_jax.training.program import Program, build_program
 from linnaeus_jax.training.recorder import LogPoint, NonFiniteError, TrainRecorder, host_floats
-from linnaeus_jax.training.remote_sync import RemoteSync
+from linnaeus_jax.training.remote_sync import RemoteSync, RemoteSyncError, remote_directory
 from linnaeus_jax.training.retention import retention_policy
 from linnaeus_jax.training.run_directory import RunDirectory, plain, resume_notes
 from linnaeus_jax.training.state import IntervalSums, TrainState
@@ -70,8 +69,16 @@ log = logging.getLogger("linnaeus_jax")
 
 #: rows of the metrics log that a boundary writes, and a restart writes again with it
 BOUNDARY_EVENTS = frozenset({"epoch", "final"})
-#: updates that may be in flight before the host waits; more would only fill memory
-RUN_AHEAD = 2
+
+#: what ends a run with a message of its own
+EXPECTED = (
+    CheckpointError,
+    MetricsLogError,
+    RemoteSyncError,
+    NonFiniteError,
+    OverflowDetected,
+    BatchLimitReached,
+)
 
 
 class UserError(Exception):
@@ -144,7 +151,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
             except FloatingPointError as error:
                 found = explained(error, f"after {this.host.progress.global_step} updates, outside of an update")
                 raise _failed(this, found) from error
-            except (CheckpointError, MetricsLogError, NonFiniteError, OverflowDetected, BatchLimitReached) as error:
+            except EXPECTED as error:
                 raise _failed(this, error) from error
             except Exception:
                 log.exception("the run failed")
@@ -274,7 +281,9 @@ def remote_sync(config: ConfigDict, directory: RunDirectory) -> RemoteSync | Non
     bucket = config.env.output.bucket
     if not bucket.enabled:
         return None
-    return RemoteSync(directory.root, bucket.remote, bucket.executable, bucket.timeout_seconds)
+    names = config.experiment
+    remote = remote_directory(bucket.remote, names.project, names.group, names.name)
+    return RemoteSync(directory.root, remote, directory.run_id_file.name, bucket.executable, bucket.timeout_seconds)
 
 
 def newest_meta(config: ConfigDict, directory: RunDirectory) -> dict[str, Any] | None:
@@ -387,6 +396,8 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
     this.host.run_id = this.directory.keep_run_id(
         this.host.run_id or this.config.experiment.wandb.run_id or new_run_id()
     )
+    if this.sync is not None:
+        this.sync.claim()
     facts = {
         "dataset_metadata": {
             "num_classes": dataset.num_classes,
@@ -430,7 +441,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
     # ---- compile
     loader = this.inputs.train_loader(progress.global_step)
     bar = TrainingProgressBar(resolved.total_steps, progress.global_step, shown=this.lead)
-    in_flight: collections.deque[jax.Array] = collections.deque()
+    ahead = RunAhead()
     try:
         update, batch = next(loader)
         placed = this.placement.to_device(batch, this.placement.update)
@@ -486,7 +497,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
                 write_log_point(this, loader)
                 log.warning("stopped after %d updates: debug.early_exit_after_n_optimizer_steps", step)
                 return finish(this)
-            if interruption.requested(step):
+            if interruption.requested():
                 write_log_point(this, loader)
                 if step not in this.checkpoints.steps():
                     save(this, at_boundary=False)
@@ -495,9 +506,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
                 raise SystemExit(interruption.exit_code)
 
             # ---- next batch, while the device works
-            in_flight.append(outputs.loss)
-            if len(in_flight) > RUN_AHEAD:
-                jax.block_until_ready(in_flight.popleft())
+            ahead.add(outputs.loss)
             waited = time.perf_counter()
             with this.debug.profiler.input_wait():
                 update, batch = next(loader)

@@ -22,7 +22,7 @@ from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
-from linnaeus_jax.training.parallel import Placement, fetch
+from linnaeus_jax.training.parallel import Placement, RunAhead, fetch
 
 #: what every phase needs of a batch besides the image
 USED = ("label", "meta", "weight", "row", "rarity", "taxa_subset")
@@ -201,9 +201,11 @@ class Evaluator:
         empty = jax.tree.map(np.asarray, self.program.empty_sums())
         sums = {name: self.placement.replicate(empty) for name in phases}
         parts: dict[str, list[dict[str, Any]]] = {name: [] for name in phases}
+        ahead = RunAhead()
         for batch in batches:
             wanted = samples if scores is None else ("score", *samples)
             found = self._add_batch(params, model_state, task_weights, batch, keeps, sums, wanted)
+            ahead.add(jax.tree.leaves(sums)[:1])
             if scores is not None:
                 scores.add({name: fields.pop("score") for name, fields in found.items()})
             if samples:

@@ -1,7 +1,10 @@
-"""Placement: one mesh axis `data`, batches split along it, everything else replicated; and the one counted fetch."""
+"""Placement: one mesh axis `data`, batches split along it, everything else replicated; the one counted fetch; how far
+the host may run ahead of the devices.
+"""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +25,22 @@ class Fetcher:
 
 
 fetch = Fetcher()
+
+#: batches that may be in flight before the host waits; more would only fill memory
+RUN_AHEAD = 2
+
+
+class RunAhead:
+    """Lets the host dispatch at most `RUN_AHEAD` batches beyond the one that the devices have finished."""
+
+    def __init__(self) -> None:
+        self._in_flight: collections.deque[Any] = collections.deque()
+
+    def add(self, results: Any) -> None:
+        """Takes results of the batch just dispatched; waits for those of the batch `RUN_AHEAD` before it."""
+        self._in_flight.append(results)
+        if len(self._in_flight) > RUN_AHEAD:
+            jax.block_until_ready(self._in_flight.popleft())
 
 
 class Placement:

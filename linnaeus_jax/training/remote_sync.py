@@ -10,27 +10,63 @@ from pathlib import Path
 log = logging.getLogger("linnaeus_jax")
 
 #: what is still being written
-EXCLUDED = ("*.orbax-checkpoint-tmp*/**", "*.tmp")
+EXCLUDED = ("--exclude", "*.orbax-checkpoint-tmp*/**", "--exclude", "*.tmp")
+#: rclone's exit status for a missing directory or file
+NOT_FOUND = (3, 4)
+#: seconds that each question about the identity of a remote may take
+QUESTION_SECONDS = 60.0
+
+
+class RemoteSyncError(Exception):
+    """The remote directory belongs to something else; the message says what to do."""
 
 
 class RemoteSync:
     """One worker thread that copies when asked; requests during a copy are served by one more copy after it.
 
+    Everything is copied, nothing is deleted, but below `checkpoints`: the remote then holds the checkpoints that the run
+    directory holds. rclone deletes there only after all transfers succeeded.
+
     Args:
       source: the run directory.
-      remote: any rclone destination, a local directory included.
+      remote: where it goes: any rclone destination, a local directory included. No other run may use it.
+      identity: name of the file in the run directory that tells runs apart.
       executable: the rclone program.
       timeout: seconds that the final copy may take.
     """
 
-    def __init__(self, source: Path, remote: str, executable: str, timeout: float) -> None:
-        self.source, self.remote, self.executable, self.timeout = source, remote, executable, timeout
+    def __init__(self, source: Path, remote: str, identity: str, executable: str, timeout: float) -> None:
+        self.source, self.remote, self.identity = source, remote, identity
+        self.executable, self.timeout = executable, timeout
         self.failures = 0
+        self.claimed = self._refused = False
         self._wanted = threading.Event()
         self._stop = False
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._work, name="remote-sync", daemon=True)
         self._thread.start()
+
+    def claim(self) -> None:
+        """Makes sure that the remote directory is this run's, and marks it so; nothing is copied before.
+
+        Raises:
+          RemoteSyncError: it holds another run, or files of unknown origin. A remote that cannot be reached is only
+            warned about and asked again before each copy.
+        """
+        own = (self.source / self.identity).read_text().strip()
+        code, found, reason = self._run("cat", f"{self.remote}/{self.identity}", seconds=QUESTION_SECONDS)
+        if code in NOT_FOUND or (code == 0 and not found.strip()):  # stores of objects have no missing directories
+            code, names, reason = self._run("lsf", self.remote, seconds=QUESTION_SECONDS)
+            if code == 0 and names.strip():
+                self._refuse(f"holds {names.split()[0]} and more but no {self.identity}, so it may be anything")
+            if code == 0 or code in NOT_FOUND:
+                mark = (str(self.source / self.identity), f"{self.remote}/{self.identity}")
+                code, _, reason = self._run("copyto", *mark, seconds=QUESTION_SECONDS)
+        elif code == 0 and found.strip() != own:
+            self._refuse(f"holds run {found.strip()} and this is run {own}")
+        self.claimed = code == 0
+        if code:
+            self._failed(reason)
 
     def request(self) -> None:
         """Asks for a copy of what is there now; returns at once."""
@@ -52,25 +88,69 @@ class RemoteSync:
             self._wanted.wait()
             self._wanted.clear()
             last = self._stop
-            self._copy()
+            if not self._refused:
+                self._copy()
             if last:
                 return
 
     def _copy(self) -> None:
-        command = [self.executable, "copy", str(self.source), self.remote]
-        command += [part for pattern in EXCLUDED for part in ("--exclude", pattern)]
+        if not self.claimed:
+            try:
+                self.claim()
+            except RemoteSyncError as error:
+                log.error("%s", error)
+        if not self.claimed:
+            return
+        # logs grow while they are read; what was there at the start is copied
+        arguments = [str(self.source), self.remote, "--exclude", "/checkpoints/**", "--local-no-check-updated"]
+        transfers = [("copy", *arguments, *EXCLUDED)]
+        checkpoints = self.source / "checkpoints"
+        # with a complete one here the remote cannot lose its last
+        if any(".orbax-checkpoint-tmp" not in path.name for path in checkpoints.glob("ckpt_step_*")):
+            arguments = [str(checkpoints), f"{self.remote}/checkpoints", "--delete-after"]
+            transfers.append(("sync", *arguments, *EXCLUDED))
+        for transfer in transfers:
+            code, _, reason = self._run(*transfer)
+            if code:
+                self._failed(reason)
+
+    def _run(self, *arguments: str, seconds: float | None = None) -> tuple[int, str, str]:
+        """Exit status, output and the last line of the errors of one rclone command."""
         try:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+                [self.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
-            _, errors = self._process.communicate()
-            code = self._process.returncode
         except OSError as error:
-            code, errors = -1, str(error)
-        if code:
-            self.failures += 1
-            reason = (errors or "").strip().splitlines()[-1:] or [f"exit status {code}"]
-            log.warning("copying the run directory to %s failed (%s); training goes on", self.remote, reason[0])
+            return -1, "", str(error)
+        with self._process as process:
+            try:
+                output, errors = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return -1, "", f"no answer in {seconds:g} s"
+        lines = errors.strip().splitlines()
+        return process.returncode, output, lines[-1] if lines else f"exit status {process.returncode}"
+
+    def _failed(self, reason: str) -> None:
+        self.failures += 1
+        log.warning("copying the run directory to %s failed (%s); training goes on", self.remote, reason)
+
+    def _refuse(self, reason: str) -> None:
+        self._refused = True
+        raise RemoteSyncError(
+            f"{self.remote} {reason}; choose another experiment.name or env.output.bucket.remote, or, to go on with what "
+            f"is there, copy it into the run directory first: {self.executable} copy {self.remote} {self.source}"
+        )
+
+
+def remote_directory(remote: str, *names: str) -> str:
+    """`<remote>/<name>/<name>...` in rclone's notation, where a bare remote ends with a colon."""
+    start = remote if remote.endswith((":", "/")) else f"{remote}/"
+    return start + "/".join(names)
 
 
 def bucket_errors(bucket: object) -> list[str]:

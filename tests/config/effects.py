@@ -302,10 +302,12 @@ class Site:
 
     @property
     def copies(self) -> Any:
-        """(remote, executable, timeout) of the copies of the run directory; None: none."""
-        with mock.patch.object(trainer, "RemoteSync") as sync:
-            trainer.remote_sync(self.config, RunDirectory(self.output_dir))
-        return sync.call_args.args[1:] if sync.called else None
+        """The copies of the run directory; None: none."""
+        sync = trainer.remote_sync(self.config, RunDirectory(self.output_dir))
+        if sync is not None:
+            with mock.patch.object(sync, "_copy"):
+                sync.close()
+        return sync
 
     def sinks(self) -> tuple[list[str], Any]:
         """Names of the sinks, and how W&B was opened."""

@@ -123,10 +123,10 @@ add(
 )
 add(
     "env.output.bucket",
-    enabled=Row(True, at("copies"), ("", "rclone", 600)),
-    remote=Row("b2:there", at("copies.0"), "b2:there", BUCKET),
-    executable=Row("/opt/rclone", at("copies.1"), "/opt/rclone", BUCKET),
-    timeout_seconds=Row(5, at("copies.2"), 5, BUCKET),
+    enabled=Row(True, lambda s: s.copies is not None, True, {"env.output.bucket.remote": "b2:here"}),
+    remote=Row("b2:there", at("copies.remote"), "b2:there/linnaeus/default/run", BUCKET),
+    executable=Row("/opt/rclone", at("copies.executable"), "/opt/rclone", BUCKET),
+    timeout_seconds=Row(5, at("copies.timeout"), 5, BUCKET),
 )
 add(
     "env",

@@ -15,7 +15,7 @@ import pytest
 from linnaeus_jax.data.loader import EvalLoader
 from linnaeus_jax.learning.meta_masking import keep_mask
 from linnaeus_jax.tools.evaluate import EvaluateError, parse_phases
-from linnaeus_jax.training import evaluation
+from linnaeus_jax.training import evaluation, parallel
 from linnaeus_jax.training.evaluation import Evaluation, Evaluator, update_curves
 from linnaeus_jax.training.inputs import Inputs, split_arrays
 from linnaeus_jax.training.parallel import Placement
@@ -112,6 +112,23 @@ def test_counts_do_not_depend_on_batches_or_devices(spied, captured, batch_size,
         assert found.sums[phase]["count"] == 96
         for name, value in captured.metrics[phase].items():
             assert found.metrics[phase][name] == pytest.approx(value, rel=1e-5), f"{phase} {name}"
+
+
+def test_the_host_runs_two_batches_ahead_and_reads_once(spied, monkeypatch) -> None:
+    added, waited, real = [], [], Evaluator._add_batch
+
+    def add_batch(self: Evaluator, *arguments: Any) -> Any:
+        added.append(len(added))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Evaluator, "_add_batch", add_batch)
+    wait = jax.block_until_ready
+    monkeypatch.setattr(parallel.jax, "block_until_ready", lambda x: waited.append(len(added)) or wait(x))
+    before = parallel.fetch.calls
+    evaluate(spied, 7)
+    assert len(added) == 14
+    assert waited == list(range(3, 15)), "from the third batch on, the one two batches before is waited for"
+    assert parallel.fetch.calls == before + 1
 
 
 @pytest.mark.parametrize("held", [1, 500, 1 << 24])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,23 +15,24 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.trainer import run
+from linnaeus_jax.training.checkpoints import Checkpoints
 from tests.tiny import tiny_config
 from tests.training.test_kill import final_parameters
 from tests.training.test_trainer import rows_of
 
 
-@pytest.mark.slow
-def test_two_processes(tmp_path):
-    config = tiny_config(tmp_path / "data", train__epochs=2)
+def two_processes(workdir: Path, epochs: int, moments: tuple[str, ...] = ()) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of two processes that train into `workdir`; arguments as of the driver."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     driver = Path(__file__).with_name("process_driver.py")
-    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+    data = workdir.parent / "data"
+    arguments = [str(port), str(data), str(workdir), str(epochs)]
     processes = [
         subprocess.Popen(
-            [sys.executable, str(driver), str(index), str(port), str(tmp_path / "data"), str(tmp_path / "two")],
-            env=env,
+            [sys.executable, str(driver), str(index), *arguments, *moments[index : index + 1]],
+            env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -37,7 +40,14 @@ def test_two_processes(tmp_path):
         for index in (0, 1)
     ]
     texts = [process.communicate(timeout=600)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], texts[0][-3000:] + texts[1][-3000:]
+    return [process.returncode for process in processes], texts
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    config = tiny_config(tmp_path / "data", train__epochs=2)
+    codes, texts = two_processes(tmp_path / "two", 2)
+    assert codes == [0, 0], texts[0][-3000:] + texts[1][-3000:]
     finals = [json.loads((tmp_path / f"two_{index}.json").read_text()) for index in (0, 1)]
     finals = [{name: value for name, value in final.items() if not name.endswith("_sec")} for final in finals]
     assert finals[0] == finals[1]
@@ -49,3 +59,40 @@ def test_two_processes(tmp_path):
         np.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
     steps = [row["global_step"] for row in rows_of(tmp_path / "two") if row["event"] == "train"]
     assert steps == sorted(set(steps))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moments", "number"),
+    [
+        (("none:0", "SIGTERM:3"), signal.SIGTERM),
+        (("SIGTERM:4", "SIGTERM:3"), signal.SIGTERM),
+        (("SIGINT:3", "none:0"), signal.SIGINT),
+    ],
+    ids=["SIGTERM to one", "SIGTERM to both", "SIGINT to one"],
+)
+def test_both_processes_stop_after_the_same_update(tmp_path, moments, number):
+    tiny_config(tmp_path / "data")
+    epochs, updates = 4, 24
+    codes, texts = two_processes(tmp_path / "run", epochs, moments)
+    assert codes == [128 + number] * 2, texts[0][-3000:] + texts[1][-3000:]
+    said = [
+        re.findall(r"stopped by signal (\d+) after (\d+) updates", path.read_text())
+        for path in sorted((tmp_path / "run" / "logs").glob("debug_log_rank*.txt"))
+    ]
+    assert len(said) == 2
+    assert said[0] == said[1]
+    assert [int(found) for found, _ in said[0]] == [number]
+    step = int(said[0][0][1])
+    assert 3 <= step < updates
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    try:
+        assert checkpoints.steps()[-1] == step
+        assert checkpoints.meta(step)["host"]["progress"]["global_step"] == step
+    finally:
+        checkpoints.close()
+    if number == signal.SIGINT:  # once is enough: two processes go on from there
+        codes, texts = two_processes(tmp_path / "run", epochs)
+        assert codes == [0, 0], texts[0][-3000:] + texts[1][-3000:]
+        assert f"resumed after {step} updates" in texts[0]
+        assert rows_of(tmp_path / "run")[-1]["global_step"] == updates
