@@ -24,8 +24,8 @@ class RemoteSyncError(Exception):
 class RemoteSync:
     """One worker thread that copies when asked; requests during a copy are served by one more copy after it.
 
-    Everything is copied, nothing is deleted, but below `checkpoints`: the remote then holds the checkpoints that the run
-    directory holds. rclone deletes there only after all transfers succeeded.
+    Everything is copied, and only below `checkpoints` is anything deleted: there the remote gets to hold what the run
+    directory holds. rclone deletes only after all transfers succeeded.
 
     Args:
       source: the run directory.
@@ -142,8 +142,8 @@ class RemoteSync:
     def _refuse(self, reason: str) -> None:
         self._refused = True
         raise RemoteSyncError(
-            f"{self.remote} {reason}; choose another experiment.name or env.output.bucket.remote, or, to go on with what "
-            f"is there, copy it into the run directory first: {self.executable} copy {self.remote} {self.source}"
+            f"{self.remote} {reason}; choose another experiment.name or env.output.bucket.remote, or, to go on with "
+            f"what is there, start with a copy of it: {self.executable} copy {self.remote} NEW_WORKDIR"
         )
 
 

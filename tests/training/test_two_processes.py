@@ -39,7 +39,11 @@ def two_processes(workdir: Path, epochs: int, moments: tuple[str, ...] = ()) -> 
         )
         for index in (0, 1)
     ]
-    texts = [process.communicate(timeout=600)[0] for process in processes]
+    try:
+        texts = [process.communicate(timeout=600)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     return [process.returncode for process in processes], texts
 
 
@@ -73,7 +77,7 @@ def test_two_processes(tmp_path):
 )
 def test_both_processes_stop_after_the_same_update(tmp_path, moments, number):
     tiny_config(tmp_path / "data")
-    epochs, updates = 4, 24
+    epochs, updates = 6, 36
     codes, texts = two_processes(tmp_path / "run", epochs, moments)
     assert codes == [128 + number] * 2, texts[0][-3000:] + texts[1][-3000:]
     said = [
