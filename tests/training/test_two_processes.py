@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +22,14 @@ from tests.training.test_kill import final_parameters
 from tests.training.test_trainer import rows_of
 
 
-def two_processes(workdir: Path, epochs: int, moments: tuple[str, ...] = ()) -> tuple[list[int], list[str]]:
-    """Exit codes and outputs of two processes that train into `workdir`; arguments as of the driver."""
+def run_both(driver: str, arguments: Callable[[int, int], list[str]]) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of two processes; `arguments` gets the index of the process and a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    driver = Path(__file__).with_name("process_driver.py")
-    data = workdir.parent / "data"
-    arguments = [str(port), str(data), str(workdir), str(epochs)]
     processes = [
         subprocess.Popen(
-            [sys.executable, str(driver), str(index), *arguments, *moments[index : index + 1]],
+            [sys.executable, str(Path(__file__).with_name(driver)), *arguments(index, port)],
             env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -40,11 +38,20 @@ def two_processes(workdir: Path, epochs: int, moments: tuple[str, ...] = ()) -> 
         for index in (0, 1)
     ]
     try:
-        texts = [process.communicate(timeout=600)[0] for process in processes]
+        texts = [process.communicate(timeout=900)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
+            process.wait()
     return [process.returncode for process in processes], texts
+
+
+def two_processes(workdir: Path, epochs: int, moments: tuple[str, ...] = ()) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of two processes that train into `workdir`; moments as of the driver."""
+    start = [str(workdir.parent / "data"), str(workdir), str(epochs)]
+    return run_both(
+        "process_driver.py", lambda index, port: [str(index), str(port), *start, *moments[index : index + 1]]
+    )
 
 
 @pytest.mark.slow
@@ -65,29 +72,39 @@ def test_two_processes(tmp_path):
     assert steps == sorted(set(steps))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("moments", "number"),
+    ("first", "second", "number"),
     [
-        (("none:0", "SIGTERM:3"), signal.SIGTERM),
-        (("SIGTERM:4", "SIGTERM:3"), signal.SIGTERM),
-        (("SIGINT:3", "none:0"), signal.SIGINT),
+        (("none", "0", "0.2"), ("SIGTERM", "5", "0.1"), signal.SIGTERM),  # the one signalled is far ahead
+        (("SIGTERM", "3", "0.1"), ("SIGTERM", "5", "0.1"), signal.SIGTERM),
+        (("SIGINT", "3", "0.1"), ("none", "0", "0.1"), signal.SIGINT),
+        (("none", "0", "0.1"), ("SIGUSR1", "0", "0.1"), signal.SIGUSR1),  # before the first update
     ],
-    ids=["SIGTERM to one", "SIGTERM to both", "SIGINT to one"],
+    ids=["SIGTERM to one", "SIGTERM to both", "SIGINT", "SIGUSR1 at the start"],
 )
-def test_both_processes_stop_after_the_same_update(tmp_path, moments, number):
+def test_both_processes_stop_after_the_same_update(first, second, number):
+    moments = (first, second)
+    codes, texts = run_both("signal_driver.py", lambda index, port: [str(index), str(port), *moments[index]])
+    assert codes == [128 + number] * 2, texts
+    stopped = [re.findall(r"stopped after (\d+)", text) for text in texts]
+    assert len(stopped[0]) == 1
+    assert stopped[0] == stopped[1]
+
+
+@pytest.mark.slow
+def test_signal_to_one_of_two_processes_saves_once_and_both_go_on_from_there(tmp_path):
     tiny_config(tmp_path / "data")
     epochs, updates = 6, 36
-    codes, texts = two_processes(tmp_path / "run", epochs, moments)
-    assert codes == [128 + number] * 2, texts[0][-3000:] + texts[1][-3000:]
+    codes, texts = two_processes(tmp_path / "run", epochs, ("none:0", "SIGTERM:3"))
+    assert codes == [128 + signal.SIGTERM] * 2, texts[0][-3000:] + texts[1][-3000:]
     said = [
         re.findall(r"stopped by signal (\d+) after (\d+) updates", path.read_text())
         for path in sorted((tmp_path / "run" / "logs").glob("debug_log_rank*.txt"))
     ]
     assert len(said) == 2
     assert said[0] == said[1]
-    assert [int(found) for found, _ in said[0]] == [number]
-    step = int(said[0][0][1])
+    ((number, step),) = ((int(found), int(update)) for found, update in said[0])
+    assert number == signal.SIGTERM
     assert 3 <= step < updates
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     try:
@@ -95,8 +112,7 @@ def test_both_processes_stop_after_the_same_update(tmp_path, moments, number):
         assert checkpoints.meta(step)["host"]["progress"]["global_step"] == step
     finally:
         checkpoints.close()
-    if number == signal.SIGINT:  # once is enough: two processes go on from there
-        codes, texts = two_processes(tmp_path / "run", epochs)
-        assert codes == [0, 0], texts[0][-3000:] + texts[1][-3000:]
-        assert f"resumed after {step} updates" in texts[0]
-        assert rows_of(tmp_path / "run")[-1]["global_step"] == updates
+    codes, texts = two_processes(tmp_path / "run", epochs)
+    assert codes == [0, 0], texts[0][-3000:] + texts[1][-3000:]
+    assert f"resumed after {step} updates" in texts[0]
+    assert rows_of(tmp_path / "run")[-1]["global_step"] == updates
