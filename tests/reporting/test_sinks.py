@@ -90,12 +90,17 @@ def test_the_metrics_log_is_mandatory(tmp_path: Path) -> None:
     assert not sink.rows
 
 
-def test_other_processes_write_nothing() -> None:
+def test_other_processes_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     experiment = get_config().experiment
+    experiment.wandb.enabled = experiment.tensorboard.enabled = True
     sinks = open_sinks(None, experiment, config={}, facts={}, run_id="x")
+    assert sinks.optional == []
+    assert sinks.metrics_log is None
     sinks.write("train", 1, 0, {"early_stop/reason": "patience"})
     sinks.alert("a", "b")
     sinks.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_alerts_are_found_in_the_rows(tmp_path: Path, caught: pytest.LogCaptureFixture) -> None:
