@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from linnaeus_jax import trainer
+from linnaeus_jax.debugging.session import DebugSession
+from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.trainer import UserError, run
+from linnaeus_jax.training.checkpoints import Checkpoints
 from linnaeus_jax.training.identity import differences, identity_error
 from linnaeus_jax.training.interruption import Interruption
 from tests.tiny import tiny_config
@@ -164,20 +167,22 @@ def interrupted(tmp_path_factory):
     return directory
 
 
-def resumed(directory, target, **overrides):
-    """The step from which a copy of the run goes on; nothing is trained."""
+def resumed(directory, target, edit=None, **overrides):
+    """The progress with which a copy of the run goes on; nothing is trained."""
     shutil.copytree(directory / "run", target)
+    if edit is not None:
+        edit(target)
     overrides = {"train__epochs": 2, "debug__jsonl__enabled": False} | overrides
     config = tiny_config(directory / "data", **overrides)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "train", lambda this, *args, **options: this.host.progress.global_step)
+        patch.setattr(trainer, "train", lambda this, *args, **options: this.host.progress)
         return run(config, target)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FREE)
 def test_these_may_change_within_an_epoch(interrupted, tmp_path, case):
-    assert resumed(interrupted, tmp_path / "run", **FREE[case]) == 9
+    assert resumed(interrupted, tmp_path / "run", **FREE[case]).global_step == 9
 
 
 @pytest.mark.slow
@@ -186,13 +191,60 @@ def test_these_may_change_only_between_epochs(interrupted, finished, tmp_path, c
     overrides, message = BETWEEN_EPOCHS[case]
     with pytest.raises(UserError, match=rf"lies within epoch 1: .*{message}.*between epochs"):
         resumed(interrupted, tmp_path / "within", **overrides)
-    assert resumed(finished[0], tmp_path / "between", **overrides) == 6
+    assert resumed(finished[0], tmp_path / "between", **overrides).global_step == 6
 
 
 def test_data_may_lie_elsewhere(finished, tmp_path):
     directory, _ = finished
     shutil.copytree(directory, tmp_path / "moved")
-    assert resumed(tmp_path / "moved", tmp_path / "run") == 6
+    assert resumed(tmp_path / "moved", tmp_path / "run").global_step == 6
+
+
+def test_a_run_that_stopped_early_goes_on_without_early_stopping(finished, tmp_path):
+    def stopped(run_directory):
+        path = run_directory / "checkpoints" / "boundary_6.json"
+        state = json.loads(path.read_text())
+        state["progress"]["stop_reason"] = "patience"
+        path.write_text(json.dumps(state))
+
+    assert resumed(finished[0], tmp_path / "off", stopped).stop_reason is None
+    on = {"train__early_stop__active": True}
+    assert resumed(finished[0], tmp_path / "on", stopped, **on).stop_reason == "patience"
+
+
+def test_a_refusal_is_printed_once_and_logged(finished, tmp_path, capsys):
+    shutil.copytree(finished[0] / "run", tmp_path / "run")
+    with pytest.raises(UserError, match="another model or optimizer"):
+        run(tiny_config(finished[0] / "data", train__epochs=2, optimizer__name="lion"), tmp_path / "run")
+    assert "another model or optimizer" not in capsys.readouterr().out  # the command line prints the exception
+    assert "another model or optimizer" in (tmp_path / "run" / "logs" / "debug_log_rank0.txt").read_text()
+
+
+def test_everything_is_closed_whatever_else_fails(finished, tmp_path, monkeypatch):
+    closed = []
+
+    def fails(name):
+        def close(self, *args, **options):
+            closed.append(name)
+            raise OSError(name)
+
+        return close
+
+    def fault(this):
+        raise RuntimeError("the first fault")
+
+    for owner in (Checkpoints, DebugSession):
+        monkeypatch.setattr(owner, "close", fails(owner.__name__))
+    monkeypatch.setattr(Sinks, "close", lambda self, *args, **options: closed.append("Sinks"))
+    monkeypatch.setattr(trainer, "restore", fault)
+    with pytest.raises(OSError, match="DebugSession") as caught:
+        run(finished[1], tmp_path / "run")
+    assert {"Checkpoints", "DebugSession", "Sinks"} <= set(closed)
+    chain, error = [], caught.value
+    while error is not None:
+        chain.append(str(error))
+        error = error.__context__
+    assert "the first fault" in chain
 
 
 def test_another_batch_size_counts_from_the_epoch_on_where_it_starts(finished, tmp_path):
