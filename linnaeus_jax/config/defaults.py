@@ -257,6 +257,7 @@ def lr_scheduler() -> ConfigDict:
 
 
 def optimizer_group() -> ConfigDict:
+    # frozen parameters have no gradient and count in no norm; a learning rate of 0 (lr_multiplier) stops neither
     return ConfigDict(
         dict(filter=ConfigDict(), optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0, frozen=False)
     )

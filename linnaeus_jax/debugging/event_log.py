@@ -302,7 +302,7 @@ def data_sanity_data(labels: np.ndarray, classes: Mapping[str, int]) -> dict[str
 def event_log_probes(
     event_log: DebugEventLog,
     *,
-    names: Sequence[str],
+    rows: Sequence[ParameterRow],
     tasks: Sequence[str],
     learning_rate: Callable[[int], float],
     batch_index: Callable[[int], int],
@@ -313,12 +313,15 @@ def event_log_probes(
     parameter, instead of the difference to a copy of the parameters.
 
     Args:
-      names: canonical names of the parameters that train, in leaf order; read when an event is written, so that a
-        list may be filled in after the step was built.
+      rows: of all parameters in leaf order; read when an event is written, so that a list may be filled in after the
+        step was built. What is measured are those that train.
       tasks: in task order, finest first.
       learning_rate: 0-based update -> rate that is shown.
       batch_index: 0-based update -> its position in its epoch.
     """
+
+    def trained() -> list[str]:
+        return [row.name for row in rows if row.optimizer != FROZEN]
 
     def write_training_step(step: int, epoch: int, found: dict[str, np.ndarray]) -> None:
         count = max(int(found["count"]), 1)
@@ -354,8 +357,8 @@ def event_log_probes(
                 "max_grad": float(np.max(found["max"], initial=0.0)),
                 "min_grad": float(np.min(found["min"])) if len(found["min"]) else 0.0,
                 "num_params_with_grad": int(np.count_nonzero(found["max"])),
-                "num_params_total": len(names),
-                "top_10_grad_norms": _top(names, found["norms"]),
+                "num_params_total": len(rows),
+                "top_10_grad_norms": _top(trained(), found["norms"]),
                 "nonfinite_params": int(np.count_nonzero(~np.isfinite(found["max"]))),
             },
         )
@@ -370,8 +373,8 @@ def event_log_probes(
             epoch,
             {
                 "num_params_updated": updated,
-                "num_params_total": len(names),
-                "top_10_param_changes": _top(names, found),
+                "num_params_total": len(rows),
+                "top_10_param_changes": _top(trained(), found),
                 "no_updates": updated == 0,
             },
         )

@@ -34,7 +34,7 @@ from linnaeus_jax.debugging.frame_recorder import FrameRecorder
 from linnaeus_jax.debugging.frames import concatenate, merge
 from linnaeus_jax.debugging.overflow import OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
-from linnaeus_jax.learning.optimizers import FROZEN
+from linnaeus_jax.learning.optimizers import ParameterRow
 from linnaeus_jax.training.compilation import CompiledStep
 from linnaeus_jax.training.objective import Recorder
 from linnaeus_jax.training.parallel import fetch
@@ -87,7 +87,7 @@ class DebugSession:
             write=lambda text: log.warning("%s", text),
         )
         self.bundle_wanted = debug.crash_bundle or self.detecting
-        self._names: list[str] = []
+        self._rows: list[ParameterRow] = []
         self._rate: Any = None
         self._update_in_epoch: Any = None
         self._first_update = 0
@@ -111,7 +111,7 @@ class DebugSession:
         if self.config.debug.jsonl.enabled:
             found += event_log_probes(
                 self,  # type: ignore[arg-type]  # events go through `event`, which knows whether the log is open
-                names=self._names,
+                rows=self._rows,
                 tasks=self.tasks,
                 learning_rate=lambda update: self._rate(update),
                 batch_index=lambda update: self._update_in_epoch(update),
@@ -159,7 +159,7 @@ class DebugSession:
     def follow(self, program: Program, update_in_epoch: Callable[[int], int]) -> None:
         """Names and numbers that the event log shows of `program`; known only after the step was built."""
         rates = program.update.learning_rates
-        self._names[:] = [row.name for row in program.update.optimizer.rows if row.optimizer != FROZEN]
+        self._rows[:] = program.update.optimizer.rows
         self._rate = lambda update: max(rate(update) for rate in rates.values())
         self._update_in_epoch = update_in_epoch
 

@@ -188,6 +188,7 @@ def test_data_sanity_check():
 
 
 NAMES = ("a.weight", "b.bias", "c.weight")
+TRAINED = tuple(ParameterRow(name, (3, 4), "default", "adamw", 0.0, 1.0) for name in NAMES)
 
 
 def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
@@ -215,7 +216,9 @@ def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
 
 def run(log, given: ProbeInputs, epoch=2) -> list[dict]:
     """Measures in a compiled program, consumes on the host, as the trainer does."""
-    probes = event_log_probes(log, names=NAMES, tasks=TASKS, learning_rate=lambda k: 1e-3, batch_index=lambda k: k % 40)
+    probes = event_log_probes(
+        log, rows=TRAINED, tasks=TASKS, learning_rate=lambda k: 1e-3, batch_index=lambda k: k % 40
+    )
     found = jax.device_get(jax.jit(lambda x: measure(probes, x))(given))
     step = int(given.step)
     for probe in due(probes, step):

@@ -15,7 +15,8 @@ import pytest
 
 from linnaeus_jax.debugging.event_log import event_log_probes
 from linnaeus_jax.debugging.session import StepRecorder
-from linnaeus_jax.learning.optimizers import FROZEN, Optimizer, join_frozen
+from linnaeus_jax.learning.optimizers import Optimizer, join_frozen
+from linnaeus_jax.trainer import run
 from linnaeus_jax.training.step import grad_sums
 from tests.tiny import tiny_config
 from tests.training import toy
@@ -61,9 +62,9 @@ class Events:
         self.rows[kind] = data
 
 
-def log_probes(events, names):
+def log_probes(events, rows):
     return event_log_probes(
-        events, names=names, tasks=("a", "b", "c"), learning_rate=lambda _: 1.0, batch_index=lambda update: update
+        events, rows=rows, tasks=("a", "b", "c"), learning_rate=lambda _: 1.0, batch_index=lambda update: update
     )
 
 
@@ -82,10 +83,11 @@ def test_only_what_trains_counts(tmp_path):
     )(state.params)
 
     config = toy.with_group(tiny_config(tmp_path, **overrides), TRUNK, frozen=True)
-    events, names = Events(), []
-    probes = log_probes(events, names)
+    events, rows = Events(), []
+    probes = log_probes(events, rows)
     program, inputs, placement = build(config, tmp_path, probes=probes)
-    names += [row.name for row in program.update.optimizer.rows if row.optimizer != FROZEN]
+    rows += program.update.optimizer.rows
+    names = [row.name for row in rows if row.name.startswith("head.")]
     after, (out,) = run_updates(program, inputs, placement, 1)
 
     norm = optax.tree.norm(heads_of(grads))
@@ -107,8 +109,8 @@ def test_only_what_trains_counts(tmp_path):
         probe.consume(50, 0, out.probes[probe.name])
     np.testing.assert_allclose(events.rows["gradient_stats"]["total_norm"], norm, rtol=1e-5)
     assert set(events.rows["gradient_stats"]["top_10_grad_norms"]) == set(names)
-    assert all(name.startswith("head.") for name in names)
     assert events.rows["param_updates"]["num_params_updated"] == len(names)
+    assert events.rows["param_updates"]["num_params_total"] == len(rows)
     json.dumps(events.rows, allow_nan=False)
 
 
@@ -237,3 +239,25 @@ def test_split_and_join_are_inverse(tmp_path: Path):
     assert jax.tree.leaves(trained["stem"]) == jax.tree.leaves(frozen["head.taxa_L10"]) == []
     assert join_frozen(trained, frozen) == params
     assert join_frozen(params, None) is params
+
+
+@pytest.mark.slow
+def test_a_run_logs_the_norm_of_what_trains(tmp_path):
+    """Metrics log, event log and the limit that stops a run (here just above the heads' norm) speak of one norm."""
+    settings = SGD | {"train__epochs": 2, "train__early_stop__active": True, "lr_scheduler__base_lr": 1e-3}
+    config = toy.with_group(tiny_config(tmp_path / "data", **settings), TRUNK, frozen=True)
+    program, inputs, placement = build(config, tmp_path / "alone")
+    _, outputs = run_updates(program, inputs, placement, inputs.plans.total)
+    norms = [float(out.grad_norm) for out in outputs]
+    config.train.early_stop.max_grad_norm = 1.01 * norms[int(inputs.plans.boundaries[0]) - 1]
+    run(config, tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "logs" / "metrics_log.jsonl").read_text().splitlines()]
+    logged = {row["global_step"]: row["train/grad_norm"] for row in rows if "train/grad_norm" in row}
+    assert len(logged) > 2
+    np.testing.assert_allclose(list(logged.values()), [norms[step - 1] for step in logged], rtol=1e-4)
+    (log,) = (tmp_path / "run" / "logs" / "debug").glob("debug_log_*.jsonl")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    found = {e["step"]: e["data"]["total_norm"] for e in events if e["event_type"] == "gradient_stats"}
+    np.testing.assert_allclose(list(found.values()), [norms[step] for step in found], rtol=1e-4)
+    progress = json.loads((tmp_path / "run" / "progress.json").read_text())
+    assert progress["global_step"] == inputs.plans.total  # the whole gradient would have stopped it after an epoch

@@ -23,16 +23,29 @@ class Toy(nn.Module):
     statistics: bool  # normalise by the batch's statistics
     img_size: tuple[int, int] = (32, 32)
     in_chans: int = 3
+    dtype: Any = jnp.float32
     block_depths: tuple[int, ...] = (1, 1, 1, 1)  # of the layers whose names it borrows
 
-    @nn.compact
-    def __call__(self, image: jax.Array, meta: jax.Array | None = None, *, train: bool = False) -> dict[str, jax.Array]:
-        meta = jnp.zeros((len(image), self.columns)) if meta is None else meta
-        x = nn.tanh(nn.Dense(8, name="stem")(jnp.concatenate([image.mean(axis=(1, 2)), meta], axis=1)))
-        x = nn.tanh(nn.Dense(8, name="aggregate")(x))
+    def setup(self) -> None:
+        self.stem = nn.Dense(8, name="stem")
+        self.aggregate = nn.Dense(8, name="aggregate")
+        self.heads = {task: nn.Dense(count, name=f"head.{task}") for task, count in self.tasks}
         if self.statistics:
-            x = nn.BatchNorm(use_running_average=not train, momentum=0.5, name="final_norm")(x)
-        return {task: nn.Dense(count, name=f"head.{task}")(x) for task, count in self.tasks}
+            self.final_norm = nn.BatchNorm(momentum=0.5, name="final_norm")
+
+    def __call__(self, image: jax.Array, meta: jax.Array | None = None, *, train: bool = False) -> dict[str, jax.Array]:
+        return self.classify(self.encode_tokens(self.encode_image(image, train=train), meta, train=train))
+
+    def encode_image(self, image: jax.Array, *, train: bool = False) -> jax.Array:
+        return image.mean(axis=(1, 2))
+
+    def encode_tokens(self, features: jax.Array, meta: jax.Array | None = None, *, train: bool = False) -> jax.Array:
+        meta = jnp.zeros((len(features), self.columns)) if meta is None else meta
+        x = nn.tanh(self.aggregate(nn.tanh(self.stem(jnp.concatenate([features, meta], axis=1)))))
+        return self.final_norm(x, use_running_average=not train) if self.statistics else x
+
+    def classify(self, features: jax.Array) -> dict[str, jax.Array]:
+        return {task: self.heads[task](features) for task, _ in self.tasks}
 
 
 def register(patch: pytest.MonkeyPatch) -> None:
