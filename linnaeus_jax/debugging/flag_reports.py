@@ -46,6 +46,8 @@ class FlagReports:
         self.memory_profiles = memory_profiles
         self.phase1 = phase1
         self._class_weights: Mapping[str, np.ndarray] = {}
+        self._facts: Mapping[str, Any] = {}
+        self._dumped: dict[str, str] = {}
 
     def targets(self) -> list[Probe]:
         """The probe of the flags that look into the step; none where they are off."""
@@ -58,6 +60,7 @@ class FlagReports:
     def opened(self, program: Program, facts: Mapping[str, Any], *, start: int) -> None:
         """Update `start` comes next; `facts` are those of `run_facts`."""
         line = self.debug.debug_line
+        self._facts = facts
         self._class_weights = program.objective.class_weights or {}
         optimizer, rates = program.update.optimizer, program.update.learning_rates
         line("distributed", lambda: flags.fact_lines("processes and devices", flags.distributed_facts()))
@@ -70,6 +73,7 @@ class FlagReports:
         )
         line("dataloader", lambda: flags.fact_lines("input pipeline", facts["pipeline"]))
         line("scheduling", lambda: facts["schedule_text"])
+        line("loss.null_masking", lambda: flags.null_data_lines(facts["null_shares"]), "SUMMARY")
         line("training_loop", lambda: flags.fact_lines("training loop", {"next update": start, **facts["loop"]}))
         line("verbose_debug", lambda: flags.dump_lines("losses", facts["losses"]))
         if self.debug.on("loss.taxonomy_smoothing"):
@@ -138,7 +142,10 @@ class FlagReports:
 
     def first_validation_batch(self, sums: Mapping[str, Any]) -> None:
         """The sums of every phase after one batch."""
-        self.debug.debug_line("dump_metrics", lambda: flags.dump_lines("sums after the first batch", _lists(sums)))
+        for phase, found in sums.items():
+            self.debug.debug_line(
+                "dump_metrics", functools.partial(flags.sums_lines, f"{phase}: sums after the first batch", found)
+            )
 
     def phase(self, name: str, sums: Mapping[str, Any], values: Mapping[str, float]) -> None:
         """A validation phase was evaluated."""
@@ -163,11 +170,10 @@ class FlagReports:
     ) -> None:
         """An epoch boundary was served."""
         line = self.debug.debug_line
-        decisions = {phase.name: True for phase in due.phases} | {"checkpoint": due.save}
-        rates = {name: x for name, x in row.items() if name.startswith("train/lr") and isinstance(x, float)}
-        line("scheduling", lambda: flags.scheduling_lines(step, epoch, decisions, rates, {}))
-        line("training_loop", lambda: f"epoch {epoch} ends after {step} updates; due: {list(decisions)}")
-        line("dump_metrics", lambda: flags.dump_lines(f"metrics after step {step}", tracked))
+        line("scheduling", lambda: self._scheduling(step, epoch, due, row.get("early_stop/reason")))
+        names = [*(phase.name for phase in due.phases), *(["checkpoint"] if due.save else [])]
+        line("training_loop", lambda: f"epoch {epoch} ends after {step} updates; due: {', '.join(names) or 'nothing'}")
+        line("dump_metrics", lambda: self._dump(step, tracked))
         line(
             "distributed",
             lambda: (
@@ -176,11 +182,23 @@ class FlagReports:
             ),
         )
 
+    def _scheduling(self, step: int, epoch: int, due: Any, stopped: str | None) -> list[str]:
+        facts = self._facts
+        events = flags.boundary_events(
+            facts["schedule"], due, epoch, step, validation_rows=facts["validation_rows"], stopped=stopped
+        )
+        return flags.scheduling_lines(step, epoch, events, facts["schedule_values"](step - 1))
+
+    def _dump(self, step: int, tracked: Mapping[str, Any]) -> list[str]:
+        before, self._dumped = self._dumped, flags.tracked_values(tracked)
+        return flags.changed_lines(f"metrics after step {step}", before, self._dumped)
+
     # ---- targets and losses
 
     def _write_targets(self, update: int, epoch: int, found: Mapping[str, np.ndarray]) -> None:
-        line, label, sample_losses = self.debug.debug_line, found["label"], found["sample_losses"]
-        null, keep = found["null"], found["keep"]
+        line, real = self.debug.debug_line, found["weight"] > 0  # padding says nothing
+        names = ("label", "other", "lam", "null", "keep", "sample_losses")
+        label, other, lam, null, keep, sample_losses = (found[name][real] for name in names)
         line("loss.null_masking", lambda: flags.null_input_lines(label, self.tasks), "INPUT")
         line("loss.null_masking", lambda: flags.null_internal_lines(null, keep, self.tasks), "INTERNAL")
         line(
@@ -196,10 +214,14 @@ class FlagReports:
             "SUMMARY",
         )
         for t, task in enumerate(self.tasks):
-            weights = self._class_weights.get(task, np.ones(int(label[:, t].max()) + 1, np.float32))
-            if self.debug.on("loss.class_weighting"):
-                line("loss.class_weighting", flags.class_weight_lines(task, label[:, t], weights, sample_losses[:, t]))
-        shown = found["preview"][:, 0]
+            if not self.debug.on("loss.class_weighting"):
+                break
+            known = int(max(label[:, t].max(), other[:, t].max())) + 1
+            weights = self._class_weights.get(task, np.ones(known, np.float32))
+            arrays = (label[:, t], other[:, t], lam, weights, sample_losses[:, t], keep[:, t])
+            trained = float(found["task_losses"][t])
+            line("loss.class_weighting", flags.class_weight_lines(task, *arrays, trained))
+        shown = found["preview"][real[: len(found["preview"])], 0]
         line(
             "loss.taxonomy_smoothing",
             lambda: flags.sample_loss_lines(
@@ -219,6 +241,10 @@ def _measure_targets(inputs: ProbeInputs) -> dict[str, jax.Array]:
     """Targets, predictions and losses of the first micro-batch."""
     return {
         "label": inputs.batch["label"][0],
+        "weight": inputs.batch["weight"][0],
+        "other": inputs.other[0],
+        "lam": inputs.lam[0],
+        "task_losses": inputs.task_losses,
         "null": inputs.null[0],
         "keep": inputs.keep[0],
         "sample_losses": inputs.sample_losses,
@@ -249,10 +275,6 @@ def _fingerprint(params: Any) -> jax.Array:
 def parameter_fingerprint(params: Any) -> int:
     """Sum of the bits of this process's copy of replicated parameters: equal parameters have equal ones."""
     return int(fetch(_fingerprint(jax.tree.map(lambda x: x.addressable_data(0), params))))
-
-
-def _lists(sums: Mapping[str, Any]) -> dict[str, Any]:
-    return jax.tree.map(lambda x: np.asarray(x).tolist(), dict(sums))
 
 
 __all__ = ["FlagReports", "parameter_fingerprint"]

@@ -13,12 +13,16 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from linnaeus_jax.reporting.logs import DATA, MAIN
 from linnaeus_jax.reporting.metrics_log import strict
+
+if TYPE_CHECKING:  # these import jax, which the log tools need not load
+    from linnaeus_jax.schedules.resolved import Interval, ResolvedSchedule
+    from linnaeus_jax.schedules.triggers import Due
 
 FLAGS = (
     "scheduling",
@@ -44,6 +48,8 @@ FLAGS = (
 #: flags that every process reports on; the others are those of process 0
 EVERY_PROCESS = frozenset({"distributed", "dataloader"})
 _SAMPLES = 5
+#: longest array that is shown value by value
+_SHORT = 12
 
 Message = str | Iterable[str] | Callable[[], str | Iterable[str]]
 
@@ -115,6 +121,21 @@ def fact_lines(title: str, facts: Mapping[str, Any]) -> list[str]:
     return [title, *(f"  {name!s:<{width}} : {_short(value)}" for name, value in facts.items())]
 
 
+def changed_lines(title: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A title and one line per value that is new or another one than before."""
+    changed = {name: value for name, value in now.items() if before.get(name) != value}
+    return fact_lines(f"{title}: {len(changed)} of {len(now)} values changed", changed)
+
+
+def tracked_values(tracked: Mapping[str, Any]) -> dict[str, str]:
+    """One text per metric and per other value of a `MetricsTracker.state_dict`."""
+    found = {}
+    for name, metric in tracked["metrics"].items():
+        best = f" (best {_short(metric['best'])} at epoch {metric['best_epoch']})"
+        found[name] = _short(metric["value"]) + ("" if metric["best_epoch"] is None else best)
+    return {**{name: _short(value) for name, value in tracked["latest"].items()}, **found}
+
+
 def dump_lines(title: str, state: Mapping[str, Any]) -> list[str]:
     """A title and the whole of `state` as readable JSON."""
     return [title, *json.dumps(strict(state), indent=1, allow_nan=False).splitlines()]
@@ -137,24 +158,113 @@ def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 
 
 def scheduling_lines(
-    step: int, epoch: int, decisions: Mapping[str, bool], values: Mapping[str, float], reasons: Mapping[str, str]
+    step: int, epoch: int, events: Sequence[tuple[str, str, bool, str]], values: Mapping[str, Any]
 ) -> list[str]:
     """What is due after update `step`, why, and the schedule's values there (for DEBUG.SCHEDULING).
 
     Args:
-      decisions: event -> whether it is due.
+      events: of `boundary_events`: what could be due, its setting, whether it is due, and why.
       values: learning rates and probabilities by name.
-      reasons: event -> its resolved trigger, e.g. "every 120 updates (fraction 0.1)"; may lack events.
     """
-    due = [
-        f"  {event:<24} {'DUE' if is_due else 'no '} {reasons.get(event, '')}".rstrip()
-        for event, is_due in decisions.items()
-    ]
+    rows = [(name, setting, "DUE" if due else "no", why) for name, setting, due, why in events]
     return [
-        f"after {step} updates, epoch {epoch}:",
-        *due,
-        *fact_lines("values:", {key: float(value) for key, value in values.items()}),
+        *_table(f"after {step} updates, epoch {epoch}:", ("event", "setting", "due", "why"), rows),
+        *fact_lines(f"values of update {step - 1}, the last one made:", values),
     ]
+
+
+def boundary_events(
+    schedule: ResolvedSchedule, due: Due, epoch: int, step: int, *, validation_rows: int, stopped: str | None
+) -> list[tuple[str, str, bool, str]]:
+    """(event, setting, whether it is due, why) of everything that could be due at the boundary of `epoch`.
+
+    Args:
+      due: what the schedule decided.
+      step: completed updates.
+      validation_rows: without any, no validation happens.
+      stopped: why the run stops early here, or None.
+    """
+    previous = schedule.totals.boundaries[epoch - 1] if epoch else 0
+    validation, checkpoint, stop = schedule.validation, schedule.checkpoint, schedule.early_stop
+    last = epoch >= schedule.epochs - 1
+    stages = {str(stage) for stage in due.stages}
+
+    def fires(interval: Interval) -> str:
+        return _interval_reason(interval, epoch, step, previous, schedule.step_trigger_mode)
+
+    def validated(stage: str, setting: str, why: str) -> tuple[str, str, bool, str]:
+        if validation_rows == 0:
+            return (stage, setting, False, "there are no validation rows")
+        return (stage, setting, stage in stages, why)
+
+    def at_end(wanted: bool) -> str:
+        return "; the last epoch has one anyway" if last and wanted else ""
+
+    partial = fires(validation.partial)
+    if not validation.partial_enabled:
+        partial = "schedule.validation.partial_mask_meta is disabled"
+    elif not validation.whitelist:
+        partial = "no combination of components is listed"
+    elif last and validation.exhaustive:
+        partial = "the exhaustive validation of the last epoch replaces it"
+    exhaustive = f"only after the last epoch, {schedule.epochs - 1}" if not last else "this is the last epoch"
+    if not validation.exhaustive:
+        exhaustive = "no components are listed"
+    saved = fires(checkpoint.interval) + at_end(checkpoint.at_end)
+    if due.stages and not due.checkpoint:
+        saved += "; a validation is due, and a checkpoint precedes each"
+    limits = {
+        name: getattr(stop, name) for name in ("patience_steps", "max_steps", "max_loss", "min_lr", "max_grad_norm")
+    }
+    conditions = ", ".join(f"{name} {value:g}" for name, value in limits.items() if value is not None)
+    return [
+        validated(
+            "VALIDATION_NORMAL", _setting(validation.normal), fires(validation.normal) + at_end(validation.at_end)
+        ),
+        validated("VALIDATION_MASK_META", _setting(validation.mask_meta), fires(validation.mask_meta)),
+        validated("VALIDATION_PARTIAL_MASK_META", _setting(validation.partial), partial),
+        validated("VALIDATION_EXHAUSTIVE", "+".join(validation.exhaustive) or "off", exhaustive),
+        ("checkpoint", _setting(checkpoint.interval), due.save, saved),
+        (
+            "early stop",
+            f"{stop.phase}/{stop.metric}" if stop.active else "off",
+            stopped is not None,
+            stopped or (f"none of these holds: {conditions or 'no limit is set'}" if stop.active else "it is off"),
+        ),
+        (
+            "end of the run",
+            f"{schedule.epochs} epochs",
+            last or stopped is not None,
+            f"{step} of {schedule.total_steps}",
+        ),
+    ]
+
+
+def _setting(interval: Interval) -> str:
+    """How often an interval fires, in words."""
+    if interval.unit == "off":
+        return "off"
+    if interval.unit == "epochs":
+        return f"every {interval.value:g} epochs"
+    fraction = f" (fraction {interval.value:g})" if interval.unit == "fraction" else ""
+    return f"every {interval.steps} updates{fraction}"
+
+
+def _interval_reason(interval: Interval, epoch: int, step: int, previous: int, mode: str) -> str:
+    """Why an interval fires at this boundary or not: `triggers.interval_fires` in words."""
+    if interval.unit == "off":
+        return "it is off"
+    if interval.unit == "epochs":
+        every = int(interval.value)
+        if epoch == 0 and every > 1:
+            return f"the first epoch that counts is {every}"
+        return f"epoch {epoch} is {'a' if epoch % every == 0 else 'no'} multiple of {every}"
+    if mode == "exact":
+        return f"exact mode: {step} is {'a' if step % interval.steps == 0 else 'no'} multiple of {interval.steps}"
+    multiple = step // interval.steps * interval.steps
+    if multiple > previous:
+        return f"update {multiple} was passed since the boundary before ({previous})"
+    return f"the next multiple after {step} is {multiple + interval.steps}"
 
 
 def checkpoint_diff_lines(
@@ -267,8 +377,13 @@ def validation_lines(phase: str, sums: Mapping[str, Any], metrics: Mapping[str, 
       sums: `metrics.phase` sums as numpy arrays.
       metrics: name -> value.
     """
-    plain = {name: np.asarray(value).tolist() for name, value in sums.items()}
-    return [*fact_lines(f"{phase}: sums", plain), *fact_lines(f"{phase}: metrics", metrics)]
+    return [*sums_lines(f"{phase}: sums", sums), *fact_lines(f"{phase}: metrics", metrics)]
+
+
+def sums_lines(title: str, sums: Mapping[str, Any]) -> list[str]:
+    """One line per sum; only short ones value by value."""
+    arrays = {name: np.asarray(value) for name, value in sums.items()}
+    return fact_lines(title, {name: x.tolist() if x.size <= _SHORT else x for name, x in arrays.items()})
 
 
 # ---- losses
@@ -350,14 +465,10 @@ def null_summary_lines(
     rows, issues = [], []
     for task, nulls, kept in zip(tasks, total, included, strict=True):
         rows.append((task, nulls, kept, f"{100 * kept / nulls:.1f}" if nulls else "-"))
-        if nulls == samples and samples:
-            issues.append(f"{task}: every label is null; the task learns nothing but null")
         if kept > nulls or (kept and (phase1 or probability == 0)):
             issues.append(f"{task}: {kept} null labels kept although none should be")
         if kept < nulls and probability >= 1 and not phase1:
             issues.append(f"{task}: {nulls - kept} null labels masked although all should be kept")
-    if not any(total):
-        issues.append("no null label at all: is class 0 the null class of these data?")
     title = f"probability {probability:.4f}, phase 1 {'on' if phase1 else 'off'}, {samples} samples"
     return [
         *_table(title, ("task", "nulls", "kept", "percent"), rows),
@@ -365,17 +476,51 @@ def null_summary_lines(
     ]
 
 
-def class_weight_lines(task: str, labels: np.ndarray, weights: np.ndarray, losses: np.ndarray) -> list[str]:
-    """Weights of the classes in a batch and the loss before and after (for DEBUG.LOSS.CLASS_WEIGHTING).
+def null_data_lines(shares: Mapping[str, float]) -> list[str]:
+    """Null labels of the data, and what is suspicious about them (sub SUMMARY of DEBUG.LOSS.NULL_MASKING).
 
     Args:
-      labels: int [B].
+      shares: task -> share of null labels among the training rows, 0 ... 1.
+    """
+    issues = [f"{task}: every label is null; the task learns nothing but null" for task, x in shares.items() if x == 1]
+    if not any(shares.values()):
+        issues.append("no null label at all: is class 0 the null class of these data?")
+    percent = {task: f"{100 * share:.2f} %" for task, share in shares.items()}
+    return [
+        *fact_lines("null labels of the training rows:", percent),
+        *(f"suspected issue: {issue}" for issue in issues or ["none"]),
+    ]
+
+
+def class_weight_lines(
+    task: str,
+    labels: np.ndarray,
+    others: np.ndarray,
+    shares: np.ndarray,
+    weights: np.ndarray,
+    losses: np.ndarray,
+    counted: np.ndarray,
+    trained: float,
+) -> list[str]:
+    """Weights of the classes in a micro-batch and the loss before and after (for DEBUG.LOSS.CLASS_WEIGHTING).
+
+    Args:
+      labels, others: int [B], of the rows and of their mixing partners.
+      shares: float [B], share of the own label.
       weights: float [C].
       losses: float [B], without weights.
+      counted: bool [B], the row counts in the task's loss: no padding, and no masked null.
+      trained: the task's loss over the whole update, as it is trained.
     """
-    present, counts = np.unique(labels, return_counts=True)
+    present, counts = np.unique(labels[counted], return_counts=True)
     rows = [(int(c), int(n), float(weights[c])) for c, n in zip(present, counts, strict=True)]
-    title = f"{task}: mean loss {losses.mean():.4f}, weighted {(losses * weights[labels]).mean():.4f}"
+    factor = shares * weights[labels] + (1 - shares) * weights[others]
+    number = max(int(counted.sum()), 1)
+    before, after = losses[counted].sum() / number, (losses * factor)[counted].sum() / number
+    title = (
+        f"{task}: the update trains {trained:.4f}; first micro-batch, {counted.sum()} of {len(labels)} rows count: "
+        f"mean loss {before:.4f}, weighted {after:.4f}"
+    )
     return _table(title, ("class", "samples", "weight"), rows)
 
 

@@ -15,7 +15,7 @@ from linnaeus_jax.training.program import Program
 
 
 def run_facts(config: ConfigDict, inputs: Inputs, resolved: ResolvedSchedule, program: Program) -> dict[str, Any]:
-    """Facts by topic; `taxonomy` is a function, because its matrices take a moment."""
+    """Facts by topic. Functions: `taxonomy`, whose matrices take a moment; `schedule_values` of a 0-based update."""
     dataset, totals, objective = inputs.dataset, resolved.totals, program.objective
     remat = config.train.gradient_checkpointing
     training = {
@@ -35,6 +35,17 @@ def run_facts(config: ConfigDict, inputs: Inputs, resolved: ResolvedSchedule, pr
                 distance, matrix = criterion.smoothing.distance_matrix(), criterion.smoothing.dense_matrix()
                 found[task] = taxonomy_lines(task, distance, matrix, roots, names)
         return found
+
+    def schedule_values(update: int) -> dict[str, Any]:
+        rates, chances = program.update.learning_rates, objective.probabilities
+        return {
+            **{f"learning rate of {group}": float(rate(update)) for group, rate in rates.items()},
+            "meta_mask_prob": float(chances.meta_mask(update)),
+            "partial_mask_prob": float(chances.partial_mask(update)) * bool(chances.partial_active(update)),
+            "mixup_prob": float(chances.mix(update)),
+            "null_mask_prob": float(chances.null_mask(update)),
+            "mixing groups": resolved.mixing.level_of_epoch[min(int(totals.epoch_at(update)), totals.epochs - 1)],
+        }
 
     return {
         "architecture": f"{config.model.type}_{config.model.variant}",
@@ -62,6 +73,10 @@ def run_facts(config: ConfigDict, inputs: Inputs, resolved: ResolvedSchedule, pr
             for task, criterion in objective.criteria.items()
         },
         "schedule_text": schedule_summary(resolved),
+        "schedule": resolved,
+        "schedule_values": schedule_values,
+        "validation_rows": len(dataset.val),
+        "null_shares": {task: percent / 100 for task, percent in dataset.task_nulls_density["train"].items()},
         "taxonomy": taxonomy,
     }
 

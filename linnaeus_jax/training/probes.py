@@ -29,6 +29,8 @@ class ProbeInputs(struct.PyTreeNode):
     batch: Mapping[str, jax.Array]  # leading [A, B]
     null: jax.Array  # bool [A, B, T], the (mixed) label is null
     keep: jax.Array  # bool [A, B, T], the label counts in the loss
+    other: jax.Array  # int32 [A, B, T], label of the mixing partner
+    lam: jax.Array  # float32 [A, B], share of the own label
     probabilities: dict[str, jax.Array]  # scheduled, by name
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows of the first micro-batch
     sample_losses: jax.Array  # float32 [B, T] of the first micro-batch, neither masked nor weighted

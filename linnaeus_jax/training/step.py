@@ -266,6 +266,8 @@ def apply(
         batch=batch,
         null=targets.null,
         keep=targets.keep,
+        other=targets.other,
+        lam=targets.lam,
         probabilities=scheduled,
         preview=measured.preview,
         sample_losses=measured.sample_losses,

@@ -208,6 +208,8 @@ def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
         batch={"label": label},
         null=label == 0,
         keep=label != 0,
+        other=label,
+        lam=jnp.ones((micro, rows)),
         probabilities={},
         preview=label[0] + 1,
         sample_losses=jnp.ones((rows, len(TASKS))),

@@ -11,7 +11,12 @@ import pytest
 from linnaeus_jax.config.defaults import debug
 from linnaeus_jax.debugging import flags as f
 from linnaeus_jax.debugging.flags import FLAGS, DebugFlags
+from linnaeus_jax.learning.losses import make_criterion, task_loss_sums
 from linnaeus_jax.learning.optimizers import ParameterRow
+from linnaeus_jax.metrics.tracker import MetricsTracker
+from linnaeus_jax.schedules.resolved import Interval
+from linnaeus_jax.schedules.triggers import due_at_boundary, interval_fires
+from tests.schedules.helpers import make_schedule
 
 NOT_FLAGS = {"crash_bundle", "nans", "infs"}  # switches of jax, without lines of their own
 
@@ -99,9 +104,6 @@ ROWS = [
 
 
 def test_texts_of_components():
-    text = "\n".join(f.scheduling_lines(40, 1, {"validation": True}, {"lr": 1e-3}, {"validation": "every 20 updates"}))
-    assert "validation" in text
-    assert "DUE every 20 updates" in text
     text = "\n".join(f.checkpoint_diff_lines({"a": (2,), "b": (3,), "d": (1,)}, {"a": (2,), "b": (4,), "c": (1,)}, "x"))
     for part in ("1 of 3 parameters fit", "missing    c", "unexpected d", "b checkpoint (3,), model (4,)"):
         assert part in text
@@ -135,9 +137,6 @@ def test_texts_of_taxonomy_and_weights():
     for part in ("2 roots: Plantae, Animalia", "2: 2", "unrelated pairs 2", "PROBLEM: rows must sum to 1", "a: 0=0.9"):
         assert part in text
     losses = np.array([1.0, 2.0])
-    text = "\n".join(f.class_weight_lines("taxa_L10", np.array([0, 2]), np.array([1.0, 5.0, 0.5]), losses))
-    assert "mean loss 1.5000, weighted 1.0000" in text
-    assert len(text.splitlines()) == 4  # only classes that are present
     assert "label" in "\n".join(f.sample_loss_lines("t", np.array([0, 2]), np.array([1, 2]), losses))
 
 
@@ -156,15 +155,132 @@ def test_texts_of_null_masking():
     ("total", "included", "probability", "phase1", "issue"),
     [
         ((3, 1), (1, 0), 0.5, False, "none"),
-        ((9, 1), (1, 0), 0.5, False, "a: every label is null"),
+        ((0, 0), (0, 0), 0.5, False, "none"),  # of a micro-batch, that says nothing
+        ((9, 1), (1, 0), 0.5, False, "none"),
         ((3, 1), (1, 0), 0.5, True, "a: 1 null labels kept although none should be"),
         ((3, 1), (3, 0), 1.0, False, "b: 1 null labels masked although all should be kept"),
-        ((0, 0), (0, 0), 0.5, False, "no null label at all"),
     ],
 )
 def test_suspected_issues_of_null_masking(total, included, probability, phase1, issue):
     lines = f.null_summary_lines(total, included, 9, ["a", "b"], probability=probability, phase1=phase1)
     assert [line for line in lines if issue in line and line.startswith("suspected issue: ")]
+
+
+@pytest.mark.parametrize(
+    ("shares", "issue"),
+    [
+        ({"a": 0.1, "b": 0.0}, "none"),
+        ({"a": 1.0, "b": 0.0}, "a: every label is null"),
+        ({"a": 0.0, "b": 0.0}, "no null label at all"),
+    ],
+)
+def test_suspected_issues_of_the_data(shares, issue):
+    (line,) = [line for line in f.null_data_lines(shares) if line.startswith("suspected issue: ")]
+    assert issue in line
+
+
+def test_class_weights_show_the_loss_that_is_trained():
+    """Masked nulls and padding do not count, and a mixed row has the weights of both its classes."""
+    rng = np.random.default_rng(0)
+    logits = {"a": jnp.asarray(rng.normal(size=(6, 4)), jnp.float32)}
+    label, other = rng.integers(0, 4, (2, 6, 1)).astype(np.int32)
+    lam = np.array([1, 1, 0.3, 0.6, 1, 1], np.float32)
+    weight = np.array([1, 1, 1, 1, 1, 0], np.float32)
+    keep = np.array([1, 0, 1, 1, 1, 1], bool)[:, None]
+    weights = {"a": np.array([0.5, 1.0, 2.0, 4.0], np.float32)}
+    found = task_loss_sums(
+        logits, label, other, lam, weight, keep, {"a": make_criterion("CrossEntropyLoss", num_classes=4)}, weights
+    )
+    trained = float(found.numerator[0]) / 4  # rows 0, 2, 3 and 4
+    real = weight > 0
+    arrays = (label[real, 0], other[real, 0], lam[real], weights["a"], np.asarray(found.per_sample)[real, 0])
+    title, *rows = f.class_weight_lines("a", *arrays, keep[real, 0], trained)
+    assert f"the update trains {trained:.4f}; first micro-batch, 4 of 5 rows count" in title
+    assert title.endswith(f"weighted {trained:.4f}")
+    assert len(rows) == 1 + len(np.unique(label[[0, 2, 3, 4]]))
+
+
+def events(epoch: int, changes: dict[str, object] | None = None, **given: object) -> dict[str, tuple[str, str, str]]:
+    """What the boundary of `epoch` shows of a run of 10 epochs of 10 updates: event -> (setting, due, why)."""
+    schedule = make_schedule(changes, epochs=10)
+    ends = schedule.totals.boundaries
+    due = due_at_boundary(schedule, epoch, ends[epoch], ends[epoch - 1] if epoch else 0)
+    options = {"validation_rows": 8, "stopped": None, **given}
+    found = f.boundary_events(schedule, due, epoch, ends[epoch], **options)
+    return {name: (setting, "DUE" if is_due else "no", why) for name, setting, is_due, why in found}
+
+
+def test_every_event_of_a_boundary_is_shown_with_its_reason():
+    """What is due agrees with the schedule, what is not due says why."""
+    changes = {
+        "schedule.validation.interval_epochs": 3,
+        "schedule.validation.mask_meta_interval_steps": 25,
+        "schedule.checkpoint.interval_steps": 0,
+        "schedule.checkpoint.interval_epochs": 4,
+    }
+    first, second, third, last = (events(epoch, changes) for epoch in (0, 2, 3, 9))
+    assert first["VALIDATION_NORMAL"] == ("every 3 epochs", "no", "the first epoch that counts is 3")
+    assert second["VALIDATION_NORMAL"][1:] == ("no", "epoch 2 is no multiple of 3")
+    assert third["VALIDATION_NORMAL"][1:] == ("DUE", "epoch 3 is a multiple of 3")
+    assert second["VALIDATION_MASK_META"] == (
+        "every 25 updates", "DUE", "update 25 was passed since the boundary before (20)"
+    )  # fmt: skip
+    assert third["VALIDATION_MASK_META"][1:] == ("no", "the next multiple after 40 is 50")
+    assert first["VALIDATION_PARTIAL_MASK_META"][1] == "no"
+    assert first["VALIDATION_EXHAUSTIVE"][1:] == ("no", "no components are listed")
+    assert first["checkpoint"][1:] == ("no", "the first epoch that counts is 4")
+    assert second["checkpoint"][1] == "DUE"
+    assert "a validation is due" in second["checkpoint"][2]
+    assert first["early stop"] == ("off", "no", "it is off")
+    assert first["end of the run"] == ("10 epochs", "no", "10 of 100")
+    assert last["end of the run"][1] == "DUE"
+    assert "the last epoch has one anyway" in last["VALIDATION_NORMAL"][2]
+    assert events(3, changes, validation_rows=0)["VALIDATION_NORMAL"][1:] == ("no", "there are no validation rows")
+    assert events(3, changes, stopped="patience")["early stop"][1:] == ("DUE", "patience")
+
+
+@pytest.mark.parametrize("mode", ["crossing", "exact"])
+def test_reasons_agree_with_what_fires(mode):
+    intervals = (
+        Interval(),
+        Interval(unit="epochs", value=1),
+        Interval(unit="epochs", value=3),
+        Interval(unit="steps", value=7, steps=7),
+        Interval(unit="fraction", value=0.2, steps=20),
+    )
+    for interval in intervals:
+        for epoch in range(10):
+            step, previous = 10 * (epoch + 1), 10 * epoch
+            why = f._interval_reason(interval, epoch, step, previous, mode)
+            fires = interval_fires(interval, epoch, step, previous, mode)
+            assert (" is a multiple" in why or "was passed" in why) == fires, (interval, epoch, why)
+
+
+def test_values_of_a_boundary_are_shown():
+    lines = f.scheduling_lines(40, 3, [("checkpoint", "every 4 epochs", True, "why")], {"learning rate of all": 1e-3})
+    assert lines == [
+        "after 40 updates, epoch 3:",
+        "  event       setting         due  why",
+        "  checkpoint  every 4 epochs  DUE  why",
+        "values of update 39, the last one made:",
+        "  learning rate of all : 0.001",
+    ]
+
+
+def test_dumps_say_what_changed():
+    """One line a value, and none for what is as it was."""
+    tracker = MetricsTracker()
+    tracker.update("val", {"loss": 2.0, "acc1": 0.5}, epoch=0, step=10)
+    first = f.tracked_values(tracker.state_dict())
+    assert len(f.changed_lines("metrics", {}, first)) == 1 + len(first)
+    tracker.update("val", {"loss": 3.0, "acc1": 0.5}, epoch=1, step=20)
+    title, *lines = f.changed_lines("metrics", first, f.tracked_values(tracker.state_dict()))
+    assert title == f"metrics: 1 of {len(first)} values changed"
+    assert lines == ["  val/loss : 3 (best 2 at epoch 0)"]
+    sums = {"count": np.int32(3), "few": np.arange(3), "many": np.zeros((100, 2), np.int32)}
+    assert f.sums_lines("sums", sums) == [
+        "sums", "  count : 3", "  few   : [0, 1, 2]", "  many  : int32[100, 2] in [0, 0]"
+    ]  # fmt: skip
 
 
 def test_memory():
