@@ -8,11 +8,13 @@ argument, the slots.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -110,6 +112,7 @@ class _Listener:
     def _record(
         self, module: nn.Module, args: tuple[Any, ...], out: Any, entered: int, watched: tuple[str, ...]
     ) -> None:
+        _check_trace(module)
         names = [name for name in self._declared[module.path] if module.has_variable("params", name)]
         labels = [canonical_name((name,)) for name in names]
         labels = labels if len(set(labels)) == len(names) else names
@@ -152,10 +155,41 @@ class _Watcher:
 
 def _held_back(what: str, module: nn.Module, collection: str) -> str:
     return (
-        f"{what} of module {'.'.join(module.path)!r} ({type(module).__name__}) cannot leave the lifted transform "
-        f"around it; give the collection {collection!r} an axis there, e.g. nn.scan(..., "
-        f"variable_axes={{'params': 0, {collection!r}: 0}})"
+        f"{what} of module {_named(module)} cannot leave the lifted transform around it; give the collection "
+        f"{collection!r} an axis there, e.g. nn.scan(..., variable_axes={{'params': 0, {collection!r}: 0}}) or "
+        f"nn.RNN(..., variable_axes={{{collection!r}: 0}}); nn.while_loop has no such axis, use nn.scan instead"
     )
+
+
+def _named(module: nn.Module) -> str:
+    return f"{'.'.join(module.path)!r} ({type(module).__name__})"
+
+
+def _check_trace(module: nn.Module) -> None:
+    """Refuses a call inside a plain JAX transform within the model, out of which nothing that is sown can come."""
+    scope, state = module.scope, jax.extend.core.get_opaque_trace_state(convention="flax")
+    while scope is not None:  # up to the lifted transform around the module, which has scopes of its own
+        if scope.trace_level != state:
+            raise ValueError(
+                f"frames of module {_named(module)} cannot leave the jax transform around it (jax.checkpoint, "
+                "jax.jit, jax.vmap, jax.lax.scan, ...); inside a model use Flax's form of it: nn.remat, nn.vmap, "
+                "nn.scan, ... on the module that it hands to your function, and compile the whole step with jax.jit"
+            )
+        scope = scope.parent
+
+
+@contextlib.contextmanager
+def _branches_explained() -> Iterator[None]:
+    """Says what is wrong where the branches of a condition leave different frames."""
+    try:
+        yield
+    except TypeError as error:
+        if not any(f"['{collection}']" in str(error) for collection in (COLLECTION, GRADIENTS)):
+            raise
+        raise ValueError(
+            "frames cannot leave an nn.cond or nn.switch whose branches call different modules; let every branch call "
+            f"the same modules, or call all of them and choose among the results with jnp.where ({error})"
+        ) from error
 
 
 class FrameRecorder:
@@ -202,7 +236,7 @@ class FrameRecorder:
         """
         given = variables if slots is None else {**variables, GRADIENTS: slots.values}
         listener = _Listener(None if slots is None else True)
-        with nn.intercept_methods(listener):
+        with nn.intercept_methods(listener), _branches_explained():
             out, updates = self.model.apply(given, *args, mutable=union_filters(mutable, COLLECTION), **kwargs)
         updates = dict(updates)
         frames = pack(listener.calls, updates.pop(COLLECTION, {}))
@@ -219,7 +253,7 @@ class FrameRecorder:
 
         def made(variables: Mapping[str, Any], args: tuple[Any, ...]) -> GradientSlots:
             listener = _Listener(gradients=False)
-            with nn.intercept_methods(listener):
+            with nn.intercept_methods(listener), _branches_explained():
                 kinds = union_filters(mutable, (COLLECTION, GRADIENTS))
                 _, updates = self.model.apply(variables, *args, mutable=kinds, **kwargs)
             calls = tuple(listener.calls.values())

@@ -65,7 +65,7 @@ class Frames(struct.PyTreeNode):
 
     def listing(self) -> list[Frame]:
         """The frames as host values; reads `rows` back if it is still on a device."""
-        values = np.asarray(self.rows).tolist()
+        values = self.host().tolist()
 
         def row(label: str, at: int | str) -> Row:
             if isinstance(at, str):
@@ -81,7 +81,33 @@ class Frames(struct.PyTreeNode):
     @property
     def bad(self) -> bool:
         """Whether any value is not finite; reads `rows` back if it is still on a device."""
-        return bool(np.asarray(self.rows)[:, 2:].any())
+        return bool(self.host()[:, 2:].any())
+
+    @property
+    def count(self) -> int:
+        """R, the rows of one pass."""
+        return 1 + max((at for spec in self.table for _, at in spec.rows if not isinstance(at, str)), default=-1)
+
+    def host(self) -> np.ndarray:
+        """float32 [R, 4] of all passes that `rows` holds, taken together as by `merge`; waits for them.
+
+        Passes may be stacked on any number of leading axes (`jax.vmap`, `jax.pmap`, outputs of a scan), laid one after
+        the other, or differ between devices that should hold the same (`jax.shard_map`): every device is read.
+
+        Raises:
+          ValueError: `rows` cannot be that of this table.
+        """
+        count = self.count
+        shards = self.rows.addressable_shards if isinstance(self.rows, jax.Array) else ()
+        parts = [np.asarray(shard.data) for shard in shards]
+        if not parts or any(part.size % (4 * count or 1) or part.shape[-1:] != (4,) for part in parts):
+            parts = [np.asarray(self.rows)]  # a pass is spread over devices
+        if any(part.shape[-1:] != (4,) or part.size % (4 * count or 1) for part in parts):
+            raise ValueError(f"frames with {count} rows cannot have the values {self.rows.shape}")
+        if count == 0:
+            return np.zeros((0, 4), np.float32)
+        passes = np.concatenate([part.reshape(-1, count, 4) for part in parts])
+        return np.concatenate([passes[..., :1].min(axis=0), passes[..., 1:].max(axis=0)], axis=-1)
 
 
 def merge(a: Frames, b: Frames) -> Frames:
@@ -92,6 +118,7 @@ def merge(a: Frames, b: Frames) -> Frames:
     Raises:
       ValueError: the passes did not call the same modules with the same kinds of values.
     """
+    _require_single(a, b)
     if a.table != b.table:
         raise ValueError(
             f"frames of different passes cannot be merged: {len(a.table)} and {len(b.table)} frames, or other rows; "
@@ -105,13 +132,27 @@ def merge(a: Frames, b: Frames) -> Frames:
 
 
 def concatenate(a: Frames, b: Frames) -> Frames:
-    """The frames of `a` followed by those of `b`."""
+    """The frames of `a` followed by those of `b`.
+
+    Raises:
+      ValueError: the frames are of several passes; concatenate those of each.
+    """
+    _require_single(a, b)
     shift = len(a.rows)
     later = (
         spec._replace(rows=tuple((label, at if isinstance(at, str) else at + shift) for label, at in spec.rows))
         for spec in b.table
     )
     return Frames(jnp.concatenate([a.rows, b.rows]), (*a.table, *later))
+
+
+def _require_single(*frames: Frames) -> None:
+    for found in frames:
+        if found.rows.ndim != 2 or len(found.rows) != found.count:
+            raise ValueError(
+                f"frames with {found.count} rows hold the values {found.rows.shape} of several passes; call this "
+                "inside the vmap, scan or shard_map, on the frames of one pass"
+            )
 
 
 def magnitude_bits(x: jax.Array) -> jax.Array:

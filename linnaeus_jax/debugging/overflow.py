@@ -229,9 +229,14 @@ class DebugUnderflowOverflow:
         return self._recorder.gradient_slots(variables, *args, **kwargs)
 
     def check(self, frames: Frames) -> None:
-        """Consumes the frames of the next batch; waits for them. Raises as `apply`."""
+        """Consumes the frames of the next batch; waits for them. Raises as `apply`.
+
+        Frames that `jax.vmap`, `jax.pmap`, `jax.shard_map` or a scan returned for several passes count as one batch;
+        their rows are the extremes over all of them. For batches of their own, check them one by one:
+        `for i in range(n): debug.check(jax.tree.map(lambda x: x[i], frames))`.
+        """
         number, self.batch_number = self.batch_number, self.batch_number + 1
-        self.monitor.consume(number, jax.device_get(frames))
+        self.monitor.consume(number, frames.replace(rows=frames.host()))
 
 
 def detect_overflow(var: Any, ctx: str) -> Any:
