@@ -385,10 +385,11 @@ def signed_confidence(probability: jax.Array, right: jax.Array, counted: jax.Arr
       counted: bool [B, T], the label is known and the row no padding.
 
     Returns:
-      float32 [B, T]: the probability, its sign set where the prediction is wrong (-0.0 for 0), NaN where not counted.
+      float32 [B, T]: the probability, its sign set where the prediction is wrong (-0.0 for 0), 2 where not counted:
+        no NaN, which `debug.nans` would stop at.
     """
     confidence = jnp.where(jnp.isnan(probability), 0.0, probability)
-    return jnp.where(counted, jnp.where(right, confidence, -confidence), jnp.nan)
+    return jnp.where(counted, jnp.where(right, confidence, -confidence), 2.0)
 
 
 def ranked(score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -397,7 +398,7 @@ def ranked(score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Args:
       score: float32 [n], see `signed_confidence`.
     """
-    score = score[~np.isnan(score)]
+    score = score[score < 1.5]
     levels, position, count = np.unique(-np.abs(score), return_inverse=True, return_counts=True)
     return count, np.bincount(position[np.signbit(score)], minlength=len(levels))
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from linnaeus_jax.debugging import nonfinite
+from linnaeus_jax.metrics.extras import signed_confidence
 from linnaeus_jax.models import layers
 from linnaeus_jax.tools.replay import replay
 from linnaeus_jax.trainer import UserError, run
@@ -72,6 +73,13 @@ def test_bad_inputs_are_named():
     tree = {"state": {"a": jnp.ones(2), "b": jnp.asarray([1.0, jnp.nan])}, "batch": {"row": jnp.arange(2)}}
     assert nonfinite.invalid(tree, ("nan",)) == ["['state']['b']"]
     assert nonfinite.invalid(tree, ("inf",)) == []
+
+
+def test_validation_marks_rows_without_a_nan():
+    """Rows that do not count are no reason to stop a run that looks for NaNs."""
+    with nonfinite.switched_on(nans=True, infs=True):
+        found = jax.jit(signed_confidence)(jnp.full((2, 1), 0.5), jnp.ones((2, 1), bool), jnp.array([[True], [False]]))
+    assert found.tolist() == [[0.5], [2.0]]
 
 
 @pytest.mark.parametrize("flag", ["nans", "infs"])

@@ -118,7 +118,10 @@ def test_detector_names_the_frame_and_the_bundle_repeats_it(tmp_path, poison, ca
     )
     with pytest.raises(UserError, match="inf/nan detected"):
         run(config, tmp_path / "run")
+    shown = capsys.readouterr()
+    assert "aborting as there is no point" not in shown.out + shown.err  # whoever called `run` shows it, once
     text = debug_text(tmp_path / "run")
+    assert text.count("aborting as there is no point") == 1
     assert "Detected inf/nan during batch_number=0" in text
     assert "norm_1 LayerNorm" in text
     (bundle,) = (tmp_path / "run" / "crash").iterdir()
