@@ -34,9 +34,10 @@ from linnaeus_jax.learning.optimizers import FROZEN
 from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger, due_part, pipeline_lines, schedule_line
 from linnaeus_jax.metrics.tracker import MetricsTracker
-from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_table
+from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_tables
 from linnaeus_jax.reporting.logs import console, console_level, log_to_files, setup_logging
 from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
+from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
 from linnaeus_jax.reporting.report import CURVES_FILE, write_report
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.reporting.wandb_sink import new_run_id
@@ -592,6 +593,8 @@ def make_boundary(this: Run) -> Boundary:
             reports.phase(name, found.sums[name], values)
         if this.lead:
             update_curves(this.directory.root / CURVES_FILE, found.curves)
+            if found.mistakes:
+                write_mistakes(this.directory.root / MISTAKES_FILE, found.mistakes, this.inputs.images["val"])
         return found.metrics
 
     def write_row(row: dict[str, Any], due: Due) -> None:
@@ -674,7 +677,9 @@ def finish(this: Run) -> dict[str, float]:
         this.sinks.write("final", progress.global_step, progress.current_epoch, final)
         this.sinks.close(final)
         results = this.host.tracker.latest_by_phase()
-        console.print(phase_table("last results, labelled rows", results, this.inputs.dataset.tasks))
+        title = "last results; of a rank, over the rows labelled there"
+        for part in phase_tables(title, results, this.inputs.dataset.tasks, console.width):
+            console.print(part)
         try:
             log.info("report: %s", write_report([this.directory.root], this.directory.root / "report.html"))
         except Exception as error:  # the run itself is done and saved

@@ -44,6 +44,17 @@ def split_result(key: str) -> tuple[str, str]:
     return (phase, name.removeprefix(EPOCH_AVG)) if slash else ("", key)
 
 
+def phase_label(phase: str) -> str:
+    """What people call a phase: `val_mask_TEMPORAL` -> "without TEMPORAL"."""
+    known = {
+        "train": "training",
+        "val": "validation",
+        "val_mask_meta": "without metadata",
+        "val_no_mask": "all metadata",
+    }
+    return known.get(phase, phase.replace("val_mask_", "without ", 1))
+
+
 def core_prefix(phase: str) -> str:
     """`val_mask_meta` -> `valMask`, `val_mask_TEMPORAL` -> `valMask_TEMPORAL`, `train` -> `train_epoch_avg`."""
     special = {"val_mask_meta": "valMask", "train": f"train_{EPOCH_AVG.rstrip('_')}"}

@@ -11,7 +11,9 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from linnaeus_jax.metrics.names import CHAINS, phase_label
 from linnaeus_jax.reporting.logs import console
+from linnaeus_jax.taxonomy.ranks import task_name
 
 
 class Throughput:
@@ -96,13 +98,29 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     return found
 
 
-def phase_table(title: str, results: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> Table:
-    """One row per phase: loss, chain accuracies, and accuracy on the labelled rows of every task."""
-    columns = ["phase", "loss", "chain %", "partial chain %", *(f"{task} %" for task in tasks)]
-    rows = []
-    for phase, values in results.items():
-        row = [phase, f"{values.get('loss', math.nan):.3f}"]
-        row += [f"{100 * values.get(name, math.nan):.1f}" for name in ("chain_accuracy", "partial_chain_accuracy")]
-        row += [f"{values.get(f'non_null/acc1_{task}', math.nan):.1f}" for task in tasks]
-        rows.append(row)
-    return table(title, columns, rows)
+def phase_tables(
+    title: str, results: Mapping[str, Mapping[str, float]], tasks: Sequence[str], width: int = 80
+) -> list[Table]:
+    """What every phase measured, one column each, in as many tables as fit `width` characters.
+
+    Accuracies of a rank are over the rows whose label is known there.
+    """
+    phases = [phase for phase in results if not set(CHAINS).isdisjoint(results[phase])]
+    measured = [("loss, mean of ranks", "loss_unweighted", 1.0, ".3f")]
+    measured += [("all ranks right %", "chain_accuracy", 100.0, ".1f")]
+    measured += [("all known right %", "partial_chain_accuracy", 100.0, ".1f")]
+    measured += [(f"{task_name(task)} %", f"non_null/acc1_{task}", 1.0, ".1f") for task in tasks]
+    first = 3 + max(len(label) for label, *_ in measured)
+    words = [max(map(len, phase_label(phase).split())) for phase in phases]
+    columns = max(1, (width - 1 - first) // (3 + max(words, default=1)))
+    found = []
+    for start in range(0, len(phases), columns):
+        part = phases[start : start + columns]
+        rows = [
+            [label, *(f"{scale * results[phase][name]:{form}}" if name in results[phase] else "–" for phase in part)]
+            for label, name, scale, form in measured
+        ]
+        found.append(
+            table("" if start else title, ["", *(phase_label(phase).replace(" ", "\n") for phase in part)], rows)
+        )
+    return found

@@ -14,11 +14,13 @@ import numpy as np
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.files import write_atomically
-from linnaeus_jax.metrics.names import CHAINS, result_name
+from linnaeus_jax.metrics.names import CHAINS, phase_label, result_name
 from linnaeus_jax.reporting import report_plots as plots
+from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
 from linnaeus_jax.reporting.replay import RunRecord
 from linnaeus_jax.reporting.report_plots import Runs
 from linnaeus_jax.reporting.sinks import STARVING, WAIT_SHARE
+from linnaeus_jax.taxonomy.ranks import task_name
 from linnaeus_jax.training.run_directory import config_difference, flatten, plain
 
 #: phase -> {task -> curves}, written at a validation: `reliability`, `risk_coverage`, `distance`, `classes`
@@ -34,7 +36,7 @@ TRUST = {
     "coverage_at_risk_5": "answered at ≤ 5 % errors [%]",
     "coverage_at_risk_10": "answered at ≤ 10 % errors [%]",
 }
-WORST_CLASSES = 15
+WORST_CLASSES, CONFUSIONS = 15, 8
 
 STYLE = """
 body{font:15px/1.45 system-ui,"Segoe UI",Helvetica,Arial,sans-serif;color:#1b1f24;background:#fff;
@@ -49,6 +51,8 @@ th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #e4e8ec;vertical
 th{font-weight:600;background:#f4f6f8}th:first-child,td:first-child{text-align:left}
 td.text{text-align:left;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12.5px;overflow-wrap:anywhere}
 td.best{font-weight:700;background:#e8f4ec}.side{display:flex;flex-wrap:wrap;gap:8px 36px}
+.pictures{display:flex;flex-wrap:wrap;gap:8px 14px}figure{margin:0;width:128px;font-size:12px;line-height:1.3}
+figure img{width:auto;max-width:112px;max-height:112px;margin:2px 0}
 .wide{flex:1 0 100%}table.text th{text-align:left}
 ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{overflow-x:auto}
 """
@@ -129,8 +133,7 @@ def phases_of(runs: Runs) -> dict[str, str]:
     first = ("val", "val_no_mask", "val_mask_meta")
     found = [phase for phase in first if phase in names]
     found += sorted(names.difference(first, ("val_mask",)), key=lambda phase: (phase.count("_"), phase))
-    meaning = {"val": "validation", "val_mask_meta": "without any metadata", "val_no_mask": "without masking"}
-    return {phase: meaning.get(phase, f"without {phase.removeprefix('val_mask_')}") for phase in found}
+    return {phase: phase_label(phase) for phase in found}
 
 
 def best_of(name: str, values: Iterable[Any], key: Callable[[Any], float]) -> Any:
@@ -207,9 +210,9 @@ def overview(runs: Runs) -> str:
         series = [run.series(name)[1] for run in runs.values()]
         facts[label] = [float(f"{scale * np.median(values):.3g}") if len(values) else None for values in series]
     scores = [("best validation loss (epoch)", "val/loss", 1.0)]
-    scores += [("best chain accuracy [%] (epoch)", "val/chain_accuracy", 100.0)]
-    scores += [("best partial chain accuracy [%] (epoch)", "val/partial_chain_accuracy", 100.0)]
-    scores += [(f"best top-1 {task} [%] (epoch)", f"val/acc1_{task}", 1.0) for task in tasks]
+    scores += [("best, all ranks right [%] (epoch)", "val/chain_accuracy", 100.0)]
+    scores += [("best, all known ranks right [%] (epoch)", "val/partial_chain_accuracy", 100.0)]
+    scores += [(f"best top-1 {task_name(task)} [%] (epoch)", f"val/acc1_{task}", 1.0) for task in tasks]
     for label, name, factor in scores:
         values = [best(run, name) for run in runs.values()]
         known = [value[0] for value in values if value]
@@ -241,7 +244,8 @@ def loss_curves(runs: Runs) -> str:
 
 def accuracy_curves(runs: Runs) -> str:
     figure = plots.accuracies(runs, tasks_of(runs))
-    return note("Over all rows; a label that is missing counts as the class “unknown”.") + figure if figure else ""
+    text = "All rows count: where a row has no label at a rank, “unknown” is the right answer there."
+    return note(text) + figure if figure else ""
 
 
 def phase_results(runs: Runs) -> str:
@@ -249,17 +253,20 @@ def phase_results(runs: Runs) -> str:
 
     def one(run: RunRecord) -> str:
         rows = []
-        for phase in ("train", *phases_of({"": run})):
+        for phase, label in ({"train": phase_label("train")} | phases_of({"": run})).items():
             chains = [run.last(result_name(phase, name)) for name in CHAINS]
             rows.append(
-                [phase, run.last(result_name(phase, "loss_unweighted"))]
+                [label, run.last(result_name(phase, "loss_unweighted"))]
                 + [percent(value, 100) for value in chains]
                 + [percent(run.last(name)) for name in accuracy_names(run, phase, tasks)]
             )
-        columns = ["phase", "loss [nats]", "chain %", "partial chain %", *(f"{task} %" for task in tasks)]
+        columns = ["phase", "loss, mean of ranks [nats]", "all ranks right %", "all known ranks right %"]
+        columns += [f"{task_name(task)} %" for task in tasks]
         return table(columns, [row for row in rows if any(value is not None for value in row[1:])])
 
-    text = "Last measurement of each phase; accuracies of a rank are over the rows whose label is known there."
+    known = any("non_null/acc1_" in name for run in runs.values() for name in run.names)
+    rows = "the rows whose label is known there" if known else "all rows, where “unknown” is right for a missing label"
+    text = f"Last measurement of each phase; accuracies of a rank are over {rows}."
     content = side_by_side(runs, one)
     return note(text) + content if content else ""
 
@@ -287,7 +294,7 @@ def metadata_worth(runs: Runs) -> str:
 
     def one(run: RunRecord) -> str:
         found = worth(run, tasks)
-        groups = [*tasks, "whole chain"]
+        groups = [*map(task_name, tasks), "all ranks"]
         return table(
             ["metadata", *(f"{group} [points]" for group in groups)],
             [[label, *(None if v is None else f"{v:+.2f}" for v in drops)] for label, drops in found.items()],
@@ -315,13 +322,14 @@ def trust(runs: Runs) -> str:
             found = run.last(f"val/{key}_{task}")
             return percent(found, 100) if key.startswith("coverage") else found
 
-        rows = [[task, *(value(key, task) for key in known)] for task in tasks] if known else []
+        rows = [[task_name(task), *(value(key, task) for key in known)] for task in tasks] if known else []
         consistency = run.last("val/consistency_rate")
         content: str = table(["rank", *(TRUST[key] for key in known)], rows)
         if consistency is not None:
             content += note(f"Predicted ranks agree with the taxonomy in {100 * consistency:.2f} % of the rows.")
         found = _curves(run)
-        return content + plots.confidence(found) + plots.distances(found)
+        named = {task_name(task): one for task, one in found.items()}
+        return content + plots.confidence(named) + plots.distances(named)
 
     return side_by_side(runs, one)
 
@@ -345,9 +353,13 @@ def subsets(runs: Runs) -> str:
             bins = [name for name in names if run.last(f"val/subset/{kind}/{name}/count")]
             if kind == "rarity":
                 bins.sort(key=rarity_order)
-            values = {t: [run.last(f"val/subset/{kind}/{name}/acc1_{t}") for name in bins] for t in tasks}
+            values = {task_name(t): [run.last(f"val/subset/{kind}/{name}/acc1_{t}") for name in bins] for t in tasks}
             rows = [
-                [name, f"{run.last(f'val/subset/{kind}/{name}/count'):.0f}", *(percent(values[t][i]) for t in tasks)]
+                [
+                    name,
+                    f"{run.last(f'val/subset/{kind}/{name}/count'):.0f}",
+                    *(percent(value[i]) for value in values.values()),
+                ]
                 for i, name in enumerate(bins)
             ]
             if kind == "rarity":
@@ -356,21 +368,71 @@ def subsets(runs: Runs) -> str:
             else:
                 title, figure = f"Subsets by {kind}, worst first", ""
                 rows.sort(key=lambda row: np.inf if row[2] is None else float(row[2]))
-            columns = [kind, "rows", *(f"{task} %" for task in tasks)]
+            columns = [kind, "rows", *(f"{name} %" for name in values)]
             parts.append(f"<h4>{html.escape(title)}</h4>{figure}{table(columns, rows)}" if rows else "")
         return "".join(parts)
 
     return side_by_side(runs, one)
 
 
+def taxa(run: RunRecord, task: str) -> dict[int, str]:
+    """Index of a class -> what people look it up by, its taxon id."""
+    indices = (run.json("assets/class_to_idx.json") or {}).get(task, {})
+    return {index: "unknown" if name == "null" else str(name) for name, index in indices.items()}
+
+
+def confusions(runs: Runs) -> str:
+    """The most frequent wrong pairs of every rank."""
+
+    def one(run: RunRecord) -> str:
+        parts = []
+        for task, found in (run.json(MISTAKES_FILE) or {}).items():
+            taxon, classes = taxa(run, task), _curves(run).get(task, {}).get("classes", ())
+            rows = []
+            for pair in found["pairs"][:CONFUSIONS]:
+                label, predicted = pair["label"], pair["predicted"]
+                share = 100 * pair["rows"] / classes[label][0] if label < len(classes) and classes[label][0] else None
+                rows.append([*(taxon.get(i, f"class {i}") for i in (label, predicted)), pair["rows"], percent(share)])
+            columns = ["label", "taken for", "rows", "of the label's rows %"]
+            parts.append(f"<div><h4>{html.escape(task_name(task))}</h4>{table(columns, rows)}</div>" if rows else "")
+        return f'<div class="side">{"".join(parts)}</div>' if any(parts) else ""
+
+    content = side_by_side(runs, one)
+    text = "Taxon ids of the pairs that the last validation confused most often; rows without a label do not count."
+    return note(text) + content if content else ""
+
+
+def confident_mistakes(runs: Runs) -> str:
+    """Pictures of every rank's most confident wrong predictions."""
+
+    def one(run: RunRecord) -> str:
+        parts = []
+        for task, found in (run.json(MISTAKES_FILE) or {}).items():
+            taxon = taxa(run, task)
+            figures = []
+            for entry in found["confident"]:
+                label, predicted = (taxon.get(entry[key], f"class {entry[key]}") for key in ("label", "predicted"))
+                facts = [f"is {label}", f"taken for {predicted}", f"{100 * entry['probability']:.2f} % sure"]
+                facts.append(f"row {entry['row']}")
+                caption = "<br>".join(map(html.escape, facts))
+                picture = f'<img alt="mistake" src="data:image/jpeg;base64,{html.escape(entry["image"])}">'
+                figures.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
+            if figures:
+                parts.append(f'<h4>{html.escape(task_name(task))}</h4><div class="pictures">{"".join(figures)}</div>')
+        return "".join(parts)
+
+    content = side_by_side(runs, one)
+    text = "Taxon ids; the rows are those of the labels file of the validation split, pictured as the model sees them."
+    return note(text) + content if content else ""
+
+
 def worst_classes(runs: Runs) -> str:
     def one(run: RunRecord) -> str:
-        indices = run.json("assets/class_to_idx.json") or {}
         counts = (run.json("metadata/class_label_counts.json") or {}).get("train", {})
         for task, found in _curves(run).items():  # the finest rank that has them
             classes = np.asarray(found.get("classes", ()), np.float64).reshape(-1, 2)
-            taxon = {index: name for name, index in indices.get(task, {}).items()}
-            seen = [i for i in np.flatnonzero(classes[:, 0]).tolist() if taxon.get(i) != "null"]
+            taxon = taxa(run, task)
+            seen = [i for i in np.flatnonzero(classes[:, 0]).tolist() if taxon.get(i) != "unknown"]
             if not seen:
                 continue
             seen.sort(key=lambda i: (classes[i, 1] / classes[i, 0], -classes[i, 0]))
@@ -379,7 +441,7 @@ def worst_classes(runs: Runs) -> str:
                 + [counts[task][i] if task in counts else None]
                 for i in seen[:WORST_CLASSES]
             ]
-            return table([f"taxon id ({task})", "validation rows", "top-1 %", "training rows"], rows)
+            return table([f"taxon id ({task_name(task)})", "validation rows", "top-1 %", "training rows"], rows)
         return ""
 
     return side_by_side(runs, one)
@@ -403,8 +465,11 @@ def data_table(runs: Runs) -> str:
         sizes = run.json("assets/num_classes.json") or {}
         density = run.json("metadata/task_label_density.json") or {}
         splits = list(density)
-        rows = [[task, size, *(percent(density[split].get(task)) for split in splits)] for task, size in sizes.items()]
-        return table(["rank", "classes", *(f"labelled in {split} %" for split in splits)], rows)
+        rows = [
+            [task_name(task), task, size, *(percent(density[split].get(task)) for split in splits)]
+            for task, size in sizes.items()
+        ]
+        return table(["rank", "column", "classes", *(f"labelled in {split} %" for split in splits)], rows)
 
     return side_by_side(runs, one)
 
@@ -442,6 +507,8 @@ SECTIONS: dict[str, Callable[[Runs], str]] = {
     "Mistakes and confidence": trust,
     "Subsets": subsets,
     "Worst classes": worst_classes,
+    "Confused classes": confusions,
+    "Confident mistakes": confident_mistakes,
     "Schedules, planned and applied": schedule_curves,
     "Gradients": lambda runs: plots.gradients(runs, tasks_of(runs)),
     "Speed": plots.speed,

@@ -16,6 +16,7 @@ from linnaeus_jax.reporting.sinks import WAIT_SHARE
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import curves
+from linnaeus_jax.taxonomy.ranks import task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -230,9 +231,9 @@ def losses(runs: Runs, phases: Mapping[str, str]) -> str:
 def accuracies(runs: Runs, tasks: Sequence[str]) -> str:
     """Top-1 accuracy per rank and of whole chains, training against validation."""
     content: dict[str, list[Curve]] = {}
-    kinds = [(f"top-1, {task}", f"acc1_{task}", 1.0) for task in tasks]
-    kinds += [("chain (all ranks right)", "chain_accuracy", 100.0)]
-    kinds += [("partial chain (all known ranks right)", "partial_chain_accuracy", 100.0)]
+    kinds = [(f"top-1, {task_name(task)}", f"acc1_{task}", 1.0) for task in tasks]
+    kinds += [("all ranks right (chain)", "chain_accuracy", 100.0)]
+    kinds += [("all known ranks right (partial chain)", "partial_chain_accuracy", 100.0)]
     for title, name, scale in kinds:
         validation = phase_curve(runs, "validation", "val", name, 1, scale=scale)
         content[title] = training_curve(runs, name, scale) + validation
@@ -310,7 +311,7 @@ def gradients(runs: Runs, tasks: Sequence[str]) -> str:
             x, y = run.series(f"gradnorm/weight/{task}")
             several = len(runs) > 1
             color = COLORS[(index if several else order + 1) % len(COLORS)]
-            name = f"{label}: weight of {task}" if several else f"weight of {task}"
+            name = f"{label}: weight of {task_name(task)}" if several else f"weight of {task_name(task)}"
             content["task weights"].append(Curve(name, x, y, color, DASHES[order % len(DASHES)]))
     units = {norm: "L2 norm", "task weights": "weight"}
     return panels("gradients", content, units, columns=2, log_scale=[norm])

@@ -107,6 +107,14 @@ def task_level(task: str) -> float:
     return float(match[1].replace("_", "."))
 
 
+def task_name(task: str) -> str:
+    """What people call the rank of a label column: "taxa_L10" -> "species"; the column's name where that is unknown."""
+    try:
+        return rank_name(task_level(task))
+    except ValueError:
+        return task
+
+
 def check_task_order(tasks: Sequence[str]) -> None:
     """Raises ValueError unless tasks are given and their levels rise strictly: the finest rank comes first."""
     if not tasks:
@@ -127,4 +135,5 @@ __all__ = [
     "parse_level",
     "rank_name",
     "task_level",
+    "task_name",
 ]

@@ -328,16 +328,27 @@ def save_predictions(path: Path, found: Evaluation, dataset: Dataset) -> None:
 
 def show(found: Evaluation, tasks: Iterable[str], title: str) -> None:
     """Prints the phases against each other, and what each rank's predictions are worth in `val` or the first phase."""
-    from linnaeus_jax.reporting.display import phase_table, table
+    from linnaeus_jax.metrics.names import phase_label
+    from linnaeus_jax.reporting.display import phase_tables, table
     from linnaeus_jax.reporting.logs import console
+    from linnaeus_jax.taxonomy.ranks import task_name
 
     tasks = tuple(tasks)
     first = "val" if "val" in found.metrics else next(iter(found.metrics))
-    columns = ("acc1", "acc3", "loss", "ece", "taxonomic_distance", "aurc", "coverage_at_risk_5")
+    columns = {
+        "acc1": "top-1\n%",
+        "acc3": "top-3\n%",
+        "loss": "loss",
+        "ece": "ECE",
+        "taxonomic_distance": "distance\nof errors",
+        "aurc": "AURC",
+        "coverage_at_risk_5": "answered\nat 5 %\nerrors",
+    }
     values = found.metrics[first]
-    rows = [[task, *(values.get(f"{name}_{task}", "-") for name in columns)] for task in tasks]
-    console.print(phase_table(f"{title}, accuracies on labelled rows", found.metrics, tasks))
-    console.print(table(f"{first}, all rows", ["rank", *columns], rows))
+    rows = [[task_name(task), *(values.get(f"{name}_{task}", "-") for name in columns)] for task in tasks]
+    for part in phase_tables(f"{title}; of a rank, over the rows labelled there", found.metrics, tasks, console.width):
+        console.print(part)
+    console.print(table(f"{phase_label(first)}, all rows", ["rank", *columns.values()], rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

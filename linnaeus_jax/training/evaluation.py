@@ -21,13 +21,16 @@ from linnaeus_jax.files import write_atomically
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
+from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.training.parallel import Placement, RunAhead, fetch
 
 #: what every phase needs of a batch besides the image
 USED = ("label", "meta", "weight", "row", "rarity", "taxa_subset")
-#: signed confidences that may wait on the device before they are read; 4 bytes each
-HELD_SCORES = 1 << 24
+#: what is read of single rows of every phase, and besides of those of `val`
+OF_ROWS, OF_MISTAKES = ("score",), ("row", "label", "predicted")
+#: numbers about single rows that may wait on the device before they are read; 4 bytes each
+HELD_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,8 @@ class Evaluation:
     #: phase -> task -> plots as of `PhaseExtras.curves`, and `classes`: [rows, correctly predicted] of each class
     curves: dict[str, dict[str, dict[str, Any]]]
     predictions: dict[str, Predictions]
+    #: task -> wrong predictions of the phase `val`, as of `metrics.mistakes`; empty where it did not run
+    mistakes: dict[str, dict[str, list[dict[str, Any]]]]
     #: what the metrics were made of
     sums: dict[str, dict[str, np.ndarray]]
 
@@ -196,30 +201,32 @@ class Evaluator:
         """
         samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
         samples = samples if predictions or logits else ()
-        scores = _Scores(tuple(phases), len(self.program.tasks)) if self.program.extras.confidence else None
+        rows = _Rows(tuple(phases), self.program.tasks) if self.program.extras.confidence else None
+        wanted = tuple(dict.fromkeys((*samples, *(OF_ROWS + OF_MISTAKES if rows else ()))))
         keeps = {name: self.placement.replicate(keep) for name, keep in phases.items()}
         empty = jax.tree.map(np.asarray, self.program.empty_sums())
         sums = {name: self.placement.replicate(empty) for name in phases}
         parts: dict[str, list[dict[str, Any]]] = {name: [] for name in phases}
         ahead = RunAhead()
         for batch in batches:
-            wanted = samples if scores is None else ("score", *samples)
             found = self._add_batch(params, model_state, task_weights, batch, keeps, sums, wanted)
             ahead.add(jax.tree.leaves(sums)[:1])
-            if scores is not None:
-                scores.add({name: fields.pop("score") for name, fields in found.items()})
+            if rows is not None:
+                rows.add(found)
             if samples:
-                for name, part in fetch(found).items():
+                asked = {name: {field: fields[field] for field in samples} for name, fields in found.items()}
+                for name, part in fetch(asked).items():
                     parts[name].append(part)
             if after_first is not None:
                 after_first(fetch(sums))
                 after_first = None
-        host, rest = fetch((sums, None if scores is None else scores.held))
-        each = dict.fromkeys(phases) if scores is None else scores.joined(rest)
+        host, rest = fetch((sums, None if rows is None else rows.held))
+        each = dict.fromkeys(phases) if rows is None else rows.scores(rest)
         return Evaluation(
             metrics={name: self._metrics(host[name], each[name]) for name in phases},
             curves={name: self._curves(host[name], each[name]) for name in phases},
             predictions={name: _joined(found) for name, found in parts.items() if found},
+            mistakes={} if rows is None else rows.mistakes(),
             sums=host,
         )
 
@@ -266,31 +273,41 @@ class Evaluator:
         return {task: {**curves, "classes": sums[f"classes/{task}"].tolist()} for task, curves in found.items()}
 
 
-class _Scores:
-    """Signed confidences of all rows of all phases: some on the device, in batches, until there are too many."""
+class _Rows:
+    """What is said of single rows: some of it on the device, in batches, until it is too much."""
 
-    def __init__(self, phases: tuple[str, ...], tasks: int) -> None:
-        self.held: dict[str, list[jax.Array]] = {name: [] for name in phases}
-        self._read = {name: [np.empty((0, tasks), np.float32)] for name in phases}
+    def __init__(self, phases: tuple[str, ...], tasks: tuple[str, ...]) -> None:
+        self.held: dict[str, list[dict[str, jax.Array]]] = {name: [] for name in phases}
+        self._scores = {name: [np.empty((0, len(tasks)), np.float32)] for name in phases}
+        self._mistakes = {task: Mistakes() for task in tasks} if "val" in phases else {}
         self._count = 0
 
-    def add(self, batch: Mapping[str, jax.Array]) -> None:
-        """Takes float32 [B, T] by phase."""
-        for name, score in batch.items():
-            self.held[name].append(score)
-            self._count += score.size
-        if self._count >= HELD_SCORES:
+    def add(self, batch: Mapping[str, Mapping[str, jax.Array]]) -> None:
+        """Takes the fields `OF_ROWS` and `OF_MISTAKES` of a batch, by phase."""
+        for name, fields in batch.items():
+            kept = {field: fields[field] for field in OF_ROWS + (OF_MISTAKES if name == "val" else ())}
+            self.held[name].append(kept)
+            self._count += sum(value.size for value in kept.values())
+        if self._count >= HELD_NUMBERS:
             self._keep(fetch(self.held))
             self.held, self._count = {name: [] for name in self.held}, 0
 
-    def joined(self, rest: Mapping[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
-        """Phase -> float32 [n, T] with `rest`, what was held last."""
+    def scores(self, rest: Mapping[str, list[dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
+        """Phase -> float32 [n, T], signed confidences with those of `rest`, what was held last."""
         self._keep(rest)
-        return {name: np.concatenate(parts) for name, parts in self._read.items()}
+        return {name: np.concatenate(parts) for name, parts in self._scores.items()}
 
-    def _keep(self, parts: Mapping[str, list[np.ndarray]]) -> None:
+    def mistakes(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
+        """Task -> wrong predictions of `val`."""
+        return {task: found.result() for task, found in self._mistakes.items()}
+
+    def _keep(self, parts: Mapping[str, list[dict[str, np.ndarray]]]) -> None:
         for name, found in parts.items():
-            self._read[name] += found
+            self._scores[name] += [fields["score"] for fields in found]
+        if parts.get("val"):
+            val = {field: np.concatenate([fields[field] for fields in parts["val"]]) for field in parts["val"][0]}
+            for t, one in enumerate(self._mistakes.values()):
+                one.add(val["row"], val["label"][:, t], val["predicted"][:, t], val["score"][:, t])
 
 
 def update_curves(path: Path, curves: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from linnaeus_jax.files import write_json
 from linnaeus_jax.metrics import names
 from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.summary import write_summary
@@ -20,11 +22,11 @@ TASKS = ("taxa_L10", "taxa_L20", "taxa_L40")
 STEPS, EPOCHS, EVERY = 40, 8, 5
 
 
-def phase_values(rng: np.random.Generator, skill: float) -> dict[str, float]:
+def phase_values(rng: np.random.Generator, skill: float, tasks: Sequence[str] = TASKS) -> dict[str, float]:
     """Results of one validation phase for a `skill` between 0 and 1."""
     values = {"loss": 3 * (1 - skill), "loss_unweighted": 3 * (1 - skill), "loss_weighted": 5 * (1 - skill)}
     values |= {"chain_accuracy": skill**2, "partial_chain_accuracy": skill**1.5}
-    for depth, task in enumerate(TASKS):
+    for depth, task in enumerate(tasks):
         top = 100 * skill ** (1 / (1 + depth)) + float(rng.normal())
         values |= {f"acc1_{task}": top, f"acc3_{task}": min(100.0, top + 5), f"non_null/acc1_{task}": top - 1}
     return values
@@ -59,6 +61,19 @@ def curves(rng: np.random.Generator) -> dict[str, Any]:
     return {"val": found}
 
 
+class Noise:
+    """Images of 300 x 200 pixels."""
+
+    image_shape = (200, 300, 3)
+
+    def __len__(self) -> int:
+        return 20
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        out[...] = np.random.default_rng(0).integers(0, 255, (len(rows), 20, 30, 3)).repeat(10, 1).repeat(10, 2)
+        return np.ones(len(rows), bool)
+
+
 def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
     """Writes a finished run of 320 updates; `settings` are dotted keys with `__` for dots."""
     rng = np.random.default_rng(int(100 * skill))
@@ -75,6 +90,14 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
         {t: {"null": 0, **{str(1000 + i): i for i in range(1, 30)}} for t in TASKS},
     )
     write_json(directory.assets / "validation_curves.json", curves(rng))
+    mistakes = {
+        "pairs": [{"label": 5, "predicted": 4, "rows": 9}, {"label": 3, "predicted": 0, "rows": 2}],
+        "confident": [
+            {"row": 17, "label": 5, "predicted": 4, "probability": 0.995},
+            {"row": 3, "label": 2, "predicted": 0, "probability": 0.9},
+        ],
+    }
+    write_mistakes(directory.root / MISTAKES_FILE, dict.fromkeys(TASKS, mistakes), Noise())
     write_json(
         directory.metadata / "task_label_density.json",
         {"train": dict.fromkeys(TASKS, 90.0), "val": dict.fromkeys(TASKS, 91.0)},

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
 from linnaeus_jax.reporting.replay import RunError, RunRecord, read_rows
 from linnaeus_jax.reporting.report import SECTIONS, best, status, tasks_of, warnings, worth, write_report
 from linnaeus_jax.reporting.report_plots import POINTS, schedules, thinned
 from linnaeus_jax.tools import report as tool
 from tests.reporting.helpers import EPOCHS, STEPS, TASKS, make_run
 
-VOID = {"meta", "img"}
+VOID = {"meta", "img", "br"}
 
 
 class Page(HTMLParser):
@@ -56,11 +57,21 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
     text = (run / "report.html").read_text()
     page = Page(text)
     assert page.headings == list(SECTIONS)
-    assert all(reference.startswith(("#s", "data:image/svg+xml;base64,")) for reference in page.references)
+    inside = ("#s", "data:image/svg+xml;base64,", "data:image/jpeg;base64,")
+    assert all(reference.startswith(inside) for reference in page.references)
     assert "http" not in re.sub(r"base64,[^\"]*", "", text)
-    assert len(page.images) == 9
+    assert len(page.images) == 9 + 2 * len(TASKS)
     assert "<script" not in text
-    for fact in ("val_mask_TEMPORAL", "taxon id (taxa_L10)", "ge_p95", "schedule:", "from its plan: 0.0e+00"):
+    for fact in (
+        "without TEMPORAL",
+        "taxon id (species)",
+        "<td>1005</td><td>1004</td>",
+        "99.50 % sure",
+        "row 17",
+        "ge_p95",
+        "schedule:",
+        "from its plan: 0.0e+00",
+    ):
         assert fact in text
 
 
@@ -82,6 +93,37 @@ def test_sections_without_data_are_left_out(run: Path, tmp_path: Path) -> None:
     log.write_text("".join(line + "\n" for line in log.read_text().splitlines() if "val/" not in line))
     page = Page(write_report([bare], tmp_path / "r.html").read_text())
     assert page.headings == ["Overview", "Warnings", "Loss", "Accuracy", "Results per phase", "Gradients", "Speed"]
+
+
+def without(run: Path, root: Path, drop: str, files: tuple[str, ...] = ()) -> Path:
+    """A copy of a run without the metrics whose name matches, and without some files."""
+    shutil.copytree(run, root)
+    log = root / "logs" / "metrics_log.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    kept = [{name: value for name, value in row.items() if not re.search(drop, name)} for row in rows]
+    log.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    for name in files:
+        (root / name).unlink()
+    return root
+
+
+def test_runs_that_lack_something_have_a_report(run: Path, tmp_path: Path) -> None:
+    assets = ("assets/validation_curves.json", MISTAKES_FILE)
+    lacking = {
+        "metadata": without(run, tmp_path / "metadata", "mask_|val_mask"),
+        "ranks": without(run, tmp_path / "ranks", "taxa_L[24]0"),
+        "validation": without(run, tmp_path / "validation", "^(final_)?(core/)?val", assets),
+        "labels": without(run, tmp_path / "labels", "null"),
+    }
+    pages = {name: Page(write_report([root], root / "report.html").read_text()) for name, root in lacking.items()}
+    titles = {name: set(SECTIONS) - set(page.headings) for name, page in pages.items()}
+    assert titles["metadata"] == {"What each metadata component is worth"}
+    assert titles["ranks"] == titles["labels"] == set()
+    assert {"Confused classes", "Confident mistakes", "Worst classes", "Subsets"} <= titles["validation"]
+    assert {"Loss", "Accuracy", "Results per phase"} <= set(pages["validation"].headings)
+    assert "over all rows, where “unknown” is right" in (lacking["labels"] / "report.html").read_text()
+    assert "over the rows whose label is known" in (lacking["ranks"] / "report.html").read_text()
+    write_report(list(lacking.values()), tmp_path / "all.html")
 
 
 def test_a_run_of_one_row_has_a_report_and_its_name_is_escaped(tmp_path: Path) -> None:

@@ -110,6 +110,11 @@ def test_counts_do_not_depend_on_batches_or_devices(spied, captured, batch_size,
             else:
                 np.testing.assert_allclose(other, value, rtol=1e-5, err_msg=f"{phase} {name}")
         assert found.sums[phase]["count"] == 96
+    for task in TASKS:
+        assert found.mistakes[task]["pairs"] == captured.mistakes[task]["pairs"]
+        entries = zip(found.mistakes[task]["confident"], captured.mistakes[task]["confident"], strict=True)
+        for one, other in entries:
+            assert one == other | {"probability": pytest.approx(other["probability"], rel=1e-5)}
         for name, value in captured.metrics[phase].items():
             assert found.metrics[phase][name] == pytest.approx(value, rel=1e-5), f"{phase} {name}"
 
@@ -134,7 +139,7 @@ def test_the_host_runs_two_batches_ahead_and_reads_once(spied, monkeypatch) -> N
 @pytest.mark.parametrize("held", [1, 500, 1 << 24])
 def test_risk_coverage_equals_that_of_the_predictions(spied, captured, monkeypatch, held) -> None:
     """Exactly, row by row, wherever the scores waited for the end."""
-    monkeypatch.setattr(evaluation, "HELD_SCORES", held)
+    monkeypatch.setattr(evaluation, "HELD_NUMBERS", held)
     found = evaluate(spied, 7)
     rows, task = captured.predictions["val"], TASKS[0]  # all of what the spy sees, so that no two rows are tied
     known = rows.label[:, 0] != 0
@@ -146,6 +151,23 @@ def test_risk_coverage_equals_that_of_the_predictions(spied, captured, monkeypat
     for level in (1, 5, 10):
         covered = np.flatnonzero(risk <= level / 100).max(initial=-1) + 1
         assert found.metrics["val"][f"coverage_at_risk_{level}_{task}"] == pytest.approx(covered / known.sum())
+
+
+def test_mistakes_are_those_of_the_predictions(captured) -> None:
+    rows = captured.predictions["val"]
+    place = {int(row): k for k, row in enumerate(rows.row)}
+    for t, task in enumerate(TASKS):
+        wrong = (rows.label[:, t] != 0) & (rows.predicted[:, t] != rows.label[:, t])
+        found = captured.mistakes[task]
+        pairs, counts = np.unique(np.stack([rows.label, rows.predicted])[:, wrong, t], axis=1, return_counts=True)
+        count = dict(zip(map(tuple, pairs.T.tolist()), counts.tolist(), strict=True))
+        assert [pair["rows"] for pair in found["pairs"]] == sorted(count.values(), reverse=True)[: len(found["pairs"])]
+        assert all(count[pair["label"], pair["predicted"]] == pair["rows"] for pair in found["pairs"])
+        best = np.sort(rows.probability[wrong, t])[::-1]
+        assert [entry["probability"] for entry in found["confident"]] == pytest.approx(best[: len(found["confident"])])
+        for entry in found["confident"]:
+            k = place[entry["row"]]
+            assert (entry["label"], entry["predicted"]) == (rows.label[k, t], rows.predicted[k, t])
 
 
 def test_curves_of_other_phases_stay(tmp_path) -> None:

@@ -1,0 +1,48 @@
+"""The mistakes of the last validation, with thumbnails, for the report."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+
+from linnaeus_jax.files import write_json
+
+if TYPE_CHECKING:
+    from linnaeus_jax.data.images import ImageSource
+
+#: task -> `pairs` and `confident` as of `metrics.mistakes`, the latter with `image`, a JPEG in base64
+MISTAKES_FILE = "assets/validation_mistakes.json"
+#: longer side of a thumbnail in pixels
+SIDE = 112
+
+
+def thumbnail(image: np.ndarray) -> str:
+    """uint8 [H, W, 3] RGB -> base64 of a JPEG with at most `SIDE` pixels a side."""
+    scale = min(1.0, SIDE / max(image.shape[:2]))
+    size = (max(1, round(scale * image.shape[1])), max(1, round(scale * image.shape[0])))
+    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    _, data = cv2.imencode(".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 80])
+    return base64.b64encode(data.tobytes()).decode()
+
+
+def write_mistakes(path: Path, found: Mapping[str, Mapping[str, list[dict[str, Any]]]], images: ImageSource) -> None:
+    """Writes the mistakes of every task with a picture of each confident one.
+
+    Args:
+      found: task -> result of `metrics.mistakes.Mistakes`.
+      images: of the validation split, by row.
+    """
+    rows = sorted({entry["row"] for one in found.values() for entry in one["confident"]})
+    pixels = np.empty((len(rows), *images.image_shape), np.uint8)
+    images.read(np.asarray(rows, np.int64), pixels)
+    pictures = {row: thumbnail(image) for row, image in zip(rows, pixels, strict=True)}
+    content = {
+        task: {**one, "confident": [{**entry, "image": pictures[entry["row"]]} for entry in one["confident"]]}
+        for task, one in found.items()
+    }
+    write_json(path, content)
