@@ -104,8 +104,9 @@ def measure(model: str, labels: Path, workdir: Path, updates: int, every: int, c
     )
     clock, hold = Clock(), TrainRecorder.hold
 
-    def compile_hollow(step: Any, state: Any, batch: Any, placement: Any, name: str) -> Any:
-        return clock.timed(compilation.compile_step(hollow_step(step, state, batch), state, batch, placement, name))
+    def compile_hollow(step: Any, state: Any, batch: Any, placement: Any, name: str, *, donate: bool) -> Any:
+        hollow = hollow_step(step, state, batch)
+        return clock.timed(compilation.compile_step(hollow, state, batch, placement, name, donate=donate))
 
     def noted_hold(self: TrainRecorder, point: Any) -> None:
         clock.log_steps.add(point.step)

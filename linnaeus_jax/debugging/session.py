@@ -186,7 +186,8 @@ class DebugSession:
     @property
     def donates(self) -> bool:
         """Whether a step may write over the state that it gets: unless it may have to be made again."""
-        return not nonfinite.kinds()
+        debug = self.config.debug
+        return not (debug.nans or debug.infs or nonfinite.kinds())
 
     def dispatch(
         self, update: int, step: CompiledStep, state: Any, placed: Any, batch: Mapping[str, Any]
@@ -196,7 +197,7 @@ class DebugSession:
         Raises:
           InvalidOperation: under debug.nans or debug.infs, a result is bad.
         """
-        if self.donates:
+        if not nonfinite.kinds():
             result: tuple[Any, Any] = step(state, placed)
             return result
         result, error = nonfinite.checked(update, step, state, placed)

@@ -157,7 +157,9 @@ def check(argv: Sequence[str]) -> None:
     state = fresh_state(this)
     rows = []
     for name in needed_variants(this):
-        step = compile_step(this.program.train_step(name), state, placed, this.placement, name)
+        step = compile_step(
+            this.program.train_step(name), state, placed, this.placement, name, donate=this.debug.donates
+        )
         state, outputs = jax.block_until_ready(step(state, placed))
         started = time.perf_counter()
         for _ in range(TIMED_UPDATES):
