@@ -71,7 +71,8 @@ def env() -> ConfigDict:
                 base_dir="runs",
                 bucket=dict(
                     enabled=False,
-                    remote="",  # rclone remote, e.g. "b2:my-bucket/linnaeus", or a local directory
+                    # rclone remote, e.g. "b2:my-bucket/linnaeus", or a local directory; <project>/<group>/<name> below
+                    remote="",
                     executable="rclone",
                     timeout_seconds=600,  # of the final synchronisation at exit
                 ),

@@ -202,7 +202,7 @@ class Checkpoints:
         """
         self.wait()
         steps = self.steps()
-        for step in set(steps) - set(preserved(self.policy, steps)):
+        for step in sorted(set(steps) - set(preserved(self.policy, steps))):
             self._dropped.add(step)
             self._manager.delete(step)
         self._unlink_boundaries()

@@ -1,6 +1,6 @@
 """One of two processes that train together.
 
-    python process_driver.py INDEX PORT DATA WORKDIR EPOCHS [SIGNAL:UPDATE]
+    python process_driver.py INDEX PORT DATA WORKDIR MODEL EPOCHS [SIGNAL:UPDATE]
 
 SIGNAL:UPDATE sends that signal to itself after so many updates; every update then takes half a second, so that the
 processes have time to agree before the run ends by itself. `none` as SIGNAL only takes that time.
@@ -19,10 +19,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
+import pytest
 
 from linnaeus_jax import trainer
 from linnaeus_jax.training.compilation import CompiledStep
 from tests.tiny import tiny_config
+from tests.training import toy
 
 
 def arm(name: str, count: int) -> None:
@@ -42,12 +44,13 @@ def arm(name: str, count: int) -> None:
 
 
 def main() -> None:
-    index, port, data, workdir, epochs, *moment = sys.argv[1:]
+    index, port, data, workdir, model, epochs, *moment = sys.argv[1:]
+    toy.register(pytest.MonkeyPatch())
     if moment:
         name, count = moment[0].split(":")
         arm(name, int(count))
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index), initialization_timeout=60)
-    final = trainer.run(tiny_config(Path(data), train__epochs=int(epochs)), Path(workdir))
+    final = trainer.run(tiny_config(Path(data), model__type=model, train__epochs=int(epochs)), Path(workdir))
     Path(f"{workdir}_{index}.json").write_text(json.dumps(final))
 
 

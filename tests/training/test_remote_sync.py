@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import stat
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from linnaeus_jax.trainer import UserError, run
 from linnaeus_jax.training.remote_sync import RemoteSync, RemoteSyncError, remote_directory
+from tests.tiny import tiny_config
+from tests.training import toy
 
 ID = "run_id.txt"
 #: what rclone does between local directories, as far as it is used here
@@ -222,3 +226,35 @@ def test_slow_last_copy_is_ended(source, tmp_path, syncing, caplog):
     sync.close()
     assert time.monotonic() - started < 20
     assert "was ended" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_remote_of_a_run_holds_what_retention_keeps_and_refuses_another_run(tmp_path, monkeypatch):
+    """The run is stopped early at a boundary where no checkpoint was due."""
+    toy.register(monkeypatch)
+    config = tiny_config(
+        tmp_path / "data",
+        model__type="toy",
+        experiment__name="moths",
+        train__epochs=6,
+        train__early_stop__active=True,
+        train__early_stop__max_steps=24,
+        schedule__validation__interval_epochs=2,
+        schedule__checkpoint__interval_epochs=1,
+        schedule__checkpoint__keep_last_n=1,
+        env__output__bucket__enabled=True,
+        env__output__bucket__remote=str(tmp_path / "remote"),
+        env__output__bucket__executable=script(tmp_path / "rclone", RCLONE),
+    )
+    final = run(config, tmp_path / "run")
+    assert final["final_val_loss"] > 0
+    kept = ["boundary_24.json", "ckpt_step_24"]
+    assert names(tmp_path / "run" / "checkpoints") == kept
+    remote = tmp_path / "remote" / "linnaeus" / "default" / "moths"
+    assert names(remote / "checkpoints") == kept
+    assert (remote / ID).read_text() == (tmp_path / "run" / ID).read_text()
+    ranking = json.loads((remote / "checkpoints" / "boundary_24.json").read_text())["ranking"]
+    assert list(ranking) == ["24"], "the closing checkpoint is ranked by its closing validation"
+    with pytest.raises(UserError, match=r"holds run \w+ and this is run \w+; choose another experiment\.name"):
+        run(config, tmp_path / "other")
+    assert names(remote / "checkpoints") == kept

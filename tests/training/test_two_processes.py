@@ -46,9 +46,9 @@ def run_both(driver: str, arguments: Callable[[int, int], list[str]]) -> tuple[l
     return [process.returncode for process in processes], texts
 
 
-def two_processes(workdir: Path, epochs: int, moments: tuple[str, ...] = ()) -> tuple[list[int], list[str]]:
+def two_processes(workdir: Path, model: str, epochs: int, moments: tuple[str, ...] = ()) -> tuple[list[int], list[str]]:
     """Exit codes and outputs of two processes that train into `workdir`; moments as of the driver."""
-    start = [str(workdir.parent / "data"), str(workdir), str(epochs)]
+    start = [str(workdir.parent / "data"), str(workdir), model, str(epochs)]
     return run_both(
         "process_driver.py", lambda index, port: [str(index), str(port), *start, *moments[index : index + 1]]
     )
@@ -57,7 +57,7 @@ def two_processes(workdir: Path, epochs: int, moments: tuple[str, ...] = ()) -> 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     config = tiny_config(tmp_path / "data", train__epochs=2)
-    codes, texts = two_processes(tmp_path / "two", 2)
+    codes, texts = two_processes(tmp_path / "two", "mFormerV1", 2)
     assert codes == [0, 0], texts[0][-3000:] + texts[1][-3000:]
     finals = [json.loads((tmp_path / f"two_{index}.json").read_text()) for index in (0, 1)]
     finals = [{name: value for name, value in final.items() if not name.endswith("_sec")} for final in finals]
@@ -95,7 +95,7 @@ def test_both_processes_stop_after_the_same_update(first, second, number):
 def test_signal_to_one_of_two_processes_saves_once_and_both_go_on_from_there(tmp_path):
     tiny_config(tmp_path / "data")
     epochs, updates = 6, 36
-    codes, texts = two_processes(tmp_path / "run", epochs, ("none:0", "SIGTERM:3"))
+    codes, texts = two_processes(tmp_path / "run", "toy", epochs, ("none:0", "SIGTERM:3"))
     assert codes == [128 + signal.SIGTERM] * 2, texts[0][-3000:] + texts[1][-3000:]
     said = [
         re.findall(r"stopped by signal (\d+) after (\d+) updates", path.read_text())
@@ -112,7 +112,7 @@ def test_signal_to_one_of_two_processes_saves_once_and_both_go_on_from_there(tmp
         assert checkpoints.meta(step)["host"]["progress"]["global_step"] == step
     finally:
         checkpoints.close()
-    codes, texts = two_processes(tmp_path / "run", epochs)
+    codes, texts = two_processes(tmp_path / "run", "toy", epochs)
     assert codes == [0, 0], texts[0][-3000:] + texts[1][-3000:]
     assert f"resumed after {step} updates" in texts[0]
     assert rows_of(tmp_path / "run")[-1]["global_step"] == updates
