@@ -31,7 +31,7 @@ from linnaeus_jax.debugging.run_facts import run_facts
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import write_json
 from linnaeus_jax.learning.optimizers import FROZEN
-from linnaeus_jax.metrics.names import split_result
+from linnaeus_jax.metrics.names import phase_label, split_result
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger, due_part, pipeline_lines, schedule_line
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_tables
@@ -688,9 +688,17 @@ def finish(this: Run) -> dict[str, float]:
 
 
 def _epoch_line(epoch: int, row: dict[str, Any]) -> str:
-    results = {name: split_result(name) for name in row if not name.startswith("val_mask/")}
-    shown = [name for name, (_, metric) in results.items() if metric in ("loss", "chain_accuracy")]
-    return f"epoch {epoch}: " + ", ".join(f"{name} {row[name]:.4f}" for name in shown)
+    """Losses are those that can be compared: means over rows and ranks."""
+    results: dict[str, dict[str, Any]] = {}
+    for name, value in row.items():
+        phase, metric = split_result(name)
+        results.setdefault(phase, {})[metric] = value
+    parts = [
+        f"{phase_label(phase)} loss {found['loss_unweighted']:.4f}, chain {100 * found['chain_accuracy']:.1f} %"
+        for phase, found in results.items()
+        if {"loss_unweighted", "chain_accuracy"} <= found.keys() and phase != "val_mask"
+    ]
+    return f"epoch {epoch}: {'; '.join(parts)}"
 
 
 __all__ = ["Run", "TrainLoader", "UserError", "run"]

@@ -66,7 +66,8 @@ def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str]
 
     Args:
       values: as of `phase.summarise`, with `loss`.
-      null_tasks: tasks whose values are also shown apart for null and known labels; None: all.
+      null_tasks: tasks whose values are also shown apart for null and known labels; None: all. The accuracy on known
+        labels is shown of every task.
     """
     row: Row = {}
     core = core_prefix(phase)
@@ -75,6 +76,8 @@ def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str]
         if group in ("null", "non_null"):
             kind, _, task = rest.partition("_")
             if null_tasks is not None and task not in null_tasks:
+                if (group, kind) == ("non_null", "acc1"):  # what a person wants to know of a rank
+                    row[result_name(phase, name)] = value
                 continue
             row[f"core/{core if phase == 'train' else phase}_{group}_{kind}/{task}"] = value
         row[result_name(phase, name)] = value

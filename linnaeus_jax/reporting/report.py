@@ -52,7 +52,7 @@ th{font-weight:600;background:#f4f6f8}th:first-child,td:first-child{text-align:l
 td.text{text-align:left;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12.5px;overflow-wrap:anywhere}
 td.best{font-weight:700;background:#e8f4ec}.side{display:flex;flex-wrap:wrap;gap:8px 36px}
 .pictures{display:flex;flex-wrap:wrap;gap:8px 14px}figure{margin:0;width:128px;font-size:12px;line-height:1.3}
-figure img{width:auto;max-width:112px;max-height:112px;margin:2px 0}
+figure img{width:auto;height:96px;max-width:128px;margin:2px 0}
 .wide{flex:1 0 100%}table.text th{text-align:left}
 ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{overflow-x:auto}
 """
@@ -264,7 +264,8 @@ def phase_results(runs: Runs) -> str:
         columns += [f"{task_name(task)} %" for task in tasks]
         return table(columns, [row for row in rows if any(value is not None for value in row[1:])])
 
-    known = any("non_null/acc1_" in name for run in runs.values() for name in run.names)
+    names = [name for run in runs.values() for name in accuracy_names(run, "val", tasks_of(runs))]
+    known = any("non_null/" in name for name in names)
     rows = "the rows whose label is known there" if known else "all rows, where “unknown” is right for a missing label"
     text = f"Last measurement of each phase; accuracies of a rank are over {rows}."
     content = side_by_side(runs, one)
@@ -422,7 +423,7 @@ def confident_mistakes(runs: Runs) -> str:
         return "".join(parts)
 
     content = side_by_side(runs, one)
-    text = "Taxon ids; the rows are those of the labels file of the validation split, pictured as the model sees them."
+    text = "Taxon ids; the rows are those of the labels file of the validation split, pictured without augmentation."
     return note(text) + content if content else ""
 
 

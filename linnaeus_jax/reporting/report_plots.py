@@ -174,6 +174,9 @@ def bars(
             panel.bar_label(drawn, labels=texts, fontsize=7, padding=1)
     panel.axhline(0, color="black", lw=0.6)
     panel.margins(y=0.15)
+    panel.set_xlim(-0.6, len(groups) - 0.4)
+    if not any(value for values in content.values() for value in values):
+        panel.set_ylim(-1, 1)
     panel.set_xticks(range(len(groups)), groups, fontsize=9)
     panel.grid(visible=False, axis="x")
     panel.set_xlabel(x_label, fontsize=9)

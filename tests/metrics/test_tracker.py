@@ -98,7 +98,10 @@ def test_documented_keys_appear_for_phases_that_ran(fixtures):
     assert row["core/null_inclusion_pct"] == 25.0
     assert row["meta_masking/actual_valid_pct/SPATIAL/train"] == 50.0
     assert row["core/valMask_TEMPORAL_chain_acc_pct"] == 100 * row["val_mask_TEMPORAL/chain_accuracy"]
-    assert "train/null/acc1_taxa_L20" not in row  # not tracked apart
+    for name in ("null/acc1_taxa_L20", "non_null/loss_taxa_L20"):  # not tracked apart
+        assert f"val/{name}" not in row
+    assert "core/val_non_null_acc1/taxa_L20" not in row
+    assert row["val/non_null/acc1_taxa_L20"] == some_values(1)["non_null/acc1_taxa_L20"]  # of every task
     aliases = {key: row[key] for key in row if key.startswith("val_mask/")}
     assert aliases == {k.replace("val_mask_meta", "val_mask"): row[k] for k in row if k.startswith("val_mask_meta/")}
     assert "val_mask/chain_accuracy_pct" in aliases
