@@ -596,8 +596,8 @@ def _update_signs(log: _Analysis) -> list[dict[str, Any]]:
             _sign(
                 "note",
                 "some_parameters_update",
-                f"at times only {fewest} parameters are updating; the others get no "
-                "gradient or move by less than float32 resolves",
+                f"at times only {fewest} parameters are updating; the others are frozen, "
+                "get no gradient, or move by less than float32 resolves",
             )
         ]
     causes = ["every parameter is frozen (optimizer.parameter_groups.*.frozen)"] if log.frozen else []

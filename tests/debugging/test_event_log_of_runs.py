@@ -57,7 +57,8 @@ def test_frozen_parameters(tmp_path, capsys):
     assert (start["trainable_params"], start["frozen_params"]) == (0, start["total_params"])
     (moved,) = events(tmp_path / "run", "param_updates")
     assert moved["no_updates"] is True
-    assert (moved["num_params_updated"], moved["num_params_total"]) == (0, 0)  # of those that train
+    assert moved["num_params_updated"] == 0
+    assert moved["num_params_total"] > 100
     assert "no_updates" in signs
     assert "NO parameter updates" in text
     assert "frozen" in text
