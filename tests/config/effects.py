@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,24 +24,30 @@ import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from linnaeus_jax import trainer
 from linnaeus_jax.config.tree import assign
+from linnaeus_jax.data import loader
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.debugging.session import DebugSession
+from linnaeus_jax.learning.losses import task_loss_sums
 from linnaeus_jax.learning.optimizers import build_optimizer
 from linnaeus_jax.models import stage_of
+from linnaeus_jax.models.heads import ClassificationHeads
+from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.sinks import open_sinks
+from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
-from linnaeus_jax.schedules.triggers import firing_epochs
+from linnaeus_jax.schedules.triggers import due_at_boundary, firing_epochs, log_due
 from linnaeus_jax.training import inputs as training_inputs
 from linnaeus_jax.training import program as training_program
-from linnaeus_jax.training.objective import MaskSettings
+from linnaeus_jax.training.recorder import LogPoint, NonFiniteError
 from linnaeus_jax.training.retention import preserved, retention_policy
 from linnaeus_jax.training.run_directory import RunDirectory
 from linnaeus_jax.training.validate import config_errors
@@ -129,12 +135,36 @@ TOY = (
 )
 
 
+def rounded(values: Any, digits: int = 5) -> Any:
+    """Numbers as (nested) lists, rounded so that only effects differ."""
+    return np.round(np.asarray(values, np.float64), digits).tolist()
+
+
+class Small(nn.Module):
+    """Stands in for the network where its numbers do not matter: heads on a few features of picture and metadata."""
+
+    head_specs: tuple[Any, ...]
+    img_size: tuple[int, int]
+    meta_dim: int
+    in_chans: int = 3
+    block_depths: tuple[int, ...] = (1, 1, 1, 1)
+
+    @nn.compact
+    def __call__(self, image: jax.Array, meta: jax.Array | None = None, *, train: bool = False) -> dict[str, jax.Array]:
+        if meta is None:
+            meta = jnp.zeros((image.shape[0], self.meta_dim))
+        colours = image.reshape(image.shape[0], 2, -1, image.shape[-1]).mean(axis=2).reshape(image.shape[0], -1)
+        features = nn.Dense(8, name="stem")(jnp.concatenate([colours, meta], axis=1))
+        return ClassificationHeads(self.head_specs, name="head")(nn.LayerNorm(name="norm_1")(features))
+
+
 class Site:
     """One configuration: the tiny one with `settings` (dotted key -> value)."""
 
     def __init__(self, home: Home, settings: Mapping[str, Any]) -> None:
         self.home = home
         self.output_dir = home.folder()
+        self._trained: dict[tuple[int, int], Any] = {}
         self.config = tiny_config(home.root / "data")
         for key, value in settings.items():
             for node, entry in ENTRIES.items():
@@ -219,14 +249,149 @@ class Site:
         block = training_inputs.sampler_settings(self.config).block
         return training_program.build_program(self.config, self.dataset, self.resolved, block)
 
-    @property
-    def mix(self) -> Any:
+    @functools.cached_property
+    def small_program(self) -> Any:
+        """The program with `Small` in place of the network."""
+        small = Small(self.model.head_specs, self.model.img_size, self.model.meta_dim)
         block = training_inputs.sampler_settings(self.config).block
-        return training_program.mix_settings(self.config, block)
+        with mock.patch.object(training_program, "model_from_config", return_value=small):
+            return training_program.build_program(self.config, self.dataset, self.resolved, block)
 
-    @property
-    def masks(self) -> MaskSettings:
-        return MaskSettings.build(self.resolved.partial_masking, ("TEMPORAL", "SPATIAL"))
+    @functools.cached_property
+    def batch(self) -> dict[str, jax.Array]:
+        """The first batch of training."""
+        with self.inputs.train_loader(0, 1) as loader:
+            return {name: jnp.asarray(array) for name, array in next(loader)[1].items()}
+
+    def trained(self, start: int = 0, updates: int = 1) -> Any:
+        """(state, outputs) after `updates` updates of that program, the first numbered `start`, all on `batch`."""
+        if (start, updates) not in self._trained:
+            program = self.small_program
+            state = program.initial_state().replace(step=jnp.int32(start))
+            step = program.train_step("plain" if program.update.gradnorm is None else "gradnorm")
+            for _ in range(updates):
+                state, outputs = step(state, self.batch)
+            self._trained[start, updates] = state, outputs
+        return self._trained[start, updates]
+
+    def losses(self) -> list[float]:
+        """Loss of every task in the first update."""
+        return rounded(self.trained()[1].task_losses)
+
+    def val_losses(self) -> list[float]:
+        """Loss sums of every task in an evaluation of the first batch."""
+        program, batch = self.small_program, {name: array[0] for name, array in self.batch.items()}
+        logits = program.model.apply({"params": program.initial_state().params}, batch["image"] / 255, batch["meta"])
+        keep = jnp.ones(batch["label"].shape, bool)
+        criteria, class_weights = program.evaluation.criteria, program.evaluation.class_weights
+        found = task_loss_sums(logits, batch["label"], None, None, batch["weight"], keep, criteria, class_weights)
+        return rounded(found.numerator)
+
+    def weights(self, updates: int = 1) -> list[float]:
+        """Task weights after updates of that program at full learning rate."""
+        return rounded(self.trained(2, updates)[0].gradnorm.weights)
+
+    def moved(self, update: int = 2, *, averaged: bool = False) -> dict[str, list[float]]:
+        """Change of every parameter of that program, or of its average, by update `update` at full learning rate."""
+        state, _ = self.trained(update)
+        before = self.small_program.initial_state().params
+        change = jax.tree.map(lambda new, old: new - old, state.ema if averaged else state.params, before)
+        return {name: rounded(leaf, 8) for name, _, leaf in named_leaves(change)}
+
+    def seen(self, update: int = 0) -> dict[str, Any]:
+        """What the model sees of the first batch in update `update`: pictures, metadata, and who is masked how."""
+        objective, step = self.small_program.objective, jnp.int32(update)
+        targets, _ = objective.prepare(self.batch, step)
+        micro = {name: array[0] for name, array in self.batch.items()}
+        image, meta, _, masked = objective.inputs(micro, jax.tree.map(lambda x: x[0], targets), step)
+        return {"image": rounded(image.mean(axis=-1)), "meta": rounded(meta), "masked": masked.tolist()}
+
+    def recomputes(self) -> tuple[bool, bool]:
+        """Whether the backward pass of the real network recomputes: in normal steps, in those of GradNorm."""
+
+        def text(model: nn.Module) -> str:
+            shape = (1, *model.img_size, model.in_chans)
+            variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))
+            return str(jax.make_jaxpr(model.apply)(variables, jnp.zeros(shape)))
+
+        program = self.program
+        normal, measuring = text(program.objective.model), text(program.gradnorm_objective.model)
+        return "remat" in normal or "checkpoint" in normal, "remat" in measuring or "checkpoint" in measuring
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter of the real network."""
+        image = jax.ShapeDtypeStruct((1, *self.model.img_size, 3), jnp.float32)
+        tree = jax.eval_shape(self.model.init, jax.random.key(0), image)["params"]
+        return {name: leaf.shape for name, _, leaf in named_leaves(tree)}
+
+    def precision(self) -> str:
+        """Type of what the network computes before its heads."""
+        image = jnp.zeros((1, *self.model.img_size, 3))
+        return str(
+            jax.eval_shape(lambda: self.model.init_with_output(jax.random.key(0), image, method="encode_image"))[
+                0
+            ].dtype
+        )
+
+    def stopped(self, values: Sequence[float] = (1.0, 1.1, 1.2), grad_norm: float = 10.0) -> tuple[int, str] | None:
+        """Where and why a run stops early whose monitored metric has `values` at its three boundaries."""
+        spec = self.resolved.early_stop
+        state = early_stop.initial_state(spec)
+        for step, value in zip((30, 60, 90), values, strict=True):
+            state, decision = early_stop.check(
+                spec,
+                state,
+                step=step,
+                metric=value,
+                learning_rate=self.rate(step - 1),
+                grad_norm=grad_norm,
+                in_warmup=False,
+            )
+            if decision.stop:
+                return step, str(decision.reason)
+        return None
+
+    def gradnorm_updates(self) -> list[int]:
+        """Which of the first updates move the task weights."""
+        run = SimpleNamespace(resolved=self.resolved)
+        return [update for update in range(40) if trainer.Run.variant(run, update) == "gradnorm"]  # type: ignore[arg-type]
+
+    def phases(self, epoch: int) -> tuple[str, ...]:
+        """Names of the phases that the boundary of an epoch evaluates."""
+        due = due_at_boundary(self.resolved, epoch, UPDATES * (epoch + 1), UPDATES * epoch)
+        return tuple(phase.name for phase in due.phases)
+
+    def logs(self, stream: str) -> list[int]:
+        """After which of the first updates a stream writes."""
+        return [step for step in range(1, 31) if log_due(step, self.resolved.logging[stream])]
+
+    def reading(self) -> dict[str, Any]:
+        """How the training batches are read: Grain's threads and buffer, and decoding threads."""
+        with (
+            mock.patch.object(loader.grain, "ReadOptions", wraps=loader.grain.ReadOptions) as options,
+            mock.patch.object(loader, "ThreadPoolExecutor", wraps=loader.ThreadPoolExecutor) as pool,
+            self.inputs.train_loader(0, 1) as batches,
+        ):
+            next(batches)
+        threads, buffer = options.call_args.args
+        return {"threads": threads, "buffer": buffer, "decoding": pool.call_args.args[0]}
+
+    def cached(self) -> int:
+        """Bytes that the cache holds after reading all pictures."""
+        self.read_all()
+        return int(self.inputs.images["train"].cache.stats().bytes)
+
+    def tolerated(self) -> int:
+        """Non-finite updates in a row after which a run stops."""
+        recorder, outputs = self.run.host.recorder, self.trained()[1]
+        for bad in range(1, 50):
+            held = outputs.replace(skipped_in_a_row=jnp.int32(bad))
+            recorder.hold(LogPoint(bad, 0, frozenset(), (), held, outputs.interval))
+            try:
+                recorder.release()
+            except NonFiniteError:
+                return bad
+        return 0
 
     def criterion(self, split: str = "train") -> Any:
         return training_program.build_criteria(self.config, self.dataset, split)["taxa_L10"]
@@ -243,10 +408,6 @@ class Site:
         return build_optimizer(
             self.config.optimizer, TOY, layer_index=lambda name: int(name.startswith("head")), stage_of=stage_of
         )
-
-    def row(self, parameter: int = 0) -> Any:
-        """What the optimizer does to a toy parameter: 0 a matrix, 1 a bias, 2 the matrix of a head."""
-        return self.optimizer.rows[parameter]
 
     def direction(self) -> list[Any]:
         """The direction of the matrix after two updates."""
@@ -332,6 +493,7 @@ class Site:
     def resumed(self) -> int:
         """Updates completed when the finished run is resumed with this configuration."""
         shutil.copytree(self.home.site({}).ran, self.output_dir)
+        self.config.data.h5.labels_path = str(self.home.root / "plain" / "labels.h5")  # those of that run
         this = trainer.build(self.config, RunDirectory(self.output_dir))
         try:
             trainer.restore(this)

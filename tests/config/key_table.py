@@ -62,6 +62,16 @@ def outcome(path: str) -> Callable[[Site], Any]:
     return lambda site: site.outcome(at(path))
 
 
+def moved(name: str) -> Callable[[Site], Any]:
+    """How an update changes a parameter of the small program."""
+    return lambda site: site.moved()[name]
+
+
+def shape(name: str) -> Callable[[Site], Any]:
+    """Of a parameter of the network."""
+    return lambda site: site.shapes()[name]
+
+
 def refused(key: str) -> Callable[[Site], Any]:
     """Whether validation objects to the key."""
     return lambda site: key in site.errors
@@ -157,12 +167,12 @@ add(
     batch_size_per_device=Row(8, at("inputs.plans.updates_per_epoch.0"), 12, {"data.batch_size": None}),
     batch_size_val=Row(8, lambda s: len(s.inputs.val_loader()), 3),
     img_size=Row(64, lambda s: s.inputs.images["train"].image_shape, (64, 64, 3)),
-    num_workers=Row(5, at("inputs.num_threads"), 5),
+    num_workers=Row(5, lambda s: s.reading()["threads"], 5),
     worker_processes=Row(2, at("inputs.worker_processes"), 2),
     task_keys_h5=Row(
         ("taxa_L20", "taxa_L30"),
-        at("model.head_specs.0.task"),
-        "taxa_L20",
+        lambda s: s.batch["label"].shape,
+        (1, 16, 2),
         {"schedule.mixup.group_levels": ("taxa_L20",)},
     ),
     upward_major_check=Row(True, rows_of("dataset.train")),
@@ -190,10 +200,10 @@ add(
 )
 add("data.partial", levels=Row(True, rows_of("dataset.train"), 96, {"data.partial.levels": False}))
 add("data.out_of_region", include=Row(False, lambda s: len(s.dataset.train) + len(s.dataset.val), 100))
-add("data.meta", active=Row(False, at("model.components"), ()))
+add("data.meta", active=Row(False, lambda s: s.batch["meta"].shape, (1, 16, 0)))
 add(
     "data.meta.components.*",
-    enabled=Row(False, at("model.components"), (("TEMPORAL", 2),)),
+    enabled=Row(False, lambda s: s.batch["meta"].shape, (1, 16, 2)),
     source=Row("temporal", outcome("dataset.meta_dim"), 4, {"data.meta.components.*.dim": 2}),
     columns=Row(("spatial_y",), outcome("dataset.meta_dim"), 3, {"data.meta.components.*.dim": 1}),
     dim=Row(1, outcome("dataset.meta_dim"), 3, {"data.meta.components.*.columns": ("spatial_y",)}),
@@ -265,9 +275,9 @@ add(
 )
 add(
     "data.prefetch",
-    mem_cache_size=Row(4096, lambda s: s.inputs.images["train"].cache.capacity, 4096, HYBRID),
-    max_processed_batches=Row(9, at("inputs.buffer"), 9),
-    num_io_threads=Row(3, at("inputs.io_threads"), 3),
+    mem_cache_size=Row(4096, Site.cached, 3072, HYBRID),
+    max_processed_batches=Row(9, lambda s: s.reading()["buffer"], 9),
+    num_io_threads=Row(3, lambda s: s.reading()["decoding"], 3),
 )
 
 # ---- model
@@ -292,22 +302,22 @@ add(
         0.2,
         {"loss.task_specific.train.funcs": ("LabelSmoothingCrossEntropy",)},
     ),
-    only_last_cls=Row(True, at("model.only_last_cls"), True),
+    only_last_cls=Row(True, lambda s: any(name.startswith("aggregate") for name in s.shapes()), False),
     depthwise_impl=Row("lax", at("model.depthwise_impl"), "lax"),
     attn_impl=Row("xla", at("model.attn_impl"), "xla"),
     scan_layers=Row(True, at("model.scan_layers"), True),
 )
 add(
     "model.convnext_stages",
-    depths=Row((2, 1), at("model.depths"), (2, 1)),
-    dims=Row((8, 8, 8, 16), at("model.dims"), (8, 8, 8, 16)),
+    depths=Row((2, 1), lambda s: "stages.0.1.norm.weight" in s.shapes(), True),
+    dims=Row((8, 8, 8, 16), shape("downsample_layers.1.conv.weight"), (2, 2, 8, 8)),
     layer_scale_init_value=Row(0.1, at("model.layer_scale_init_value"), 0.1),
 )
 add(
     "model.rope_stages",
-    depths=Row((2, 2), at("model.rope_depths"), (2, 2)),
-    num_heads=Row((2, 2), at("model.num_heads"), (2, 2)),
-    mlp_ratio=Row((2.0, 3.0), at("model.mlp_ratio"), (2.0, 3.0)),
+    depths=Row((2, 2), lambda s: "stages.3.1.norm1.weight" in s.shapes(), True),
+    num_heads=Row((2, 2), shape("stages.2.0.attn.freqs"), (2, 2, 4)),
+    mlp_ratio=Row((2.0, 3.0), shape("stages.3.0.mlp.fc1.weight"), (16, 48)),
     rope_theta=Row(100.0, at("model.rope_theta"), 100.0),
     rope_mode=Row("cos_only", at("model.rope_mode"), "cos_only"),
     rope_init=Row("rope_vit", at("model.rope_init"), "rope_vit"),
@@ -315,7 +325,7 @@ add(
 add(
     "model.classification.heads.*",
     type=Row("Deep", refused("taxa_L10.type"), True),
-    use_bias=Row(False, at("model.head_specs.0.options"), (("use_bias", False),)),
+    use_bias=Row(False, lambda s: "head.taxa_L10.fc.bias" in s.shapes(), False),
 )
 
 # ---- train
@@ -323,52 +333,46 @@ STOP = {"train.early_stop.active": True}
 REMAT = {f"train.gradient_checkpointing.enabled_{kind}_steps": True for kind in ("normal", "gradnorm")}
 add(
     "train",
-    epochs=Row(5, at("resolved.total_steps"), 150),
+    epochs=Row(5, fires("CHECKPOINT"), (0, 1, 2, 3, 4)),
     seed=Row(3, lambda s: s.plan().index.tolist()),
     accumulation_steps=Row(2, lambda s: s.plan().index.shape, (3, 2, 16)),
-    clip_grad=Row(0.5, at("program.update.clip_limit"), 0.5, group="program"),
-    clip_mode=Row("adaptive", at("program.update.clip_mode"), "adaptive", group="program"),
-    compute_dtype=Row("bfloat16", lambda s: np.dtype(s.model.dtype).name, "bfloat16"),
+    clip_grad=Row(0.5, lambda s: round(float(s.trained()[1].clipped_norm), 4), 0.5),
+    clip_mode=Row(
+        "adaptive", lambda s: s.moved()["stem.weight"], given={"optimizer.name": "sgd", "train.clip_grad": 0.01}
+    ),
+    compute_dtype=Row("bfloat16", Site.precision, "bfloat16"),
     deterministic=Row(True, at("process.flags"), "--xla_gpu_deterministic_ops=true"),
     auto_resume=Row(False, lambda s: s.outcome(Site.resumed)),
     resume_skip_optimizer=Row(True, lambda s: s.outcome(Site.resumed), 18, {"optimizer.name": "sgd"}),
     preserve_checkpoint_schedule=Row(True, Site.planned_epochs, 3, {"train.epochs": 5}),
     skip_validation=Row(True, Site.skips_validation, True),
-    phase1_mask_null_loss=Row(True, at("program.objective.phase1"), True, group="program"),
-    nonfinite_limit=Row(3, at("run.host.recorder.nonfinite_limit"), 3, group="run"),
+    phase1_mask_null_loss=Row(True, Site.losses),
+    nonfinite_limit=Row(3, Site.tolerated, 3),
 )
 add(
     "train.gradient_checkpointing",
-    enabled_normal_steps=Row(
-        False,
-        lambda s: (s.program.objective.model.remat, s.program.gradnorm_objective.model.remat),
-        (False, True),
-        REMAT,
-    ),
-    enabled_gradnorm_steps=Row(
-        False,
-        lambda s: (s.program.objective.model.remat, s.program.gradnorm_objective.model.remat),
-        (True, False),
-        REMAT,
-    ),
+    enabled_normal_steps=Row(False, Site.recomputes, (False, True), REMAT),
+    enabled_gradnorm_steps=Row(False, Site.recomputes, (True, False), REMAT),
 )
 add(
     "train.ema",
-    enabled=Row(True, at("program.ema"), True),
-    decay=Row(0.5, at("program.update.ema_decay"), 0.5, group="program"),
+    enabled=Row(True, lambda s: s.trained()[0].ema is not None, True),
+    decay=Row(0.5, lambda s: s.moved(60, averaged=True), given={"train.ema.enabled": True}),
 )
 add(
     "train.early_stop",
-    active=Row(True, at("resolved.early_stop.active"), True),
-    metric=Row("val_acc1_taxa_L20", at("resolved.early_stop.metric"), "acc1_taxa_L20", STOP),
-    patience_steps=Row(10, at("resolved.early_stop.patience_steps"), 10, STOP),
-    patience_epochs=Row(2.0, at("resolved.early_stop.patience_steps"), 60, STOP),
-    patience_fraction=Row(0.5, at("resolved.early_stop.patience_steps"), 45, STOP),
-    min_delta=Row(0.1, at("resolved.early_stop.min_delta"), 0.1, STOP),
-    max_steps=Row(20, at("resolved.early_stop.max_steps"), 20, STOP),
-    max_loss=Row(9.0, at("resolved.early_stop.max_loss"), 9.0, STOP),
-    min_lr=Row(1e-6, at("resolved.early_stop.min_lr"), 1e-6, STOP),
-    max_grad_norm=Row(50.0, at("resolved.early_stop.max_grad_norm"), 50.0, STOP),
+    active=Row(True, Site.stopped, (30, "max_steps"), {"train.early_stop.max_steps": 30}),
+    metric=Row("val_acc1_taxa_L20", Site.stopped, None, {**STOP, "train.early_stop.patience_steps": 30}),
+    patience_steps=Row(30, Site.stopped, (60, "patience"), STOP),
+    patience_epochs=Row(2.0, Site.stopped, (90, "patience"), STOP),
+    patience_fraction=Row(0.5, Site.stopped, (90, "patience"), STOP),
+    min_delta=Row(
+        0.1, lambda s: s.stopped((1.0, 0.95, 0.91)), (60, "patience"), {**STOP, "train.early_stop.patience_steps": 30}
+    ),
+    max_steps=Row(60, Site.stopped, (60, "max_steps"), STOP),
+    max_loss=Row(1.05, Site.stopped, (60, "max_loss"), STOP),
+    min_lr=Row(1e-3, Site.stopped, (60, "min_lr"), STOP),
+    max_grad_norm=Row(5.0, Site.stopped, (30, "max_grad_norm"), STOP),
 )
 
 # ---- learning rate: peak 3e-3 after 2 of 90 updates
@@ -376,10 +380,10 @@ BIASES = {
     "optimizer.parameter_groups.enabled": True,
     "optimizer.parameter_groups.*.filter": {"type": "name", "patterns": ("bias",), "match_type": "endswith"},
 }
+SLOW = {"optimizer.parameter_groups.*.lr_multiplier": 0.1}
 STEP, WSD = {"lr_scheduler.name": "step", "lr_scheduler.decay_steps": 80}, {"lr_scheduler.name": "wsd"}
 NO_WARMUP = {"lr_scheduler.warmup_steps": None}
 OWN = {**BIASES, "lr_scheduler.parameter_groups.enabled": True}
-GROUP_SPEC = "resolved.learning_rates.0"
 add(
     "lr_scheduler",
     name=Row("linear", rate(24)),
@@ -387,15 +391,15 @@ add(
     reference_bs=Row(32, rate(2), 1.5e-3),
     scaling=Row("sqrt", rate(2), 1.5e-3, {"lr_scheduler.reference_bs": 64}),
     warmup_steps=Row(10, rate(10), 3e-3),
-    warmup_fraction=Row(0.1, at("resolved.learning_rates.-1.warmup_steps"), 9, NO_WARMUP),
-    warmup_epochs=Row(1.0, at("resolved.learning_rates.-1.warmup_steps"), 30, NO_WARMUP),
+    warmup_fraction=Row(0.1, rate(9), 3e-3, NO_WARMUP),
+    warmup_epochs=Row(1.0, rate(30), 3e-3, NO_WARMUP),
     warmup_lr=Row(1e-6, rate(0), 1e-6),
     min_lr=Row(1e-4, rate(90), 1e-4),
     decay_steps=Row(10, rate(12), 3e-4, {"lr_scheduler.name": "step"}),
     decay_fraction=Row(0.5, rate(47), 3e-4, {"lr_scheduler.name": "step"}),
     decay_rate=Row(0.5, rate(82), 1.5e-3, STEP),
-    stable_duration_fraction=Row(0.5, at("resolved.learning_rates.-1.stable_steps"), 44, WSD),
-    decay_duration_fraction=Row(0.25, at("resolved.learning_rates.-1.decay_steps"), 22, WSD),
+    stable_duration_fraction=Row(0.5, rate(60), 1e-5, WSD),
+    decay_duration_fraction=Row(0.2, rate(80), given=WSD),
     decay_type=Row("linear", rate(74), given=WSD),
 )
 add(
@@ -407,9 +411,9 @@ add(
     name=Row("linear", rate(24, "biases"), given=OWN),
     min_lr=Row(1e-4, rate(90, "biases"), 1e-4, OWN),
     warmup_lr=Row(1e-6, rate(0, "biases"), 1e-6, OWN),
-    warmup_steps=Row(20, at(f"{GROUP_SPEC}.warmup_steps"), 20, OWN),
-    warmup_fraction=Row(0.2, at(f"{GROUP_SPEC}.warmup_steps"), 18, OWN),
-    warmup_epochs=Row(1.0, at(f"{GROUP_SPEC}.warmup_steps"), 30, OWN),
+    warmup_steps=Row(20, rate(20, "biases"), 3e-3, OWN),
+    warmup_fraction=Row(0.2, rate(18, "biases"), 3e-3, OWN),
+    warmup_epochs=Row(1.0, rate(30, "biases"), 3e-3, OWN),
     decay_steps=Row(10, rate(12, "biases"), 3e-4, {**OWN, **STEP}),
     decay_fraction=Row(0.5, rate(47, "biases"), 3e-4, {**OWN, **STEP}),
     decay_rate=Row(0.5, rate(82, "biases"), 1.5e-3, {**OWN, **STEP}),
@@ -419,14 +423,14 @@ add(
 SGD, MUON, ADEMAMIX = {"optimizer.name": "sgd"}, {"optimizer.name": "muon"}, {"optimizer.name": "ademamix"}
 add(
     "optimizer",
-    name=Row("lion", at("optimizer.rows.0.optimizer"), "lion"),
+    name=Row("lion", Site.direction),
     eps=Row(1.0, Site.direction),
     betas=Row((0.5, 0.5), Site.direction),
     momentum=Row(0.5, Site.direction, given=SGD),
-    weight_decay=Row(0.2, lambda s: s.row().weight_decay, 0.2),
+    weight_decay=Row(0.2, moved("stem.weight")),
     alpha=Row(1.0, Site.direction, given=ADEMAMIX),
     t_alpha_beta3=Row(100, Site.direction, given=ADEMAMIX),
-    layer_decay=Row(0.5, lambda s: s.row().lr_multiplier, 0.5),
+    layer_decay=Row(0.5, moved("stem.weight")),
 )
 add(
     "optimizer.muon",
@@ -436,26 +440,25 @@ add(
 )
 add(
     "optimizer.parameter_groups",
-    enabled=Row(True, lambda s: s.row(1).group, "biases", {key: BIASES[key] for key in BIASES if "filter" in key}),
+    enabled=Row(True, moved("stem.bias"), given={**SLOW, **{key: BIASES[key] for key in BIASES if "filter" in key}}),
 )
 add(
     "optimizer.parameter_groups.default",
-    optimizer=Row("sgd", lambda s: s.row().optimizer, "sgd", BIASES),
-    weight_decay=Row(0.3, lambda s: s.row().weight_decay, 0.3, BIASES),
+    optimizer=Row("sgd", moved("stem.weight"), given=BIASES),
+    weight_decay=Row(0.3, moved("stem.weight"), given=BIASES),
     lr_multiplier=Row(0.1, rate(2), 3e-4, BIASES),
 )
 add(
     "optimizer.parameter_groups.*",
-    filter=Row({"type": "dimension", "dimensions": (2,)}, lambda s: s.row(0).group, "biases", BIASES),
-    optimizer=Row("lion", lambda s: s.row(1).optimizer, "lion", BIASES),
+    filter=Row({"type": "dimension", "dimensions": (2,)}, moved("stem.weight"), given={**BIASES, **SLOW}),
+    optimizer=Row("sgd", moved("stem.bias"), given=BIASES),
     weight_decay=Row(
         0.3,
-        lambda s: s.row().weight_decay,
-        0.3,
-        {**BIASES, "optimizer.parameter_groups.*.filter": {"type": "dimension", "dimensions": (2,)}},
+        moved("stem.weight"),
+        given={**BIASES, "optimizer.parameter_groups.*.filter": {"type": "dimension", "dimensions": (2,)}},
     ),
     lr_multiplier=Row(0.1, rate(2, "biases"), 3e-4, BIASES),
-    frozen=Row(True, lambda s: s.row(1).optimizer, "frozen", BIASES),
+    frozen=Row(True, moved("stem.bias"), [0.0] * 8, BIASES),
 )
 
 # ---- loss
@@ -471,57 +474,45 @@ def weights(site: Site) -> list[float]:
     return [1.0] if found is None else np.round(found, 5).tolist()
 
 
-def _criterion_name(split: str, site: Site) -> str:
-    return site.criterion(split).name
-
-
+LABEL_SMOOTHING = ("LabelSmoothingCrossEntropy",)
 add(
     "loss.task_specific",
-    **{
-        f"{split}.funcs": Row(
-            ("SoftTargetCrossEntropy",), functools.partial(_criterion_name, split), "SoftTargetCrossEntropy"
-        )
-        for split in ("train", "val")
-    },
+    **{"train.funcs": Row(LABEL_SMOOTHING, Site.losses), "val.funcs": Row(LABEL_SMOOTHING, Site.val_losses)},
 )
 add(
     "loss.taxonomy_smoothing",
-    enabled=Row((True,), lambda s: s.criterion().name, "TaxonomyAwareLabelSmoothing"),
+    enabled=Row((True,), Site.losses),
     alpha=Row(0.3, lambda s: round(float(s.smoothing()[1, 1]), 6), 0.7, SMOOTHED),
-    beta=Row(2.0, lambda s: s.smoothing().tolist(), given=SMOOTHED),
+    beta=Row(2.0, Site.losses, given=SMOOTHED),
     fallback_to_uniform=Row(False, lambda s: s.outcome(lambda s: s.criterion().name), given=SMOOTHED),
 )
 add(
     "loss.grad_weighting.class_weights",
-    train=Row(False, lambda s: s.class_weights("train"), None, weighted("capping")),
-    val=Row(True, lambda s: s.class_weights("val") is not None, True, weighted("capping")),
-    method=Row(("smoothing",), weights),
-    smoothing_factor=Row((5.0,), weights, given=weighted("smoothing")),
+    train=Row(False, Site.losses, given=weighted("capping")),
+    val=Row(True, Site.val_losses, given=weighted("capping")),
+    method=Row(("smoothing",), Site.losses),
+    smoothing_factor=Row((5.0,), Site.losses, given=weighted("smoothing")),
     cap=Row((2.0,), lambda s: max(weights(s)), 2.0, weighted("capping")),
-    base=Row((1.1,), weights, given=weighted("exponential")),
-    log_base=Row((2.0,), weights, given=weighted("logarithmic")),
-    normalize=Row(True, weights, given=weighted("smoothing")),
+    base=Row((1.1,), Site.losses, given=weighted("exponential")),
+    log_base=Row((2.0,), Site.losses, given=weighted("logarithmic")),
+    normalize=Row(True, Site.losses, given=weighted("smoothing")),
 )
+EVERY = "loss.grad_weighting.task.update_interval"
 GRADNORM = {"loss.grad_weighting.task.type": "gradnorm", "loss.grad_weighting.task.gradnorm_enabled": True}
 add(
     "loss.grad_weighting.task",
-    type=Row("static", at("resolved.gradnorm.enabled"), False, GRADNORM),
-    gradnorm_enabled=Row(False, at("resolved.gradnorm.enabled"), False, GRADNORM),
-    init_weights=Row((3.0, 2.0, 1.0), lambda s: s.program.initial_weights.tolist(), [3.0, 2.0, 1.0], group="program"),
-    init_strategy=Row("class_complexity", lambda s: s.program.initial_weights.tolist()),
-    alpha=Row(0.5, at("program.update.gradnorm.alpha"), 0.5, group="program"),
-    update_interval=Row(7, at("resolved.gradnorm.interval"), 7, GRADNORM),
-    gradnorm_warmup_steps=Row(11, at("resolved.gradnorm.warmup_steps"), 11, GRADNORM),
-    gradnorm_rule=Row("paper", at("program.update.gradnorm.rule"), "paper", group="program"),
-    gradnorm_kappa=Row(0.9, at("program.update.gradnorm.kappa"), 0.9, group="program"),
-    gradnorm_lr=Row(0.1, at("program.update.gradnorm.lr"), 0.1, group="program"),
-    zero_aux_info=Row(False, at("program.update.gradnorm.zero_metadata"), False, group="program"),
-    exclude_config=Row(
-        {"type": "name", "patterns": ("head", "meta_", "stem")},
-        lambda s: s.program.update.gradnorm.shared["stem"]["0"]["kernel"],
-        False,
-        group="program",
-    ),
+    type=Row("static", Site.weights, given=GRADNORM),
+    gradnorm_enabled=Row(False, Site.weights, given=GRADNORM),
+    init_weights=Row((3.0, 2.0, 1.0), Site.weights, [3.0, 2.0, 1.0]),
+    init_strategy=Row("class_complexity", Site.weights),
+    alpha=Row(0.5, lambda s: s.weights(updates=2), given=GRADNORM),
+    update_interval=Row(7, Site.gradnorm_updates, [0, 7, 14, 21, 28, 35], GRADNORM),
+    gradnorm_warmup_steps=Row(11, Site.gradnorm_updates, [14, 21, 28, 35], {**GRADNORM, EVERY: 7}),
+    gradnorm_rule=Row("paper", Site.weights, given=GRADNORM),
+    gradnorm_kappa=Row(0.9, Site.weights, given=GRADNORM),
+    gradnorm_lr=Row(0.1, Site.weights, given={**GRADNORM, "loss.grad_weighting.task.gradnorm_rule": "paper"}),
+    zero_aux_info=Row(False, Site.weights, given={**GRADNORM, "schedule.meta_masking.enabled": False}),
+    exclude_config=Row({"type": "name", "patterns": ("head", "norm")}, Site.weights, given=GRADNORM),
 )
 
 # ---- augmentation
@@ -599,7 +590,12 @@ add(
         },
     ),
     **intervals("", "VALIDATION_PARTIAL_MASK_META", False, PARTIAL_VALIDATION),
-    whitelist=Row((("TEMPORAL",), ("SPATIAL",)), at("resolved.validation.whitelist"), (("TEMPORAL",), ("SPATIAL",))),
+    whitelist=Row(
+        (("TEMPORAL",), ("SPATIAL",)),
+        lambda s: s.phases(0),
+        ("val", "val_mask_meta", "val_mask_TEMPORAL", "val_mask_SPATIAL"),
+        {**PARTIAL_VALIDATION, "schedule.validation.partial_mask_meta.interval_epochs": 1},
+    ),
 )
 add(
     "schedule.validation.final_epoch",
@@ -611,8 +607,8 @@ add(
     ),
     exhaustive_meta_components=Row(
         ("SPATIAL", "TEMPORAL"),
-        at("resolved.validation.exhaustive"),
-        ("TEMPORAL", "SPATIAL"),
+        lambda s: s.phases(2),
+        ("val", "val_mask_meta", "val_mask_TEMPORAL", "val_mask_SPATIAL", "val_mask_TEMPORAL_SPATIAL"),
         {
             "schedule.validation.final_epoch.exhaustive_partial_meta_validation": True,
             "schedule.validation.final_epoch.exhaustive_meta_components": ("SPATIAL",),
@@ -641,6 +637,20 @@ PARTIAL = {
     "schedule.meta_masking.partial.enabled": True,
     "schedule.meta_masking.partial.whitelist": (("TEMPORAL",), ("SPATIAL",)),
 }
+ONLY_PARTIAL = {
+    **PARTIAL,
+    "schedule.meta_masking.start_prob": 0.0,
+    "schedule.meta_masking.end_prob": 0.0,
+    "schedule.meta_masking.partial.start_prob": 1.0,
+    "schedule.meta_masking.partial.end_prob": 1.0,
+}
+
+
+def masked(site: Site) -> Any:
+    """The metadata that the model sees."""
+    return site.seen()["meta"]
+
+
 add(
     "schedule.meta_masking.partial",
     enabled=Row(
@@ -654,8 +664,8 @@ add(
     end_prob=Row(0.4, probability("partial_mask", 90), 0.4, PARTIAL),
     prob_end_steps=Row(10, probability("partial_mask", 10), 0.7, PARTIAL),
     prob_end_fraction=Row(0.1, probability("partial_mask", 9), 0.7, PARTIAL),
-    weights=Row((1.0, 3.0), lambda s: np.round(np.exp(s.masks.log_weights), 5).tolist(), [0.25, 0.75], PARTIAL),
-    whitelist=Row((("SPATIAL",),), lambda s: s.masks.combos.tolist(), [[False, True]], PARTIAL),
+    weights=Row((1e-9, 1.0), masked, given=ONLY_PARTIAL),
+    whitelist=Row((("SPATIAL",),), masked, given=ONLY_PARTIAL),
 )
 NULLS = {"schedule.null_masking.enabled": True}
 add(
@@ -666,14 +676,23 @@ add(
     end_steps=Row(10, probability(NULL, 10), 1.0, NULLS),
     end_fraction=Row(0.5, probability(NULL, 45), 1.0, NULLS),
 )
-MIXED = {"schedule.mixup.prob.enabled": True}
+MIXED = {"schedule.mixup.prob.enabled": True, "schedule.mixup.prob.end_steps": 50}
+
+
+def pictures(site: Site) -> Any:
+    """The pictures that the model sees."""
+    return site.seen()["image"]
+
+
+UNENDING = {"schedule.mixup.prob.enabled": True}
+BLOCKS = {"data.sampler.grouped_mode": "strict-group", "data.batch_size": 8, "schedule.mixup.mix_block": 8}
 BOTH = {**MIXED, "schedule.mixup.cutmix.enabled": True}
 add(
     "schedule.mixup",
-    enabled=Row(False, lambda s: s.mix.mixup, False, BOTH),
-    alpha=Row(0.3, at("mix.mixup_alpha"), 0.3, MIXED),
-    switch_prob=Row(0.9, at("mix.switch_prob"), 0.9, BOTH),
-    group_levels=Row(("taxa_L20",), at("inputs.levels"), ("taxa_L20",) * 3),
+    enabled=Row(False, pictures, given={**BOTH, "schedule.mixup.switch_prob": 0.0}),
+    alpha=Row(0.3, pictures, given=MIXED),
+    switch_prob=Row(0.0, pictures, given={**BOTH, "schedule.mixup.switch_prob": 1.0}),
+    group_levels=Row(("taxa_L20",), lambda s: s.plan().index.tolist()),
     level_switch_steps=Row(
         (7,),
         at("inputs.levels"),
@@ -689,26 +708,27 @@ add(
     min_group_size=Row(1000, lambda s: int(s.dataset.train.group("taxa_L10").max()), -1),
     exclude_null_samples=Row(False, lambda s: int((s.dataset.train.group("taxa_L30") < 0).sum()), 0),
     null_task_keys=Row(("taxa_L30",), lambda s: int((s.dataset.train.group("taxa_L30") < 0).sum()), 0),
-    mix_block=Row(4, at("mix.block"), 4, MIXED),
+    mix_block=Row(4, lambda s: s.plan().partner.tolist(), given=BLOCKS),
 )
 add(
     "schedule.mixup.cutmix",
-    enabled=Row(True, at("mix.cutmix"), True, MIXED),
-    alpha=Row(0.3, at("mix.cutmix_alpha"), 0.3, BOTH),
-    minmax=Row((0.1, 0.6), at("mix.minmax"), (0.1, 0.6), BOTH),
+    enabled=Row(True, pictures, given={**MIXED, "schedule.mixup.switch_prob": 1.0}),
+    alpha=Row(20.0, pictures, given={**BOTH, "schedule.mixup.switch_prob": 1.0}),
+    minmax=Row((0.4, 0.5), pictures, given={**BOTH, "schedule.mixup.switch_prob": 1.0}),
 )
 add(
     "schedule.mixup.prob",
-    enabled=Row(False, lambda s: s.mix is not None, False, MIXED),
-    start_prob=Row(0.5, probability(MIX, 0), 0.5, {**MIXED, "schedule.mixup.prob.end_steps": 50}),
+    enabled=Row(False, pictures, given=MIXED),
+    start_prob=Row(0.5, probability(MIX, 0), 0.5, MIXED),
     end_prob=Row(0.7, probability(MIX, 90), 0.7, MIXED),
-    end_steps=Row(50, probability(MIX, 0), 1.0, MIXED),
-    end_fraction=Row(0.5, probability(MIX, 0), 1.0, MIXED),
+    end_steps=Row(50, probability(MIX, 0), 1.0, UNENDING),
+    end_fraction=Row(0.5, probability(MIX, 0), 1.0, UNENDING),
 )
 for stream in ("step", "console", "wandb", "lr", "pipeline"):
     key = f"schedule.metrics.{stream}"
-    TABLE[f"{key}_interval"] = Row(7, at(f"resolved.logging.{stream}"), 7)
-    TABLE[f"{key}_fraction"] = Row(0.1, at(f"resolved.logging.{stream}"), 9, {f"{key}_interval": None})
+    see = functools.partial(Site.logs, stream=stream)
+    TABLE[f"{key}_interval"] = Row(7, see, [7, 14, 21, 28])
+    TABLE[f"{key}_fraction"] = Row(0.1, see, [9, 18, 27], {f"{key}_interval": None})
 
 # ---- metrics
 add(
