@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import shutil
 
 import h5py
+import jax
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from linnaeus_jax.trainer import UserError, run
 from linnaeus_jax.training.checkpoints import Checkpoints
 from linnaeus_jax.training.identity import differences, identity_error
 from linnaeus_jax.training.interruption import Interruption
+from linnaeus_jax.training.parallel import Placement
 from tests.tiny import tiny_config
 
 IDENTITY = {
@@ -160,8 +163,9 @@ def interrupted(tmp_path_factory):
     """A run of two epochs that a signal ended within the second."""
     directory = tmp_path_factory.mktemp("interrupted")
     config = tiny_config(directory / "data", train__epochs=2, debug__jsonl__enabled=False)
+    updates = itertools.count(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Interruption, "requested", lambda self, step: step == 9)
+        patch.setattr(Interruption, "requested", lambda self: next(updates) == 9)
         with pytest.raises(SystemExit):
             run(config, directory / "run")
     return directory
@@ -192,6 +196,12 @@ def test_these_may_change_only_between_epochs(interrupted, finished, tmp_path, c
     with pytest.raises(UserError, match=rf"lies within epoch 1: .*{message}.*between epochs"):
         resumed(interrupted, tmp_path / "within", **overrides)
     assert resumed(finished[0], tmp_path / "between", **overrides).global_step == 6
+
+
+@pytest.mark.slow
+def test_the_number_of_devices_may_change(interrupted, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "Placement", lambda: Placement(jax.devices()[:1]))
+    assert resumed(interrupted, tmp_path / "run").global_step == 9
 
 
 def test_data_may_lie_elsewhere(finished, tmp_path):
