@@ -33,7 +33,7 @@ class TrainState(struct.PyTreeNode):
     skipped: jax.Array
     skipped_in_a_row: jax.Array
     #: sums since the last log point; None in a checkpoint, which keeps them apart: what is logged is not learned
-    interval: IntervalSums | None
+    interval: IntervalSums
 
     @property
     def eval_params(self) -> Any:
