@@ -6,6 +6,7 @@ step but `Site.ran`, which two configurations of the table use.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -30,6 +31,7 @@ from linnaeus_jax import trainer
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.data import loader
 from linnaeus_jax.data.dataset import build_dataset
+from linnaeus_jax.debugging import nonfinite
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.learning.losses import task_loss_sums
@@ -456,6 +458,19 @@ class Site:
         with mock.patch.dict(os.environ, {"XLA_FLAGS": ""}), mock.patch.object(jax.config, "update") as update:
             trainer.set_up_jax(self.config)
             return {**{call.args[0]: call.args[1] for call in update.call_args_list}, "flags": os.environ["XLA_FLAGS"]}
+
+    @property
+    def looked_for(self) -> tuple[str, ...]:
+        """What JAX looks for in every result while a run lasts."""
+        found: list[str] = []
+
+        def build(*args: Any) -> None:
+            found.extend(nonfinite.kinds())
+            raise trainer.UserError
+
+        with mock.patch.object(trainer, "build", build), contextlib.suppress(trainer.UserError):
+            trainer.run(self.config, self.output_dir)
+        return tuple(found)
 
     @property
     def root(self) -> str:

@@ -772,8 +772,8 @@ TABLE |= {f"debug.{flag}": flag_row(flag) for flag in FLAGS}
 add(
     "debug",
     early_exit_after_n_optimizer_steps=Row(8, Site.last_step, 8, group="short"),
-    nans=Row(True, at("process.jax_debug_nans"), True),
-    infs=Row(True, at("process.jax_debug_infs"), True),
+    nans=Row(True, at("looked_for"), ("nan",)),
+    infs=Row(True, at("looked_for"), ("inf",)),
     crash_bundle=Row(True, at("session.reads_every_update"), True),
 )
 add(
