@@ -286,6 +286,7 @@ def apply(
     def accepted(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
+    assert state.interval is not None  # only in a checkpoint
     interval = _interval(objective, targets, batch, measured, loss, norm, finite)
     skipped = state.skipped + jnp.where(finite, 0, 1)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)

@@ -149,6 +149,18 @@ def test_remat_changes_no_number(tmp_path):
     assert relative_difference(found[1], found[0], start) <= BOUND
 
 
+def test_scanned_layers_are_apart_for_optimizer_and_clipping(tmp_path):
+    """They are stacked inside the model alone: parameters, and with them every unit that is clipped, are the same."""
+    found = []
+    for scan in (False, True):
+        config = tiny_config(tmp_path, model__rope_stages__depths=(2, 1), model__scan_layers=scan)
+        program, _, _ = build(config, tmp_path)
+        params = jax.eval_shape(program.initial_state).params
+        assert program.update.optimizer.ndim == jax.tree.map(lambda leaf: leaf.ndim, params)
+        found.append(params)
+    assert found[0] == found[1]
+
+
 def test_applied_learning_rate_is_the_planned_one(tmp_path):
     config = tiny_config(tmp_path, lr_scheduler__name="wsd", lr_scheduler__warmup_steps=3, train__epochs=2)
     program, inputs, placement = build(config, tmp_path)
