@@ -113,7 +113,7 @@ class Home:
 
 def fake_wandb() -> Any:
     """Replaces the connection to W&B; the mock remembers how it was opened."""
-    opened = SimpleNamespace(resumed=False, starting_step=0, summary={})
+    opened = SimpleNamespace(resumed=False, starting_step=0, offline=False, summary={})
     for name in ("define_metric", "log", "finish", "alert"):
         setattr(opened, name, lambda *_, **__: None)
     return mock.patch("linnaeus_jax.reporting.wandb_sink.wandb.init", return_value=opened)
@@ -487,7 +487,7 @@ class Site:
 
     def sinks(self) -> tuple[list[str], Any]:
         """Names of the sinks, and how W&B was opened."""
-        board = SimpleNamespace(name="TensorBoard", close=lambda *_: None)
+        board = SimpleNamespace(name="TensorBoard", heal=lambda _: None, close=lambda *_: None)
         module = "linnaeus_jax.reporting.tensorboard_sink.TensorBoardSink"
         with fake_wandb() as init, mock.patch(module, return_value=board):
             log = MetricsLog(self.output_dir / "logs" / "metrics_log.jsonl")
