@@ -397,9 +397,14 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
         log.warning("schedule: %s", warning)
     if all(row.optimizer == FROZEN for row in this.program.update.optimizer.rows):
         log.warning("optimizer.parameter_groups freezes every parameter: this run trains nothing and only evaluates")
-    this.host.run_id = this.directory.keep_run_id(
-        this.host.run_id or this.config.experiment.wandb.run_id or new_run_id()
-    )
+    wanted = this.config.experiment.wandb.run_id
+    this.host.run_id = this.directory.keep_run_id(this.host.run_id or wanted or new_run_id())
+    if wanted not in ("", this.host.run_id):
+        log.warning(
+            "experiment.wandb.run_id = %s is not used: this run directory is of run %s; choose another --workdir",
+            wanted,
+            this.host.run_id,
+        )
     if this.sync is not None:
         this.sync.claim()
     facts = {
