@@ -22,6 +22,7 @@ from linnaeus_jax.tools import evaluate, report
 from linnaeus_jax.training.compilation import CompiledStep
 from linnaeus_jax.training.parallel import Placement
 from tests.tiny import tiny_config, write_tiny_data
+from tests.training import toy
 from tests.training.test_kill import assert_same_rows, final_parameters, kept
 
 COARSEST, FINEST = "taxa_L30", "taxa_L10"
@@ -51,12 +52,13 @@ def oblong(directory: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Corner:
-    """One kind of run: keys of the config, what is changed in the data, the optimizer, rows."""
+    """One kind of run: keys of the config, what is changed in the data, the optimizer, rows, the model's variant."""
 
     overrides: dict[str, Any]
     edit: Callable[[Path], None] | None = None
     optimizer: str = "adamw"
     rows: int = 120
+    toy: str = "tiny"  # empty: the real model, where the corner changes it
 
 
 NO_MIXING = {"schedule__mixup__enabled": False, "schedule__mixup__cutmix__enabled": False}
@@ -64,25 +66,21 @@ ONE_TASK_GRADNORM = {"data__task_keys_h5": (FINEST,), "loss__grad_weighting__tas
 ONE_BY_ONE = {"data__batch_size": 1, "data__batch_size_val": 1, "data__sampler__type": "standard"}
 #: each corner with another optimizer, so that both are covered by one compilation
 CORNERS = {
-    "no metadata": Corner({"data__meta__active": False}),
-    "one component": Corner({"data__meta__components__SPATIAL__enabled": False}, None, "sgd"),
-    "one rank, GradNorm": Corner(ONE_TASK_GRADNORM),
+    "no metadata": Corner({"data__meta__active": False}, toy=""),
+    "one component": Corner({"data__meta__components__SPATIAL__enabled": False}, None, "sgd", toy=""),
+    "one rank, GradNorm": Corner(ONE_TASK_GRADNORM, toy=""),
     "one class at the coarsest rank": Corner({}, constant(COARSEST, 30), "lamb"),
     "no nulls": Corner({"data__partial__levels": False}, all_known, "lion"),
     "finest rank all null": Corner({}, constant(FINEST, 0), "muon"),
     "no validation rows": Corner({}, None, "ademamix"),
     "batch 1, standard sampler": Corner(ONE_BY_ONE, None, "adam", 15),
     "oblong pictures, moving average": Corner({"train__ema__enabled": True}, oblong),
-    "no mixing": Corner(NO_MIXING),
+    "no mixing, model with a state": Corner(NO_MIXING, toy="statistics"),
 }
 
 
 def test_every_optimizer_has_a_corner():
     assert {corner.optimizer for corner in CORNERS.values()} == set(OPTIMIZERS)
-
-
-#: where the event log stays on; it is a third of what is compiled
-EVENT_LOG = ("no metadata", "one rank, GradNorm")
 
 
 class Killed(BaseException):
@@ -97,7 +95,8 @@ def configured(directory: Path, corner: Corner, name: str) -> Any:
     config = tiny_config(directory, train__epochs=2, optimizer__name=corner.optimizer, **corner.overrides)
     if corner.optimizer == "ademamix":
         config.optimizer.betas = (0.9, 0.95, 0.99)
-    config.debug.jsonl.enabled = name in EVENT_LOG
+    if corner.toy:
+        config.model.type, config.model.variant = "toy", corner.toy
     if name == "no validation rows":
         h5 = config.data.h5
         h5.train_labels_path, h5.train_images_path, h5.labels_path, h5.images_path = (
@@ -115,6 +114,7 @@ def test_a_run_is_killed_resumed_evaluated_and_reported(tmp_path, monkeypatch, c
     corner = CORNERS[name]
     config = configured(tmp_path / "data", corner, name)
     monkeypatch.setattr(trainer, "Placement", lambda: Placement(jax.devices()[:1]))  # batch 1; half the compilation
+    toy.register(monkeypatch)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     trainer.run(config, whole)
     progress = json.loads((whole / "progress.json").read_text())
