@@ -65,6 +65,8 @@ def test_two_processes(tmp_path):
     alone = run(config, tmp_path / "one")  # two devices of one process
     assert finals[0]["final_val_acc1_taxa_L20"] == alone["final_val_acc1_taxa_L20"]
     np.testing.assert_allclose(finals[0]["final_val_loss"], alone["final_val_loss"], rtol=1e-4)
+    progress = [json.loads((tmp_path / name / "progress.json").read_text()) for name in ("one", "two")]
+    assert progress[0] == progress[1]  # rows and micro-batches are counted over all processes
     expected, found = final_parameters(tmp_path / "one"), final_parameters(tmp_path / "two")
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
