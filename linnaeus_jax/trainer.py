@@ -343,7 +343,6 @@ def restore(this: Run) -> bool:
     for warning in this.host.load_json(meta["host"] if after is None else after, this.resolved):
         log.warning("%s", warning)
     progress = this.host.progress
-    progress.expected_total_steps, progress.expected_epochs = this.resolved.total_steps, planned
     if progress.stop_reason is not None and not this.resolved.early_stop.active:
         log.warning("early stopping ended this run (%s); it is off now, so training goes on", progress.stop_reason)
         progress.stop_reason = None
