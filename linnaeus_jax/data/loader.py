@@ -10,255 +10,25 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import multiprocessing
-import os
-import pickle
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
-import cv2
 import grain
 import numpy as np
 from absl import flags
 
 from linnaeus_jax.data.batch import Batch
+from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.cache import CacheStats, ImageCache
 from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.pipeline_stats import PipelineStats
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
+from linnaeus_jax.data.worker_processes import WorkerRead, start_worker
 
 logger = logging.getLogger("linnaeus_jax.data")
-MAX_CHUNK = 64  # rows per piece of decoding work
-
-
-@dataclass(frozen=True)
-class PipelineStats:
-    """Counters, and the queues now; read and decode seconds are summed over threads."""
-
-    batch_index_q: int | None = 0  # batches submitted, not started; None: worker processes keep their own queues
-    preprocess_q: int | None = 0  # batches being read
-    processed_batch_q: int | None = 0  # batches finished, not consumed
-    batches: int = 0  # consumed
-    batches_read: int = 0  # finished, consumed or not
-    samples: int = 0  # read, of weight 1
-    placeholders: int = 0  # zero images delivered for unreadable ones
-    bytes: int = 0  # of all arrays read
-    read_seconds: float = 0.0  # putting batches together, including the wait for their images
-    decode_seconds: float = 0.0  # inside ImageSource.read
-    wait_seconds: float = 0.0  # the consumer's wait for data
-    elapsed_seconds: float = 0.0  # since the first batch was asked for
-    cache: CacheStats | None = None  # None: nothing is decoded, or data.prefetch.mem_cache_size is 0
-
-    def since(self, earlier: PipelineStats) -> PipelineStats:
-        """What was counted after `earlier`; the queues are those of now, and the cache counts on over the run."""
-        counted = ["batches", "batches_read", "samples", "placeholders", "bytes"]
-        counted += ["read_seconds", "decode_seconds", "wait_seconds", "elapsed_seconds"]
-        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counted})
-
-    def row(self) -> dict[str, float]:
-        """Under the documented names; rates in images per second, times in seconds per batch and thread.
-
-        The rows of a cache are there only where there is one, those of the queues only without worker processes.
-        """
-        batches, elapsed = max(self.batches_read, 1), max(self.elapsed_seconds, 1e-9)
-        row: dict[str, float] = {
-            "pipeline/throughput/prefetch": self.samples / elapsed,
-            "pipeline/throughput/preprocess": self.samples / max(self.decode_seconds, 1e-9),
-            "pipeline/timing/prefetch_times": self.read_seconds / batches,
-            "pipeline/timing/preprocess_times": self.decode_seconds / batches,
-            "pipeline/wait_frac": self.wait_seconds / elapsed,
-        }
-        for name in ("batch_index_q", "preprocess_q", "processed_batch_q"):
-            if (depth := getattr(self, name)) is not None:
-                row[f"pipeline/queue_depths/{name}"] = depth
-        if self.cache is not None:
-            row["pipeline/cache/size"] = self.cache.percent
-            row |= {f"pipeline/cache/{name}": getattr(self.cache, name) for name in ("hits", "misses", "evictions")}
-        return row
-
-
-class _Counters:
-    """Mutable counters under one lock."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.batches = self.batches_read = self.samples = self.placeholders = self.bytes = 0
-        self.read_seconds = self.decode_seconds = self.wait_seconds = 0.0
-
-    def add(self, **amounts: float) -> None:
-        with self.lock:
-            for name, amount in amounts.items():
-                setattr(self, name, getattr(self, name) + amount)
-
-    def take(self) -> dict[str, float]:
-        """What was counted since the last call."""
-        with self.lock:
-            counted = {name: value for name, value in self.__dict__.items() if name != "lock" and value}
-            self.__dict__.update(dict.fromkeys(counted, 0))
-            return counted
-
-
-class _BatchReader:
-    """Gathers arrays and decodes images for the rows of a plan."""
-
-    def __init__(
-        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, images: ImageSource, io_threads: int
-    ) -> None:
-        reserved = {"image", "group", "partner", "row", "weight"} & set(arrays)
-        if reserved:
-            raise ValueError(f"arrays must not contain {sorted(reserved)}; the loader makes these itself")
-        for name, array in arrays.items():
-            if len(array) != len(rows):
-                raise ValueError(f"array {name!r} has {len(array)} rows, but the split has {len(rows)}")
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(images)):
-            raise ValueError(
-                f"the split uses rows {rows.min()}..{rows.max()} of the labels file, but there are {len(images)} images"
-            )
-        if io_threads < 0:
-            raise ValueError(f"data.prefetch.num_io_threads is {io_threads}; it must be 0 or more")
-        self.arrays, self.rows, self.images, self.io_threads = (
-            dict(arrays),
-            np.asarray(rows, np.int64),
-            images,
-            io_threads,
-        )
-        self.counters = _Counters()
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _BatchReader, (self.arrays, self.rows, self.images, self.io_threads)
-
-    def _decode(self, rows: np.ndarray, out: np.ndarray, ok: np.ndarray) -> None:
-        start = time.perf_counter()
-        ok[:] = self.images.read(rows, out)
-        self.counters.add(decode_seconds=time.perf_counter() - start)
-
-    def _read_images(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Reads rows[n] into out[n, H, W, 3] in chunks on the pool; bool[n] ok. The first failure is raised."""
-        ok = np.zeros(len(rows), bool)
-        if self.io_threads == 0:
-            for start in range(0, len(rows), MAX_CHUNK):
-                part = slice(start, start + MAX_CHUNK)
-                self._decode(rows[part], out[part], ok[part])
-            return ok
-        with self._pool_lock:
-            if self._pool is None:
-                cv2.setNumThreads(1)  # this pool is the parallelism; OpenCV's own would compete with it
-                self._pool = ThreadPoolExecutor(self.io_threads, thread_name_prefix="linnaeus-images")
-            pool = self._pool
-        # A few chunks per thread even out images that decode slowly.
-        chunk = max(1, min(MAX_CHUNK, -(-len(rows) // (2 * self.io_threads))))
-        parts = [slice(start, start + chunk) for start in range(0, len(rows), chunk)]
-        futures = [pool.submit(self._decode, rows[part], out[part], ok[part]) for part in parts]
-        wait(futures)
-        for future in futures:
-            future.result()
-        return ok
-
-    def read(self, plan: EpochPlan, local_start: int = 0) -> Batch:
-        """The batch of a plan `[..., B_local]`; `local_start` is the position of its first row within B."""
-        start = time.perf_counter()
-        batch = self._read(plan, local_start)
-        self.counters.add(
-            read_seconds=time.perf_counter() - start,
-            batches_read=1,
-            bytes=sum(np.asarray(array).nbytes for array in batch.values()),
-            samples=int(np.count_nonzero(batch["weight"])),
-        )
-        return batch
-
-    def _read(self, plan: EpochPlan, local_start: int) -> Batch:
-        real = plan.index >= 0
-        index = np.maximum(plan.index, 0)
-        rows = self.rows[index]
-        image = np.empty((*index.shape, *self.images.image_shape), np.uint8)
-        flat, flat_real = image.reshape(-1, *self.images.image_shape), real.reshape(-1)
-        ok = np.ones(flat_real.shape, bool)
-        # Padding comes last, so the real rows are one contiguous part.
-        count = int(flat_real.sum())
-        assert flat_real[:count].all(), "padding must follow the rows"
-        ok[:count] = self._read_images(rows.reshape(-1)[:count], flat[:count])
-        flat[count:] = 0
-        ok = ok.reshape(index.shape)
-        self.counters.add(placeholders=int((~ok).sum()))
-
-        position = np.broadcast_to(np.arange(index.shape[-1]), index.shape)
-        partner = plan.partner - local_start
-        # A placeholder must not be mixed into a good image, nor the other way round.
-        alone = ~(ok & np.take_along_axis(ok, partner, axis=-1))
-        gathered = {name: array[index] for name, array in self.arrays.items()}
-        return Batch(
-            **gathered,  # type: ignore[typeddict-item]
-            image=image,
-            group=np.where(alone, -1, plan.group).astype(np.int32),
-            partner=(np.where(alone, position, partner) + local_start).astype(np.int32),
-            row=rows.astype(np.int32),
-            weight=(plan.weight * ok).astype(np.float32),
-        )
-
-    def close(self) -> None:
-        with self._pool_lock:
-            if self._pool is not None:
-                self._pool.shutdown(wait=True)
-                self._pool = None
-
-
-class _WorkerRead:
-    """The reading of one update in a worker process; its result says what was counted meanwhile."""
-
-    def __init__(self, reader: _BatchReader, plan: Callable[[int], EpochPlan], local_start: int, workers: int) -> None:
-        self._what = (reader, plan, local_start, workers)
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self._what
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self._what = state
-        cache = getattr(state[0].images, "cache", None)
-        if cache is not None:
-            cache.capacity //= state[3]  # each process has a cache of its own
-
-    def __call__(self, index: int) -> dict[str, Any]:
-        reader, plan, local_start, _ = self._what
-        result: Batch | Exception
-        try:
-            result = reader.read(plan(index), local_start)
-        except Exception as error:
-            result = _portable(error)
-        cache = getattr(reader.images, "cache", None)
-        cached = None if cache is None else tuple(cache.stats())
-        return {"result": result, "counted": reader.counters.take(), "worker": os.getpid(), "cached": cached}
-
-
-def _portable(error: Exception) -> Exception:
-    """The error itself where it can travel between processes, else its text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-def _start_worker(index: int, count: int) -> None:
-    """Lets a worker process end by its parent alone: by its closing, or with its death."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the parent may still need batches to stop well
-        signal.signal(number, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-    if "jax" in sys.modules:
-        sys.modules["jax"].config.update("jax_platforms", "cpu")  # the accelerator is the parent's
 
 
 @dataclass(frozen=True)
@@ -301,7 +71,7 @@ class _GrainReader:
 
     def __init__(
         self,
-        reader: _BatchReader,
+        reader: BatchReader,
         plan: Callable[[int], EpochPlan],
         total: int,
         options: _Options,
@@ -330,11 +100,11 @@ class _GrainReader:
         # The state of such an iterator belongs to its number of workers, so that it starts with a range instead.
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # Grain reads its own flags before it starts a process
-        read = _WorkerRead(self._reader, self._plan, self._local_start, workers)
+        read = WorkerRead(self._reader, self._plan, self._local_start, workers)
         dataset = grain.MapDataset.range(start, self._total).map(read)
         own = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=1))
         processes = grain.MultiprocessingOptions(workers, self.options.per_worker)
-        return iter(own.mp_prefetch(processes, worker_init_fn=_start_worker))
+        return iter(own.mp_prefetch(processes, worker_init_fn=start_worker))
 
     def _element(self, index: int) -> Batch | Exception:
         # An exception travels as an element, because Grain rewrites the messages of those it raises.
@@ -481,7 +251,7 @@ class TrainLoader:
             raise ValueError(f"updates {start_update}..{stop} do not lie within the run of {plans.total} updates")
         self._plans, self._images = plans, images
         self._seen = PipelineStats()
-        self._reader = _BatchReader(arrays, rows, images, io_threads)
+        self._reader = BatchReader(arrays, rows, images, io_threads)
         options = _Options(num_threads, buffer, worker_processes)
         self._grain = _GrainReader(
             self._reader, plans.update, stop, options, local_start=plans.local_start, start=start_update
@@ -566,7 +336,7 @@ class EvalLoader:
         self._local = batch_size // process_count
         self._start = process_index * self._local
         self._options = _Options(num_threads, buffer, worker_processes)
-        self._reader = _BatchReader(arrays, rows, images, io_threads)
+        self._reader = BatchReader(arrays, rows, images, io_threads)
         self._active: list[_GrainReader] = []
         self._last: _GrainReader | None = None
 

@@ -14,6 +14,7 @@ import pytest
 
 from linnaeus_jax import trainer
 from linnaeus_jax.debugging.session import DebugSession
+from linnaeus_jax.metrics import register, unregister
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.trainer import UserError, run
 from linnaeus_jax.training.checkpoints import Checkpoints
@@ -196,6 +197,15 @@ def test_these_may_change_only_between_epochs(interrupted, finished, tmp_path, c
     with pytest.raises(UserError, match=rf"lies within epoch 1: .*{message}.*between epochs"):
         resumed(interrupted, tmp_path / "within", **overrides)
     assert resumed(finished[0], tmp_path / "between", **overrides).global_step == 6
+
+
+@pytest.mark.slow
+def test_a_metric_may_be_added(interrupted, tmp_path):
+    register("confidence", lambda inputs: (inputs.weight.sum(), inputs.weight.sum()))
+    try:
+        assert resumed(interrupted, tmp_path / "run").global_step == 9
+    finally:
+        unregister("confidence")
 
 
 @pytest.mark.slow

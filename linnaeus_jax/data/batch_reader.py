@@ -1,0 +1,125 @@
+"""Rows of a plan -> one batch in memory: arrays gathered, images decoded in chunks by a pool of threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import cv2
+import numpy as np
+
+from linnaeus_jax.data.batch import Batch
+from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.pipeline_stats import Counters
+from linnaeus_jax.data.plans import EpochPlan
+
+MAX_CHUNK = 64  # rows per piece of decoding work
+
+
+class BatchReader:
+    """Gathers arrays and decodes images for the rows of a plan."""
+
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, images: ImageSource, io_threads: int
+    ) -> None:
+        reserved = {"image", "group", "partner", "row", "weight"} & set(arrays)
+        if reserved:
+            raise ValueError(f"arrays must not contain {sorted(reserved)}; the loader makes these itself")
+        for name, array in arrays.items():
+            if len(array) != len(rows):
+                raise ValueError(f"array {name!r} has {len(array)} rows, but the split has {len(rows)}")
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(images)):
+            raise ValueError(
+                f"the split uses rows {rows.min()}..{rows.max()} of the labels file, but there are {len(images)} images"
+            )
+        if io_threads < 0:
+            raise ValueError(f"data.prefetch.num_io_threads is {io_threads}; it must be 0 or more")
+        self.arrays, self.rows, self.images, self.io_threads = (
+            dict(arrays),
+            np.asarray(rows, np.int64),
+            images,
+            io_threads,
+        )
+        self.counters = Counters()
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchReader, (self.arrays, self.rows, self.images, self.io_threads)
+
+    def _decode(self, rows: np.ndarray, out: np.ndarray, ok: np.ndarray) -> None:
+        start = time.perf_counter()
+        ok[:] = self.images.read(rows, out)
+        self.counters.add(decode_seconds=time.perf_counter() - start)
+
+    def _read_images(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Reads rows[n] into out[n, H, W, 3] in chunks on the pool; bool[n] ok. The first failure is raised."""
+        ok = np.zeros(len(rows), bool)
+        if self.io_threads == 0:
+            for start in range(0, len(rows), MAX_CHUNK):
+                part = slice(start, start + MAX_CHUNK)
+                self._decode(rows[part], out[part], ok[part])
+            return ok
+        with self._pool_lock:
+            if self._pool is None:
+                cv2.setNumThreads(1)  # this pool is the parallelism; OpenCV's own would compete with it
+                self._pool = ThreadPoolExecutor(self.io_threads, thread_name_prefix="linnaeus-images")
+            pool = self._pool
+        # A few chunks per thread even out images that decode slowly.
+        chunk = max(1, min(MAX_CHUNK, -(-len(rows) // (2 * self.io_threads))))
+        parts = [slice(start, start + chunk) for start in range(0, len(rows), chunk)]
+        futures = [pool.submit(self._decode, rows[part], out[part], ok[part]) for part in parts]
+        wait(futures)
+        for future in futures:
+            future.result()
+        return ok
+
+    def read(self, plan: EpochPlan, local_start: int = 0) -> Batch:
+        """The batch of a plan `[..., B_local]`; `local_start` is the position of its first row within B."""
+        start = time.perf_counter()
+        batch = self._read(plan, local_start)
+        self.counters.add(
+            read_seconds=time.perf_counter() - start,
+            batches_read=1,
+            bytes=sum(np.asarray(array).nbytes for array in batch.values()),
+            samples=int(np.count_nonzero(batch["weight"])),
+        )
+        return batch
+
+    def _read(self, plan: EpochPlan, local_start: int) -> Batch:
+        real = plan.index >= 0
+        index = np.maximum(plan.index, 0)
+        rows = self.rows[index]
+        image = np.empty((*index.shape, *self.images.image_shape), np.uint8)
+        flat, flat_real = image.reshape(-1, *self.images.image_shape), real.reshape(-1)
+        ok = np.ones(flat_real.shape, bool)
+        # Padding comes last, so the real rows are one contiguous part.
+        count = int(flat_real.sum())
+        assert flat_real[:count].all(), "padding must follow the rows"
+        ok[:count] = self._read_images(rows.reshape(-1)[:count], flat[:count])
+        flat[count:] = 0
+        ok = ok.reshape(index.shape)
+        self.counters.add(placeholders=int((~ok).sum()))
+
+        position = np.broadcast_to(np.arange(index.shape[-1]), index.shape)
+        partner = plan.partner - local_start
+        # A placeholder must not be mixed into a good image, nor the other way round.
+        alone = ~(ok & np.take_along_axis(ok, partner, axis=-1))
+        gathered = {name: array[index] for name, array in self.arrays.items()}
+        return Batch(
+            **gathered,  # type: ignore[typeddict-item]
+            image=image,
+            group=np.where(alone, -1, plan.group).astype(np.int32),
+            partner=(np.where(alone, position, partner) + local_start).astype(np.int32),
+            row=rows.astype(np.int32),
+            weight=(plan.weight * ok).astype(np.float32),
+        )
+
+    def close(self) -> None:
+        with self._pool_lock:
+            if self._pool is not None:
+                self._pool.shutdown(wait=True)
+                self._pool = None
