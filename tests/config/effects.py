@@ -29,7 +29,7 @@ from flax import linen as nn
 
 from linnaeus_jax import trainer
 from linnaeus_jax.config.tree import assign
-from linnaeus_jax.data import loader
+from linnaeus_jax.data import batch_reader, loader
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.debugging import nonfinite
 from linnaeus_jax.debugging.profiler import StepProfiler
@@ -371,7 +371,7 @@ class Site:
         """How the training batches are read: Grain's threads and buffer, and decoding threads."""
         with (
             mock.patch.object(loader.grain, "ReadOptions", wraps=loader.grain.ReadOptions) as options,
-            mock.patch.object(loader, "ThreadPoolExecutor", wraps=loader.ThreadPoolExecutor) as pool,
+            mock.patch.object(batch_reader, "ThreadPoolExecutor", wraps=batch_reader.ThreadPoolExecutor) as pool,
             self.inputs.train_loader(0, 1) as batches,
         ):
             next(batches)

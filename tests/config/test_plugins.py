@@ -22,22 +22,20 @@ def here(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_files_and_modules_are_imported_once(here):
+def test_files_and_modules_are_imported_once(here, monkeypatch):
     for name in ("by_file", "by_name"):
         (here / f"{name}.py").write_text("import sys\nsys.plugins_seen.append(__name__)\n")
-    sys.plugins_seen = []
-    try:
-        config = get_config()
-        config.env.plugins = ("by_file.py", "by_name")
-        import_plugins(config)
-        assert len(sys.plugins_seen) == 2
-        assert config.env.plugins == (str(here / "by_file.py"), "by_name")  # found again from any directory
-        import_plugins(config)
-        again = config_from_json(config.to_dict())
-        assert again.env.plugins == config.env.plugins
-        assert len(sys.plugins_seen) == 2
-    finally:
-        del sys.plugins_seen
+    seen: list[str] = []
+    monkeypatch.setattr(sys, "plugins_seen", seen, raising=False)
+    config = get_config()
+    config.env.plugins = ("by_file.py", "by_name")
+    import_plugins(config)
+    assert len(seen) == 2
+    assert config.env.plugins == (str(here / "by_file.py"), "by_name")  # found again from any directory
+    import_plugins(config)
+    again = config_from_json(config.to_dict())
+    assert again.env.plugins == config.env.plugins
+    assert len(seen) == 2
 
 
 def test_the_command_line_imports_them(here):

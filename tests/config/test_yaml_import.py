@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import logging
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -287,7 +288,8 @@ MODEL:
 def kernel_shapes(config):
     """Shape of every kernel and bias of the model that a configuration describes, by its path."""
     tasks, components = {"taxa_L10": 5, "taxa_L20": 3}, (SimpleNamespace(name="SPATIAL", start=0, stop=3),)
-    model = model_from_config(config, SimpleNamespace(tasks=tuple(tasks), components=components, num_classes=tasks))
+    dataset: Any = SimpleNamespace(tasks=tuple(tasks), components=components, num_classes=tasks)
+    model = model_from_config(config, dataset)
     tree = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32))["params"]
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): x.shape for path, x in jax.tree.leaves_with_path(tree)

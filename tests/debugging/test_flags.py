@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -189,7 +191,14 @@ def test_class_weights_show_the_loss_that_is_trained():
     keep = np.array([1, 0, 1, 1, 1, 1], bool)[:, None]
     weights = {"a": np.array([0.5, 1.0, 2.0, 4.0], np.float32)}
     found = task_loss_sums(
-        logits, label, other, lam, weight, keep, {"a": make_criterion("CrossEntropyLoss", num_classes=4)}, weights
+        logits,
+        jnp.asarray(label),
+        jnp.asarray(other),
+        jnp.asarray(lam),
+        jnp.asarray(weight),
+        jnp.asarray(keep),
+        {"a": make_criterion("CrossEntropyLoss", num_classes=4)},
+        weights,
     )
     trained = float(found.numerator[0]) / 4  # rows 0, 2, 3 and 4
     real = weight > 0
@@ -200,12 +209,12 @@ def test_class_weights_show_the_loss_that_is_trained():
     assert len(rows) == 1 + len(np.unique(label[[0, 2, 3, 4]]))
 
 
-def events(epoch: int, changes: dict[str, object] | None = None, **given: object) -> dict[str, tuple[str, str, str]]:
+def events(epoch: int, changes: Mapping[str, object] | None = None, **given: Any) -> dict[str, tuple[str, str, str]]:
     """What the boundary of `epoch` shows of a run of 10 epochs of 10 updates: event -> (setting, due, why)."""
     schedule = make_schedule(changes, epochs=10)
     ends = schedule.totals.boundaries
     due = due_at_boundary(schedule, epoch, ends[epoch], ends[epoch - 1] if epoch else 0)
-    options = {"validation_rows": 8, "stopped": None, **given}
+    options: dict[str, Any] = {"validation_rows": 8, "stopped": None, **given}
     found = f.boundary_events(schedule, due, epoch, ends[epoch], **options)
     return {name: (setting, "DUE" if is_due else "no", why) for name, setting, is_due, why in found}
 

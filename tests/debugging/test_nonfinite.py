@@ -53,11 +53,12 @@ def test_operation_and_line_are_named(remat, scanned, function, text, operation)
     with nonfinite.switched_on(nans=True, infs=False):
         error = nonfinite.locate(jax.jit(jax.grad(loss)), jnp.ones(3))
         assert nonfinite.locate(jax.grad(loss), jnp.full(3, 200.0)) is None
+    assert error is not None
     message = str(nonfinite.explained(error, "update 7"))
     assert message.startswith(f"update 7: `{operation}` makes the first NaN, ")
     assert f"{line_of(function, text)} in {function.__name__}, `" in message
     assert ("in the gradient of" in message) == (function is flat_root)
-    assert jax.config.jax_traceback_filtering == "auto"
+    assert jax.config.jax_traceback_filtering == "auto"  # type: ignore[attr-defined]
 
 
 def test_infinities_only_where_asked_for():
@@ -65,6 +66,7 @@ def test_infinities_only_where_asked_for():
         assert nonfinite.locate(lambda x: 1 / x, jnp.zeros(2)) is None
     with nonfinite.switched_on(nans=False, infs=True):
         error = nonfinite.locate(lambda x: 1 / x, jnp.zeros(2))
+    assert error is not None
     assert "`div` makes the first infinity" in str(nonfinite.explained(error, "here"))
     assert nonfinite.kinds() == ()
 
@@ -130,7 +132,7 @@ def test_a_run_names_the_operation(tmp_path, monkeypatch, capfd):
     shown = capfd.readouterr()
     assert message not in shown.out + shown.err  # whoever calls `run` shows it
     assert message in (tmp_path / "run" / "logs" / "debug_log_rank0.txt").read_text()
-    assert not jax.config.jax_debug_nans
+    assert not jax.config.jax_debug_nans  # type: ignore[attr-defined]
     (bundle,) = (tmp_path / "run" / "crash").iterdir()
     assert bundle.name == "update_1"
     assert replay(bundle, debug_nans=True) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.core.scope import CollectionFilter
 from jax import P
 
 from linnaeus_jax.debugging.frame_recorder import COLLECTION
@@ -34,8 +35,9 @@ def under_shard_map(spec: jax.P) -> Callable[..., Any]:
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def call(record: Callable[..., Any], variables: Any, x: jax.Array) -> Any:
-        specs = {"mesh": mesh, "in_specs": (P(), P("data")), "out_specs": (P("data"), spec), "check_vma": False}
-        return jax.jit(jax.shard_map(record, **specs))(variables, x)
+        specs = (P(), P("data")), (P("data"), spec)
+        sharded = jax.shard_map(record, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+        return jax.jit(sharded)(variables, x)
 
     return call
 
@@ -55,7 +57,9 @@ def test_every_pass_on_every_device_is_checked(transform):
     model = _Two()
     variables = model.init(jax.random.key(0), GOOD)
     plain = model.apply(variables, GOOD)
-    debug = detector(model, said := [])
+    assert isinstance(plain, jax.Array)
+    said: list[str] = []
+    debug = detector(model, said)
     out, frames = TRANSFORMS[transform](debug.record, variables, GOOD)
     np.testing.assert_allclose(out.reshape(plain.shape), plain, rtol=1e-6)
     debug.check(frames)
@@ -125,7 +129,7 @@ class _While(nn.Module):
 
 
 class _Recurrent(nn.Module):
-    axes: dict[str, int]
+    axes: Mapping[CollectionFilter, int]
 
     @nn.compact
     def __call__(self, x: jax.Array) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +23,10 @@ ROWS = 6
 @pytest.fixture
 def registry():
     """Whatever a test registers is gone afterwards."""
-    before = dict(custom._metrics), dict(custom._subsets)
+    registries: tuple[dict[str, Any], ...] = (custom._metrics, custom._subsets)
+    before = [dict(one) for one in registries]
     yield metrics.register
-    for now, then in zip((custom._metrics, custom._subsets), before, strict=True):
+    for now, then in zip(registries, before, strict=True):
         now.clear()
         now.update(then)
 
@@ -69,7 +71,7 @@ def test_registering_imports_neither_jax_nor_schedules():
 
 
 def test_a_metric_sees_rows_metadata_and_subsets(registry):
-    seen = {}
+    seen: dict[str, Any] = {}
 
     def look(inputs):
         seen.update(vars(inputs), probabilities=inputs.probabilities)
@@ -118,7 +120,9 @@ def test_a_metric_that_fails_is_named_before_anything_runs(registry, function, m
     with pytest.raises(ValueError, match=message):
         extras.check({"taxa_L10": 3}, 5, 2)
     registry("good", lambda inputs: (inputs.meta.sum() + inputs.subsets["place"].sum(), inputs.weight.sum()))
-    good = PhaseExtras(custom=(custom.find("good"),), kinds=("place",))
+    found = custom.find("good")
+    assert found is not None
+    good = PhaseExtras(custom=(found,), kinds=("place",))
     good.check({"taxa_L10": 3}, 5, 2)
 
 
@@ -127,7 +131,9 @@ def test_directions_come_from_one_table(registry):
     registry("my_loss", lambda inputs: (0, 0))
     assert custom.available("val", TASKS)["unsureness"] is False
     assert "unsureness" not in custom.available("train", TASKS)
-    assert custom.find("my_loss").higher_is_better is False  # from its name
+    found = custom.find("my_loss")
+    assert found is not None
+    assert found.higher_is_better is False  # from its name
     assert custom.prefers_higher("val_mask_meta/unsureness") is False
     for key, higher in known.keys("val", TASKS).items():
         assert custom.prefers_higher(f"val/{key}") is higher.higher_is_better is known.guess(key), key

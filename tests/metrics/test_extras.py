@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ def scores_of(logits, label, weight):
     """float32 [B, T], as an evaluation makes them."""
     best = np.stack([np.asarray(jax.nn.softmax(logits[task])).max(axis=1) for task in TASKS], axis=1)
     right = np.stack([logits[task].argmax(axis=1) for task in TASKS], axis=1) == label
-    return np.asarray(signed_confidence(best, right, (weight > 0)[:, None] & (label != 0)))
+    return np.asarray(signed_confidence(jnp.asarray(best), jnp.asarray(right), (weight > 0)[:, None] & (label != 0)))
 
 
 def make_batch(seed: int):
@@ -145,7 +146,7 @@ def test_risk_coverage_knows_confidences_apart_that_differ_in_the_last_bit():
 def test_order_and_padding_of_the_rows_change_no_score():
     rng = np.random.default_rng(0)
     score = rng.choice([-0.5, 0.5, -0.0, 0.0, 0.25, np.nan], (500, 1)).astype(np.float32)
-    extras, sums = PhaseExtras(), {"count": 500}
+    extras, sums = PhaseExtras(), {"count": np.asarray(500)}
     values = extras.summarise(sums, ("a",), score)
     assert len(values) == 4
     assert values == extras.summarise(sums, ("a",), rng.permutation(score))
@@ -183,7 +184,7 @@ def test_non_finite_logits_count_as_unconfident():
     assert sums["calibration/count"][0].sum() == sums["non_null"][0]
     best = np.stack([np.asarray(jax.nn.softmax(logits[task])).max(axis=1) for task in TASKS], axis=1)
     assert np.isnan(best[0, 0])
-    score = signed_confidence(best, np.zeros((ROWS, 3), bool), label != 0)
+    score = signed_confidence(jnp.asarray(best), jnp.zeros((ROWS, 3), bool), jnp.asarray(label != 0))
     assert score[0, 0] == 0
     assert np.signbit(score[0, 0])
 

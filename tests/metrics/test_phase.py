@@ -173,12 +173,12 @@ def test_sums_have_the_shapes_of_the_empty_ones(golden):
 
 def test_the_loss_of_null_rows_is_a_sum_of_its_own():
     """Not a difference: one infinite known row would make it NaN, and a million known rows would round it away."""
-    label = np.array([[1], [0], [2]], np.int32)
+    label = jnp.array([[1], [0], [2]], jnp.int32)
     logits = {"a": jnp.zeros((3, 3))}
 
     def null_loss(loss):
         loss = jnp.asarray(loss, jnp.float32)[:, None]
-        sums = batch_sums(logits, label, np.ones(3, np.float32), loss, loss[:, 0], null_possible=True)
+        sums = batch_sums(logits, label, jnp.ones(3), loss, loss[:, 0], null_possible=True)
         values = summarise(jax.device_get(sums), ("a",))
         return values["null/loss_a"], values["non_null/loss_a"], values["loss_a"]
 

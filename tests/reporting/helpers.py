@@ -90,7 +90,7 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
         {t: {"null": 0, **{str(1000 + i): i for i in range(1, 30)}} for t in TASKS},
     )
     write_json(directory.assets / "validation_curves.json", curves(rng))
-    mistakes = {
+    mistakes: dict[str, list[dict[str, Any]]] = {
         "pairs": [{"label": 5, "predicted": 4, "rows": 9}, {"label": 3, "predicted": 0, "rows": 2}],
         "confident": [
             {"row": 17, "label": 5, "predicted": 4, "probability": 0.995},

@@ -15,10 +15,11 @@ SEVEN = tuple(f"taxa_L{level}" for level in (10, 20, 30, 40, 50, 60, 70))
 
 
 def shown(results, tasks, width=80) -> list[str]:
-    console = Console(width=width, file=io.StringIO())
+    file = io.StringIO()
+    console = Console(width=width, file=file)
     for part in phase_tables("last results", results, tasks, width):
         console.print(part)
-    return console.file.getvalue().splitlines()
+    return file.getvalue().splitlines()
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -89,7 +89,9 @@ def test_metric_names():
 
 
 def test_registered_metrics_may_be_monitored(monkeypatch):
-    metric = custom.CustomMetric("Unsureness", lambda inputs: (0, 0), None, False, ("val",))
+    metric = custom.CustomMetric(
+        "Unsureness", lambda inputs: (inputs.weight[0], inputs.weight[0]), None, False, ("val",)
+    )
     monkeypatch.setitem(custom._metrics, metric.name, metric)
     found = parse_metric_name("val_mask_meta/unsureness", tasks=_TASKS)
     assert (found.phase, found.key, found.higher_is_better, found.is_loss) == (

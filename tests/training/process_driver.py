@@ -40,7 +40,7 @@ def arm(name: str, count: int) -> None:
             os.kill(os.getpid(), signal.Signals[name])
         return found
 
-    CompiledStep.__call__ = wrapped
+    CompiledStep.__call__ = wrapped  # type: ignore[method-assign]
 
 
 def main() -> None:

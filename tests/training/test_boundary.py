@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ class World:
     def __init__(self, settings: dict[str, Any], accuracy: dict[int, float], epochs: int = 6, rows: int = 50) -> None:
         settings = {"schedule.validation.mask_meta_interval_epochs": 100, **settings}
         self.resolved = make_schedule(settings, steps_per_epoch=STEPS, epochs=epochs)
-        recorder = SimpleNamespace(
+        recorder: Any = SimpleNamespace(
             logger=SimpleNamespace(windows={"epoch": {"sums": {"count": 7}}}, finish_epoch=lambda: {"loss": 1.0}),
             last_rates={"default": 0.1},
             last_grad_norm=1.0,
@@ -69,7 +70,7 @@ class World:
         self.actions.append("save")
         self._ask([*self.checkpoints, self.step])
 
-    def evaluate(self, masks: dict[str, Any]) -> dict[str, dict[str, float]]:
+    def evaluate(self, masks: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         self.actions.append("evaluate " + " ".join(masks))
         return {name: {"chain_accuracy": self.accuracy[self.step], "loss": 1.0} for name in masks}
 

@@ -54,5 +54,5 @@ def test_other_shapes_are_an_error_and_never_compiled(placed):
 
 
 def test_backend_without_analysis():
-    silent = CompiledStep("plain", step, None, 0.1, {}, 0.0)
+    silent = CompiledStep("plain", step, None, 0.1, {}, 0.0)  # type: ignore[arg-type]
     assert silent.memory_bytes == 0

@@ -120,15 +120,20 @@ def test_counts_do_not_depend_on_batches_or_devices(spied, captured, batch_size,
 
 
 def test_the_host_runs_two_batches_ahead_and_reads_once(spied, monkeypatch) -> None:
-    added, waited, real = [], [], Evaluator._add_batch
+    added: list[int] = []
+    waited: list[int] = []
+    real, wait = Evaluator._add_batch, jax.block_until_ready
 
     def add_batch(self: Evaluator, *arguments: Any) -> Any:
         added.append(len(added))
         return real(self, *arguments)
 
+    def block_until_ready(x: Any) -> Any:
+        waited.append(len(added))
+        return wait(x)
+
     monkeypatch.setattr(Evaluator, "_add_batch", add_batch)
-    wait = jax.block_until_ready
-    monkeypatch.setattr(parallel.jax, "block_until_ready", lambda x: waited.append(len(added)) or wait(x))
+    monkeypatch.setattr(parallel.jax, "block_until_ready", block_until_ready)
     before = parallel.fetch.calls
     evaluate(spied, 7)
     assert len(added) == 14

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import pytest
 
 from linnaeus_jax.debugging.event_log import event_log_probes
 from linnaeus_jax.debugging.session import StepRecorder
-from linnaeus_jax.learning.optimizers import Optimizer, join_frozen
+from linnaeus_jax.learning.optimizers import Optimizer, ParameterRow, join_frozen
 from linnaeus_jax.trainer import run
 from linnaeus_jax.training.step import grad_sums
 from tests.tiny import tiny_config
@@ -83,7 +84,8 @@ def test_only_what_trains_counts(tmp_path):
     )(state.params)
 
     config = toy.with_group(tiny_config(tmp_path, **overrides), TRUNK, frozen=True)
-    events, rows = Events(), []
+    rows: list[ParameterRow] = []
+    events = Events()
     probes = log_probes(events, rows)
     program, inputs, placement = build(config, tmp_path, probes=probes)
     rows += program.update.optimizer.rows
@@ -116,8 +118,8 @@ def test_only_what_trains_counts(tmp_path):
 
 def test_no_gradient_of_a_frozen_trunk_is_computed(tmp_path):
     """Also under rematerialisation and scanned layers: convolutions and products are those of the forward pass."""
-    overrides = {"train__gradient_checkpointing__enabled_normal_steps": True, "model__scan_layers": True}
-    overrides |= {"model__rope_stages__depths": (2, 1)}
+    overrides: dict[str, Any] = {"train__gradient_checkpointing__enabled_normal_steps": True}
+    overrides |= {"model__scan_layers": True, "model__rope_stages__depths": (2, 1)}
     config = tiny_config(tmp_path, **overrides)
     config = toy.with_group(config, {"type": "not", "filter": toy.starting("head.")}, frozen=True)
     program, inputs, _ = build(config, tmp_path)
@@ -165,7 +167,9 @@ def test_gradnorm_measures_what_trains(tmp_path, folded):
         if how == "excluded":
             config.loss.grad_weighting.task.exclude_config.patterns = ("head", "meta_", "stem")
         program, inputs, placement = build(config, tmp_path)
-        assert program.update.gradnorm.folded == folded
+        settings = program.update.gradnorm
+        assert settings is not None
+        assert settings.folded == folded
         _, (out,) = run_updates(program, inputs, placement, 1, variant="gradnorm")
         found[how] = out.gradnorm
     np.testing.assert_allclose(found["frozen"]["norm"], found["excluded"]["norm"], rtol=1e-5)

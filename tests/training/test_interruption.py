@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_second_ctrl_c_leaves_at_once():
 def distributed(monkeypatch):
     """Pretends that `jax.distributed` runs; returns what the service was asked and which answer it gives."""
     asked: list[int] = []
-    state = {"asked": asked, "at": None, "numbers": []}
+    state: dict[str, Any] = {"asked": asked, "at": None, "numbers": []}
 
     def reached(count: int) -> bool:
         asked.append(count)

@@ -67,6 +67,7 @@ def test_a_log_point_is_held_until_it_is_released_once_with_one_fetch():
     assert math.isnan(recorder.last_grad_norm)
     released = recorder.release()
     assert fetch.calls == before + 1
+    assert released is not None
     assert all(isinstance(leaf, np.ndarray | np.generic) for leaf in jax.tree.leaves(released.outputs))
     assert recorder.last_grad_norm == 6.0
     assert recorder.last_rates == {"default": 0.5}
@@ -77,7 +78,9 @@ def test_a_log_point_is_held_until_it_is_released_once_with_one_fetch():
 def test_row_has_the_current_values_and_the_mean_of_the_interval():
     recorder = make()
     recorder.hold(point(2, 3.0, merge(sums(1.0), sums(3.0))))
-    row = recorder.row(recorder.release(), mixup_group="taxa_L10")
+    released = recorder.release()
+    assert released is not None
+    row = recorder.row(released, mixup_group="taxa_L10")
     assert row["train/loss"] == 3.0
     assert row["train/step_avg_loss"] == pytest.approx(2.0)
     assert row["train/loss/taxa_L20"] == 1.5
@@ -94,6 +97,7 @@ def test_probe_results_go_to_their_consumer_with_the_0_based_update():
     probe = SimpleNamespace(name="norms", consume=lambda *arguments: seen.append(arguments))
     recorder = make()
     recorder.hold(point(5, 1.0, probes=(probe,), skipped_in_a_row=0))
+    assert recorder._held is not None
     recorder._held.outputs.probes["norms"] = jnp.arange(3)
     recorder.release()
     ((update, epoch, found),) = seen

@@ -122,7 +122,7 @@ def test_retention_acts_remotely(source, tmp_path, rclone, syncing):
         (source / "checkpoints" / "ckpt_step_24.orbax-checkpoint-tmp-1" / "half").write_text("")
         sync.request()
         array = remote / "checkpoints" / f"ckpt_step_{step}" / "state" / "array"
-        wait_for(lambda array=array: array.exists() and sync._process.returncode is not None)
+        wait_for(lambda: array.exists() and sync._process.returncode is not None)  # noqa: B023
     for step in (6, 12):  # retention keeps one
         shutil.rmtree(source / "checkpoints" / f"ckpt_step_{step}")
         (source / "checkpoints" / f"boundary_{step}.json").unlink()
