@@ -98,10 +98,16 @@ class Home:
         """`value` with `HOME` in texts replaced by the directory of the files."""
         return value.replace("HOME", str(self.root)) if isinstance(value, str) else value
 
+    def runnable(self, site: Site) -> Any:
+        """The configuration of the site for a whole run, with the model of `tests.training.toy`."""
+        config = site.config.copy_and_resolve_references()
+        config.data.h5.labels_path = str(self.root / "plain" / "labels.h5")
+        config.model.type = "toy"
+        return config
+
     def ran(self, site: Site) -> Path:
         """The directory of a run of the site's configuration; equal ones run once."""
-        config = site.config.copy_and_resolve_references()
-        config.data.h5.labels_path = str(self.root / "plain" / "labels.h5")  # as in other tests: compiled once for all
+        config = self.runnable(site)
         key = config.to_json(sort_keys=True)
         if key not in self._runs:
             folder = self.folder()
@@ -508,8 +514,7 @@ class Site:
     def resumed(self) -> int:
         """Updates completed when the finished run is resumed with this configuration."""
         shutil.copytree(self.home.site({}).ran, self.output_dir)
-        self.config.data.h5.labels_path = str(self.home.root / "plain" / "labels.h5")  # those of that run
-        this = trainer.build(self.config, RunDirectory(self.output_dir))
+        this = trainer.build(self.home.runnable(self), RunDirectory(self.output_dir))
         try:
             trainer.restore(this)
             return int(this.state.step)
@@ -521,7 +526,8 @@ class Site:
 
     def planned_epochs(self) -> int:
         """Epochs of the schedule when the finished run is resumed with this configuration."""
-        return trainer.build(self.config, RunDirectory(self.home.site({}).ran), write=False).resolved.epochs
+        directory = RunDirectory(self.home.site({}).ran)
+        return trainer.build(self.home.runnable(self), directory, write=False).resolved.epochs
 
     @property
     def ran(self) -> Path:

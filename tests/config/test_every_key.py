@@ -12,6 +12,7 @@ from linnaeus_jax.config.tree import known_keys
 from linnaeus_jax.training.validate import lookup
 from tests.config.effects import Home, Site
 from tests.config.key_table import ALSO, DIFFERENT, GROUPS, PENDING, TABLE, Row
+from tests.training import toy
 
 
 def default_tree():
@@ -34,7 +35,9 @@ def sites(tmp_path_factory):
     def site(settings: dict[str, Any]) -> Site:
         return known.setdefault(repr(sorted(settings.items())), home.site(settings))
 
-    return site
+    with pytest.MonkeyPatch.context() as patch:
+        toy.register(patch)
+        yield site
 
 
 def comparable(value: Any) -> Any:

@@ -6,6 +6,9 @@ import copy
 import itertools
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import jax
@@ -22,8 +25,9 @@ from linnaeus_jax.training.identity import differences, identity_error
 from linnaeus_jax.training.interruption import Interruption
 from linnaeus_jax.training.parallel import Placement
 from tests.tiny import tiny_config
+from tests.training import toy
 
-IDENTITY = {
+IDENTITY: dict[str, Any] = {
     "ranks": ["taxa_L10", "taxa_L20"],
     "classes": {"taxa_L10": [0, 7, 8, 9], "taxa_L20": [0, 2]},
     "metadata": {"TEMPORAL": {"start": 0, "stop": 2, "columns": ["month_sin", "month_cos"]}},
@@ -31,6 +35,16 @@ IDENTITY = {
     "model": {"type": "MFormerV1", "dims": [8, 8]},
     "optimizer": {"stem.weight": "adamw", "head.weight": "adamw"},
 }
+
+
+TOY = {"model__type": "toy", "debug__jsonl__enabled": False}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def toy_model():
+    with pytest.MonkeyPatch.context() as patch:
+        toy.register(patch)
+        yield
 
 
 def changed(*path, to):
@@ -90,7 +104,7 @@ def test_lists_of_other_length_name_their_first_difference():
 def finished(tmp_path_factory):
     """A finished run of one epoch."""
     directory = tmp_path_factory.mktemp("identity")
-    config = tiny_config(directory / "data", train__epochs=1, debug__jsonl__enabled=False)
+    config = tiny_config(directory / "data", train__epochs=1, **TOY)
     run(config, directory / "run")
     return directory, config
 
@@ -105,13 +119,13 @@ def other_columns(labels):
         file["temporal"].attrs["column_names"] = ["day_sin", "day_cos"]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, str]] = {
     "classes": ({}, renamed_species, r"other classes.*: classes\.taxa_L10\[\d\] is 100\d in the checkpoint"),
     "encodings": ({}, other_columns, r"other metadata: metadata\.TEMPORAL\.columns\[0\] is 'month_sin'"),
     "layout": ({"data__meta__components__TEMPORAL__idx": 9}, None, r"metadata\.SPATIAL\.start"),
     "ranks": ({"data__task_keys_h5": ("taxa_L10", "taxa_L20")}, None, r"other ranks"),
     "split": ({"data__h5__train_val_split_seed": 7}, None, r"other training rows"),
-    "model": ({"model__rope_stages__rope_theta": 50.0}, None, r"model\.rope_theta is 10000.0 .* 50.0"),
+    "model": ({"model__variant": "statistics"}, None, r"model\.statistics is False .* True"),
     "optimizer": ({"optimizer__name": "lion"}, None, r"optimizer\.\S+ is 'adamw' .* 'lion'"),
 }
 
@@ -124,7 +138,7 @@ def test_resume_is_refused_and_leaves_the_run_as_it_was(finished, tmp_path, case
     labels = tmp_path / "copy" / "data" / "labels.h5"
     if edit is not None:
         edit(labels)
-    config = tiny_config(labels.parent, train__epochs=2, debug__jsonl__enabled=False, **overrides)
+    config = tiny_config(labels.parent, train__epochs=2, **{**TOY, **overrides})
     before = {path: path.read_bytes() for path in (tmp_path / "copy" / "run" / "assets").glob("*.json")}
     with pytest.raises(UserError, match=message):
         run(config, tmp_path / "copy" / "run")
@@ -133,7 +147,7 @@ def test_resume_is_refused_and_leaves_the_run_as_it_was(finished, tmp_path, case
 
 
 #: what BUILD.md says may change whenever a run goes on
-FREE = {
+FREE: dict[str, dict[str, Any]] = {
     "epochs": {"train__epochs": 5},
     "fewer epochs": {"train__epochs": 1},
     "learning rate": {"lr_scheduler__base_lr": 1e-3, "lr_scheduler__name": "wsd"},
@@ -150,7 +164,7 @@ FREE = {
     "reading": {"data__num_workers": 1, "data__prefetch__max_processed_batches": 1},
 }
 #: what may change only between epochs
-BETWEEN_EPOCHS = {
+BETWEEN_EPOCHS: dict[str, tuple[dict[str, Any], str]] = {
     "batch size": ({"data__batch_size": 8}, "sampler.batch_size is 16 in the checkpoint and 8"),
     "accumulation": ({"train__accumulation_steps": 2}, "sampler.accumulation_steps is 1"),
     "seed": ({"train__seed": 5}, "seed is 0"),
@@ -196,7 +210,7 @@ def test_these_may_change_only_between_epochs(interrupted, finished, tmp_path, c
     overrides, message = BETWEEN_EPOCHS[case]
     with pytest.raises(UserError, match=rf"lies within epoch 1: .*{message}.*between epochs"):
         resumed(interrupted, tmp_path / "within", **overrides)
-    assert resumed(finished[0], tmp_path / "between", **overrides).global_step == 6
+    assert resumed(finished[0], tmp_path / "between", **{**TOY, **overrides}).global_step == 6
 
 
 @pytest.mark.slow
@@ -217,7 +231,7 @@ def test_the_number_of_devices_may_change(interrupted, tmp_path, monkeypatch):
 def test_data_may_lie_elsewhere(finished, tmp_path):
     directory, _ = finished
     shutil.copytree(directory, tmp_path / "moved")
-    assert resumed(tmp_path / "moved", tmp_path / "run").global_step == 6
+    assert resumed(tmp_path / "moved", tmp_path / "run", **TOY).global_step == 6
 
 
 def test_a_run_that_stopped_early_goes_on_without_early_stopping(finished, tmp_path):
@@ -227,15 +241,15 @@ def test_a_run_that_stopped_early_goes_on_without_early_stopping(finished, tmp_p
         state["progress"]["stop_reason"] = "patience"
         path.write_text(json.dumps(state))
 
-    assert resumed(finished[0], tmp_path / "off", stopped).stop_reason is None
-    on = {"train__early_stop__active": True}
+    assert resumed(finished[0], tmp_path / "off", stopped, **TOY).stop_reason is None
+    on = {**TOY, "train__early_stop__active": True}
     assert resumed(finished[0], tmp_path / "on", stopped, **on).stop_reason == "patience"
 
 
 def test_a_refusal_is_printed_once_and_logged(finished, tmp_path, capsys):
     shutil.copytree(finished[0] / "run", tmp_path / "run")
     with pytest.raises(UserError, match="another model or optimizer"):
-        run(tiny_config(finished[0] / "data", train__epochs=2, optimizer__name="lion"), tmp_path / "run")
+        run(tiny_config(finished[0] / "data", train__epochs=2, optimizer__name="lion", **TOY), tmp_path / "run")
     assert "another model or optimizer" not in capsys.readouterr().out  # the command line prints the exception
     assert "another model or optimizer" in (tmp_path / "run" / "logs" / "debug_log_rank0.txt").read_text()
 
@@ -260,7 +274,8 @@ def test_everything_is_closed_whatever_else_fails(finished, tmp_path, monkeypatc
     with pytest.raises(OSError, match="DebugSession") as caught:
         run(finished[1], tmp_path / "run")
     assert {"Checkpoints", "DebugSession", "Sinks"} <= set(closed)
-    chain, error = [], caught.value
+    chain: list[str] = []
+    error: BaseException | None = caught.value
     while error is not None:
         chain.append(str(error))
         error = error.__context__
@@ -271,7 +286,7 @@ def test_another_batch_size_counts_from_the_epoch_on_where_it_starts(finished, t
     """Six updates of 16 rows are done; the second epoch has twelve updates of 8 rows, and every row is seen once."""
     directory, _ = finished
     shutil.copytree(directory, tmp_path / "copy")
-    config = tiny_config(directory / "data", train__epochs=2, data__batch_size=8, debug__jsonl__enabled=False)
+    config = tiny_config(directory / "data", train__epochs=2, data__batch_size=8, **TOY)
     run(config, tmp_path / "copy" / "run")
     progress = json.loads((tmp_path / "copy" / "run" / "progress.json").read_text())
     assert progress["global_step"] == progress["expected_total_steps"] == 6 + 12

@@ -32,14 +32,19 @@ SGD = {
 BOUND = 2e-5
 
 
+TOY = {"model__type": "toy"}
+
+
 def sgd_config(directory: Path, **overrides):
     return tiny_config(directory, **{**SGD, **overrides})
 
 
-def test_two_devices_make_the_same_updates(tmp_path):
+def test_two_devices_make_the_same_updates(tmp_path, monkeypatch):
+    """The real model is tried on 1, 2 and 8 devices below."""
+    toy.register(monkeypatch)
     states = {}
     for devices in (1, 2):
-        program, inputs, placement = build(sgd_config(tmp_path), tmp_path, devices)
+        program, inputs, placement = build(sgd_config(tmp_path, **TOY), tmp_path, devices)
         start = jax.device_get(jax.jit(program.initial_state)().params)
         states[devices] = jax.device_get(run_updates(program, inputs, placement, 3)[0].params)
     assert largest_update(states[1], start) >= 0.1
@@ -161,8 +166,9 @@ def test_scanned_layers_are_apart_for_optimizer_and_clipping(tmp_path):
     assert found[0] == found[1]
 
 
-def test_applied_learning_rate_is_the_planned_one(tmp_path):
-    config = tiny_config(tmp_path, lr_scheduler__name="wsd", lr_scheduler__warmup_steps=3, train__epochs=2)
+def test_applied_learning_rate_is_the_planned_one(tmp_path, monkeypatch):
+    toy.register(monkeypatch)
+    config = tiny_config(tmp_path, **TOY, lr_scheduler__name="wsd", lr_scheduler__warmup_steps=3, train__epochs=2)
     program, inputs, placement = build(config, tmp_path)
     schedule = program.update.learning_rates["default"]
     _, outputs = run_updates(program, inputs, placement, 8)
@@ -170,11 +176,12 @@ def test_applied_learning_rate_is_the_planned_one(tmp_path):
     np.testing.assert_allclose([o.learning_rates["default"] for o in outputs], planned, atol=1e-6 * max(planned))
 
 
-def test_non_finite_update_is_skipped_and_counted(tmp_path):
-    program, inputs, placement = build(tiny_config(tmp_path), tmp_path)
+def test_non_finite_update_is_skipped_and_counted(tmp_path, monkeypatch):
+    toy.register(monkeypatch)
+    program, inputs, placement = build(tiny_config(tmp_path, **TOY), tmp_path)
     state = jax.jit(program.initial_state, out_shardings=placement.replicated)()
     bad = dict(state.params)
-    bad["final_norm"] = jax.tree.map(lambda x: x * jnp.nan, bad["final_norm"])
+    bad["aggregate"] = jax.tree.map(lambda x: x * jnp.nan, bad["aggregate"])
     state = state.replace(params=bad)
     after, outputs = run_updates(program, inputs, placement, 2, state=state)
     assert not outputs[0].finite

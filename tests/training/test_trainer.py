@@ -17,6 +17,7 @@ from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.trainer import UserError, run
 from linnaeus_jax.training.boundary import Boundary
 from tests.tiny import tiny_config, write_tiny_data
+from tests.training import toy
 
 
 def rows_of(directory: Path) -> list[dict]:
@@ -77,18 +78,14 @@ def test_a_finished_run_does_nothing_more(finished):
     assert comparable(rows_of(directory / "run")) == before
 
 
-def test_a_longer_run_goes_on_where_the_first_stopped(finished, tmp_path):
-    directory, config, _ = finished
-    config = config.copy_and_resolve_references()
-    config.train.epochs = 4
-    import shutil
-
-    shutil.copytree(directory / "run", tmp_path / "run")
-    run(config, tmp_path / "run")
+def test_a_longer_run_goes_on_where_the_first_stopped(tmp_path, monkeypatch):
+    toy.register(monkeypatch)
+    for epochs in (1, 2):
+        run(tiny_config(tmp_path / "data", train__epochs=epochs, model__type="toy"), tmp_path / "run")
     rows = rows_of(tmp_path / "run")
     steps = [row["global_step"] for row in rows if row["event"] == "train"]
     assert steps == sorted(set(steps))
-    assert [row["epoch"] for row in rows if row["event"] == "epoch"] == [0, 1, 2, 3]
+    assert [row["epoch"] for row in rows if row["event"] == "epoch"] == [0, 1]
 
 
 def test_checkpoint_of_another_model_is_refused(finished):
@@ -99,9 +96,10 @@ def test_checkpoint_of_another_model_is_refused(finished):
         run(config, directory / "run")
 
 
-def test_run_without_metadata_saves_its_checkpoints(tmp_path):
+def test_run_without_metadata_saves_its_checkpoints(tmp_path, monkeypatch):
     """Orbax cannot save arrays without elements, such as statistics of no component at all."""
-    config = tiny_config(tmp_path / "data", data__meta__active=False, train__epochs=1)
+    toy.register(monkeypatch)
+    config = tiny_config(tmp_path / "data", data__meta__active=False, train__epochs=1, model__type="toy")
     run(config, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "ckpt_step_6").is_dir()
     assert json.loads((tmp_path / "run" / "progress.json").read_text())["global_step"] == 6
@@ -163,10 +161,12 @@ def test_bad_data_is_one_clear_error(tmp_path, damage, overrides, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_validation_batches_are_made_to_fit_the_devices(tmp_path):
+def test_validation_batches_are_made_to_fit_the_devices(tmp_path, monkeypatch):
     """Its size changes no result; one that the devices cannot share ended a run after its first epoch."""
     assert 15 % jax.device_count()
-    run(tiny_config(tmp_path / "data", train__epochs=1, data__batch_size_val=15), tmp_path / "run")
+    toy.register(monkeypatch)
+    config = tiny_config(tmp_path / "data", train__epochs=1, data__batch_size_val=15, model__type="toy")
+    run(config, tmp_path / "run")
     (row,) = [row for row in rows_of(tmp_path / "run") if row["event"] == "epoch"]
     assert row["val/loss"] > 0
 
@@ -207,8 +207,10 @@ def test_all_config_errors_at_once(tmp_path):
 
 def test_every_variant_is_compiled_once(tmp_path, monkeypatch):
     """Over three epochs with GradNorm and validation; nothing at all is compiled after the first epoch."""
+    toy.register(monkeypatch)
     config = tiny_config(
         tmp_path / "data",
+        model__type="toy",
         loss__grad_weighting__task__type="gradnorm",
         loss__grad_weighting__task__update_interval=3,
         debug__jsonl__enabled=False,
