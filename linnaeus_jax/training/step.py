@@ -202,15 +202,19 @@ class Learned(NamedTuple):
 
 def _learn(
     update: Update, old: Learned, step: jax.Array, grads: Any, rates: Mapping[str, jax.Array]
-) -> tuple[Learned, optax.Updates]:
-    """The optimizer's update, and what it adds to the parameters."""
+) -> tuple[Learned, optax.Updates, jax.Array]:
+    """The optimizer's update by the clipped gradient, what it adds to the parameters, and the clipped norm."""
+    grads, norm = optimizers.clip(
+        grads, update.clip_mode, update.clip_limit, params=old.params, ndim=update.optimizer.ndim
+    )
+    clipped_norm = optax.tree.norm(grads) if update.clip_limit > 0 else norm
     direction, opt_state = update.optimizer.direction.update(grads, old.opt_state, old.params)
     changes = update.optimizer.apply_learning_rates(direction, rates)
     params = optax.apply_updates(old.params, changes)
     ema = None
     if update.ema_decay is not None:
         ema = optimizers.ema_update(old.ema, params, update.ema_decay, step)
-    return Learned(params, opt_state, ema), changes
+    return Learned(params, opt_state, ema), changes, clipped_norm
 
 
 def _scheduled(objective: Objective, step: jax.Array) -> dict[str, jax.Array]:
@@ -233,10 +237,7 @@ def apply(
     trained, frozen = update.optimizer.split_frozen(state.params)
     ema, frozen_ema = (None, None) if state.ema is None else update.optimizer.split_frozen(state.ema)
     old = Learned(trained, state.opt_state, ema)
-    grads, norm = optimizers.clip(
-        sums.grads, update.clip_mode, update.clip_limit, params=trained, ndim=update.optimizer.ndim
-    )
-    clipped_norm = optax.tree.norm(grads) if update.clip_limit > 0 else norm
+    norm = optax.tree.norm(sums.grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     if objective.recorder is not None:
         finite &= objective.recorder.all_finite(sums.measured.frames)
@@ -250,7 +251,7 @@ def apply(
     rates = {name: rate(state.step) for name, rate in update.learning_rates.items()}
 
     def changes() -> Any:
-        found = _learn(update, old, state.step, grads, rates)[1]
+        found = _learn(update, old, state.step, sums.grads, rates)[1]
         return jax.tree.map(lambda u: jnp.where(finite, u, 0.0), found)
 
     scheduled, measured = _scheduled(objective, state.step), sums.measured
@@ -274,13 +275,14 @@ def apply(
         updates=changes,
     )
     seen = probes.measure(update.probes, inputs)
-    # The optimizer stands in a branch of its own, which is compiled alike whether a run measures anything or not: what
-    # is learned does not depend on who watches, to the last bit. The branch waits for what was seen of the parameters,
-    # so that it may write over them; XLA would copy them for readers that could come later.
-    learned = jax.lax.cond(
+    # Clipping and optimizer stand in a branch of their own, which is compiled alike whether a run measures anything or
+    # not: its operands, the gradients, are arrays in memory, into whose computation nothing of it is fused. So a run
+    # with probes learns the same bits. The branch waits for what was measured of the parameters, so that it may write
+    # over them; XLA would copy them for readers that could come later.
+    learned, clipped_norm = jax.lax.cond(
         finite & probes.done(seen),
-        lambda: _learn(update, old, state.step, grads, rates)[0],
-        lambda: old,
+        lambda: _learn(update, old, state.step, sums.grads, rates)[::2],
+        lambda: (old, norm),
     )
 
     def accepted(new: Any, old: Any) -> Any:
