@@ -126,6 +126,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, str]] = 
     "ranks": ({"data__task_keys_h5": ("taxa_L10", "taxa_L20")}, None, r"other ranks"),
     "split": ({"data__h5__train_val_split_seed": 7}, None, r"other training rows"),
     "model": ({"model__variant": "statistics"}, None, r"model\.statistics is False .* True"),
+    "moving average": ({"train__ema__enabled": True}, None, r"another model or optimizer: ema\.\S+ is in this run"),
     "optimizer": ({"optimizer__name": "lion"}, None, r"optimizer\.\S+ is 'adamw' .* 'lion'"),
 }
 
@@ -159,6 +160,7 @@ FREE: dict[str, dict[str, Any]] = {
     "augmentation": {"aug__color_jitter": 0.3, "aug__hflip_prob": 0.1},
     "loss": {"loss__taxonomy_smoothing__enabled": (True,), "loss__grad_weighting__task__type": "gradnorm"},
     "weight decay and betas": {"optimizer__weight_decay": 0.3, "optimizer__betas": (0.8, 0.9)},
+    "clipping": {"train__clip_grad": 0.5, "train__clip_mode": "adaptive"},
     "regularisation": {"model__drop_rate": 0.2, "model__drop_path_rate": 0.1},
     "computation": {"train__gradient_checkpointing__enabled_normal_steps": True, "train__compute_dtype": "bfloat16"},
     "reading": {"data__num_workers": 1, "data__prefetch__max_processed_batches": 1},
