@@ -130,6 +130,3 @@ def interleaved(f: Callable[[], object], g: Callable[[], object], pairs: int = 1
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     control = statistics.median(b / a for a, b in zip(first, again, strict=True))
     return Ratios(statistics.median(first), statistics.median(other), middle, low, high, control)
-
-
-__all__ = ["Ratios", "add_names", "interleaved", "machine_info", "write_results"]

@@ -41,8 +41,8 @@ from benchmarks.step_common import (
     write_labels,
 )
 from linnaeus_jax.debugging.event_log import DebugEventLog
-from linnaeus_jax.training import probes
-from linnaeus_jax.training.parallel import fetch
+from linnaeus_jax.step import probes
+from linnaeus_jax.step.placement import fetch
 
 COMPARED_UPDATES = 10
 #: updates of full length, so that ten of them go somewhere

@@ -29,9 +29,9 @@ import numpy as np
 
 from benchmarks.common import write_results
 from benchmarks.step_common import CLASSES, MODELS, ROWS_PER_SPECIES, Case, case_config, write_labels
-from linnaeus_jax import trainer
-from linnaeus_jax.training import compilation
-from linnaeus_jax.training.recorder import TrainRecorder
+from linnaeus_jax.run import trainer
+from linnaeus_jax.run.recorder import TrainRecorder
+from linnaeus_jax.step import compilation
 
 PLAIN_LIMIT_MS, LOG_LIMIT_MS = 1.0, 5.0
 WARM_UP = 20  # updates that are not counted

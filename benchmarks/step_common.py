@@ -17,15 +17,15 @@ from benchmarks.common import Ratios
 from linnaeus_jax.config import complete_open_nodes, get_config
 from linnaeus_jax.data.dataset import Dataset, build_dataset
 from linnaeus_jax.data.loader import TrainLoader
-from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.plans import PlanSequence, SamplerSettings
 from linnaeus_jax.debugging.session import DebugSession
+from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.models import model_variants
+from linnaeus_jax.run.inputs import plan_levels, split_arrays
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
-from linnaeus_jax.training.compilation import compile_step
-from linnaeus_jax.training.inputs import plan_levels, sampler_settings, split_arrays
-from linnaeus_jax.training.parallel import Placement
-from linnaeus_jax.training.program import Program, build_program
-from linnaeus_jax.training.run_directory import RunDirectory
+from linnaeus_jax.step.compilation import compile_step
+from linnaeus_jax.step.placement import Placement
+from linnaeus_jax.step.program import Program, build_program
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40")
 CLASSES = (1000, 300, 60, 15)  # species, genera, families, orders
@@ -179,7 +179,7 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
     config = case_config(case, labels, changes)
     placement = Placement()
     dataset = build_dataset(config)
-    sampler = sampler_settings(config, placement.device_count)
+    sampler = SamplerSettings.from_config(config, placement.device_count)
     group_levels, groups, _, levels = plan_levels(config, dataset, sampler)
     plans = PlanSequence(groups, [group_levels.index(level) for level in levels], sampler, seed=config.train.seed)
     resolved = resolve_all_schedule_params(
@@ -259,19 +259,3 @@ def ratio_row(what: str, times: Ratios, updates: int, limit: float | None = None
     if limit is not None:
         row |= {"limit": limit, "within": times.ratio <= limit}
     return row
-
-
-__all__ = [
-    "BARE",
-    "EVERYTHING",
-    "FEATURES",
-    "MODELS",
-    "Built",
-    "Case",
-    "Stepper",
-    "build",
-    "default_cases",
-    "ratio_row",
-    "repeated",
-    "write_labels",
-]

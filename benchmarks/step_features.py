@@ -52,7 +52,7 @@ from linnaeus_jax.models import build_model
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS, depthwise_conv
 from linnaeus_jax.schedules.probabilities import Probabilities
 from linnaeus_jax.schedules.step_function import StepFunction
-from linnaeus_jax.training.program import Program
+from linnaeus_jax.step.program import Program
 
 Row = dict[str, Any]
 EVERYTHING_LIMIT = 1.15

@@ -1,4 +1,4 @@
-"""Writing files so that a crash never leaves half of one."""
+"""Where the files of a run lie, and writing them so that a crash never leaves half of one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import uuid
 from pathlib import Path
 from typing import Any
+
+from ml_collections import ConfigDict
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -27,3 +29,44 @@ def write_atomically(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as readable JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=1) + "\n")
+
+
+class RunDirectory:
+    """`root` with its documented subdirectories; nothing is created before `create()`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.checkpoints = root / "checkpoints"
+        self.logs = root / "logs"
+        self.assets = root / "assets"
+        self.metadata = root / "metadata"
+        self.config_json = root / "config.json"
+        self.progress_json = root / "progress.json"
+        self.run_id_file = root / "run_id.txt"
+        self.metrics_log = self.logs / "metrics_log.jsonl"
+
+    @classmethod
+    def of(cls, config: ConfigDict, workdir: str | Path | None) -> RunDirectory:
+        """`workdir`, or `<env.output.base_dir>/<project>/<group>/<name>`."""
+        names = config.experiment
+        default = Path(config.env.output.base_dir) / names.project / names.group / names.name
+        return cls(Path(workdir) if workdir else default)
+
+    def create(self) -> None:
+        """Makes the directories.
+
+        Raises:
+          OSError: naming the directory that could not be made.
+        """
+        for directory in (self.checkpoints, self.logs, self.assets, self.metadata):
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def keep_run_id(self, wanted: str) -> str:
+        """The identity of the run in external trackers: that of an earlier start, else `wanted`, which is kept."""
+        if not self.run_id_file.exists():
+            write_atomically(self.run_id_file, wanted + "\n")
+        return self.run_id_file.read_text().strip()
+
+    def resolve(self, path: str) -> Path:
+        """A directory from the config: `{output_dir}` is the run directory, relative paths lie below it."""
+        return self.root / path.replace("{output_dir}", str(self.root.resolve()))

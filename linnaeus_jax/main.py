@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     # jax and everything that needs it is imported only once the command line is known to be right
-    from linnaeus_jax.trainer import UserError, run
+    from linnaeus_jax.run.trainer import UserError, run
 
     try:
         run(config, options.get("workdir"), skip_validation=options.get("skip_validation", False))

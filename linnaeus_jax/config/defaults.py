@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ml_collections import config_dict
 from ml_collections.config_dict import ConfigDict, placeholder
 
 
@@ -482,14 +481,3 @@ def complete_open_nodes(config: ConfigDict) -> ConfigDict:
                         complete[key] = given[key]
                 node[name] = complete
     return config
-
-
-__all__ = [
-    "OPEN_NODES",
-    "complete_open_nodes",
-    "config_dict",
-    "get_config",
-    "lr_group",
-    "meta_component",
-    "optimizer_group",
-]

@@ -1,7 +1,8 @@
-"""Back from `config.json` to a config."""
+"""A config as `config.json`, without its secrets, and back."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,10 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.plugins import import_plugins
+
+#: parts of a key that mark its value as a secret
+SECRET_MARKS = ("api_key", "app_key", "password", "secret", "token", "credential")
+REDACTED = "<redacted>"
 
 
 def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
@@ -36,3 +41,44 @@ def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
         fill(config, tree)
     import_plugins(config)
     return complete_open_nodes(config)
+
+
+def plain(config: ConfigDict) -> dict[str, Any]:
+    """The config as JSON types, secrets hidden."""
+    return json.loads(json.dumps(redacted(config.to_dict())))
+
+
+def redacted(tree: Any) -> Any:
+    """A copy of a plain tree with the values of secret keys and user:password parts of URLs hidden."""
+    if isinstance(tree, dict):
+        return {
+            key: REDACTED if value and any(mark in str(key).lower() for mark in SECRET_MARKS) else redacted(value)
+            for key, value in tree.items()
+        }
+    if isinstance(tree, (list, tuple)):
+        return [redacted(item) for item in tree]
+    if isinstance(tree, str) and "://" in tree and "@" in tree:
+        scheme, rest = tree.split("://", 1)
+        return f"{scheme}://{REDACTED}@{rest.rsplit('@', 1)[1]}"
+    return tree
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> leaf of a nested dict."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
+
+
+def config_difference(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, old value, new value) of every leaf that differs between two plain config trees."""
+    before, after = flatten(old), flatten(new)
+    missing = "<absent>"
+    return [
+        (key, before.get(key, missing), after.get(key, missing))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key, missing) != after.get(key, missing)
+    ]

@@ -25,6 +25,3 @@ class Batch(TypedDict):
     rarity: NotRequired[np.ndarray]  # int32 [B], rarity bin
     subsets: NotRequired[np.ndarray]  # int32 [B, kinds], position of the row in the user's own subsets, -1: none
     taxa_subset: NotRequired[np.ndarray]  # bool [B, S], membership of the user's taxa subsets
-
-
-__all__ = ["Batch"]

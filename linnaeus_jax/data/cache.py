@@ -89,6 +89,3 @@ class ImageCache:
 
     def __setstate__(self, state: dict[str, int]) -> None:
         self.__init__(state["capacity"])  # type: ignore[misc]
-
-
-__all__ = ["CacheStats", "ImageCache"]

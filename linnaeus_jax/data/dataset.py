@@ -475,6 +475,3 @@ def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | P
         arrays[f"rarity_{split.name}"] = split.rarity
         arrays |= {f"subset_{kind}_{split.name}": split.subsets[:, j] for j, kind in enumerate(dataset.subset_names)}
     np.savez_compressed(assets / "subset_ids.npz", **arrays)  # type: ignore[arg-type]
-
-
-__all__ = ["Dataset", "Sources", "Split", "build_dataset", "resolve_sources", "write_assets"]

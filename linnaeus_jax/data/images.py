@@ -442,21 +442,3 @@ class PackedImages(EncodedImages):
 def check_directory(directory: str | Path) -> None:
     if not Path(directory).is_dir():
         raise FileNotFoundError(f"{directory}: no such image directory; check data.hybrid.images_dir")
-
-
-__all__ = [
-    "EncodedImages",
-    "FolderImages",
-    "H5Images",
-    "ImageReadError",
-    "ImageSource",
-    "MappedImages",
-    "PackedImages",
-    "ResizedImages",
-    "check_directory",
-    "decode_image",
-    "identifier_text",
-    "image_path",
-    "open_images",
-    "resize_area",
-]

@@ -280,6 +280,3 @@ def _read_dataset_meta(file: h5py.File, path: str) -> tuple[dict[str, str], dict
 
 def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-__all__ = ["LabelTable", "identifier_hashes", "read_identifiers", "read_label_tables"]

@@ -375,6 +375,3 @@ def _plan_in_order(count: int, batch_size: int, start: int, local: int, batch: i
     index = np.where(index < count, index, -1)
     position = np.arange(start, start + local, dtype=np.int32)
     return EpochPlan(index, np.full(local, -1, np.int32), position, (index >= 0).astype(np.float32))
-
-
-__all__ = ["EvalLoader", "PipelineStats", "TrainLoader"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.config.components import active_components
+from linnaeus_jax.config.derived import active_components
 
 log = logging.getLogger(__name__)
 
@@ -162,13 +162,3 @@ def _null_elevation(values: NDArray[np.float32], item: ComponentSettings, file: 
         return np.ones(len(values), bool)
     sine, cosine = np.abs(values[:, 0::2]), np.abs(values[:, 1::2] - 1.0)
     return (sine <= 1e-8).all(axis=1) & (cosine <= 1e-8 + 1e-5).all(axis=1)
-
-
-__all__ = [
-    "Component",
-    "ComponentSettings",
-    "SourceColumns",
-    "build_metadata",
-    "component_layout",
-    "component_settings",
-]

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.derived import global_batch_size
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,21 @@ class SamplerSettings:
     batch_size: int = 64
     accumulation_steps: int = 1
     mix_block: int | None = None
+
+    @classmethod
+    def from_config(cls, config: ConfigDict, devices: int = 1) -> SamplerSettings:
+        """The sampler of the config; raises ValueError also for sizes that the devices do not divide."""
+        sampler = config.data.sampler
+        settings = cls(
+            type=sampler.type,
+            grouped_mode=sampler.grouped_mode,
+            leftovers=sampler.leftovers,
+            batch_size=global_batch_size(config, devices),
+            accumulation_steps=max(1, config.train.accumulation_steps),
+            mix_block=config.schedule.mixup.mix_block,
+        )
+        settings.check_devices(devices)
+        return settings
 
     def __post_init__(self) -> None:
         for key, value, known in (
@@ -383,17 +401,3 @@ class PlanSequence:
         """This process's part `[A, B_local]` of one global update."""
         epoch, within = self.locate(update)
         return self.plan(epoch)[within]
-
-
-__all__ = [
-    "EpochPlan",
-    "PlanSequence",
-    "SamplerSettings",
-    "coverage",
-    "expected_draws",
-    "micro_batches_per_epoch",
-    "plan_epoch",
-    "process_slice",
-    "random_keys",
-    "updates_per_epoch",
-]

@@ -243,22 +243,3 @@ def last_subset(matrix: NDArray[np.bool_]) -> NDArray[np.int32]:
     """int32 [n]: position of the last subset a row belongs to, -1 for none."""
     position = np.arange(1, matrix.shape[1] + 1, dtype=np.int32)
     return (matrix * position[None, :]).max(axis=1, initial=0).astype(np.int32) - 1
-
-
-__all__ = [
-    "FilterReport",
-    "FilterSettings",
-    "TaxaSubset",
-    "check_percentiles",
-    "class_counts",
-    "filter_rows",
-    "group_ids",
-    "last_subset",
-    "parse_taxa_subsets",
-    "percent",
-    "rarity_bin_names",
-    "rarity_bins",
-    "rarity_thresholds",
-    "split_rows",
-    "taxa_subset_matrix",
-]

@@ -98,6 +98,3 @@ def _positions(texts: Mapping[str, NDArray[Any]], names: Mapping[str, tuple[str,
         if outside := int(((found[:, column] < 0) & (texts[kind] != "")).sum()):
             log.warning("%s: %d rows have a value of subset_%s that was not known", split.table.path, outside, kind)
     return found
-
-
-__all__ = ["MAX_SUBSETS", "assign_subsets", "with_known_subsets"]

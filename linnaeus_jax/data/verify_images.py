@@ -113,6 +113,3 @@ def verify_images(
                 + (f"; report: {report_path}" if report_path is not None else "")
             )
     return np.asarray(found, np.int64)
-
-
-__all__ = ["verify_images"]

@@ -16,10 +16,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax import versions
+from linnaeus_jax.config.saved import config_from_json, plain
 from linnaeus_jax.files import write_json
-from linnaeus_jax.training import versions
-from linnaeus_jax.training.run_directory import plain
 
 
 class BundleError(Exception):

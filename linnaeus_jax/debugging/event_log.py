@@ -30,7 +30,7 @@ from linnaeus_jax.debugging.analysis import analyse, logs_in, parse_event
 from linnaeus_jax.files import write_json
 from linnaeus_jax.learning.optimizers import FROZEN, ParameterRow
 from linnaeus_jax.reporting.metrics_log import strict
-from linnaeus_jax.training.probes import Probe, ProbeInputs
+from linnaeus_jax.step.probes import Probe, ProbeInputs
 
 log = logging.getLogger("linnaeus_jax")
 

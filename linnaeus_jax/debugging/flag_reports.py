@@ -17,11 +17,11 @@ import numpy as np
 
 from linnaeus_jax.debugging import flags
 from linnaeus_jax.debugging.flags import DebugFlags
-from linnaeus_jax.training.compilation import CompiledStep
-from linnaeus_jax.training.input_stages import stage_images
-from linnaeus_jax.training.parallel import fetch
-from linnaeus_jax.training.probes import Probe, ProbeInputs
-from linnaeus_jax.training.program import Program
+from linnaeus_jax.step.compilation import CompiledStep
+from linnaeus_jax.step.input_stages import stage_images
+from linnaeus_jax.step.placement import fetch
+from linnaeus_jax.step.probes import Probe, ProbeInputs
+from linnaeus_jax.step.program import Program
 
 #: updates between the lines of flags that look into the step
 PROBE_EVERY = 10
@@ -275,6 +275,3 @@ def _fingerprint(params: Any) -> jax.Array:
 def parameter_fingerprint(params: Any) -> int:
     """Sum of the bits of this process's copy of replicated parameters: equal parameters have equal ones."""
     return int(fetch(_fingerprint(jax.tree.map(lambda x: x.addressable_data(0), params))))
-
-
-__all__ = ["FlagReports", "parameter_fingerprint"]

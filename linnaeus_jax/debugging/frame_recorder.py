@@ -308,6 +308,3 @@ def _map_output(function: Callable[[Any], Any], out: Any) -> Any:
     if not isinstance(out, tuple):
         return function(out)
     return each(out, lambda value: each(value, function) if isinstance(value, tuple) else function(value))
-
-
-__all__ = ["COLLECTION", "GRADIENTS", "FrameRecorder", "GradientSlots"]

@@ -205,6 +205,3 @@ def _name(path: Path, stacks: Mapping[Path, tuple[int, ...]], layers: tuple[int,
         parts += [str(layer) for layer in layers[done:scans]]
         done = scans
     return ".".join(parts)
-
-
-__all__ = ["VARIABLE", "Call", "Path", "pack", "pack_gradients", "stacks_of"]

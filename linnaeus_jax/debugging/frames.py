@@ -215,17 +215,3 @@ def measure(value: Any, *, batched: bool) -> jax.Array | str:
         return "empty"
     value = lax.stop_gradient(jnp.asarray(value))
     return extremes(by_rows(value) if batched else value.reshape(1, -1))
-
-
-__all__ = [
-    "Frame",
-    "FrameSpec",
-    "Frames",
-    "Row",
-    "by_rows",
-    "concatenate",
-    "extremes",
-    "measure",
-    "merge",
-    "over_axis",
-]

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from linnaeus_jax.training.compilation import CompiledStep
-from linnaeus_jax.training.parallel import fetch
+from linnaeus_jax.step.compilation import CompiledStep
+from linnaeus_jax.step.placement import fetch
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -164,6 +164,3 @@ def _line(trace: TracebackType | None) -> str:
 def _of_library(filename: str) -> bool:
     standard = filename.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in filename
     return standard or filename.startswith(("<", *_LIBRARIES)) or filename == __file__
-
-
-__all__ = ["InvalidOperation", "checked", "explained", "invalid", "kinds", "locate", "switched_on"]

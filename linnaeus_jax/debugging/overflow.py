@@ -271,14 +271,3 @@ def detect_overflow(var: Any, ctx: str) -> Any:
 def _print_alarms(has_nan: Any, has_inf: Any, *, label: str) -> None:
     for alarm in _alarms(label, bool(has_nan), bool(has_inf)):
         print(alarm, flush=True)
-
-
-__all__ = [
-    "BatchLimitReached",
-    "DebugUnderflowOverflow",
-    "OverflowDetected",
-    "OverflowMonitor",
-    "detect_overflow",
-    "frame_text",
-    "row_text",
-]

@@ -34,13 +34,13 @@ from linnaeus_jax.debugging.frame_recorder import FrameRecorder
 from linnaeus_jax.debugging.frames import concatenate, merge
 from linnaeus_jax.debugging.overflow import OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
+from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.optimizers import ParameterRow
-from linnaeus_jax.training.compilation import CompiledStep
-from linnaeus_jax.training.objective import Recorder
-from linnaeus_jax.training.parallel import fetch
-from linnaeus_jax.training.probes import Probe
-from linnaeus_jax.training.program import Program
-from linnaeus_jax.training.run_directory import RunDirectory
+from linnaeus_jax.step.compilation import CompiledStep
+from linnaeus_jax.step.objective import Recorder
+from linnaeus_jax.step.placement import fetch
+from linnaeus_jax.step.probes import Probe
+from linnaeus_jax.step.program import Program
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -253,6 +253,3 @@ class DebugSession:
     @staticmethod
     def _rates(schedules: Mapping[str, Any], update: int) -> dict[str, float]:
         return {name: float(schedule(update)) for name, schedule in schedules.items()}
-
-
-__all__ = ["DebugSession", "StepRecorder"]

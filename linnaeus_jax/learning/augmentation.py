@@ -423,17 +423,3 @@ def random_erase(image: jax.Array, uniform: jax.Array, noise: jax.Array, setting
         return out
 
     return jax.lax.cond(uniform[0, 0] < settings.erase_prob, erased, lambda: image)
-
-
-__all__ = [
-    "AugmentSettings",
-    "augment",
-    "crop_window",
-    "cumulative_settings",
-    "draw_policy",
-    "erase_rectangle",
-    "normalize",
-    "random_erase",
-    "row_keys",
-    "validate",
-]

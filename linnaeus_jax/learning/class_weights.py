@@ -118,6 +118,3 @@ def mixture_weight(
 def _require(condition: bool, name: str, value: float, task: str, text: str) -> None:
     if not (condition and np.isfinite(value)):
         raise ValueError(f"{_KEY}.{name}={value} ({task}) must {text} and finite")
-
-
-__all__ = ["METHODS", "class_weights", "mixture_weight", "task_class_weights"]

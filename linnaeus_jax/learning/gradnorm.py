@@ -167,6 +167,3 @@ def _check(alpha: float, rule: str, kappa: float, lr: float) -> None:
         raise ValueError(f"{key}.gradnorm_kappa={kappa} must lie in (0, 1]")
     if not lr > 0.0:
         raise ValueError(f"{key}.gradnorm_lr={lr} must be > 0")
-
-
-__all__ = ["GradNormState", "combine", "gradnorm_update", "init_gradnorm", "shared_norms", "task_gradients"]

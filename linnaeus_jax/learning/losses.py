@@ -196,14 +196,3 @@ def task_loss_sums(
 def kept_counts(keep: jax.Array, weight: jax.Array) -> jax.Array:
     """Samples that count per task, float32 [T], from bool keep [..., T] and weight [...], over all leading axes."""
     return jnp.sum(jnp.where(keep, weight[..., None], 0.0), axis=tuple(range(keep.ndim - 1)))
-
-
-__all__ = [
-    "CRITERIA",
-    "Criterion",
-    "TaskLosses",
-    "kept_counts",
-    "make_criterion",
-    "resolve_funcs",
-    "task_loss_sums",
-]

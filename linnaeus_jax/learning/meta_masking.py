@@ -192,20 +192,3 @@ def component_bounds(dims: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
     """(start, stop) columns of consecutive components, given their widths in metadata order."""
     stops = np.cumsum(list(dims.values()), dtype=int).tolist()
     return tuple((stop - dim, stop) for stop, dim in zip(stops, dims.values()))
-
-
-__all__ = [
-    "FULL",
-    "NONE",
-    "PARTIAL",
-    "Bounds",
-    "MaskDraws",
-    "column_components",
-    "combo_table",
-    "component_bounds",
-    "draw_masks",
-    "keep_mask",
-    "mask_metadata",
-    "valid_counts",
-    "zero_components",
-]

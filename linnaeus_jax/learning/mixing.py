@@ -278,16 +278,3 @@ def mix(
     """Mixes a micro-batch with probability `p_mix`; see `mix_from_draws` for the arguments and `draw_mix` for `key`."""
     draws = draw_mix(key, p_mix, image.shape[0], (image.shape[1], image.shape[2]), settings)
     return mix_from_draws(image, meta, valid, label, partner, group, draws, settings=settings, bounds=bounds)
-
-
-__all__ = [
-    "MixDraws",
-    "MixSettings",
-    "Mixed",
-    "check_partners",
-    "cutmix_box",
-    "draw_mix",
-    "exclude_null_groups",
-    "mix",
-    "mix_from_draws",
-]

@@ -93,6 +93,3 @@ def null_statistics(null: jax.Array, keep: jax.Array, weight: jax.Array) -> dict
         "inclusion_percentage": jnp.where(total > 0, 100.0 * included / jnp.maximum(total, 1.0), 100.0),
         "num_valid_samples_per_task": jnp.sum(keep & rows, axis=tuple(range(keep.ndim - 1)), dtype=jnp.float32),
     }
-
-
-__all__ = ["inclusion_uniforms", "keep_mask", "null_mask", "null_statistics"]

@@ -280,26 +280,3 @@ def color_jitter(image: jax.Array, brightness: jax.Array, contrast: jax.Array, s
     x = jnp.clip(mean + (x - mean) * contrast, 0, 255)
     luma = grey(x)[..., None]
     return jnp.clip(luma + (x - luma) * saturation, 0, 255)
-
-
-__all__ = [
-    "AFFINE_OPS",
-    "BLEND_OPS",
-    "FILL",
-    "IDENTITY",
-    "OPS",
-    "OP_CODE",
-    "TABLE_OPS",
-    "affine_matrix",
-    "affine_points",
-    "apply_color_op",
-    "autocontrast_table",
-    "color_jitter",
-    "equalize_table",
-    "gaussian_blur",
-    "grey",
-    "histogram",
-    "outside",
-    "pixel_centres",
-    "sample",
-]

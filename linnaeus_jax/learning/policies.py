@@ -152,14 +152,3 @@ def get_policy(name: str, num_ops: int = 2, magnitude: float = 9.0) -> Policy:
         delta=np.array([[delta for _, _, delta in sub] for sub in arguments], np.float32),
         joint=name != RANDAUGMENT,
     )
-
-
-__all__ = [
-    "POLICY_NAMES",
-    "RANDAUGMENT",
-    "RANDAUGMENT_OPS",
-    "Policy",
-    "get_policy",
-    "operator_argument",
-    "sub_policies",
-]

@@ -210,6 +210,3 @@ def _ancestors(parents: Sequence[np.ndarray], level: int) -> tuple[np.ndarray, n
         np.stack(chain, axis=1).astype(np.int32) if chain else np.zeros(shape, np.int32),
         np.stack(sizes, axis=1).astype(np.float64) if sizes else np.zeros(shape),
     )
-
-
-__all__ = ["TaxonomySmoothing", "smoothing_matrix"]

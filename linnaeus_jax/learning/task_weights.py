@@ -87,6 +87,3 @@ def _vector(name: str, values: Sequence[float] | np.ndarray | None, tasks: Seque
     if vector.shape != (len(tasks),):
         raise ValueError(f"{name} needs one value per task ({', '.join(tasks)}), got shape {vector.shape}")
     return vector
-
-
-__all__ = ["STRATEGIES", "initial_task_weights", "per_task"]

@@ -16,7 +16,6 @@ import numpy as np
 from linnaeus_jax.metrics import names
 from linnaeus_jax.metrics.extras import NO_EXTRAS, PhaseExtras
 from linnaeus_jax.metrics.phase import summarise
-from linnaeus_jax.schedules.triggers import log_due
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -45,6 +44,11 @@ LIGHT_EVERY = 10
 #: sums since the last log point: {"sums": {name: array}, "updates": [], "grad_norm": [], "meta_valid": [K],
 #: "null_total": [T], "null_included": [T]}
 Interval = Mapping[str, Any]
+
+
+def log_due(step: int, interval: int) -> bool:
+    """Whether a record is written once `step` updates are completed; an interval of 0 writes none."""
+    return interval > 0 and step % interval == 0
 
 
 class StepMetricsLogger:

@@ -14,20 +14,3 @@ from linnaeus_jax.models.names import (
     stage_of,
 )
 from linnaeus_jax.models.registry import build_model, model_variants, register_model
-
-__all__ = [
-    "STAGES",
-    "MFormerV1",
-    "ParameterInfo",
-    "build_model",
-    "canonical_name",
-    "flax_path",
-    "layer_index",
-    "model_variants",
-    "num_layers",
-    "parameter_table",
-    "params_from_torch",
-    "params_to_torch",
-    "register_model",
-    "stage_of",
-]

@@ -83,6 +83,3 @@ class ConvNeXtStage(nn.Module):
             run = nn.remat(call) if self.remat else call
             x_BHWC = run(block, x_BHWC, None if scales_LB is None else scales_LB[i])
         return x_BHWC
-
-
-__all__ = ["CONVNEXT_EPS", "ConvNeXtBlock", "ConvNeXtStage", "Downsample", "Stem"]

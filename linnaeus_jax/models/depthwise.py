@@ -94,5 +94,3 @@ def _shift_conv_bwd(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tupl
 
 
 _shift_conv.defvjp(_shift_conv_fwd, _shift_conv_bwd)
-
-__all__ = ["DEPTHWISE_IMPLS", "depthwise_conv"]

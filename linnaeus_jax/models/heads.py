@@ -92,6 +92,3 @@ class ClassificationHeads(nn.Module):
             )
             for spec in self.specs
         }
-
-
-__all__ = ["HEAD_TYPES", "ClassificationHeads", "HeadSpec", "LinearHead", "head_specs"]

@@ -214,24 +214,3 @@ class Conv1d(nn.Module):
         kernel = self.param("kernel", _uniform_half, (1, 2, 1)).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros, (1,)).astype(self.dtype)
         return jnp.sum(tokens_B2D * kernel, axis=1, keepdims=True) + bias[None, None]
-
-
-__all__ = [
-    "ClsProjection",
-    "Conv1d",
-    "Conv2d",
-    "Dropout",
-    "Gelu",
-    "LayerNorm",
-    "Linear",
-    "MetaHead",
-    "Mlp",
-    "Relu",
-    "ResNorm",
-    "Residual",
-    "Softmax",
-    "drop_path_rates",
-    "drop_path_scales",
-    "subkey",
-    "weight_init",
-]

@@ -343,6 +343,3 @@ def _check(model: MFormerV1) -> None:
                 f"attn_impl is 'cudnn', which needs a GPU, bfloat16 and attn_drop_rate 0 (here: {backend}, "
                 f"{jnp.dtype(model.dtype)}, {model.attn_drop_rate}); use 'auto'"
             )
-
-
-__all__ = ["VARIANTS", "MFormerV1", "mformer_v1"]

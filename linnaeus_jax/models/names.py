@@ -199,20 +199,3 @@ def layer_index(name: str, model: nn.Module) -> int:
     elif re.match(r"(norm_2|final_norm|cl_1_fc|aggregate|head)\.", name):
         return sum(depths) + 1
     raise ValueError(f"parameter {name!r} belongs to no layer of a model with {depths} blocks per stage")
-
-
-__all__ = [
-    "STAGES",
-    "ParameterInfo",
-    "canonical_name",
-    "flax_path",
-    "from_torch_layout",
-    "layer_index",
-    "named_leaves",
-    "num_layers",
-    "parameter_table",
-    "params_from_torch",
-    "params_to_torch",
-    "stage_of",
-    "to_torch_layout",
-]

@@ -46,6 +46,3 @@ def build_model(type: str, *, variant: str, **settings: Any) -> nn.Module:
     if variant not in variants:
         raise ValueError(f"{type} has no variant {variant!r}; known variants: {', '.join(variants)}")
     return builder(variant=variant, **settings)
-
-
-__all__ = ["build_model", "model_variants", "register_model"]

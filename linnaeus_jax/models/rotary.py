@@ -221,18 +221,3 @@ class RotaryStage(nn.Module):
             return scanned(block, x, (scales_L2B, keys_L))[0]
 
         return nn.map_variables(run, "params", trans_in_fn=stacked)(self, x_BND)
-
-
-__all__ = [
-    "ATTN_IMPLS",
-    "ROPE_INITS",
-    "ROPE_MODES",
-    "RotaryAttention",
-    "RotaryBlock",
-    "RotaryStage",
-    "axial_angles",
-    "freqs_init",
-    "mixed_angles",
-    "patch_positions",
-    "rotate",
-]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.saved import config_difference, flatten, plain
 from linnaeus_jax.files import write_atomically
 from linnaeus_jax.metrics.names import CHAINS, phase_label, result_name
 from linnaeus_jax.reporting import report_plots as plots
@@ -21,7 +22,6 @@ from linnaeus_jax.reporting.replay import RunRecord
 from linnaeus_jax.reporting.report_plots import Runs
 from linnaeus_jax.reporting.sinks import STARVING, WAIT_SHARE
 from linnaeus_jax.taxonomy.ranks import task_name
-from linnaeus_jax.training.run_directory import config_difference, flatten, plain
 
 #: phase -> {task -> curves}, written at a validation: `reliability`, `risk_coverage`, `distance`, `classes`
 CURVES_FILE = "assets/validation_curves.json"

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.derived import value_of
+
 
 class Choice(NamedTuple):
     unit: str  # off | steps | fraction | epochs
@@ -74,12 +76,6 @@ for _stream, _interval in LOG_DEFAULTS.items():
     )
 
 
-def get_node(config: ConfigDict, path: str) -> ConfigDict:
-    for part in path.split("."):
-        config = config[part]
-    return config
-
-
 def of_group(name: str, group: str) -> AlternativeSet:
     """The set `name` ("warmup" or "decay") among the learning-rate overrides of one parameter group."""
     return replace(ALTERNATIVES[name], node=f"lr_scheduler.parameter_groups.{group}", default=OFF)
@@ -95,13 +91,13 @@ def all_sets(config: ConfigDict) -> Iterator[AlternativeSet]:
 
 def is_mentioned(config: ConfigDict, alternatives: AlternativeSet) -> bool:
     """Whether the user gave any member, 0 included."""
-    node = get_node(config, alternatives.node)
+    node = value_of(config, alternatives.node)
     return any(node.get(key) is not None for key in alternatives.keys.values())
 
 
 def choose(config: ConfigDict, alternatives: AlternativeSet) -> Choice:
     """The member that counts: the one in use, else off where a member is explicitly 0, else the default."""
-    node = get_node(config, alternatives.node)
+    node = value_of(config, alternatives.node)
     for unit, key in alternatives.keys.items():
         value = node.get(key)
         if value is not None and value > 0:
@@ -111,7 +107,7 @@ def choose(config: ConfigDict, alternatives: AlternativeSet) -> Choice:
 
 def set_errors(config: ConfigDict, alternatives: AlternativeSet) -> list[str]:
     """Members out of range, and members that exclude each other; each text names key, value and fix."""
-    node = get_node(config, alternatives.node)
+    node = value_of(config, alternatives.node)
     errors, used = [], []
     for unit, key in alternatives.keys.items():
         value: Any = node.get(key)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from linnaeus_jax.metrics.step_logger import log_due
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.triggers import Due, Stage, due_at_boundary, gradnorm_due, log_due
+from linnaeus_jax.schedules.triggers import Due, Stage, due_at_boundary, gradnorm_due
 
 
 class OpsSchedule:

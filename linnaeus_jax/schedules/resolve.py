@@ -7,15 +7,13 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.batch_size import global_batch_size
+from linnaeus_jax.config.derived import active_components, global_batch_size, gradnorm_enabled
 from linnaeus_jax.schedules.alternatives import (
     ALTERNATIVES,
     LOG_DEFAULTS,
     AlternativeSet,
     Choice,
     choose,
-    epochs_to_steps,
-    fraction_to_steps,
     is_mentioned,
     of_group,
     to_steps,
@@ -36,12 +34,7 @@ from linnaeus_jax.schedules.resolved import (
     Totals,
     Validation,
 )
-from linnaeus_jax.schedules.validation import (
-    component_order,
-    gradnorm_enabled,
-    validate_schedule_config,
-    validate_schedule_sanity,
-)
+from linnaeus_jax.schedules.sanity import validate_schedule_sanity
 
 #: end of a full-masking or null-masking ramp for which no end is given
 FALLBACK_END_STEPS = 5000
@@ -157,7 +150,7 @@ class _Resolver:
         return end or FALLBACK_END_STEPS
 
     def partial_masking(self, meta_end: int) -> PartialMasking:
-        partial, order = self.config.schedule.meta_masking.partial, component_order(self.config)
+        partial, order = self.config.schedule.meta_masking.partial, active_components(self.config.data.meta)
         prob_end = self.steps(ALTERNATIVES["partial_prob_end"]) or meta_end
         return PartialMasking(
             enabled=bool(partial.enabled),
@@ -200,7 +193,7 @@ class _Resolver:
         )
 
     def validation(self) -> Validation:
-        node, order = self.config.schedule.validation, component_order(self.config)
+        node, order = self.config.schedule.validation, active_components(self.config.data.meta)
         final = node.final_epoch
         exhaustive = final.exhaustive_meta_components if final.exhaustive_partial_meta_validation else ()
         enabled, has_metadata = bool(node.partial_mask_meta.enabled), bool(order)
@@ -222,7 +215,7 @@ class _Resolver:
         stop = self.config.train.early_stop
         if not stop.active:
             return EarlyStopSpec(active=False)
-        tasks, components = self.config.data.task_keys_h5, component_order(self.config)
+        tasks, components = self.config.data.task_keys_h5, active_components(self.config.data.meta)
         metric = parse_metric_name(stop.metric, tasks=tasks, components=components)
         return EarlyStopSpec(
             active=True,
@@ -272,7 +265,7 @@ def resolve_all_schedule_params(
     """Turns every duration of the configuration into optimizer updates. The configuration is not changed.
 
     Args:
-      config: the whole tree.
+      config: the whole tree, without errors (`checks.schedule.validate_schedule_config`).
       steps_per_epoch: optimizer updates of each epoch, or one number for all; they differ where the mixing level
         switches (`level_switching.steps_per_epoch`).
       dataset_size: training rows.
@@ -284,11 +277,8 @@ def resolve_all_schedule_params(
       The schedule, with all its warnings.
 
     Raises:
-      ValueError: the configuration is invalid (all errors in one text), or the counts contradict it.
+      ValueError: the counts contradict the configuration.
     """
-    errors = validate_schedule_config(config)
-    if errors:
-        raise ValueError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
     scheduler, epochs = config.lr_scheduler, config.train.epochs
     accumulation = max(1, config.train.accumulation_steps)
     steps = _per_epoch("steps_per_epoch", steps_per_epoch, epochs)
@@ -341,12 +331,3 @@ def resolve_all_schedule_params(
         notes=tuple(dict.fromkeys(resolver.notes)),
     )
     return dataclasses.replace(resolved, warnings=tuple(validate_schedule_sanity(resolved)))
-
-
-__all__ = [
-    "epochs_to_steps",
-    "fraction_to_steps",
-    "resolve_all_schedule_params",
-    "validate_schedule_config",
-    "validate_schedule_sanity",
-]

@@ -158,8 +158,3 @@ def firing_epochs(resolved: ResolvedSchedule) -> dict[str, tuple[int, ...]]:
 def gradnorm_due(step: Any, warmup_steps: int, interval: int) -> Any:
     """Whether update `step` (0-based; int, int32 array or tracer) changes the task weights."""
     return (step >= warmup_steps) & (step % max(1, interval) == 0)
-
-
-def log_due(step: int, interval: int) -> bool:
-    """Whether a record is written once `step` updates are completed; an interval of 0 writes none."""
-    return interval > 0 and step % interval == 0

@@ -123,17 +123,3 @@ def check_task_order(tasks: Sequence[str]) -> None:
     if any(coarse <= fine for fine, coarse in pairwise(levels)):
         ordered = tuple(sorted(set(tasks), key=task_level))
         raise ValueError(f"data.task_keys_h5 = {tuple(tasks)} must list each rank once, finest first: use {ordered}")
-
-
-__all__ = [
-    "RANK_LEVELS",
-    "check_task_order",
-    "column_names",
-    "is_primary",
-    "l_form",
-    "level_text",
-    "parse_level",
-    "rank_name",
-    "task_level",
-    "task_name",
-]

@@ -347,6 +347,3 @@ def describe_conflict(conflict: ParentConflict, classes: Mapping[str, NDArray[np
     ids = classes[tasks[tasks.index(conflict.task) + 1]]
     seen = ", ".join(f"{ids[parent]} ({count} rows)" for parent, count in zip(conflict.parents, conflict.counts))
     return f"{conflict.task} {classes[conflict.task][conflict.child]}: parents {seen}"
-
-
-__all__ = ["Node", "ParentConflict", "TaxonomyTree", "describe_conflict"]

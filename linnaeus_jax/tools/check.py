@@ -22,7 +22,7 @@ from linnaeus_jax.reporting.logs import console
 
 if TYPE_CHECKING:
     from linnaeus_jax.learning.optimizers import ParameterRow
-    from linnaeus_jax.trainer import Run
+    from linnaeus_jax.run.trainer import Run
 
 TIMED_UPDATES = 5
 
@@ -86,8 +86,8 @@ def trial_checkpoint(this: Run) -> str:
     """
     import jax
 
-    from linnaeus_jax.trainer import UserError, checkpoint_meta, stored_state
-    from linnaeus_jax.training.checkpoints import CheckpointError, Checkpoints
+    from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
+    from linnaeus_jax.run.trainer import UserError, checkpoint_meta, stored_state
 
     place = next(
         path for path in (this.directory.root.resolve(), *this.directory.root.resolve().parents) if path.is_dir()
@@ -123,9 +123,9 @@ def check(argv: Sequence[str]) -> None:
     """Builds everything that a run builds, makes a few updates on one batch and prints what was seen."""
     import jax
 
-    from linnaeus_jax.trainer import build, fresh_state, needed_variants
-    from linnaeus_jax.training.compilation import compile_step
-    from linnaeus_jax.training.run_directory import RunDirectory
+    from linnaeus_jax.files import RunDirectory
+    from linnaeus_jax.run.trainer import build, fresh_state, needed_variants
+    from linnaeus_jax.step.compilation import compile_step
 
     parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("check.png"), help="picture of the first images")
@@ -185,7 +185,7 @@ def check(argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from linnaeus_jax.trainer import UserError
+    from linnaeus_jax.run.trainer import UserError
 
     try:
         check(list(sys.argv[1:] if argv is None else argv))

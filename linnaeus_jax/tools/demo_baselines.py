@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from linnaeus_jax.data.demo import DemoSummary, validation_rows, write_demo
+from linnaeus_jax.demo.generate import DemoSummary, validation_rows, write_demo
 
 BATCH = 128
 HIDDEN = 64
@@ -199,6 +199,3 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-
-
-__all__ = ["baselines", "demo_baselines", "fit", "main"]

@@ -25,9 +25,9 @@ from ml_collections import ConfigDict
 if TYPE_CHECKING:
     from linnaeus_jax.data.dataset import Dataset, Split
     from linnaeus_jax.data.images import ImageSource
-    from linnaeus_jax.training.evaluation import Evaluation
-    from linnaeus_jax.training.parallel import Placement
-    from linnaeus_jax.training.program import Program
+    from linnaeus_jax.step.evaluation import Evaluation
+    from linnaeus_jax.step.placement import Placement
+    from linnaeus_jax.step.program import Program
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -62,13 +62,13 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     """
     from linnaeus_jax.config.saved import config_from_json
     from linnaeus_jax.data.dataset import build_dataset
+    from linnaeus_jax.data.plans import SamplerSettings
+    from linnaeus_jax.files import RunDirectory
     from linnaeus_jax.metrics.custom import available
+    from linnaeus_jax.run.checkpoints import Checkpoints
     from linnaeus_jax.schedules.resolved import ResolvedSchedule
-    from linnaeus_jax.training.checkpoints import Checkpoints
-    from linnaeus_jax.training.inputs import sampler_settings
-    from linnaeus_jax.training.parallel import Placement
-    from linnaeus_jax.training.program import build_program
-    from linnaeus_jax.training.run_directory import RunDirectory
+    from linnaeus_jax.step.placement import Placement
+    from linnaeus_jax.step.program import build_program
 
     directory = RunDirectory(run)
     if not directory.config_json.is_file() or not directory.checkpoints.is_dir():
@@ -84,7 +84,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
         checkpoints.close()
     try:
         dataset = build_dataset(config)
-        program = build_program(config, dataset, schedule, sampler_settings(config).block)
+        program = build_program(config, dataset, schedule, SamplerSettings.from_config(config).block)
     except (OSError, ValueError, KeyError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise EvaluateError(f"the data of {run} cannot be read: {text}") from error
@@ -114,7 +114,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
 
 def _choose(checkpoints: Any, wanted: str) -> int:
     """The step of the wanted checkpoint."""
-    from linnaeus_jax.training.retention import best_checkpoint
+    from linnaeus_jax.run.retention import best_checkpoint
 
     steps = checkpoints.steps()
     if not steps:
@@ -273,11 +273,11 @@ def evaluate(
     Raises:
       EvaluateError: no rows, or images that cannot be read.
     """
-    from linnaeus_jax.config.batch_size import global_batch_size
+    from linnaeus_jax.config.derived import global_batch_size
     from linnaeus_jax.data.loader import EvalLoader
-    from linnaeus_jax.training.evaluation import Evaluator
-    from linnaeus_jax.training.inputs import split_arrays
-    from linnaeus_jax.training.parallel import evaluation_batch
+    from linnaeus_jax.run.inputs import split_arrays
+    from linnaeus_jax.step.evaluation import Evaluator
+    from linnaeus_jax.step.placement import evaluation_batch
 
     data, split = loaded.config.data, loaded.dataset.val if split is None else split
     if not len(split):
@@ -371,7 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     from linnaeus_jax.config import ConfigError
     from linnaeus_jax.reporting.logs import setup_logging
-    from linnaeus_jax.training.checkpoints import CheckpointError
+    from linnaeus_jax.run.checkpoints import CheckpointError
 
     # no log line may stand between JSON; warnings then go to stderr
     setup_logging(None, process=int(options.json), level="INFO", data_level="WARNING")

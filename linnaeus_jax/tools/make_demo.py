@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from linnaeus_jax.data.demo import IMAGE_SIZE, ROWS, DemoSummary, write_demo
+from linnaeus_jax.demo.generate import IMAGE_SIZE, ROWS, DemoSummary, write_demo
 
 
 def summary_table(summary: DemoSummary) -> Table:
@@ -65,6 +65,3 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-
-
-__all__ = ["main", "summary_table"]

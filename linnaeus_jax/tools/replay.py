@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     from linnaeus_jax.debugging import crash_bundle
-    from linnaeus_jax.trainer import UserError
+    from linnaeus_jax.run.trainer import UserError
 
     try:
         return replay(options.bundle, frames=options.frames, debug_nans=options.debug_nans, gradients=options.gradients)
@@ -45,12 +45,12 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     """
     import jax
 
-    from linnaeus_jax import trainer
     from linnaeus_jax.debugging import crash_bundle, nonfinite
     from linnaeus_jax.debugging.overflow import OverflowDetected
-    from linnaeus_jax.training.compilation import compile_step
-    from linnaeus_jax.training.parallel import fetch
-    from linnaeus_jax.training.run_directory import RunDirectory
+    from linnaeus_jax.files import RunDirectory
+    from linnaeus_jax.run import trainer
+    from linnaeus_jax.step.compilation import compile_step
+    from linnaeus_jax.step.placement import fetch
 
     config, update = crash_bundle.read_config(bundle)
     detector = config.debug.underflow_overflow

@@ -17,18 +17,18 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
+from linnaeus_jax.checks.schedule import validate_schedule_config
 from linnaeus_jax.config import ConfigError, load_config
-from linnaeus_jax.config.batch_size import global_batch_size
+from linnaeus_jax.config.derived import global_batch_size
 from linnaeus_jax.data.dataset import build_dataset
-from linnaeus_jax.data.plans import micro_batches_per_epoch, updates_per_epoch
+from linnaeus_jax.data.plans import SamplerSettings, micro_batches_per_epoch, updates_per_epoch
+from linnaeus_jax.run.inputs import coverage_report
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.level_switching import steps_per_epoch as steps_of_levels
 from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import schedule_summary, write_summary
-from linnaeus_jax.schedules.validation import validate_schedule_config
-from linnaeus_jax.training.inputs import coverage_report, sampler_settings
 
 
 def run(
@@ -65,7 +65,7 @@ def run(
         updates, micro = list(given), [count * accumulation for count in given]
         dataset_size = micro[0] * global_batch_size(config, devices) if dataset_size is None else dataset_size
     else:
-        sampler = sampler_settings(config, devices)
+        sampler = SamplerSettings.from_config(config, devices)
         if dataset_size is None:
             try:
                 dataset = build_dataset(config)

@@ -51,9 +51,9 @@ def render(
 
 def show(argv: Sequence[str]) -> None:
     """Builds the run's data and objective and draws one update."""
-    from linnaeus_jax.trainer import UserError, build
-    from linnaeus_jax.training.input_stages import stage_images
-    from linnaeus_jax.training.run_directory import RunDirectory
+    from linnaeus_jax.files import RunDirectory
+    from linnaeus_jax.run.trainer import UserError, build
+    from linnaeus_jax.step.input_stages import stage_images
 
     parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.show_augmentations", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("augmentations.png"), help="picture to write")
@@ -77,7 +77,7 @@ def show(argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from linnaeus_jax.trainer import UserError
+    from linnaeus_jax.run.trainer import UserError
 
     try:
         show(list(sys.argv[1:] if argv is None else argv))

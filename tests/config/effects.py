@@ -27,32 +27,34 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from linnaeus_jax import trainer
+from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.data import batch_reader, loader
 from linnaeus_jax.data.dataset import build_dataset
+from linnaeus_jax.data.plans import SamplerSettings
 from linnaeus_jax.debugging import nonfinite
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.debugging.session import DebugSession
+from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.losses import task_loss_sums
 from linnaeus_jax.learning.optimizers import build_optimizer
+from linnaeus_jax.metrics.step_logger import log_due
 from linnaeus_jax.models import stage_of
 from linnaeus_jax.models.heads import ClassificationHeads
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.sinks import open_sinks
+from linnaeus_jax.run import inputs as run_inputs
+from linnaeus_jax.run import trainer
+from linnaeus_jax.run.recorder import LogPoint, NonFiniteError
+from linnaeus_jax.run.retention import preserved, retention_policy
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
-from linnaeus_jax.schedules.triggers import due_at_boundary, firing_epochs, log_due
-from linnaeus_jax.training import inputs as training_inputs
-from linnaeus_jax.training import program as training_program
-from linnaeus_jax.training.recorder import LogPoint, NonFiniteError
-from linnaeus_jax.training.retention import preserved, retention_policy
-from linnaeus_jax.training.run_directory import RunDirectory
-from linnaeus_jax.training.validate import config_errors
+from linnaeus_jax.schedules.triggers import due_at_boundary, firing_epochs
+from linnaeus_jax.step import program as step_program
 from tests.tiny import tiny_config, write_tiny_data
 
 UPDATES = 30  # per epoch, of the resolved schedules
@@ -99,7 +101,7 @@ class Home:
         return value.replace("HOME", str(self.root)) if isinstance(value, str) else value
 
     def runnable(self, site: Site) -> Any:
-        """The configuration of the site for a whole run, with the model of `tests.training.toy`."""
+        """The configuration of the site for a whole run, with the model of `tests.step.toy`."""
         config = site.config.copy_and_resolve_references()
         config.data.h5.labels_path = str(self.root / "plain" / "labels.h5")
         config.model.type = "toy"
@@ -222,7 +224,7 @@ class Site:
 
     @functools.cached_property
     def inputs(self) -> Any:
-        return training_inputs.build_inputs(self.config, devices=1, output_dir=self.output_dir)
+        return run_inputs.build_inputs(self.config, devices=1, output_dir=self.output_dir)
 
     def plan(self) -> Any:
         return self.inputs.plans.plan(0)
@@ -237,8 +239,8 @@ class Site:
 
     def verification(self) -> Mapping[str, Any]:
         """How the images are verified."""
-        with mock.patch.object(training_inputs, "verify_images", return_value=np.empty(0, np.int64)) as call:
-            training_inputs.build_inputs(self.config, devices=1, output_dir=self.output_dir)
+        with mock.patch.object(run_inputs, "verify_images", return_value=np.empty(0, np.int64)) as call:
+            run_inputs.build_inputs(self.config, devices=1, output_dir=self.output_dir)
         return call.call_args.kwargs
 
     def report(self, name: str) -> dict[str, Any]:
@@ -250,20 +252,20 @@ class Site:
 
     @functools.cached_property
     def model(self) -> Any:
-        return training_program.model_from_config(self.config, self.dataset)
+        return step_program.model_from_config(self.config, self.dataset)
 
     @functools.cached_property
     def program(self) -> Any:
-        block = training_inputs.sampler_settings(self.config).block
-        return training_program.build_program(self.config, self.dataset, self.resolved, block)
+        block = SamplerSettings.from_config(self.config).block
+        return step_program.build_program(self.config, self.dataset, self.resolved, block)
 
     @functools.cached_property
     def small_program(self) -> Any:
         """The program with `Small` in place of the network."""
         small = Small(self.model.head_specs, self.model.img_size, self.model.meta_dim)
-        block = training_inputs.sampler_settings(self.config).block
-        with mock.patch.object(training_program, "model_from_config", return_value=small):
-            return training_program.build_program(self.config, self.dataset, self.resolved, block)
+        block = SamplerSettings.from_config(self.config).block
+        with mock.patch.object(step_program, "model_from_config", return_value=small):
+            return step_program.build_program(self.config, self.dataset, self.resolved, block)
 
     @functools.cached_property
     def batch(self) -> dict[str, jax.Array]:
@@ -402,13 +404,13 @@ class Site:
         return 0
 
     def criterion(self, split: str = "train") -> Any:
-        return training_program.build_criteria(self.config, self.dataset, split)["taxa_L10"]
+        return step_program.build_criteria(self.config, self.dataset, split)["taxa_L10"]
 
     def smoothing(self) -> np.ndarray:
         return self.criterion().smoothing.dense_matrix()
 
     def class_weights(self, split: str = "train") -> Any:
-        found = training_program.build_class_weights(self.config, self.dataset, split)
+        found = step_program.build_class_weights(self.config, self.dataset, split)
         return None if found is None else found["taxa_L10"]
 
     @functools.cached_property

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import get_config, load_yaml
-from linnaeus_jax.config.batch_size import global_batch_size
+from linnaeus_jax.config.derived import global_batch_size
+from linnaeus_jax.data.plans import SamplerSettings
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.tools import schedule as tool
-from linnaeus_jax.training.inputs import sampler_settings
-from linnaeus_jax.training.validate import config_errors
 from tests.tiny import tiny_config
 
 
@@ -34,9 +34,9 @@ def test_one_of_the_two_keys(tmp_path):
 def test_batches_schedule_and_peak_follow(tmp_path, capsys):
     config = tiny_config(tmp_path, data__batch_size=None, data__batch_size_per_device=8, train__accumulation_steps=2)
     assert config_errors(config) == []
-    assert [sampler_settings(config, devices).batch_size for devices in (1, 4)] == [8, 32]
+    assert [SamplerSettings.from_config(config, devices).batch_size for devices in (1, 4)] == [8, 32]
     config.data.sampler.type = "standard"
-    assert [sampler_settings(config, devices).block for devices in (1, 4)] == [2, 2]
+    assert [SamplerSettings.from_config(config, devices).block for devices in (1, 4)] == [2, 2]
     found = [
         resolve_all_schedule_params(
             config, steps_per_epoch=5, dataset_size=320, micro_batches_per_epoch=10, devices=devices

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.defaults import OPEN_NODES, get_config
+from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.tree import known_keys
-from linnaeus_jax.training.validate import lookup
 from tests.config.effects import Home, Site
 from tests.config.key_table import ALSO, DIFFERENT, GROUPS, PENDING, TABLE, Row
-from tests.training import toy
+from tests.step import toy
 
 
 def default_tree():
@@ -20,7 +20,7 @@ def default_tree():
     config = get_config()
     with config.unlocked():
         for path, (make_default, reserved) in OPEN_NODES.items():
-            node = lookup(config, path)
+            node = value_of(config, path)
             for name in [name for name in node if name not in reserved]:
                 del node[name]
             node["*"] = make_default()
@@ -63,7 +63,7 @@ def test_the_table_covers_every_key():
 
 def test_values_differ_from_the_defaults():
     config = default_tree()
-    assert [key for key, row in TABLE.items() if comparable(lookup(config, key)) == comparable(row.value)] == []
+    assert [key for key, row in TABLE.items() if comparable(value_of(config, key)) == comparable(row.value)] == []
 
 
 @pytest.mark.parametrize("key", TABLE)

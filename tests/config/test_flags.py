@@ -10,9 +10,10 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import ConfigError, load_config
-from linnaeus_jax.data.demo import MIN_ROWS, write_demo
-from linnaeus_jax.training.validate import config_errors, lookup
+from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.demo.generate import MIN_ROWS, write_demo
 
 ROOT = Path(__file__).parents[2]
 YAML_CONFIG = ROOT / "configs" / "yaml.py"
@@ -244,7 +245,7 @@ def test_every_replacement_is_a_valid_command(tmp_path, monkeypatch, command, ke
     found, notes = replacement(command.replace("YAML", str(path)))
     config, _ = load_config(found)
     assert config_errors(config) == []
-    assert lookup(config, key) == value
+    assert value_of(config, key) == value
     assert "hush" not in " ".join(found) + notes
 
 

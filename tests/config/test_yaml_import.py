@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import yaml
 
+from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import ConfigError, get_config, load_yaml
 from linnaeus_jax.config.defaults import meta_component
 from linnaeus_jax.config.tree import known_keys
-from linnaeus_jax.training.program import model_from_config
-from linnaeus_jax.training.validate import config_errors
+from linnaeus_jax.step.program import model_from_config
 
 FILES = ("debug_example", "debug_profiler", "debug_scenarios", "metrics", "scheduling")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from linnaeus_jax.data.pipeline_stats import PipelineStats
-from linnaeus_jax.training.inputs import build_inputs
+from linnaeus_jax.run.inputs import build_inputs
 from tests.tiny import tiny_config
 
 

@@ -9,7 +9,7 @@ import pytest
 from linnaeus_jax.data.dataset import build_dataset, write_assets
 from linnaeus_jax.data.subsets import MAX_SUBSETS, with_known_subsets
 from linnaeus_jax.metrics import custom, register_subset, unregister_subset
-from linnaeus_jax.training.inputs import split_arrays
+from linnaeus_jax.run.inputs import split_arrays
 from tests.tiny import TASKS, tiny_config
 
 ROWS = 120

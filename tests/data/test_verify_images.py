@@ -10,7 +10,7 @@ import pytest
 
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.verify_images import verify_images
-from linnaeus_jax.training.inputs import build_inputs
+from linnaeus_jax.run.inputs import build_inputs
 from tests.conftest import FIXTURES
 from tests.data.helpers import MISSING_FILES, golden_config, unpack_folder
 

@@ -17,7 +17,7 @@ from linnaeus_jax.debugging import event_log as el
 from linnaeus_jax.debugging.analysis import analyse
 from linnaeus_jax.debugging.event_log import DebugEventLog, event_log_probes
 from linnaeus_jax.learning.optimizers import ParameterRow
-from linnaeus_jax.training.probes import ProbeInputs, due, measure
+from linnaeus_jax.step.probes import ProbeInputs, due, measure
 
 TASKS = ("taxa_L10", "taxa_L20")
 

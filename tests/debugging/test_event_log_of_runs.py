@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from linnaeus_jax import trainer
 from linnaeus_jax.config.defaults import complete_open_nodes
+from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.run import trainer
+from linnaeus_jax.run.trainer import run
 from linnaeus_jax.tools import analyze_debug_logs
-from linnaeus_jax.trainer import run
-from linnaeus_jax.training.run_directory import RunDirectory
+from tests.run.test_kill import final_parameters
 from tests.tiny import tiny_config
-from tests.training.test_kill import final_parameters
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ import pytest
 from linnaeus_jax.debugging import nonfinite
 from linnaeus_jax.metrics.extras import signed_confidence
 from linnaeus_jax.models import layers
+from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools.replay import replay
-from linnaeus_jax.trainer import UserError, run
 from tests.tiny import tiny_config
 
 
@@ -88,7 +88,7 @@ def test_validation_marks_rows_without_a_nan():
 def test_the_environment_is_not_overruled(flag):
     code = (
         "import jax\nfrom linnaeus_jax.debugging import nonfinite\n"
-        "from linnaeus_jax.config.defaults import get_config\nfrom linnaeus_jax import trainer\n"
+        "from linnaeus_jax.config.defaults import get_config\nfrom linnaeus_jax.run import trainer\n"
         "trainer.set_up_jax(get_config())\n"
         "with nonfinite.switched_on(nans=False, infs=False):\n    print(nonfinite.kinds())"
     )

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax import trainer
 from linnaeus_jax.debugging.flags import FLAGS, leaf
 from linnaeus_jax.models import layers
+from linnaeus_jax.run import trainer
+from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools.replay import replay
-from linnaeus_jax.trainer import UserError, run
 from tests.tiny import tiny_config
 
 #: each builds several runs with almost everything on

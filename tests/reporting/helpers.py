@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from linnaeus_jax.files import write_json
+from linnaeus_jax.config.saved import plain
+from linnaeus_jax.files import RunDirectory, write_json
 from linnaeus_jax.metrics import names
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.summary import write_summary
-from linnaeus_jax.training.run_directory import RunDirectory, plain
 from tests.schedules.helpers import make_config, make_schedule
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L40")

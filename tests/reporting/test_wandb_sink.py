@@ -12,13 +12,13 @@ import wandb
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.saved import plain
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.replay import RunRecord
 from linnaeus_jax.reporting.sinks import open_sinks
 from linnaeus_jax.reporting.wandb_file import last_step, records
 from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
 from linnaeus_jax.tools import replay_metrics
-from linnaeus_jax.training.run_directory import plain
 from tests.reporting.helpers import make_run
 from tests.reporting.wandb_file import contents, history_row, wait_for_end
 

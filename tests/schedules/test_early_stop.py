@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from linnaeus_jax.checks.schedule import validate_schedule_config
 from linnaeus_jax.config import get_config
 from linnaeus_jax.metrics import custom
-from linnaeus_jax.schedules import OpsSchedule, TrainingProgress, validate_schedule_config
+from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
 from linnaeus_jax.schedules.early_stop import (
     check,
     initial_state,

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.schedules import OpsSchedule, TrainingProgress, build_probabilities
+from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
 from linnaeus_jax.schedules.learning_rate import learning_rate
+from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolved import Ramp
 from linnaeus_jax.schedules.step_function import linear_ramp
 from tests.schedules.helpers import make_schedule

@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from linnaeus_jax.schedules import OpsSchedule, Stage, TrainingProgress, due_at_boundary, plan_resume
+from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
+from linnaeus_jax.schedules.progress import plan_resume
+from linnaeus_jax.schedules.triggers import Stage, due_at_boundary
 from tests.schedules.helpers import make_schedule
 
 _PREFIX = {

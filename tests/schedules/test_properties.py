@@ -8,15 +8,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from linnaeus_jax.schedules import (
-    OpsSchedule,
-    TrainingProgress,
-    build_scheduler,
-    due_at_boundary,
-    firing_epochs,
-    plan_resume,
-)
-from linnaeus_jax.schedules.triggers import Stage
+from linnaeus_jax.schedules import OpsSchedule, TrainingProgress, build_scheduler
+from linnaeus_jax.schedules.progress import plan_resume
+from linnaeus_jax.schedules.triggers import Stage, due_at_boundary, firing_epochs
 from tests.schedules.helpers import make_schedule
 
 _FEW = settings(

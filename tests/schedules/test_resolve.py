@@ -4,12 +4,13 @@ import json
 
 import pytest
 
+from linnaeus_jax.checks.schedule import validate_schedule_config
 from linnaeus_jax.config import load_config
+from linnaeus_jax.config.derived import active_components
 from linnaeus_jax.data.metadata import component_settings
-from linnaeus_jax.schedules import ResolvedSchedule, resolve_all_schedule_params, validate_schedule_config
+from linnaeus_jax.schedules import ResolvedSchedule, resolve_all_schedule_params
 from linnaeus_jax.schedules.alternatives import epochs_to_steps, fraction_to_steps
 from linnaeus_jax.schedules.level_switching import level_of_epoch, steps_per_epoch
-from linnaeus_jax.schedules.validation import component_order
 from tests.schedules.helpers import make_config, make_schedule
 
 
@@ -88,8 +89,6 @@ def test_all_errors_at_once_with_key_value_and_fix():
         "train.epochs = 0",
     ):
         assert any(text in error for error in errors), text
-    with pytest.raises(ValueError, match=r"(?s)1\. .*2\. "):
-        resolve_all_schedule_params(config, steps_per_epoch=1, dataset_size=1, micro_batches_per_epoch=1)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +301,8 @@ def test_a_component_is_in_use_by_one_rule():
     (error,) = validate_schedule_config(make_config(settings))
     assert "names 'SPATIAL', but the components in use are TEMPORAL" in error
     config = make_config(settings | {"data.meta.components.TEMPORAL.idx": 3, "data.meta.components.SPATIAL.idx": 1})
-    assert component_order(config) == ("SPATIAL", "TEMPORAL")
-    assert component_order(config) == tuple(item.name for item in component_settings(config.data.meta))
+    assert active_components(config.data.meta) == ("SPATIAL", "TEMPORAL")
+    assert active_components(config.data.meta) == tuple(item.name for item in component_settings(config.data.meta))
     none = make_schedule({f"data.meta.components.{name}.idx": -1 for name in ("TEMPORAL", "SPATIAL")}, epochs=3)
     assert none.validation.mask_meta.unit == "off"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import cv2
 import pytest
 
-from linnaeus_jax.schedules import firing_epochs
 from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import schedule_summary, text_chart, write_summary
+from linnaeus_jax.schedules.triggers import firing_epochs
 from linnaeus_jax.tools import schedule as tool
 from tests.schedules.helpers import make_config, make_schedule
 

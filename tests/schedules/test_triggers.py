@@ -6,8 +6,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from linnaeus_jax.schedules import due_at_boundary, exhaustive_phases, firing_epochs
-from linnaeus_jax.schedules.triggers import Stage, exhaustive_combos, gradnorm_due, log_due, phase_name
+from linnaeus_jax.metrics.step_logger import log_due
+from linnaeus_jax.schedules.triggers import (
+    Stage,
+    due_at_boundary,
+    exhaustive_combos,
+    exhaustive_phases,
+    firing_epochs,
+    gradnorm_due,
+    phase_name,
+)
 from tests.schedules.helpers import make_schedule
 
 _KINDS = {

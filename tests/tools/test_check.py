@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from linnaeus_jax import trainer
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.optimizers import ParameterRow
 from linnaeus_jax.reporting.logs import console
+from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import check
-from linnaeus_jax.training.run_directory import RunDirectory
 from tests.tiny import tiny_config
 
 

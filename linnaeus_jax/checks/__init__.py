@@ -1,0 +1,4 @@
+"""Every rule that a configuration must obey, all errors at once."""
+
+from linnaeus_jax.checks.config import config_errors
+from linnaeus_jax.checks.schedule import validate_schedule_config

@@ -1,0 +1,52 @@
+"""What several rooms derive from the configuration, each rule once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+#: `data.batch_size` where neither key of a batch size is given
+DEFAULT_BATCH_SIZE = 64
+
+
+def active_components(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the components of `data.meta` that are enabled with `idx` >= 0, by ascending `idx`.
+
+    None where `data.meta.active` is False.
+    """
+    components = meta["components"]
+    used = [name for name in components if components[name]["enabled"] and components[name]["idx"] >= 0]
+    return tuple(sorted(used, key=lambda name: (components[name]["idx"], name))) if meta["active"] else ()
+
+
+def global_batch_size(config: ConfigDict, devices: int) -> int:
+    """Rows of one micro-batch over all devices of all processes.
+
+    Raises:
+      ValueError: both `data.batch_size` and `data.batch_size_per_device` are given.
+    """
+    whole, share = config.data.batch_size, config.data.batch_size_per_device
+    if share is None:
+        return DEFAULT_BATCH_SIZE if whole is None else whole
+    if whole is not None:
+        raise ValueError(
+            f"data.batch_size = {whole} (rows over all devices) and data.batch_size_per_device = {share} are both "
+            "given; set one of them to None"
+        )
+    return share * devices
+
+
+def gradnorm_enabled(config: ConfigDict) -> bool:
+    """Whether GradNorm moves the task weights."""
+    task = config.loss.grad_weighting.task
+    return bool(task.gradnorm_enabled) and task.type == "gradnorm"
+
+
+def value_of(config: ConfigDict, key: str) -> Any:
+    """The value, or section, of a dotted key."""
+    node = config
+    for part in key.split("."):
+        node = node[part]
+    return node

@@ -1,0 +1,480 @@
+"""The embedded demo data set: generated, small, and honest about what can be learned from it.
+
+36 invented species in 12 genera, 6 families and 3 orders. Within a genus two or three species look exactly alike and
+differ only in where (range), when (season) or how high (elevation) they live, so that neither the picture nor the
+metadata is enough alone. Because every density is known, the accuracy of the best possible classifier is known too:
+``DemoSummary.ceilings``. Files: ``labels.h5`` and ``images.h5`` (contiguous uint8 RGB), row-aligned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.demo.drawing import Look, draw
+
+VERSION = 1  # raise when the same seed gives other bytes
+RANKS = ("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40")
+COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")
+SCALES = (100.0, 500.0, 1000.0, 2000.0, 4000.0)  # metres, periods of the elevation encoding
+IMAGE_SIZE = 48
+ROWS = 6000
+MIN_ROWS = 150  # four of each common species
+
+MISSING = {"TEMPORAL": 0.06, "SPATIAL": 0.07, "ELEVATION": 0.08}  # shares of rows, independent of each other
+GENUS_ONLY, FAMILY_ONLY = 0.10, 0.05  # shares of rows identified no further
+RARE_SHARE = 20 / 6000  # of all rows, for each rare species
+
+# Where, when and how high. A species whose genus is split along an axis has the narrow form of one of the three
+# places on it; on the other axes it has the wide form of its genus's place.
+PLACES = ((47.0, -68.0), (31.0, -92.0), (52.0, -116.0))  # latitude, longitude in degrees
+MONTHS = (4.0, 8.0, 12.0)
+HEIGHTS = (0.12, 0.45, 0.80)  # mean, as a share of TOP
+TOP = 3600.0  # metres; below the longest period, so that the encoding tells all elevations apart
+PLACE_SD = {True: 5.0, False: 15.0}  # degrees, True: narrow
+MONTH_KAPPA = {True: 5.0, False: 0.6}
+HEIGHT_CONCENTRATION = {True: 30.0, False: 3.0}
+
+AXES = ("season", "range", "elevation")  # in the order of COMPONENTS
+EPITHETS = {
+    "season": ("vernalis", "aestivalis", "hibernalis"),
+    "range": ("orientalis", "australis", "occidentalis"),
+    "elevation": ("campestris", "collina", "alpina"),
+}
+SINGLE_EPITHETS = {
+    "spotted": "maculata",
+    "banded": "fasciata",
+    "striped": "striata",
+    "rimmed": "marginata",
+    "eyed": "ocellata",
+    "plain": "concolor",
+}
+ORDERS = ("Papilioformes", "Scarabiformes", "Pisciformes")
+FAMILIES = (  # name, body plan; two per order
+    ("Rotundalidae", "round-winged butterfly"),
+    ("Caudalidae", "tailed butterfly"),
+    ("Globocaridae", "dome beetle"),
+    ("Longicornidae", "longhorn beetle"),
+    ("Discopiscidae", "disc fish"),
+    ("Sagittidae", "arrow fish"),
+)
+
+
+@dataclass(frozen=True)
+class Genus:
+    """`axis` splits the look-alikes, which live at `places` of it; `single` is the pattern of the third species, if
+    the look-alikes are a pair; `home` is the genus's place on each axis; `rare`: positions of rare species."""
+
+    name: str
+    color: str
+    axis: str
+    places: tuple[int, ...]
+    alike: str
+    single: str = ""
+    home: tuple[int, int, int] = (0, 0, 0)
+    rare: tuple[int, ...] = ()
+
+
+GENERA = (  # two per family
+    Genus("Rutilala", "red", "range", (0, 1), "spotted", "rimmed", (1, 0, 0)),
+    Genus("Smaragdala", "green", "season", (0, 1, 2), "banded", "", (0, 2, 1), (2,)),
+    Genus("Flavicauda", "yellow", "elevation", (0, 2), "striped", "eyed", (1, 1, 0)),
+    Genus("Cyanicauda", "blue", "range", (1, 2), "banded", "plain", (0, 0, 2), (2,)),
+    Genus("Coccinoides", "red", "elevation", (0, 1, 2), "spotted", "", (1, 2, 0)),
+    Genus("Saphirodes", "blue", "season", (0, 1), "rimmed", "banded", (0, 0, 1)),
+    Genus("Auricornis", "yellow", "range", (0, 2), "plain", "striped", (2, 0, 2)),
+    Genus("Viridicornis", "green", "season", (1, 2), "eyed", "rimmed", (0, 1, 0), (1,)),
+    Genus("Aureopiscis", "yellow", "range", (0, 1, 2), "banded", "", (1, 0, 1)),
+    Genus("Viridipiscis", "green", "elevation", (1, 2), "plain", "spotted", (2, 1, 0)),
+    Genus("Rubrisagitta", "red", "season", (0, 2), "striped", "plain", (0, 2, 2)),
+    Genus("Caerulisagitta", "blue", "elevation", (0, 1), "spotted", "banded", (1, 2, 0), (1,)),
+)
+
+
+@dataclass(frozen=True)
+class Species:
+    """One species: `taxa` are its ids from species to order; `niche` holds (place, narrow) per axis of AXES."""
+
+    name: str
+    taxa: tuple[int, int, int, int]
+    look: Look
+    niche: tuple[tuple[int, bool], ...]
+    weight: float  # share of rows relative to the other common species; 0: rare
+
+
+def _species() -> tuple[Species, ...]:
+    result = []
+    for g, genus in enumerate(GENERA):
+        family = g // 2
+        for k in range(3):
+            pair_or_triple = k < len(genus.places)
+            niche = [(home, False) for home in genus.home]
+            pattern, epithet = genus.single, SINGLE_EPITHETS.get(genus.single, "")
+            if pair_or_triple:
+                axis = AXES.index(genus.axis)
+                niche[axis] = (genus.places[k], True)
+                pattern, epithet = genus.alike, EPITHETS[genus.axis][genus.places[k]]
+            result.append(
+                Species(
+                    name=f"{genus.name} {epithet}",
+                    taxa=(481_203 + 1_009 * g + 37 * k, 118_340 + 211 * g, 52_711 + 97 * family, 47_150 + 8 * (g // 4)),
+                    look=Look(FAMILIES[family][1], genus.color, pattern),
+                    niche=tuple(niche),
+                    weight=0.0 if k in genus.rare else (1.2, 0.9, 1.0)[(g + k) % 3],
+                )
+            )
+    return tuple(result)
+
+
+SPECIES = _species()
+
+
+def taxon_names() -> dict[str, dict[str, str]]:
+    """{rank: {taxon id as text: name}}, coarse ranks included."""
+    names: dict[str, dict[str, str]] = {rank: {} for rank in RANKS}
+    for i, species in enumerate(SPECIES):
+        lineage = (species.name, GENERA[i // 3].name, FAMILIES[i // 6][0], ORDERS[i // 12])
+        for rank, taxon, name in zip(RANKS, species.taxa, lineage, strict=True):
+            names[rank][str(taxon)] = name
+    return names
+
+
+# ---- the generative model ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What the generator knows of every row: the true species, also where the labels hide it, and the true metadata,
+    also where it is withheld. Arrays of length N, `taxa` uint32 [N, 4], `valid` bool [N, 3] (see COMPONENTS)."""
+
+    species: NDArray[np.int64]
+    taxa: NDArray[np.uint32]
+    month: NDArray[np.int64]
+    day: NDArray[np.int64]
+    latitude: NDArray[np.float64]
+    longitude: NDArray[np.float64]
+    elevation: NDArray[np.float64]
+    valid: NDArray[np.bool_]
+    observer: NDArray[np.int32]
+
+
+def species_counts(rows: int) -> NDArray[np.int64]:
+    """Rows per species: a fixed small share for each rare one, the rest by weight; int64 [S], sums to `rows`."""
+    weight = np.array([species.weight for species in SPECIES])
+    rare = weight == 0
+    share = np.where(rare, RARE_SHARE, weight / weight.sum() * (1 - RARE_SHARE * rare.sum()))
+    exact = share * (rows - 2 * rare.sum())
+    counts = np.floor(exact).astype(np.int64) + 2 * rare
+    order = np.argsort(np.where(rare, -1.0, exact - np.floor(exact)), kind="stable")[::-1]
+    counts[order[: rows - counts.sum()]] += 1
+    return counts
+
+
+def _beta_parameters(place: int, narrow: bool) -> tuple[float, float]:
+    concentration = HEIGHT_CONCENTRATION[narrow]
+    return HEIGHTS[place] * concentration, (1 - HEIGHTS[place]) * concentration
+
+
+def _month_log_probability(place: int, narrow: bool) -> NDArray[np.float64]:
+    """Log probability of the months 1..12: a von Mises density at whole months, normalised; float64 [12]."""
+    score = MONTH_KAPPA[narrow] * np.cos(2 * np.pi * (np.arange(1, 13) - MONTHS[place]) / 12)
+    return score - np.log(np.exp(score).sum())
+
+
+def simulate(seed: int, rows: int) -> Observations:
+    """Draws the table of the demo set, without pictures.
+
+    Args:
+      seed: of everything.
+      rows: N, at least MIN_ROWS.
+
+    Raises:
+      ValueError: too few rows.
+    """
+    if rows < MIN_ROWS:
+        raise ValueError(f"demo data: rows={rows} is too few for {len(SPECIES)} species; ask for at least {MIN_ROWS}")
+    rng = np.random.default_rng([seed, 0])
+    species = rng.permutation(np.repeat(np.arange(len(SPECIES)), species_counts(rows)))
+    month, day = np.zeros(rows, np.int64), rng.integers(1, 29, rows)
+    latitude, longitude, elevation = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+    for s, one in enumerate(SPECIES):
+        mine = np.flatnonzero(species == s)
+        season, place, height = one.niche
+        month[mine] = rng.choice(np.arange(1, 13), len(mine), p=np.exp(_month_log_probability(*season)))
+        spread = rng.normal(0, PLACE_SD[place[1]], (2, len(mine)))
+        latitude[mine], longitude[mine] = np.array(PLACES[place[0]])[:, None] + spread
+        elevation[mine] = TOP * rng.beta(*_beta_parameters(*height), len(mine))
+    taxa = np.array([one.taxa for one in SPECIES], np.uint32)[species]
+    depth = rng.random(rows)
+    depth[np.unique(species, return_index=True)[1]] = 1.0  # however small the set, every class occurs
+    taxa[depth < GENUS_ONLY + FAMILY_ONLY, 0] = 0
+    taxa[depth < FAMILY_ONLY, 1] = 0
+    missing = np.array([MISSING[name] for name in COMPONENTS])
+    valid = rng.random((rows, len(COMPONENTS))) >= missing[None, :]
+    observers = rows // 12
+    popularity = 1 / np.arange(1, observers + 1)
+    observer = rng.choice(np.arange(1, observers + 1), rows, p=popularity / popularity.sum())
+    return Observations(
+        species, taxa, month, day, latitude, longitude, elevation, valid, (10_000 + observer).astype(np.int32)
+    )
+
+
+def log_joint(observations: Observations) -> NDArray[np.float64]:
+    """Log of species share times density of the metadata present in each row, up to a constant per row.
+
+    Returns:
+      float64 [N, S]. Longitude, latitude and elevation densities are taken in degrees and metres; the change of
+      variables to the encoded vector is the same for every species and drops out of the posterior.
+    """
+    valid = observations.valid
+    shares = species_counts(len(observations.species)) / len(observations.species)
+    height = observations.elevation / TOP
+    columns = []
+    for one, share in zip(SPECIES, shares, strict=True):
+        season, place, rise = one.niche
+        month = _month_log_probability(*season)[observations.month - 1]
+        centre, sd = PLACES[place[0]], PLACE_SD[place[1]]
+        distance = (observations.latitude - centre[0]) ** 2 + (observations.longitude - centre[1]) ** 2
+        spatial = -0.5 * distance / sd**2 - 2 * math.log(sd)
+        a, b = _beta_parameters(*rise)
+        normaliser = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+        elevation = (a - 1) * np.log(height) + (b - 1) * np.log1p(-height) - normaliser
+        evidence = np.stack([month, spatial, elevation], axis=1)
+        columns.append(math.log(share) + np.where(valid, evidence, 0.0).sum(axis=1))
+    return np.stack(columns, axis=1)
+
+
+def bayes_species(observations: Observations) -> dict[str, NDArray[np.int64]]:
+    """The best possible guess of every row's species, from the generator's own densities.
+
+    Returns:
+      "image+metadata", "image", "metadata" -> int64 [N], index into SPECIES. Guesses that use the picture take it as
+      telling the look without error, so they bound every model from above.
+    """
+    looks = [one.look for one in SPECIES]
+    same = np.array([[a == b for b in looks] for a in looks])[observations.species]  # [N, S]
+    prior = np.log(species_counts(len(observations.species)))
+    joint = log_joint(observations)
+    return {
+        "image+metadata": np.where(same, joint, -np.inf).argmax(axis=1),
+        "image": np.where(same, prior[None, :], -np.inf).argmax(axis=1),
+        "metadata": joint.argmax(axis=1),
+    }
+
+
+def validation_rows(rows: int, ratio: float, seed: int) -> NDArray[np.int64]:
+    """The validation half of the plain random split of all rows, in split order."""
+    return np.random.RandomState(seed).permutation(rows)[int(rows * ratio) :]
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DemoSummary:
+    """What was written. `ceilings` are accuracies of the best possible species classifier on the validation rows with
+    a species label, by what it may see; `missing` are shares of rows per metadata component."""
+
+    labels_path: Path
+    images_path: Path
+    rows: int
+    image_size: int
+    seed: int
+    classes: dict[str, int]
+    rows_with_species: int
+    smallest_species: int
+    largest_species: int
+    missing: dict[str, float]
+    validation_rows: int
+    ceilings: dict[str, float]
+
+
+def _summary(
+    directory: Path, observations: Observations, parameters: dict[str, Any], ratio: float, split_seed: int
+) -> DemoSummary:
+    rows = len(observations.species)
+    val = validation_rows(rows, ratio, split_seed)
+    named = val[observations.taxa[val, 0] > 0]
+    guesses = bayes_species(observations)
+    counts = np.unique(observations.taxa[observations.taxa[:, 0] > 0, 0], return_counts=True)[1]
+    return DemoSummary(
+        labels_path=directory / "labels.h5",
+        images_path=directory / "images.h5",
+        rows=rows,
+        image_size=parameters["image_size"],
+        seed=parameters["seed"],
+        classes={rank: len(names) for rank, names in taxon_names().items()},
+        rows_with_species=int((observations.taxa[:, 0] > 0).sum()),
+        smallest_species=int(counts.min()),
+        largest_species=int(counts.max()),
+        missing={name: float(1 - observations.valid[:, k].mean()) for k, name in enumerate(COMPONENTS)},
+        validation_rows=len(val),
+        ceilings={kind: float((guess[named] == observations.species[named]).mean()) for kind, guess in guesses.items()},
+    )
+
+
+def encode(observations: Observations) -> dict[str, NDArray[np.float32]]:
+    """The metadata columns of the labels file, null patterns in place.
+
+    Returns:
+      "temporal" [N, 2] sin and cos of 2 pi month / 12; "spatial" [N, 3] point on the unit sphere;
+      "elevation_broadrange_2" [N, 10] sin and cos of 2 pi metres / scale per scale. Missing: zeros; elevation: 0 m.
+    """
+    valid = observations.valid
+    angle = 2 * np.pi * observations.month / 12
+    temporal = np.stack([np.sin(angle), np.cos(angle)], axis=1)
+    phi, lam = np.deg2rad(observations.latitude), np.deg2rad(observations.longitude)
+    spatial = np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)], axis=1)
+    turns = 2 * np.pi * np.where(valid[:, 2], observations.elevation, 0.0)[:, None] / np.array(SCALES)[None, :]
+    elevation = np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(turns), -1)
+    columns = {
+        "temporal": np.where(valid[:, :1], temporal, 0.0),
+        "spatial": np.where(valid[:, 1:2], spatial, 0.0),
+        "elevation_broadrange_2": elevation,
+    }
+    return {name: column.astype(np.float32) for name, column in columns.items()}
+
+
+def _label_columns(observations: Observations) -> dict[str, NDArray[Any]]:
+    """Every dataset of the labels file, text as objects."""
+    when, where, high = observations.valid.T
+    dates = [f"2023-{m:02d}-{d:02d}" if ok else "" for m, d, ok in zip(observations.month, observations.day, when)]
+    return {
+        "img_identifiers": np.array([f"demo_{i:06d}.png" for i in range(len(dates))], object),
+        **{rank: observations.taxa[:, k] for k, rank in enumerate(RANKS)},
+        **encode(observations),
+        "raw_lat": np.where(where, observations.latitude, np.nan).astype(np.float32),
+        "raw_lon": np.where(where, observations.longitude, np.nan).astype(np.float32),
+        "raw_elevation": np.where(high, observations.elevation, 0.0).astype(np.float32),
+        "raw_date_observed": np.array(dates, object),
+        "in_region": (observations.longitude < -60.0).astype(np.uint8),
+        "observer_id": observations.observer,
+    }
+
+
+def _digest(columns: dict[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for name, column in columns.items():
+        digest.update(name.encode())
+        digest.update("\n".join(column).encode() if column.dtype == object else column.tobytes())
+    return digest.hexdigest()
+
+
+def _write_labels(path: Path, columns: dict[str, NDArray[Any]], parameters: dict[str, Any]) -> None:
+    attributes: dict[str, dict[str, Any]] = {
+        "temporal": {"column_names": ["month_sin", "month_cos"], "method": "sinusoidal"},
+        "spatial": {"column_names": ["spatial_x", "spatial_y", "spatial_z"], "method": "unit_sphere"},
+        "elevation_broadrange_2": {
+            "column_names": [f"elev_{scale:g}_{part}" for scale in SCALES for part in ("sin", "cos")],
+            "method": "sinusoidal",
+            "scales": np.array(SCALES, np.float32),
+        },
+    }
+    with h5py.File(path, "w") as file:
+        for name, column in columns.items():
+            dtype = h5py.string_dtype() if column.dtype == object else column.dtype
+            file.create_dataset(name, data=column, dtype=dtype).attrs.update(attributes.get(name, {}))
+        group = file.create_group("metadata")
+        group.attrs["config_json"] = json.dumps({**parameters, "taxon_names": taxon_names()})
+        group.create_group("notes").attrs["description"] = "Generated demo data; species and places are invented"
+        group.create_group("ibridaDB").attrs["release"] = f"demo-{VERSION}"
+        group.create_group("image_processing").attrs.update({"size": parameters["image_size"], "color": "RGB"})
+
+
+def _draw_images(
+    observations: Observations, seed: int, size: int, progress: Callable[[int, int], None] | None
+) -> NDArray[np.uint8]:
+    rows = len(observations.species)
+    images = np.empty((rows, size, size, 3), np.uint8)
+    for row, species in enumerate(observations.species):
+        images[row] = draw(np.random.default_rng([seed, 1, row]), SPECIES[species].look, size)
+        if progress is not None and (row + 1) % 100 == 0:
+            progress(row + 1, rows)
+    if progress is not None:
+        progress(rows, rows)
+    return images
+
+
+def write_demo(
+    directory: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    image_size: int = IMAGE_SIZE,
+    rows: int = ROWS,
+    split_ratio: float = 0.8,
+    split_seed: int = 42,
+    progress: Callable[[int, int], None] | None = None,
+) -> DemoSummary:
+    """Generates the demo set; unchanged files of an identical earlier call are kept.
+
+    Args:
+      directory: where `labels.h5` and `images.h5` go; made if needed.
+      seed: of everything; the same seed, size and rows give the same bytes, with the same OpenCV and NumPy.
+      image_size: side of the pictures in pixels, at least 32.
+      rows: number of pictures, at least MIN_ROWS.
+      split_ratio, split_seed: the train/validation split of all rows for which the ceilings are reported; they change
+        no file.
+      progress: called with (rows drawn, rows) every 100 rows and at the end; never when nothing needs drawing.
+
+    Raises:
+      ValueError: too few rows or too small a size.
+      FileExistsError: the directory holds another demo set or other data.
+    """
+    if image_size < 32:
+        raise ValueError(f"demo data: image_size={image_size} is too small to tell the patterns apart; use 32 or more")
+    directory = Path(directory)
+    parameters = {
+        "generator": "linnaeus_jax demo",
+        "version": VERSION,
+        "seed": seed,
+        "image_size": image_size,
+        "rows": rows,
+    }
+    observations = simulate(seed, rows)
+    columns = _label_columns(observations)
+    if not _is_complete(directory, parameters, columns):
+        directory.mkdir(parents=True, exist_ok=True)
+        images = _draw_images(observations, seed, image_size, progress)
+        parameters["images_sha256"] = hashlib.sha256(images.data).hexdigest()
+        partial = directory / "images.h5.partial"
+        with h5py.File(partial, "w") as file:
+            file.create_dataset("images", data=images)
+        os.replace(partial, directory / "images.h5")
+        partial = directory / "labels.h5.partial"
+        _write_labels(partial, columns, parameters)
+        os.replace(partial, directory / "labels.h5")  # last: its presence says that the set is complete
+    return _summary(directory, observations, parameters, split_ratio, split_seed)
+
+
+def _is_complete(directory: Path, parameters: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bool:
+    """Whether `directory` holds exactly this set, undamaged; FileExistsError if it was made to hold another one."""
+    labels, images = directory / "labels.h5", directory / "images.h5"
+    if not labels.exists():
+        return False
+    with h5py.File(labels, "r") as file:
+        found = json.loads(file["metadata"].attrs["config_json"]) if "metadata" in file else {}
+    different = {key: found.get(key) for key, value in parameters.items() if found.get(key) != value}
+    if different:
+        wanted = {key: parameters[key] for key in different}
+        raise FileExistsError(
+            f"{labels} holds other data ({different}, wanted {wanted}); delete it or choose another folder"
+        )
+    if not images.exists():
+        return False
+    with h5py.File(labels, "r") as file:
+        text = {name for name, column in columns.items() if column.dtype == object}
+        present = {name: file[name].asstr()[:] if name in text else file[name][:] for name in columns if name in file}
+    if _digest(present) != _digest(columns):
+        return False
+    with h5py.File(images, "r") as file:
+        return hashlib.sha256(file["images"][:].data).hexdigest() == found["images_sha256"]

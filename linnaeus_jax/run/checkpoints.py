@@ -1,0 +1,248 @@
+"""Checkpoints: asynchronous, atomic Orbax saves of the training state plus a JSON of everything on the host.
+
+A checkpoint's key is the global step. `boundary_<step>.json` beside it says that the epoch boundary at that step was
+finished after the save (validation, ranking, early stop, log) and holds the host state from after it; without the file
+the boundary is run again as a whole after a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+
+from linnaeus_jax.files import write_json
+from linnaeus_jax.run.retention import LatestN, PreservationPolicy, preserved
+
+#: what to do about a checkpoint of another run
+OTHER_RUN = (
+    "use another run directory (--workdir), or the data files and the configuration it was made with "
+    "(config.json of the run)"
+)
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used; the message says which, why and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one run directory.
+
+    Args:
+      policy: which of them a save or `retain` lets stay; by default all.
+    """
+
+    def __init__(self, directory: Path, policy: PreservationPolicy | None = None) -> None:
+        self.directory = directory.resolve()
+        self.policy = LatestN() if policy is None else policy
+        self._dropped: set[int] = set()
+
+    @functools.cached_property
+    def _manager(self) -> ocp.CheckpointManager:
+        """Made at the first use, so that a dry run leaves no directory behind."""
+        return ocp.CheckpointManager(
+            self.directory,
+            item_handlers={"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
+            options=ocp.CheckpointManagerOptions(
+                step_prefix="ckpt_step", cleanup_tmp_directories=True, preservation_policy=self.policy
+            ),
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+        """Copies the arrays to the host and writes in the background; then deletes what the policy lets go.
+
+        Raises:
+          CheckpointError: the previous background save failed (a full disk, for example), or this step exists already.
+        """
+        before = self.steps()
+        try:
+            saved = self._manager.save(
+                step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"saving checkpoint {step} in {self.directory} failed: {error}") from error
+        if not saved:
+            raise CheckpointError(f"checkpoint {step} exists already in {self.directory}; remove it or use another run")
+        self._dropped |= set(before) - set(self.steps())
+
+    def wait(self) -> None:
+        """Blocks until the background save is on disk, and raises what went wrong with it."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {error}") from error
+
+    def check(self) -> None:
+        """Raises what went wrong with a background save, without blocking."""
+        try:
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {error}") from error
+
+    def restore_newest(
+        self,
+        abstract_state: Any,
+        as_stored: tuple[str, ...] = (),
+        refusal: Callable[[int, dict[str, Any]], str | None] | None = None,
+    ) -> tuple[int, Any, dict[str, Any]] | None:
+        """(step, state, meta) of the newest readable checkpoint; None without any.
+
+        Args:
+          abstract_state: a state of `ShapeDtypeStruct`s with the shardings wanted.
+          as_stored: fields of the state that are read whatever they are, for a caller that replaces them.
+          refusal: why this run cannot go on from a checkpoint (step, meta), or None; asked before arrays are read.
+
+        Raises:
+          CheckpointError: the checkpoint belongs to another model or optimizer, or none of them can be read.
+        """
+        failures = []
+        for step in reversed(self.steps()):
+            try:
+                meta = self.meta(step)
+                if refusal is not None and (reason := refusal(step, meta)):
+                    raise CheckpointError(f"checkpoint {step} in {self.directory} {reason}; {OTHER_RUN}")
+                return step, self.restore(step, abstract_state, as_stored), meta
+            except CheckpointError:
+                raise
+            except Exception as error:
+                failures.append(f"{step}: {type(error).__name__}: {error}".splitlines()[0])
+                logging.warning("checkpoint %s cannot be read, trying the one before it", failures[-1])
+        if failures:
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} can be read ({'; '.join(failures)}); "
+                "move the directory away or set train.auto_resume=False"
+            )
+        return None
+
+    def restore(self, step: int, abstract_state: Any, as_stored: tuple[str, ...] = ()) -> Any:
+        """State of one checkpoint; arguments as of `restore_newest`."""
+        stored = self._manager.item_metadata(step)["state"]
+        if stored is None:
+            raise ValueError("the array metadata is missing")
+        sharding = jax.tree.leaves(abstract_state)[0].sharding
+        for name in as_stored:
+            found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), stored.tree[name])
+            abstract_state = abstract_state.replace(**{name: found})
+        _compare(stored.tree, abstract_state, self.directory, step)
+        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state)))[
+            "state"
+        ]
+
+    def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the arrays of one checkpoint; empty where they cannot be told."""
+        stored = self._manager.item_metadata(step)["state"]
+        return {} if stored is None else leaf_shapes(stored.tree)
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """The host part of one checkpoint alone."""
+        return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+
+    def newest_meta(self) -> dict[str, Any] | None:
+        """The host part of the newest checkpoint whose host part can be read; None without any."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(Exception):  # `restore_newest` reports it
+                return self.meta(step)
+        return None
+
+    def arrays(self, step: int) -> Any:
+        """The stored arrays of one checkpoint as a plain tree on one device, wherever they were saved."""
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+            self._manager.item_metadata(step)["state"].tree,
+        )
+        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))["state"]
+
+    def boundary_file(self, step: int) -> Path:
+        return self.directory / f"boundary_{step}.json"
+
+    def finish_boundary(self, step: int, host_state: dict[str, Any]) -> None:
+        """Marks the boundary at `step` as done, with the host state from after it."""
+        write_json(self.boundary_file(step), host_state)
+
+    def finished_boundary(self, step: int) -> dict[str, Any] | None:
+        """The host state from after the boundary at `step`, if that boundary was finished."""
+        path = self.boundary_file(step)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def forget_after(self, step: int) -> None:
+        """Removes what a killed run left beyond the restored step."""
+        for other in self.steps():
+            if other > step:
+                self.delete(other)
+        self._unlink_boundaries()
+
+    def delete(self, step: int) -> None:
+        self._manager.delete(step)
+        self._unlink_boundaries()
+
+    def _unlink_boundaries(self) -> None:
+        """Removes the boundary files whose checkpoint is gone; one process does it for all."""
+        if jax.process_index() == 0:
+            kept = {self.boundary_file(step) for step in self.steps()}
+            for path in set(self.directory.glob("boundary_*.json")) - kept:
+                path.unlink(missing_ok=True)
+
+    def retain(self) -> list[int]:
+        """Asks the policy once more, after the newest checkpoint was ranked; returns the steps deleted since last time.
+
+        A save asks it before that, so at most what the newest checkpoint pushes out of the best is left to delete.
+        """
+        self.wait()
+        steps = self.steps()
+        for step in sorted(set(steps) - set(preserved(self.policy, steps))):
+            self._dropped.add(step)
+            self._manager.delete(step)
+        self._unlink_boundaries()
+        dropped, self._dropped = sorted(self._dropped), set()
+        return dropped
+
+    def close(self) -> None:
+        """Ends the background threads. What a save met is raised by `wait`; here it must not hide a run's own error."""
+        if "_manager" in self.__dict__:
+            try:
+                self._manager.close()
+            except Exception as error:
+                logging.error("closing the checkpoints in %s failed: %s", self.directory, error)
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    return {
+        ".".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Dotted name -> shape of every array of a state."""
+    return {name: tuple(leaf.shape) for name, leaf in _leaves(tree).items()}
+
+
+def _compare(stored: Any, wanted: Any, directory: Path, step: int) -> None:
+    """Raises CheckpointError at the first leaf whose presence, shape or dtype differs."""
+    have, want = _leaves(stored), _leaves(wanted)
+    problems = [f"{name} is in the checkpoint but not in this run" for name in sorted(have.keys() - want.keys())]
+    problems += [f"{name} is in this run but not in the checkpoint" for name in sorted(want.keys() - have.keys())]
+    for name in sorted(have.keys() & want.keys()):
+        old, new = have[name], want[name]
+        if tuple(old.shape) != tuple(new.shape):
+            problems.append(f"{name} has shape {tuple(old.shape)} in the checkpoint and {tuple(new.shape)} in this run")
+        elif not jax.dtypes.issubdtype(new.dtype, jax.dtypes.extended) and np.dtype(old.dtype) != np.dtype(new.dtype):
+            problems.append(f"{name} is {old.dtype} in the checkpoint and {new.dtype} in this run")
+    if problems:
+        more = f" (and {len(problems) - 1} more differences)" if len(problems) > 1 else ""
+        raise CheckpointError(
+            f"checkpoint {step} in {directory} belongs to another model or optimizer: {problems[0]}{more}; {OTHER_RUN}"
+        )

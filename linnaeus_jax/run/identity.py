@@ -1,0 +1,136 @@
+"""What a checkpoint belongs to, and what may differ when a run goes on from it.
+
+The identity of a run is its classes, rank order, metadata layout, training rows, model and optimizer structure: a
+checkpoint is refused where one of them differs. What decides the rows of an update (batch size, accumulation, sampler,
+groups, seed) may differ only where the checkpoint lies at the end of an epoch. Everything else may change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.config.saved import config_difference
+from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.step.program import Program
+
+#: fields of a model that change how it trains or is computed, but neither its parameters nor what it computes
+FREE_MODEL_FIELDS = frozenset(
+    "parent name drop_rate attn_drop_rate drop_path_rate dtype remat depthwise_impl attn_impl rope_init "
+    "layer_scale_init_value".split()
+)
+#: section of the identity -> what a checkpoint with another one belongs to
+SECTIONS = {
+    "ranks": "other ranks",
+    "classes": "other classes",
+    "metadata": "other metadata",
+    "training_rows": "other training rows",
+    "model": "another model or optimizer",
+    "optimizer": "another model or optimizer",
+}
+SHOWN = 3
+
+
+def run_identity(dataset: Dataset, program: Program) -> dict[str, Any]:
+    """The identity of a run as JSON types; section names are the keys of `SECTIONS`."""
+    rows = hashlib.sha256(dataset.train.rows.tobytes())
+    rows.update(np.ascontiguousarray(dataset.train.table.taxon[dataset.train.rows]).tobytes())
+    model = {
+        field.name: getattr(program.model, field.name)
+        for field in dataclasses.fields(program.model)
+        if field.name not in FREE_MODEL_FIELDS
+    }
+    identity = {
+        "ranks": dataset.tasks,
+        "classes": {task: ids.tolist() for task, ids in dataset.classes.items()},
+        "metadata": {component.name: dataclasses.asdict(component) for component in dataset.components},
+        "training_rows": {"count": len(dataset.train), "sha256": rows.hexdigest()},
+        "model": {"type": type(program.model).__name__, **model},
+        "optimizer": {row.name: row.optimizer for row in program.update.optimizer.rows},
+    }
+    return json.loads(json.dumps(identity, default=dataclasses.asdict))
+
+
+def plan_identity(plans: PlanSequence, epoch: int) -> dict[str, Any]:
+    """What the rows of the updates of `epoch` follow from, as JSON types."""
+    sampler = dataclasses.asdict(plans.settings)
+    del sampler["mix_block"]  # decides partners, not rows
+    groups = hashlib.sha256(np.ascontiguousarray(plans.groups_of_epoch(epoch)).tobytes()).hexdigest()
+    return {"seed": plans.seed, "sampler": sampler, "groups": groups}
+
+
+def differences(stored: Any, current: Any, name: str = "") -> Iterator[str]:
+    """One text for each leaf that differs between two trees of JSON types."""
+    if isinstance(stored, Mapping) and isinstance(current, Mapping):
+        for key in sorted(stored.keys() | current.keys()):
+            missing = "absent"
+            yield from differences(stored.get(key, missing), current.get(key, missing), f"{name}.{key}".lstrip("."))
+    elif isinstance(stored, list) and isinstance(current, list) and len(stored) == len(current):
+        for index, (old, new) in enumerate(zip(stored, current, strict=True)):
+            yield from differences(old, new, f"{name}[{index}]")
+    elif stored != current:
+        if isinstance(stored, list) and isinstance(current, list):
+            first = next((i for i, pair in enumerate(zip(stored, current)) if pair[0] != pair[1]), None)
+            at = "" if first is None else f", first different at [{first}]: {stored[first]!r} and {current[first]!r}"
+            yield f"{name} has {len(stored)} entries in the checkpoint and {len(current)} in this run{at}"
+        else:
+            yield f"{name} is {stored!r} in the checkpoint and {current!r} in this run"
+
+
+def identity_error(stored: Mapping[str, Any], current: Mapping[str, Any], *, optimizer: bool = True) -> str | None:
+    """Why a checkpoint does not belong to this run, with the first differences; None where it does.
+
+    Args:
+      optimizer: False for a run that starts its optimizer anew.
+    """
+    sections = [section for section in SECTIONS if optimizer or section != "optimizer"]
+    found = {s: list(differences(stored.get(s), current.get(s), s)) for s in sections}
+    texts = [text for section in sections for text in found[section]]
+    if not texts:
+        return None
+    what = list(dict.fromkeys(SECTIONS[section] for section in sections if found[section]))
+    more = f" (and {len(texts) - SHOWN} more differences)" if len(texts) > SHOWN else ""
+    return f"belongs to {', '.join(what)}: {'; '.join(texts[:SHOWN])}{more}"
+
+
+def finished_epochs(meta: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """(updates, micro-batches) of each epoch that a checkpoint with this meta has finished."""
+    count, totals = meta["host"]["progress"]["current_epoch"] + int(meta["at_boundary"]), meta["schedule"]["totals"]
+    return tuple(zip(totals["steps_per_epoch"][:count], totals["micro_batches_per_epoch"]))
+
+
+def plan_error(step: int, meta: Mapping[str, Any], plans: PlanSequence) -> str | None:
+    """Why a run cannot go on with these plans from a checkpoint after `step` updates; None where it can."""
+    past = [updates for updates, _ in finished_epochs(meta)]
+    epoch = len(past)
+    if epoch >= plans.epochs:
+        return None
+    planned = plans.updates_per_epoch[:epoch].tolist()
+    if past != planned:
+        return f"finished epochs of {past} updates, but a newer one, whose arrays cannot be read, of {planned}"
+    texts = list(differences(meta["plan"], plan_identity(plans, epoch))) if step > sum(past) else []
+    if not texts:
+        return None
+    return (
+        f"lies within epoch {epoch}: {'; '.join(texts[:SHOWN])}; what decides the rows of an epoch may change only "
+        "between epochs: go on with the old values to the end of this one"
+    )
+
+
+def resume_notes(step: int, meta: dict[str, Any], config: dict[str, Any], versions: dict[str, Any]) -> list[str]:
+    """What to know when a run continues at `step`: how config and versions differ from those in the saved `meta`."""
+    notes = [
+        f"config changed: {key}: {old!r} -> {new!r}" for key, old, new in config_difference(meta["config"], config)
+    ]
+    notes += [
+        f"version changed: {name}: {old} -> {versions.get(name)}"
+        for name, old in meta["versions"].items()
+        if versions.get(name) != old
+    ]
+    return notes or [f"resuming at update {step} with the same configuration and versions"]

@@ -1,0 +1,144 @@
+"""Schedules that are valid but unlikely to be meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
+from linnaeus_jax.schedules.triggers import Stage, due_at_boundary, firing_epochs, interval_epochs, phases_of
+
+
+def _lr_findings(spec: LearningRateSpec, total: int) -> Iterator[str]:
+    who = f"group {spec.group!r}"
+    if spec.warmup_steps >= total:
+        yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, so only the ramp is seen"
+    elif spec.warmup_steps >= total / 2:
+        yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, half of the run or more"
+    if spec.name == "step" and not spec.drops():
+        yield f"{who}: the step schedule never drops within {total} updates"
+    if spec.name == "wsd" and spec.stable_steps + spec.decay_steps > spec.decay_span:
+        yield (
+            f"{who}: stable and decay phase take {spec.stable_steps} + {spec.decay_steps} of {spec.decay_span} updates "
+            f"after warmup, so training ends before lr_scheduler.min_lr is reached"
+        )
+
+
+def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
+    validation, total, epochs = resolved.validation, resolved.total_steps, resolved.epochs
+    named = {
+        "validation": ("schedule.validation.interval", validation.normal),
+        "mask-meta validation": ("schedule.validation.mask_meta_interval", validation.mask_meta),
+        "partial-mask validation": ("schedule.validation.partial_mask_meta.interval", validation.partial),
+        "checkpoint": ("schedule.checkpoint.interval", resolved.checkpoint.interval),
+    }
+    final = due_at_boundary(resolved, epochs - 1, total, resolved.totals.boundaries[-2] if epochs > 1 else 0)
+    at_end = {"validation": Stage.VALIDATION_NORMAL in final.stages, "checkpoint": final.save}
+    validated = any(fired for stage, fired in firing_epochs(resolved).items() if stage != "CHECKPOINT")
+    for name, (path, interval) in named.items():
+        regular = interval_epochs(resolved, interval)
+        if interval.unit == "off":
+            if name == "checkpoint" and validated:
+                yield f"no checkpoint interval ({path}_*): one before every validation only"
+            elif name in at_end:
+                rest = "one at the end only" if at_end[name] else "none at all"
+                yield f"no {name} interval ({path}_*): {rest}"
+            elif name == "mask-meta validation" and validation.normal.unit != "off" and validation.has_metadata:
+                yield f"validation is scheduled, but no mask-meta validation ({path}_*)"
+            elif name == "partial-mask validation" and validation.partial_enabled:
+                yield f"partial-mask validation is enabled without an interval ({path}_*), so it never runs"
+            continue
+        if not regular:
+            yield f"{path}_{interval.unit} = {interval.value} never fires within {epochs} epochs ({total} updates)"
+        elif interval.unit == "steps" and interval.steps > total / 4:
+            yield f"{path}_steps = {interval.steps} is over a quarter of {total} updates: {len(regular)} regular runs"
+        if not at_end.get(name, True):
+            yield f"the final epoch has no {name}; set {path.rsplit('.', 1)[0]}.at_end = True"
+    explicit = [(path, interval.unit) for path, interval in named.values() if interval.explicit]
+    by_epochs = [path for path, unit in explicit if unit == "epochs"]
+    by_steps = [path for path, unit in explicit if unit in ("steps", "fraction")]
+    if by_epochs and by_steps:
+        yield f"{', '.join(by_epochs)} is given in epochs and {', '.join(by_steps)} in steps"
+
+
+def _probability_findings(resolved: ResolvedSchedule) -> Iterator[str]:
+    total, partial = resolved.total_steps, resolved.partial_masking
+    ramps = {
+        "schedule.meta_masking": resolved.meta_masking,
+        "schedule.meta_masking.partial (probability)": partial.prob,
+        "schedule.null_masking": resolved.null_masking,
+        "schedule.mixup.prob": resolved.mixing.prob,
+    }
+    for name, ramp in ramps.items():
+        if ramp.enabled and ramp.end_steps > total and ramp.start != ramp.end:
+            yield f"{name} ends at update {ramp.end_steps}, beyond the {total} updates of the run"
+    if partial.enabled:
+        if not partial.whitelist:
+            yield "schedule.meta_masking.partial is enabled with an empty whitelist, so nothing is masked"
+        if partial.start_steps >= min(total, total if partial.end_steps is None else partial.end_steps):
+            window = f"{partial.start_steps} to {'the end' if partial.end_steps is None else partial.end_steps}"
+            yield f"the window of schedule.meta_masking.partial, {window}, is empty within {total} updates"
+    if resolved.validation.partial_enabled and not resolved.validation.whitelist:
+        yield "schedule.validation.partial_mask_meta is enabled with an empty whitelist, so nothing is run"
+    unused = [level for level in resolved.mixing.group_levels if level not in resolved.mixing.level_of_epoch]
+    if unused:
+        yield (
+            f"schedule.mixup.group_levels: {', '.join(unused)} is used in no epoch; name switches within the run in "
+            f"schedule.mixup.level_switch_epochs or level_switch_steps"
+        )
+
+
+def _early_stop_findings(resolved: ResolvedSchedule) -> Iterator[str]:
+    stop, total = resolved.early_stop, resolved.total_steps
+    if not stop.active:
+        return
+    if stop.max_steps is not None and stop.max_steps > total:
+        yield f"train.early_stop.max_steps = {stop.max_steps} is beyond the {total} updates of the run"
+    if stop.max_loss is not None and not stop.is_loss:
+        yield f"train.early_stop.max_loss has no effect on {stop.phase}/{stop.metric}, which is no loss"
+    if stop.phase == "train":
+        seen: tuple[int, ...] = tuple(range(resolved.epochs))
+    else:
+        fired = firing_epochs(resolved)
+        stages = [Stage(name) for name in fired if name != "CHECKPOINT"]
+        with_phase = [s for s in stages if stop.phase in {phase.name for phase in phases_of(resolved, s)}]
+        seen = tuple(sorted({epoch for stage in with_phase for epoch in fired[stage]}))
+    if not seen:
+        yield f"train.early_stop.metric watches phase {stop.phase}, which is never run"
+        return
+    ends = [resolved.totals.boundaries[epoch] for epoch in seen]
+    spacing = max([ends[0]] + [b - a for a, b in pairwise(ends)])
+    if stop.patience_steps and stop.patience_steps < spacing:
+        yield (
+            f"early-stop patience of {stop.patience_steps} updates is shorter than the {spacing} updates between "
+            f"runs of phase {stop.phase}"
+        )
+
+
+def validate_schedule_sanity(resolved: ResolvedSchedule) -> list[str]:
+    """Warnings about a valid schedule: what never fires, is cut off, is clamped or was decided by a fall-back."""
+    totals, total = resolved.totals, resolved.total_steps
+    found = list(resolved.notes)
+    if totals.reference_bs != 512:
+        found.append(f"lr_scheduler.reference_bs = {totals.reference_bs} differs from the usual 512")
+    for spec in resolved.learning_rates:
+        if not spec.frozen:
+            found += _lr_findings(spec, total)
+    if all(spec.frozen or spec.peak == 0 for spec in resolved.learning_rates):
+        found.append("every learning rate is 0: this run trains nothing and only evaluates")
+    found += _interval_findings(resolved)
+    found += _probability_findings(resolved)
+    found += _early_stop_findings(resolved)
+    silent = [f"{stream} (every {interval})" for stream, interval in resolved.logging.items() if interval > total]
+    if silent:
+        found.append(
+            f"schedule.metrics: {', '.join(silent)} records nothing within {total} updates; lower these intervals, or "
+            f"set them to 0"
+        )
+    every, logged = resolved.gradnorm.interval, resolved.logging["step"]
+    if resolved.gradnorm.enabled and every <= logged:
+        found.append(
+            f"GradNorm changes the task weights every {every} updates, but metrics are recorded every {logged}: "
+            f"divergence may stay hidden"
+        )
+    return found

@@ -1,0 +1,65 @@
+"""Ahead-of-time compilation of step variants, with what they cost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from linnaeus_jax.step.placement import Placement
+
+log = logging.getLogger("linnaeus_jax")
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledStep:
+    """A compiled variant: callable, and a description."""
+
+    name: str
+    function: Callable[..., Any]  # what was compiled
+    compiled: jax.stages.Compiled
+    seconds: float
+    memory: dict[str, int]  # bytes of one device: arguments, results, reused for both, temporaries
+    flops: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one device must have in all."""
+        return sum(self.memory.values()) - 2 * self.memory.get("reused", 0)
+
+    def __call__(self, state: Any, batch: Any) -> Any:
+        return self.compiled(state, batch)
+
+
+def compile_step(
+    step: Callable[..., Any], state: Any, batch: Any, placement: Placement, name: str, *, donate: bool = True
+) -> CompiledStep:
+    """Compiles one variant for the shapes of `state` and `batch`; `donate` writes the new state over the old one.
+
+    No later call can trigger another compilation: other shapes are an error.
+    """
+    started = time.perf_counter()
+    step.__name__ = f"train_step_{name}"
+    jitted = jax.jit(
+        step,
+        in_shardings=(placement.replicated, placement.update),
+        out_shardings=placement.replicated,
+        donate_argnames=("state",) if donate else (),
+    )
+    compiled = jitted.lower(state, batch).compile()
+    analysis, memory = compiled.memory_analysis(), {}
+    if analysis is not None:
+        memory = {
+            "arguments": int(analysis.argument_size_in_bytes),
+            "results": int(analysis.output_size_in_bytes),
+            "reused": int(analysis.alias_size_in_bytes),
+            "temporaries": int(analysis.temp_size_in_bytes),
+        }
+    cost = compiled.cost_analysis() or {}
+    found = CompiledStep(name, step, compiled, time.perf_counter() - started, memory, float(cost.get("flops", 0.0)))
+    log.info("compiled %s step in %.1f s, %.0f MB per device", name, found.seconds, found.memory_bytes / 1e6)
+    return found

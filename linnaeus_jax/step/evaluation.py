@@ -1,0 +1,323 @@
+"""Evaluation: every validation batch is read once, and every due phase runs on it.
+
+A phase is a keep-mask over the metadata components: all kept for `val`, none for `val_mask_meta`, all but the named
+ones for `val_mask_<A>_<B>`. The convolutional stages do not see metadata and are computed once per batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from linnaeus_jax.files import write_atomically
+from linnaeus_jax.learning import losses, meta_masking
+from linnaeus_jax.learning.augmentation import normalize
+from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
+from linnaeus_jax.metrics.mistakes import Mistakes
+from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
+from linnaeus_jax.step.placement import Placement, RunAhead, fetch
+
+#: what every phase needs of a batch besides the image
+USED = ("label", "meta", "weight", "row", "rarity", "taxa_subset")
+#: what is read of single rows of every phase, and besides of those of `val`
+OF_ROWS, OF_MISTAKES = ("score",), ("row", "label", "predicted")
+#: numbers about single rows that may wait on the device before they are read; 4 bytes each
+HELD_NUMBERS = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What one phase says of every row, in the order of the split, without padding."""
+
+    row: np.ndarray  # int32 [n], row of the labels file
+    label: np.ndarray  # int32 [n, T]
+    predicted: np.ndarray  # int32 [n, T], best class
+    probability: np.ndarray  # float32 [n, T], softmax probability of the best class
+    logits: Mapping[str, np.ndarray]  # task -> float32 [n, C]; empty unless asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Results of one pass over the data, by phase."""
+
+    metrics: dict[str, dict[str, float]]
+    #: phase -> task -> plots as of `PhaseExtras.curves`, and `classes`: [rows, correctly predicted] of each class
+    curves: dict[str, dict[str, dict[str, Any]]]
+    predictions: dict[str, Predictions]
+    #: task -> wrong predictions of the phase `val`, as of `metrics.mistakes`; empty where it did not run
+    mistakes: dict[str, dict[str, list[dict[str, Any]]]]
+    #: what the metrics were made of
+    sums: dict[str, dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationProgram:
+    """Everything static that evaluation depends on."""
+
+    model: nn.Module
+    tasks: tuple[str, ...]
+    component_names: tuple[str, ...]
+    bounds: meta_masking.Bounds  # columns of every metadata component
+    criteria: Mapping[str, losses.Criterion]
+    class_weights: Mapping[str, np.ndarray] | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    null_possible: bool
+    extras: PhaseExtras
+
+    def features(self, params: Any, model_state: Any, image: jax.Array) -> jax.Array:
+        """uint8 [B, H, W, 3] -> what the metadata-free stages make of it."""
+        pixels = normalize(image, self.mean, self.std)
+        found: Any = self.model.apply({"params": params, **model_state}, pixels, train=False, method="encode_image")
+        return found
+
+    def logits(self, params: Any, model_state: Any, features: jax.Array, meta: jax.Array) -> dict[str, jax.Array]:
+        variables = {"params": params, **model_state}
+        tokens = self.model.apply(variables, features, meta, train=False, method="encode_tokens")
+        found: Any = self.model.apply(variables, tokens, method="classify")
+        return found
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Columns of a batch that a phase needs besides the image."""
+        subsets = ("subsets",) if self.extras.kinds else ()
+        return USED + subsets + (("group", "meta_valid") if self.extras.custom else ())
+
+    def empty_sums(self) -> Sums:
+        """The sums of no row at all: those of `metrics.phase`, and int32 [C, 2] of rows and hits per class."""
+        classes = {f"classes/{task}": jnp.zeros((c.num_classes, 2), jnp.int32) for task, c in self.criteria.items()}
+        return empty_sums(self.tasks, self.extras) | classes
+
+    def phase(
+        self,
+        params: Any,
+        model_state: Any,
+        task_weights: jax.Array,
+        features: jax.Array,
+        batch: Mapping[str, jax.Array],
+        keep: jax.Array,
+        sums: Sums,
+        samples: tuple[str, ...] = (),
+    ) -> tuple[Sums, dict[str, Any]]:
+        """`sums` with one batch of one phase added, and those fields of `Predictions` that `samples` names; `score` is
+        the `signed_confidence` of the rows.
+
+        Args:
+          keep: bool [K], metadata components that the phase sees.
+        """
+        meta = meta_masking.zero_components(batch["meta"], keep[None, :], self.bounds)
+        logits = self.logits(params, model_state, features, meta)
+        predicted = jnp.stack([predict(z) for z in logits.values()], axis=1)
+        best = [jnp.exp(z.max(axis=1) - jax.nn.logsumexp(z, axis=1)) for z in logits.values()]
+        label, probability = batch["label"], jnp.stack(best, axis=1)
+        counted = (batch["weight"] > 0)[:, None] & ((label != 0) | (not self.null_possible))
+        fields = {
+            "row": batch["row"],
+            "label": label,
+            "weight": batch["weight"],
+            "predicted": predicted,
+            "probability": probability,
+            "score": signed_confidence(probability, predicted == label, counted),
+            "logits": logits,
+        }
+        seen = {**batch, "meta": meta}
+        if self.extras.custom:
+            seen["meta_valid"] = batch["meta_valid"] & keep[None, :]
+        found = self._batch_sums(task_weights, logits, seen) | self._class_sums(predicted, batch)
+        return add(sums, found), {name: fields[name] for name in samples}
+
+    def _batch_sums(
+        self, task_weights: jax.Array, logits: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]
+    ) -> Sums:
+        label, weight, rarity = batch["label"], batch["weight"], batch["rarity"]
+        per_sample = losses.task_loss_sums(
+            logits, label, None, None, weight, jnp.ones_like(label, bool), self.criteria, self.class_weights
+        ).per_sample
+        if self.null_possible:
+            rarity = jnp.where(label[:, 0] == 0, -1, rarity)  # an unknown species is neither rare nor common
+        return batch_sums(
+            logits,
+            label,
+            weight,
+            per_sample,
+            per_sample @ task_weights,
+            null_possible=self.null_possible,
+            extras=self.extras,
+            membership={"taxa": batch["taxa_subset"], "rarity": rarity},
+            columns=batch,
+        )
+
+    def _class_sums(self, predicted: jax.Array, batch: Mapping[str, jax.Array]) -> Sums:
+        label, valid = batch["label"], batch["weight"] > 0
+        found = {}
+        for t, (task, criterion) in enumerate(self.criteria.items()):
+            counted = jnp.stack([valid, valid & (predicted[:, t] == label[:, t])], axis=1).astype(jnp.int32)
+            found[f"classes/{task}"] = jnp.zeros((criterion.num_classes, 2), jnp.int32).at[label[:, t]].add(counted)
+        return found
+
+
+class Evaluator:
+    """The compiled evaluation of one run."""
+
+    def __init__(self, program: EvaluationProgram, placement: Placement) -> None:
+        self.program = program
+        self.placement = placement
+        replicated, batch = placement.replicated, placement.batch
+        self._features = jax.jit(program.features, in_shardings=(replicated, replicated, batch), out_shardings=batch)
+        self._phase = jax.jit(
+            program.phase,
+            in_shardings=(replicated, replicated, replicated, batch, batch, replicated, replicated),
+            out_shardings=replicated,  # also of what is said of single rows, so that every process gets all of them
+            static_argnums=7,
+        )
+
+    def run(
+        self,
+        params: Any,
+        model_state: Any,
+        task_weights: jax.Array,
+        batches: Iterable[Mapping[str, object]],
+        phases: Mapping[str, np.ndarray],
+        *,
+        predictions: bool = False,
+        logits: bool = False,
+        after_first: Callable[[Mapping[str, Sums]], None] | None = None,
+    ) -> Evaluation:
+        """Runs all `phases` (name -> keep-mask bool [K]) over `batches`.
+
+        Args:
+          task_weights: float32 [T], for `loss_weighted`.
+          predictions: also keep what is said of every single row.
+          logits: with the predictions, keep all logits; large for many classes.
+          after_first: gets the sums of every phase after one batch.
+        """
+        samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
+        samples = samples if predictions or logits else ()
+        rows = _Rows(tuple(phases), self.program.tasks) if self.program.extras.confidence else None
+        wanted = tuple(dict.fromkeys((*samples, *(OF_ROWS + OF_MISTAKES if rows else ()))))
+        keeps = {name: self.placement.replicate(keep) for name, keep in phases.items()}
+        empty = jax.tree.map(np.asarray, self.program.empty_sums())
+        sums = {name: self.placement.replicate(empty) for name in phases}
+        parts: dict[str, list[dict[str, Any]]] = {name: [] for name in phases}
+        ahead = RunAhead()
+        for batch in batches:
+            found = self._add_batch(params, model_state, task_weights, batch, keeps, sums, wanted)
+            ahead.add(jax.tree.leaves(sums)[:1])
+            if rows is not None:
+                rows.add(found)
+            if samples:
+                asked = {name: {field: fields[field] for field in samples} for name, fields in found.items()}
+                for name, part in fetch(asked).items():
+                    parts[name].append(part)
+            if after_first is not None:
+                after_first(fetch(sums))
+                after_first = None
+        host, rest = fetch((sums, None if rows is None else rows.held))
+        each = dict.fromkeys(phases) if rows is None else rows.scores(rest)
+        return Evaluation(
+            metrics={name: self._metrics(host[name], each[name]) for name in phases},
+            curves={name: self._curves(host[name], each[name]) for name in phases},
+            predictions={name: _joined(found) for name, found in parts.items() if found},
+            mistakes={} if rows is None else rows.mistakes(),
+            sums=host,
+        )
+
+    def predict(
+        self,
+        params: Any,
+        model_state: Any,
+        task_weights: jax.Array,
+        batches: Iterable[Mapping[str, object]],
+        phases: Mapping[str, np.ndarray],
+        *,
+        logits: bool = False,
+    ) -> dict[str, Predictions]:
+        """Phase -> what it says of every row; arguments as of `run`."""
+        return self.run(params, model_state, task_weights, batches, phases, predictions=True, logits=logits).predictions
+
+    def _add_batch(
+        self,
+        params: Any,
+        model_state: Any,
+        task_weights: jax.Array,
+        batch: Mapping[str, object],
+        keeps: Mapping[str, jax.Array],
+        sums: dict[str, Sums],
+        samples: tuple[str, ...],
+    ) -> dict[str, dict[str, Any]]:
+        """Adds one batch to the sums of every phase; returns the named fields of its rows."""
+        used = {name: np.asarray(batch[name]) for name in ("image", *self.program.used)}
+        placed = self.placement.to_device(used, self.placement.batch)
+        features = self._features(params, model_state, placed.pop("image"))
+        found = {}
+        for name, keep in keeps.items():
+            sums[name], found[name] = self._phase(
+                params, model_state, task_weights, features, placed, keep, sums[name], samples
+            )
+        return found
+
+    def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray | None) -> dict[str, float]:
+        values = summarise(sums, self.program.tasks, self.program.extras, scores)
+        return {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
+
+    def _curves(self, sums: Mapping[str, np.ndarray], scores: np.ndarray | None) -> dict[str, dict[str, Any]]:
+        found = self.program.extras.curves(sums, self.program.tasks, scores)
+        return {task: {**curves, "classes": sums[f"classes/{task}"].tolist()} for task, curves in found.items()}
+
+
+class _Rows:
+    """What is said of single rows: some of it on the device, in batches, until it is too much."""
+
+    def __init__(self, phases: tuple[str, ...], tasks: tuple[str, ...]) -> None:
+        self.held: dict[str, list[dict[str, jax.Array]]] = {name: [] for name in phases}
+        self._scores = {name: [np.empty((0, len(tasks)), np.float32)] for name in phases}
+        self._mistakes = {task: Mistakes() for task in tasks} if "val" in phases else {}
+        self._count = 0
+
+    def add(self, batch: Mapping[str, Mapping[str, jax.Array]]) -> None:
+        """Takes the fields `OF_ROWS` and `OF_MISTAKES` of a batch, by phase."""
+        for name, fields in batch.items():
+            kept = {field: fields[field] for field in OF_ROWS + (OF_MISTAKES if name == "val" else ())}
+            self.held[name].append(kept)
+            self._count += sum(value.size for value in kept.values())
+        if self._count >= HELD_NUMBERS:
+            self._keep(fetch(self.held))
+            self.held, self._count = {name: [] for name in self.held}, 0
+
+    def scores(self, rest: Mapping[str, list[dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
+        """Phase -> float32 [n, T], signed confidences with those of `rest`, what was held last."""
+        self._keep(rest)
+        return {name: np.concatenate(parts) for name, parts in self._scores.items()}
+
+    def mistakes(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
+        """Task -> wrong predictions of `val`."""
+        return {task: found.result() for task, found in self._mistakes.items()}
+
+    def _keep(self, parts: Mapping[str, list[dict[str, np.ndarray]]]) -> None:
+        for name, found in parts.items():
+            self._scores[name] += [fields["score"] for fields in found]
+        if parts.get("val"):
+            val = {field: np.concatenate([fields[field] for fields in parts["val"]]) for field in parts["val"][0]}
+            for t, one in enumerate(self._mistakes.values()):
+                one.add(val["row"], val["label"][:, t], val["predicted"][:, t], val["score"][:, t])
+
+
+def update_curves(path: Path, curves: Mapping[str, Any]) -> None:
+    """Replaces the curves of the given phases in a JSON file {phase: ...}; those of other phases stay."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    write_atomically(path, json.dumps(known | dict(curves), separators=(",", ":")) + "\n")
+
+
+def _joined(parts: list[dict[str, Any]]) -> Predictions:
+    """All batches' rows of weight 1, one after the other."""
+    real = [part.pop("weight") > 0 for part in parts]
+    joined = jax.tree.map(lambda *pieces: np.concatenate([x[k] for x, k in zip(pieces, real, strict=True)]), *parts)
+    return Predictions(**{"logits": {}, **joined})

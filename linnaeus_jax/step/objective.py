@@ -1,0 +1,323 @@
+"""What the gradient sees: from a batch to the weighted task losses, as pure functions.
+
+`prepare` decides everything about targets (mixing, null inclusion, valid counts) for a whole update from labels and
+partners alone; `task_losses` then does the work of one micro-batch. Because the counts come first, one big batch,
+accumulated micro-batches and sharded batches give the same gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import struct
+
+from linnaeus_jax.learning import losses, meta_masking, mixing, null_masking
+from linnaeus_jax.learning.augmentation import AugmentSettings, augment, normalize, row_keys
+from linnaeus_jax.metrics.extras import PhaseExtras
+from linnaeus_jax.metrics.phase import Sums, batch_sums
+from linnaeus_jax.schedules.probabilities import Probabilities
+from linnaeus_jax.schedules.resolved import PartialMasking
+from linnaeus_jax.step.rng import stream
+
+Step = jax.Array
+
+
+class Recorder(Protocol):
+    """Applies a model and returns the frames of the pass beside its result; see `debugging.frame_recorder`."""
+
+    gradients: bool  # whether the backward pass is recorded, too
+
+    def apply(
+        self, variables: Any, *args: Any, mutable: Any = False, slots: Any = None, **kwargs: Any
+    ) -> tuple[Any, Any]: ...
+
+    def gradient_slots(self, variables: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> Any: ...
+
+    def with_gradients(self, frames: Any, found: Any, grads: Any) -> Any: ...
+
+    def merge(self, left: Any, right: Any) -> Any: ...
+
+    def all_finite(self, frames: Any) -> jax.Array: ...
+
+
+class Targets(struct.PyTreeNode):
+    """Targets of one update, leading [A]; see `data/batch.py` for the letters."""
+
+    draws: mixing.MixDraws | None  # one per micro-batch; None where nothing is ever mixed
+    other: jax.Array  # int32 [A, B, T], the partner's label where the row is mixed, else its own
+    lam: jax.Array  # float32 [A, B], share of the row's own label
+    keep: jax.Array  # bool [A, B, T], whether the label counts in the loss
+    null: jax.Array  # bool [A, B, T], whether the (mixed) label is null
+
+
+class Measured(struct.PyTreeNode):
+    """Sums of one micro-batch for the log."""
+
+    sums: Sums
+    meta_valid: jax.Array  # int32 [K]
+    model_state: Any
+    preview: jax.Array  # int32 [R, T], predicted classes of the first rows
+    sample_losses: jax.Array  # float32 [B, T], neither masked nor weighted
+    frames: Any = None  # `debugging.frames.Frames` of the pass, where they are recorded
+
+
+@dataclass(frozen=True, eq=False)
+class MaskSettings:
+    """Random masking of metadata in training."""
+
+    combos: np.ndarray  # bool [n, K]
+    log_weights: np.ndarray  # float32 [n]
+
+    @classmethod
+    def build(cls, partial: PartialMasking, components: tuple[str, ...]) -> MaskSettings:
+        whitelist = partial.whitelist if partial.enabled else ()
+        return cls(*meta_masking.combo_table(whitelist, partial.weights if partial.enabled else (), components))
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """Everything static that the loss depends on."""
+
+    model: nn.Module
+    tasks: tuple[str, ...]
+    bounds: meta_masking.Bounds  # columns of every metadata component
+    seed: int
+    criteria: Mapping[str, losses.Criterion]
+    class_weights: Mapping[str, np.ndarray] | None
+    null_possible: bool
+    phase1: bool  # null labels never train
+    null_schedule: bool  # null labels train with a scheduled probability
+    augmentation: AugmentSettings
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    mix: mixing.MixSettings | None
+    masking: MaskSettings | None
+    probabilities: Probabilities
+    extras: PhaseExtras  # what the log says of training besides losses and accuracies
+    preview_rows: int = 0  # rows whose predictions the update reports
+    recorder: Recorder | None = None  # records every module call beside the forward pass
+
+    def key(self, name: str, step: Step) -> jax.Array:
+        """Key of a named stream at `step`."""
+        return jax.random.fold_in(stream(self.seed, name), step)
+
+    def prepare(self, batch: Mapping[str, jax.Array], step: Step) -> tuple[Targets, jax.Array]:
+        """Targets of the update and the valid count of every task.
+
+        Args:
+          batch: leading [A, B].
+          step: int32 [].
+
+        Returns:
+          (targets, float32 [T] kept labels over the whole update).
+        """
+        label, weight = batch["label"], batch["weight"]
+        draws, other, lam = None, label, jnp.ones_like(weight)
+        if self.mix is not None:
+            draws, other, lam = jax.vmap(self._mix_targets, in_axes=(0, 0, 0, 0, None))(
+                jnp.arange(label.shape[0]), label, batch["partner"], batch["group"], step
+            )
+        null = null_masking.null_mask(label, other, lam, null_possible=self.null_possible)
+        uniforms = None
+        if self.null_schedule and not self.phase1:
+            uniforms = null_masking.inclusion_uniforms(self.key("null_inclusion", step), weight.shape, label.shape[-1])
+        keep = null_masking.keep_mask(
+            null,
+            probability=None if uniforms is None else self.probabilities.null_mask(step),
+            uniforms=uniforms,
+            phase1=self.phase1,
+        )
+        return Targets(draws, other, lam, keep, null), losses.kept_counts(keep, weight)
+
+    def _mix_targets(
+        self, index: jax.Array, label: jax.Array, partner: jax.Array, group: jax.Array, step: Step
+    ) -> tuple[mixing.MixDraws, jax.Array, jax.Array]:
+        """Draws, partner labels and own shares of one micro-batch."""
+        assert self.mix is not None
+        height, width = self.model.img_size
+        key = jax.random.fold_in(self.key("mix", step), index)
+        draws = mixing.draw_mix(key, self.probabilities.mix(step), label.shape[0], (height, width), self.mix)
+        rows = label.shape[0]
+        nothing = jnp.zeros((rows, height, width, 0))  # labels and shares alone: no channel, no metadata
+        mixed = mixing.mix_from_draws(
+            nothing,
+            jnp.zeros((rows, 0)),
+            jnp.zeros((rows, 0), bool),
+            label,
+            partner,
+            group,
+            draws,
+            settings=self.mix,
+            bounds=(),
+        )
+        return draws, mixed.other_label, mixed.lam
+
+    def task_losses(
+        self,
+        params: Any,
+        model_state: Any,
+        micro: Mapping[str, jax.Array],
+        targets: Targets,
+        counts: jax.Array,
+        step: Step,
+        index: jax.Array,
+        slots: Any = None,
+    ) -> tuple[jax.Array, Measured]:
+        """The micro-batch's share of every task's mean loss.
+
+        Args:
+          micro, targets: one micro-batch, without the leading axis.
+          counts: float32 [T] of `prepare`.
+          index: int32 [], which micro-batch of the update.
+          slots: of `gradient_slots`.
+
+        Returns:
+          (float32 [T], what the log needs).
+        """
+        image, meta, valid, masked = self.inputs(micro, targets, step)
+        (logits, new_state), frames = self.forward(params, model_state, image, meta, step, index, slots)
+        with jax.named_scope("losses"):
+            found = losses.task_loss_sums(
+                logits,
+                micro["label"],
+                targets.other if self.mix is not None else None,
+                targets.lam,
+                micro["weight"],
+                targets.keep,
+                self.criteria,
+                self.class_weights,
+            )
+        with jax.named_scope("metrics"):
+            measured = Measured(
+                sums=batch_sums(
+                    jax.lax.stop_gradient(logits),
+                    jnp.where(targets.lam[:, None] >= 0.5, micro["label"], targets.other),
+                    micro["weight"],
+                    jax.lax.stop_gradient(found.per_sample),
+                    jnp.zeros_like(micro["weight"]),  # the weighted total is known once per update
+                    null_possible=self.null_possible,
+                    extras=self.extras,
+                    membership={"metadata": masked},
+                    columns={**micro, "meta": meta, "meta_valid": valid},
+                ),
+                meta_valid=(valid & (micro["weight"] > 0)[:, None]).sum(axis=0, dtype=jnp.int32),
+                model_state=new_state,
+                preview=jnp.stack(
+                    [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()], axis=1
+                ),
+                sample_losses=jax.lax.stop_gradient(found.per_sample),
+                frames=frames,
+            )
+        return found.numerator / jnp.maximum(counts, 1.0), measured
+
+    def labelled_losses(
+        self,
+        params: Any,
+        model_state: Any,
+        micro: Mapping[str, jax.Array],
+        targets: Targets,
+        counts: jax.Array,
+        step: Step,
+        index: jax.Array,
+        *,
+        zero_metadata: bool,
+    ) -> jax.Array:
+        """Task losses over the labelled samples alone, for GradNorm: float32 [T], as `task_losses` otherwise.
+
+        The model's running statistics are not touched.
+        """
+        image, meta, _, _ = self.inputs(micro, targets, step)
+        meta = jnp.zeros_like(meta) if zero_metadata else meta
+        (logits, _), _ = self.forward(params, model_state, image, meta, step, index)
+        found = losses.task_loss_sums(
+            logits,
+            micro["label"],
+            targets.other if self.mix is not None else None,
+            targets.lam,
+            micro["weight"],
+            ~targets.null,
+            self.criteria,
+            self.class_weights,
+        )
+        return found.numerator / jnp.maximum(counts, 1.0)
+
+    def inputs(
+        self, micro: Mapping[str, jax.Array], targets: Targets, step: Step
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Augmented, mixed and masked inputs: normalised image, metadata, validity, and how each row was masked."""
+        with jax.named_scope("augment"):
+            image = augment(micro["image"], micro["row"], self.key("augment", step), self.augmentation)
+        meta, valid = micro["meta"], micro["meta_valid"]
+        if self.mix is not None:
+            assert targets.draws is not None
+            with jax.named_scope("mix"):
+                mixed = mixing.mix_from_draws(
+                    image,
+                    meta,
+                    valid,
+                    micro["label"],
+                    micro["partner"],
+                    micro["group"],
+                    targets.draws,
+                    settings=self.mix,
+                    bounds=self.bounds,
+                )
+                image, meta, valid = mixed.image, mixed.meta, mixed.valid
+        masked = jnp.full(micro["row"].shape, meta_masking.NONE, jnp.int32)
+        if self.masking is not None:
+            with jax.named_scope("mask_metadata"):
+                meta, valid, masked = meta_masking.mask_metadata(
+                    meta,
+                    valid,
+                    row_keys(self.key("mask_metadata", step), micro["row"]),
+                    p_full=self.probabilities.meta_mask(step),
+                    p_partial=self.probabilities.partial_mask(step),
+                    partial_active=self.probabilities.partial_active(step),
+                    combos=self.masking.combos,
+                    log_weights=self.masking.log_weights,
+                    bounds=self.bounds,
+                )
+        return normalize(image, self.mean, self.std), meta, valid, masked
+
+    def forward(
+        self,
+        params: Any,
+        model_state: Any,
+        image: jax.Array,
+        meta: jax.Array,
+        step: Step,
+        index: jax.Array,
+        slots: Any = None,
+    ) -> tuple[tuple[dict[str, jax.Array], Any], Any]:
+        """((training-mode logits per task, new non-trainable state), frames or None)."""
+        variables, options = self._call(params, model_state, step, index)
+        if self.recorder is None:
+            return self.model.apply(variables, image, meta, **options), None
+        return self.recorder.apply(variables, image, meta, slots=slots, **options)
+
+    def gradient_slots(
+        self,
+        params: Any,
+        model_state: Any,
+        micro: Mapping[str, jax.Array],
+        targets: Targets,
+        step: Step,
+        index: jax.Array,
+    ) -> Any:
+        """Zeros with respect to which `task_losses` has the recorded gradients as gradient; None without recorder."""
+        if self.recorder is None or not self.recorder.gradients:
+            return None
+        image, meta, _, _ = jax.eval_shape(self.inputs, micro, targets, step)
+        variables, options = self._call(params, model_state, step, index)
+        return self.recorder.gradient_slots(variables, image, meta, **options)
+
+    def _call(self, params: Any, model_state: Any, step: Step, index: jax.Array) -> tuple[Any, dict[str, Any]]:
+        """Variables and options with which the model is applied in training."""
+        rngs = {name: jax.random.fold_in(self.key(name, step), index) for name in ("dropout", "drop_path")}
+        return {"params": params, **model_state}, {"train": True, "rngs": rngs, "mutable": list(model_state)}

@@ -1,0 +1,337 @@
+"""From the config and the data to the program of a run: model, objective, update, evaluation, initial state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.derived import gradnorm_enabled
+from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.learning import gradnorm, losses, mixing, optimizers, task_weights
+from linnaeus_jax.learning.augmentation import AugmentSettings
+from linnaeus_jax.learning.class_weights import task_class_weights
+from linnaeus_jax.learning.filters import parse_filter
+from linnaeus_jax.learning.smoothing import TaxonomySmoothing
+from linnaeus_jax.metrics import custom
+from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
+from linnaeus_jax.metrics.names import split_result
+from linnaeus_jax.models import ParameterInfo, build_model, layer_index, parameter_table, stage_of
+from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.schedules.learning_rate import build_scheduler
+from linnaeus_jax.schedules.probabilities import build_probabilities
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
+from linnaeus_jax.step.evaluation import EvaluationProgram
+from linnaeus_jax.step.objective import MaskSettings, Objective, Recorder
+from linnaeus_jax.step.probes import Probe
+from linnaeus_jax.step.rng import stream
+from linnaeus_jax.step.state import IntervalSums, TrainState
+from linnaeus_jax.step.train_step import GradNormSettings, Update, make_train_step
+
+#: rows whose predictions probes may show
+PREVIEW_ROWS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The pure functions of a run and what describes them."""
+
+    model: nn.Module
+    objective: Objective
+    gradnorm_objective: Objective  # the same numbers; only what the backward pass recomputes may differ
+    update: Update
+    evaluation: EvaluationProgram
+    parameters: tuple[ParameterInfo, ...]
+    initial_weights: np.ndarray  # float32 [T]
+    ema: bool
+
+    def initial_state(self) -> TrainState:
+        """Parameters and optimizer state of step 0, from the seed; pure, to be jitted with the wanted placement."""
+        size = self.model.img_size
+        variables = self.model.init(
+            stream(self.objective.seed, "init"), jnp.zeros((1, *size, self.model.in_chans), jnp.float32), None
+        )
+        variables = dict(variables)
+        params = variables.pop("params")
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(
+            step=zero,
+            params=params,
+            model_state=variables,
+            opt_state=self.update.optimizer.direction.init(params),
+            gradnorm=gradnorm.init_gradnorm(self.initial_weights),
+            ema=jax.tree.map(jnp.array, params) if self.ema else None,
+            skipped=zero,
+            skipped_in_a_row=zero,
+            interval=self.fresh_interval(),
+        )
+
+    def fresh_interval(self) -> IntervalSums:
+        """Training statistics of no update at all."""
+        return IntervalSums.zeros(self.objective.tasks, len(self.evaluation.component_names), self.objective.extras)
+
+    def train_step(self, variant: str) -> Any:
+        """The pure update of a variant, `plain` or `gradnorm`."""
+        if variant == "gradnorm":
+            return make_train_step(self.gradnorm_objective, self.update, measure=True)
+        return make_train_step(self.objective, self.update)
+
+
+def compute_dtype(config: ConfigDict) -> Any:
+    """bfloat16 on accelerators and float32 on CPU, unless the config says otherwise."""
+    name = config.train.compute_dtype
+    if name == "auto":
+        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
+
+
+def model_from_config(config: ConfigDict, dataset: Dataset, variant: str = "plain") -> nn.Module:
+    """The model that the config names, sized for the data, as the `variant` of the step uses it.
+
+    Raises:
+      ValueError: a setting that does not fit, naming key, value and fix.
+    """
+    model, remat = config.model, config.train.gradient_checkpointing
+    heads = {task: dict(head) for task, head in model.classification.heads.items()}
+    unknown = set(heads) - set(dataset.tasks)
+    if unknown:
+        raise ValueError(
+            f"model.classification.heads names {sorted(unknown)[0]!r}, which is no task; tasks are {dataset.tasks}"
+        )
+    return build_model(
+        model.type,
+        variant=model.variant,
+        components=tuple((component.name, component.stop - component.start) for component in dataset.components),
+        num_classes=dataset.num_classes,
+        img_size=model.img_size or config.data.img_size,
+        in_chans=model.in_chans,
+        dims=model.convnext_stages.dims,
+        depths=model.convnext_stages.depths,
+        rope_depths=model.rope_stages.depths,
+        num_heads=model.rope_stages.num_heads,
+        drop_rate=model.drop_rate,
+        attn_drop_rate=model.attn_drop_rate,
+        drop_path_rate=model.drop_path_rate,
+        heads=heads,
+        mlp_ratio=model.rope_stages.mlp_ratio,
+        rope_theta=model.rope_stages.rope_theta,
+        rope_mode=model.rope_stages.rope_mode,
+        rope_init=model.rope_stages.rope_init,
+        layer_scale_init_value=model.convnext_stages.layer_scale_init_value,
+        only_last_cls=model.only_last_cls,
+        dtype=compute_dtype(config),
+        remat=remat.enabled_gradnorm_steps if variant == "gradnorm" else remat.enabled_normal_steps,
+        scan_layers=model.scan_layers,
+        depthwise_impl=model.depthwise_impl,
+        attn_impl=model.attn_impl,
+    )
+
+
+def build_criteria(config: ConfigDict, dataset: Dataset, split: str) -> dict[str, losses.Criterion]:
+    """Criterion of every task for `train` or `val`.
+
+    Raises:
+      ValueError: a wrong loss setting, naming the key.
+    """
+    tasks, settings = dataset.tasks, config.loss.taxonomy_smoothing
+    key = f"loss.task_specific.{split}.funcs"
+    names = losses.resolve_funcs(tuple(config.loss.task_specific[split].funcs), tasks, key)
+    enabled = task_weights.per_task(tuple(settings.enabled) or (False,), tasks, "loss.taxonomy_smoothing.enabled")
+    parents = [dataset.tree.parent(task) for task in tasks]
+    criteria = {}
+    for index, (task, name) in enumerate(zip(tasks, names, strict=True)):
+        smoothing = None
+        if enabled[index]:
+            name = "TaxonomyAwareLabelSmoothing"
+            smoothing = TaxonomySmoothing.from_parents(
+                parents,
+                index,
+                alpha=settings.alpha,
+                beta=settings.beta,
+                fallback_to_uniform=settings.fallback_to_uniform,
+            )
+        criteria[task] = losses.make_criterion(
+            name,
+            num_classes=dataset.num_classes[task],
+            label_smoothing=config.model.label_smoothing,
+            smoothing=smoothing,
+        )
+    return criteria
+
+
+def build_class_weights(config: ConfigDict, dataset: Dataset, split: str) -> dict[str, np.ndarray] | None:
+    """Class weights of every task from the training counts; None where they are off for `split`."""
+    settings = config.loss.grad_weighting.class_weights
+    if not settings[split] or set(settings.method) == {"none"}:
+        return None
+    return task_class_weights(
+        {task: dataset.class_counts["train"][task] for task in dataset.tasks},
+        method=settings.method,
+        smoothing_factor=settings.smoothing_factor,
+        cap=settings.cap,
+        base=settings.base,
+        log_base=settings.log_base,
+        normalize=settings.normalize,
+    )
+
+
+def build_program(
+    config: ConfigDict,
+    dataset: Dataset,
+    resolved: ResolvedSchedule,
+    block: int,
+    probes: Sequence[Probe] = (),
+    make_recorder: Callable[[nn.Module], Recorder] | None = None,
+) -> Program:
+    """Builds everything static; nothing is computed on a device but shapes.
+
+    Args:
+      block: rows among which the plan drew mixing partners.
+      probes: measurements to trace into the update.
+      make_recorder: builds what records every module call; None: nothing is recorded.
+
+    Raises:
+      ValueError: settings that do not fit the data or each other, naming key, value and fix.
+    """
+    model = model_from_config(config, dataset)
+    train = config.train
+    component_names = tuple(component.name for component in dataset.components)
+    bounds = tuple((component.start, component.stop) for component in dataset.components)
+    weighting = config.loss.grad_weighting.task
+    probabilities = build_probabilities(resolved)
+
+    # ---- objective: what the gradient sees
+    masking = resolved.meta_masking.enabled or resolved.partial_masking.enabled
+    objective = Objective(
+        model=model,
+        tasks=dataset.tasks,
+        bounds=bounds,
+        seed=train.seed,
+        criteria=build_criteria(config, dataset, "train"),
+        class_weights=build_class_weights(config, dataset, "train"),
+        null_possible=dataset.null_possible,
+        phase1=train.phase1_mask_null_loss,
+        null_schedule=resolved.null_masking.enabled,
+        augmentation=AugmentSettings.from_config(config.aug),
+        mean=tuple(config.aug.mean),
+        std=tuple(config.aug.std),
+        mix=mix_settings(config, block),
+        masking=MaskSettings.build(resolved.partial_masking, component_names) if masking and bounds else None,
+        probabilities=probabilities,
+        extras=PhaseExtras(
+            subsets={"metadata": META_STATES} if masking and bounds else {},
+            custom=custom.registered("train"),
+            kinds=tuple(dataset.subset_names),
+        ),
+        preview_rows=PREVIEW_ROWS if probes else 0,
+        recorder=None if make_recorder is None else make_recorder(model),
+    )
+
+    gradnorm_model = model_from_config(config, dataset, "gradnorm")
+    gradnorm_objective = dataclasses.replace(
+        objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
+    )
+
+    # ---- update: what happens to the gradient
+    image = jax.ShapeDtypeStruct((1, *model.img_size, model.in_chans), jnp.float32)
+    shapes = jax.eval_shape(lambda key, x: model.init(key, x), jax.random.key(0), image)
+    parameters = tuple(parameter_table(model, shapes["params"]))
+    optimizer = optimizers.build_optimizer(
+        config.optimizer,
+        parameters,
+        layer_index=lambda name: layer_index(name, model),
+        stage_of=stage_of,
+    )
+    weights = task_weights.initial_task_weights(
+        dataset.tasks,
+        init_weights=tuple(weighting.init_weights),
+        init_strategy=weighting.init_strategy,
+        density=[dataset.task_label_density["train"][task] / 100 for task in dataset.tasks],
+        num_classes=[dataset.num_classes[task] for task in dataset.tasks],
+    )
+    update = Update(
+        probes=tuple(probes),
+        optimizer=optimizer,
+        learning_rates=build_scheduler(resolved),
+        clip_mode=train.clip_mode,
+        clip_limit=train.clip_grad,
+        ema_decay=train.ema.decay if train.ema.enabled else None,
+        gradnorm=_gradnorm_settings(config, dataset, parameters, optimizer) if gradnorm_enabled(config) else None,
+    )
+
+    # ---- evaluation
+    evaluation = EvaluationProgram(
+        model=model,
+        tasks=dataset.tasks,
+        component_names=component_names,
+        bounds=bounds,
+        criteria=build_criteria(config, dataset, "val"),
+        class_weights=build_class_weights(config, dataset, "val"),
+        mean=tuple(config.aug.mean),
+        std=tuple(config.aug.std),
+        null_possible=dataset.null_possible,
+        extras=PhaseExtras(
+            subsets={"taxa": dataset.taxa_subset_names, "rarity": dataset.rarity_names, **dataset.subset_names},
+            ancestors=tuple(dataset.tree.anc[task] for task in dataset.tasks),
+            confidence=True,
+            custom=custom.registered("val"),
+            kinds=tuple(dataset.subset_names),
+        ),
+    )
+    for extras in (objective.extras, evaluation.extras):
+        extras.check(dataset.num_classes, dataset.meta_dim, len(component_names))
+    stop, ranked_by = resolved.early_stop, early_stop.ranking_key(config, component_names)
+    for phase, key in ((stop.phase, stop.metric if stop.active else ""), split_result(ranked_by)):
+        extras = objective.extras if phase == "train" else evaluation.extras
+        early_stop.require_measured(key, extras.subsets)
+    return Program(model, objective, gradnorm_objective, update, evaluation, parameters, weights, train.ema.enabled)
+
+
+def mix_settings(config: ConfigDict, block: int) -> mixing.MixSettings | None:
+    """Mixing of the config; None where nothing is ever mixed."""
+    mixup = config.schedule.mixup
+    on = mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled) and config.data.sampler.type == "grouped"
+    if not on:
+        return None
+    return mixing.MixSettings.from_config(mixup, block)
+
+
+def _gradnorm_settings(
+    config: ConfigDict, dataset: Dataset, parameters: tuple[ParameterInfo, ...], optimizer: optimizers.Optimizer
+) -> GradNormSettings:
+    weighting = config.loss.grad_weighting.task
+    # Measured are the labelled samples alone; that is what trains where null labels never do.
+    nulls_left_out = not dataset.null_possible or config.train.phase1_mask_null_loss
+    zero_metadata = weighting.zero_aux_info and bool(dataset.components)
+    excluded = parse_filter(weighting.exclude_config, key="loss.grad_weighting.task.exclude_config", stage_of=stage_of)
+    shared = {
+        parameter.path: row.optimizer != optimizers.FROZEN and not excluded(parameter)
+        for parameter, row in zip(parameters, optimizer.rows, strict=True)
+    }
+    if not any(shared.values()):
+        raise ValueError(
+            "GradNorm has nothing to measure: every parameter is frozen by optimizer.parameter_groups or matched by "
+            "loss.grad_weighting.task.exclude_config; set loss.grad_weighting.task.type to 'static', or leave a "
+            "part of the trunk trainable and unmatched"
+        )
+    mask = jax.tree_util.tree_map_with_path(
+        lambda path, _: shared[tuple(key.key for key in path)], optimizer.group_tree
+    )
+    return GradNormSettings(
+        shared=mask,
+        alpha=weighting.alpha,
+        rule=weighting.gradnorm_rule,
+        kappa=weighting.gradnorm_kappa,
+        lr=weighting.gradnorm_lr,
+        zero_metadata=zero_metadata,
+        folded=not zero_metadata and nulls_left_out,
+        warmup_steps=weighting.gradnorm_warmup_steps,
+        interval=weighting.update_interval,
+    )

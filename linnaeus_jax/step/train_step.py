@@ -1,0 +1,370 @@
+"""The compiled update: `grad_sums` over the micro-batches, then `apply`. Two pure functions and their variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from linnaeus_jax.learning import gradnorm, losses, optimizers
+from linnaeus_jax.step import probes
+from linnaeus_jax.step.objective import Measured, Objective, Targets
+from linnaeus_jax.step.state import IntervalSums, TrainState, merge
+
+Batch = Mapping[str, jax.Array]
+
+
+class GradSums(struct.PyTreeNode):
+    """Gradient and statistics of one update, summed over its micro-batches (and devices)."""
+
+    grads: Any  # like the parameters, None where frozen
+    task_losses: jax.Array  # float32 [T], mean over the kept labels
+    measured: Measured
+    gradnorm: TaskGradients | None = None
+
+
+class TaskGradients(struct.PyTreeNode):
+    """What GradNorm measures: gradients of the single, unweighted task losses."""
+
+    losses: jax.Array  # float32 [T]
+    grads: Any  # like the parameters, leading [T]; None where frozen
+
+
+@dataclass(frozen=True, eq=False)
+class GradNormSettings:
+    """How GradNorm measures and moves the task weights."""
+
+    shared: Any  # pytree of bools like the parameters: what trains of the trunk, over which norms are taken
+    alpha: float
+    rule: str
+    kappa: float
+    lr: float
+    zero_metadata: bool  # measure without metadata
+    folded: bool  # the measured losses are those that train, so that one pass serves both
+    warmup_steps: int
+    interval: int
+
+    def update(
+        self, state: gradnorm.GradNormState, found: TaskGradients, counts: jax.Array
+    ) -> tuple[gradnorm.GradNormState, dict[str, jax.Array]]:
+        """New task weights; tasks without a labelled sample (`counts` 0) keep theirs."""
+        return gradnorm.gradnorm_update(
+            state,
+            gradnorm.shared_norms(found.grads, self.shared),
+            found.losses,
+            counts > 0,
+            alpha=self.alpha,
+            rule=self.rule,
+            kappa=self.kappa,
+            lr=self.lr,
+        )
+
+
+class StepOutputs(struct.PyTreeNode):
+    """What the host may want to know of one update; stays on the device unless it is fetched."""
+
+    loss: jax.Array  # float32 [], weighted total
+    task_losses: jax.Array  # float32 [T]
+    grad_norm: jax.Array  # float32 [], before clipping
+    clipped_norm: jax.Array
+    finite: jax.Array  # bool []
+    skipped: jax.Array  # int32 []
+    skipped_in_a_row: jax.Array  # int32 []
+    learning_rates: dict[str, jax.Array]
+    probabilities: dict[str, jax.Array]
+    interval: IntervalSums  # of this update alone
+    gradnorm: dict[str, jax.Array]
+    probes: dict[str, Any]  # by name, see `probes.measure`
+    frames: Any  # of the passes, where they are recorded
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """Everything static that the application of a gradient depends on."""
+
+    probes: Sequence[probes.Probe]
+
+    optimizer: optimizers.Optimizer
+    learning_rates: Mapping[str, Callable[[Any], Any]]  # by group, of the 0-based update
+    clip_mode: str
+    clip_limit: float
+    ema_decay: float | None
+    gradnorm: GradNormSettings | None
+
+
+def grad_sums(
+    objective: Objective,
+    params: Any,
+    model_state: Any,
+    batch: Batch,
+    targets: Targets,
+    counts: jax.Array,
+    task_weights: jax.Array,
+    step: jax.Array,
+    measure: GradNormSettings | None = None,
+    frozen: Any = None,
+) -> GradSums:
+    """Gradient of the weighted total loss of one update.
+
+    With `counts` of the global batch, sums over disjoint shards of rows add up to the gradient of the whole.
+
+    Args:
+      params: those that train; nothing else is differentiated.
+      batch, targets: leading [A, B].
+      counts: float32 [T], valid labels of the whole update.
+      task_weights: float32 [T].
+      measure: also measure the gradients of the single tasks.
+      frozen: the rest of the parameters, see `Optimizer.split_frozen`; None: all train.
+    """
+    labelled = losses.kept_counts(~targets.null, batch["weight"])
+
+    def one(micro: Batch, target: Targets, index: jax.Array, model_state: Any) -> GradSums:
+        whole = optimizers.join_frozen(params, frozen)
+        slots = objective.gradient_slots(whole, model_state, micro, target, step, index)
+
+        def losses_of(subject: tuple[Any, Any]) -> tuple[jax.Array, Measured]:
+            params, slots = subject
+            params = optimizers.join_frozen(params, frozen)
+            found, measured = objective.task_losses(params, model_state, micro, target, counts, step, index, slots)
+            # a micro-batch of nothing but padding, which fills up the last update of an epoch, leaves no trace
+            state = jax.tree.map(
+                lambda new, old: jnp.where((micro["weight"] > 0).any(), new, old), measured.model_state, model_state
+            )
+            return found, measured.replace(model_state=state)
+
+        def total(subject: tuple[Any, Any]) -> tuple[jax.Array, tuple[jax.Array, Measured]]:
+            task_losses, measured = losses_of(subject)
+            return jnp.vdot(task_weights, task_losses), (task_losses, measured)
+
+        def recorded(measured: Measured, grads: Any, seen: Any) -> Measured:
+            if seen is None or objective.recorder is None:
+                return measured
+            return measured.replace(frames=objective.recorder.with_gradients(measured.frames, seen, grads))
+
+        if measure is not None and measure.folded:
+            task_losses, measured, (task_grads, seen) = gradnorm.task_gradients(losses_of, (params, slots))
+            grads = gradnorm.combine(task_grads, task_weights)
+            measured = recorded(measured, grads, None if seen is None else seen.over_first_axis())
+            return GradSums(grads, task_losses, measured, TaskGradients(task_losses, task_grads))
+        (grads, seen), (task_losses, measured) = jax.grad(total, has_aux=True)((params, slots))
+        measured = recorded(measured, grads, seen)
+        if measure is None:
+            return GradSums(grads, task_losses, measured)
+
+        def measured_losses(params: Any) -> tuple[jax.Array, None]:
+            params = optimizers.join_frozen(params, frozen)
+            return objective.labelled_losses(
+                params, model_state, micro, target, labelled, step, index, zero_metadata=measure.zero_metadata
+            ), None
+
+        alone, _, task_grads = gradnorm.task_gradients(measured_losses, params)
+        return GradSums(grads, task_losses, measured, TaskGradients(alone, task_grads))
+
+    def at(tree: Any, index: int) -> Any:
+        return jax.tree.map(lambda x: x[index], tree)
+
+    micro_batches = batch["label"].shape[0]
+    first = one(at(batch, 0), at(targets, 0), jnp.int32(0), model_state)
+    if micro_batches == 1:
+        return first
+
+    def body(total: GradSums, x: tuple[Batch, Targets, jax.Array]) -> tuple[GradSums, None]:
+        part = one(*x, total.measured.model_state)
+        summed = jax.tree.map(jnp.add, total, part)
+        # the model's state goes from one micro-batch to the next, and what is shown of single rows is of the first
+        kept = summed.measured.replace(
+            model_state=part.measured.model_state,
+            preview=total.measured.preview,
+            sample_losses=total.measured.sample_losses,
+        )
+        if objective.recorder is not None:
+            kept = kept.replace(frames=objective.recorder.merge(total.measured.frames, part.measured.frames))
+        return summed.replace(measured=kept), None
+
+    rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
+    # XLA on CPU runs convolutions inside a while loop on one thread, so there the loop is unrolled.
+    unroll = micro_batches - 1 if jax.default_backend() == "cpu" else 1
+    return jax.lax.scan(body, first, rest, unroll=unroll)[0]
+
+
+class Learned(NamedTuple):
+    """What an update changes and a skipped one does not; params and their average are None where frozen."""
+
+    params: Any
+    opt_state: Any
+    ema: Any
+
+
+def _learn(
+    update: Update, old: Learned, step: jax.Array, grads: Any, rates: Mapping[str, jax.Array]
+) -> tuple[Learned, optax.Updates, jax.Array]:
+    """The optimizer's update by the clipped gradient, what it adds to the parameters, and the clipped norm."""
+    grads, norm = optimizers.clip(
+        grads, update.clip_mode, update.clip_limit, params=old.params, ndim=update.optimizer.ndim
+    )
+    clipped_norm = optax.tree.norm(grads) if update.clip_limit > 0 else norm
+    direction, opt_state = update.optimizer.direction.update(grads, old.opt_state, old.params)
+    changes = update.optimizer.apply_learning_rates(direction, rates)
+    params = optax.apply_updates(old.params, changes)
+    ema = None
+    if update.ema_decay is not None:
+        ema = optimizers.ema_update(old.ema, params, update.ema_decay, step)
+    return Learned(params, opt_state, ema), changes, clipped_norm
+
+
+def _scheduled(objective: Objective, step: jax.Array) -> dict[str, jax.Array]:
+    """Scheduled probabilities of the update by name."""
+    probabilities = objective.probabilities
+    return {
+        "meta_mask_prob": probabilities.meta_mask(step),
+        "partial_mask_prob": probabilities.partial_mask(step) * probabilities.partial_active(step),
+        "mixup_prob": probabilities.mix(step),
+        "null_mask_prob": probabilities.null_mask(step),
+    }
+
+
+def apply(
+    objective: Objective, update: Update, state: TrainState, sums: GradSums, targets: Targets, batch: Batch
+) -> tuple[TrainState, StepOutputs]:
+    """Clips, asks the optimizer, applies the learning rates of `state.step`; a non-finite update is skipped."""
+    weights = state.gradnorm.weights
+    loss = jnp.vdot(weights, sums.task_losses)
+    trained, frozen = update.optimizer.split_frozen(state.params)
+    ema, frozen_ema = (None, None) if state.ema is None else update.optimizer.split_frozen(state.ema)
+    old = Learned(trained, state.opt_state, ema)
+    norm = optax.tree.norm(sums.grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    if objective.recorder is not None:
+        finite &= objective.recorder.all_finite(sums.measured.frames)
+
+    gradnorm_state = state.gradnorm
+    gradnorm_metrics: dict[str, jax.Array] = {}
+    if sums.gradnorm is not None and update.gradnorm is not None:
+        labelled = losses.kept_counts(~targets.null, batch["weight"])
+        gradnorm_state, gradnorm_metrics = update.gradnorm.update(state.gradnorm, sums.gradnorm, labelled)
+
+    rates = {name: rate(state.step) for name, rate in update.learning_rates.items()}
+
+    def changes() -> Any:
+        found = _learn(update, old, state.step, sums.grads, rates)[1]
+        return jax.tree.map(lambda u: jnp.where(finite, u, 0.0), found)
+
+    scheduled, measured = _scheduled(objective, state.step), sums.measured
+    inputs = probes.ProbeInputs(
+        step=state.step,
+        params=state.params,
+        grads=sums.grads,
+        loss=loss,
+        task_losses=sums.task_losses,
+        task_weights=weights,
+        counts=losses.kept_counts(targets.keep, batch["weight"]),
+        sums=measured.sums,
+        batch=batch,
+        null=targets.null,
+        keep=targets.keep,
+        other=targets.other,
+        lam=targets.lam,
+        probabilities=scheduled,
+        preview=measured.preview,
+        sample_losses=measured.sample_losses,
+        updates=changes,
+    )
+    seen = probes.measure(update.probes, inputs)
+    # Clipping and optimizer stand in a branch of their own, which is compiled alike whether a run measures anything or
+    # not: its operands, the gradients, are arrays in memory, into whose computation nothing of it is fused. So a run
+    # with probes learns the same bits. The branch waits for what was measured of the parameters, so that it may write
+    # over them; XLA would copy them for readers that could come later.
+    learned, clipped_norm = jax.lax.cond(
+        finite & probes.done(seen),
+        lambda: _learn(update, old, state.step, sums.grads, rates)[::2],
+        lambda: (old, norm),
+    )
+
+    def accepted(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+    assert state.interval is not None  # only in a checkpoint
+    interval = _interval(objective, targets, batch, measured, loss, norm, finite)
+    skipped = state.skipped + jnp.where(finite, 0, 1)
+    in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+    outputs = StepOutputs(
+        loss=loss,
+        task_losses=sums.task_losses,
+        grad_norm=norm,
+        clipped_norm=clipped_norm,
+        finite=finite,
+        skipped=skipped,
+        skipped_in_a_row=in_a_row,
+        learning_rates=rates,
+        probabilities=scheduled,
+        interval=interval,
+        gradnorm=gradnorm_metrics,
+        probes=seen,
+        frames=measured.frames,
+    )
+    new_state = TrainState(
+        step=state.step + 1,
+        params=optimizers.join_frozen(learned.params, frozen),
+        model_state=accepted(measured.model_state, state.model_state),
+        opt_state=learned.opt_state,
+        gradnorm=accepted(gradnorm_state, state.gradnorm),
+        ema=optimizers.join_frozen(learned.ema, frozen_ema),
+        skipped=skipped,
+        skipped_in_a_row=in_a_row,
+        interval=merge(state.interval, interval),
+    )
+    return new_state, outputs
+
+
+def _interval(
+    objective: Objective,
+    targets: Targets,
+    batch: Batch,
+    measured: Measured,
+    loss: jax.Array,
+    norm: jax.Array,
+    finite: jax.Array,
+) -> IntervalSums:
+    """The statistics of one update; a skipped one adds its samples but no non-finite number."""
+    sums = dict(measured.sums)
+    sums["loss_weighted"] = loss * sums["count"]
+    sums = {name: jnp.where(finite | jnp.issubdtype(x.dtype, jnp.integer), x, 0) for name, x in sums.items()}
+    null = targets.null & (batch["weight"] > 0)[..., None]
+    return IntervalSums(
+        sums=sums,
+        grad_norm=jnp.where(finite, norm, 0.0),
+        updates=finite.astype(jnp.int32),
+        meta_valid=measured.meta_valid,
+        null_total=null.sum(axis=(0, 1), dtype=jnp.int32),
+        null_included=(null & targets.keep).sum(axis=(0, 1), dtype=jnp.int32),
+    )
+
+
+def make_train_step(
+    objective: Objective, update: Update, *, measure: bool = False
+) -> Callable[[TrainState, Batch], tuple[TrainState, StepOutputs]]:
+    """The pure update (state, batch [A, B, ...]) -> (state', outputs); `measure` is the GradNorm variant."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepOutputs]:
+        targets, counts = objective.prepare(batch, state.step)
+        trained, frozen = update.optimizer.split_frozen(state.params)
+        sums = grad_sums(
+            objective,
+            trained,
+            state.model_state,
+            batch,
+            targets,
+            counts,
+            state.gradnorm.weights,
+            state.step,
+            measure=update.gradnorm if measure else None,
+            frozen=frozen,
+        )
+        return apply(objective, update, state, sums, targets, batch)
+
+    return train_step

@@ -1,0 +1,196 @@
+"""Validation of a configuration: each wrong value gives one message with key, value and fix; all come at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from linnaeus_jax.checks.config import CHOICES, NOT_EMPTY, TUPLES, WITHIN, _expand, config_errors
+from linnaeus_jax.config.tree import assign
+from tests.tiny import tiny_config
+
+GROUP = "optimizer.parameter_groups.biases"
+TASKS = ("taxa_L10", "taxa_L20", "taxa_L30")
+
+#: (settings, the part of the message that names key and value, the part that says what to do)
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    # ---- choices
+    ({"experiment.log_level_main": "LOUD"}, "experiment.log_level_main = 'LOUD'", "choose one of debug, info"),
+    ({"experiment.wandb.mode": "sometimes"}, "experiment.wandb.mode = 'sometimes'", "offline"),
+    ({"data.sampler.type": "random"}, "data.sampler.type = 'random'", "grouped, standard"),
+    ({"data.upward_major_mode": "none"}, "data.upward_major_mode = 'none'", "no-gaps"),
+    ({"train.compute_dtype": "float16"}, "train.compute_dtype = 'float16'", "bfloat16"),
+    ({"train.clip_mode": "value"}, "train.clip_mode = 'value'", "adaptive"),
+    ({"model.attn_impl": "flash"}, "model.attn_impl = 'flash'", "cudnn"),
+    ({"model.rope_stages.rope_mode": "axial"}, "model.rope_stages.rope_mode = 'axial'", "cos_only"),
+    ({"optimizer.name": "rmsprop"}, "optimizer.name = 'rmsprop'", "adamw"),
+    ({f"{GROUP}.optimizer": "rmsprop"}, f"{GROUP}.optimizer = 'rmsprop'", "adamw"),
+    ({"loss.grad_weighting.task.gradnorm_rule": "sum"}, "gradnorm_rule = 'sum'", "mult, paper"),
+    ({"loss.grad_weighting.class_weights.method": ("median",)}, "method holds 'median'", "capping"),
+    ({"loss.task_specific.val.funcs": ("MSE",)}, "loss.task_specific.val.funcs holds 'MSE'", "CrossEntropyLoss"),
+    ({"lr_scheduler.name": "sawtooth"}, "lr_scheduler.name = 'sawtooth'", "cosine"),
+    ({"schedule.step_trigger_mode": "never"}, "schedule.step_trigger_mode = 'never'", "crossing"),
+    ({"aug.autoaug.policy": "wild"}, "aug.autoaug.policy is 'wild'", "randaugment"),
+    # ---- ranges
+    ({"train.epochs": 0}, "train.epochs = 0", "1 or more"),
+    ({"train.seed": -1}, "train.seed = -1", "0 or more"),
+    ({"train.ema.decay": 1.0}, "train.ema.decay = 1.0", "within [0, 1)"),
+    ({"train.ema.decay": float("nan")}, "train.ema.decay = nan", "within [0, 1)"),
+    ({"data.batch_size": 0}, "data.batch_size = 0", "1 or more"),
+    ({"data.batch_size": None, "data.batch_size_per_device": 0}, "data.batch_size_per_device = 0", "1 or more"),
+    ({"data.batch_size_per_device": 8}, "data.batch_size_per_device = 8 are both given", "set one of them to None"),
+    ({"data.h5.train_val_split_ratio": 1.5}, "data.h5.train_val_split_ratio = 1.5", "within [0, 1]"),
+    ({"data.h5.train_val_split_seed": -3}, "data.h5.train_val_split_seed = -3", "within [0, 4294967295]"),
+    ({"data.hybrid.verify_images.chunk_size": 0}, "verify_images.chunk_size = 0", "1 or more"),
+    ({"data.prefetch.max_processed_batches": 0}, "data.prefetch.max_processed_batches = 0", "1 or more"),
+    ({"data.meta.components.SPATIAL.dim": -1}, "data.meta.components.SPATIAL.dim = -1", "0 or more"),
+    ({"model.in_chans": 1}, "model.in_chans = 1", "must be 3"),
+    ({"model.drop_path_rate": 1.0}, "model.drop_path_rate = 1.0", "within [0, 1)"),
+    ({"model.label_smoothing": 1.0}, "model.label_smoothing = 1.0", "within [0, 1)"),
+    ({"model.rope_stages.rope_theta": 0.0}, "model.rope_stages.rope_theta = 0.0", "above 0"),
+    ({"optimizer.eps": 0.0}, "optimizer.eps = 0.0", "above 0"),
+    ({"optimizer.weight_decay": -0.1}, "optimizer.weight_decay = -0.1", "0 or more"),
+    ({"optimizer.layer_decay": 0.0}, "optimizer.layer_decay = 0.0", "within (0, 1]"),
+    ({"optimizer.muon.ns_steps": 0}, "optimizer.muon.ns_steps = 0", "1 or more"),
+    ({f"{GROUP}.weight_decay": -1.0}, f"{GROUP}.weight_decay = -1.0", "0 or more"),
+    ({"loss.taxonomy_smoothing.alpha": 1.5}, "loss.taxonomy_smoothing.alpha = 1.5", "within [0, 1]"),
+    ({"loss.taxonomy_smoothing.beta": -1.0}, "loss.taxonomy_smoothing.beta = -1.0", "0 or more"),
+    ({"loss.grad_weighting.task.gradnorm_kappa": 0.0}, "gradnorm_kappa = 0.0", "within (0, 1]"),
+    ({"loss.grad_weighting.class_weights.log_base": (1.0,)}, "log_base = (1.0,)", "above 1"),
+    ({"aug.color_jitter": -0.1}, "aug.color_jitter is -0.1", ">= 0"),
+    ({"aug.hflip_prob": 2.0}, "aug.hflip_prob is 2.0", "[0, 1]"),
+    ({"aug.random_resized_crop.scale": (0.9, 0.5)}, "aug.random_resized_crop.scale is (0.9, 0.5)", "low <= high"),
+    ({"schedule.mixup.min_group_size": 0}, "schedule.mixup.min_group_size = 0", "1 or more"),
+    ({"schedule.mixup.cutmix.minmax": (0.5, 0.2)}, "schedule.mixup.cutmix.minmax = (0.5, 0.2)", "low <= high"),
+    ({"schedule.checkpoint.keep_top_n": -1}, "schedule.checkpoint.keep_top_n = -1", "0 or above"),
+    ({"schedule.null_masking.end_prob": 1.5}, "schedule.null_masking.end_prob = 1.5", "[0, 1]"),
+    ({"metrics.rarity_percentiles": (50, 10)}, "metrics.rarity_percentiles = (50, 10)", "rise strictly"),
+    ({"debug.underflow_overflow.max_frames_to_save": 0}, "max_frames_to_save = 0", "1 or more"),
+    ({"debug.early_exit_after_n_optimizer_steps": -1}, "debug.early_exit_after_n_optimizer_steps = -1", "0 or more"),
+    # ---- tuples
+    ({"experiment.wandb.tags": (1, 2)}, "experiment.wandb.tags = (1, 2)", "texts"),
+    ({"optimizer.betas": (0.9,)}, "optimizer.betas = (0.9,) has 1 items", "give 2 or 3"),
+    ({"optimizer.betas": (0.9, 1.0)}, "optimizer.betas = (0.9, 1.0) holds 1.0", "within [0, 1)"),
+    ({"optimizer.name": "ademamix", "optimizer.betas": (0.9, 0.99)}, "optimizer.betas = (0.9, 0.99)", "needs 3"),
+    ({"model.convnext_stages.dims": (8, 16)}, "model.convnext_stages.dims = (8, 16)", "give 4"),
+    ({"model.rope_stages.depths": (1, 0)}, "model.rope_stages.depths = (1, 0) holds 0", "1 or more"),
+    ({"debug.profiler.schedule": (1, 1, 3)}, "debug.profiler.schedule = (1, 1, 3)", "give 4"),
+    ({"debug.profiler.schedule": (1, 1, 0, 2)}, "debug.profiler.schedule = (1, 1, 0, 2)", "active >= 1"),
+    ({"debug.underflow_overflow.trace_batch_nums": ("a",)}, "trace_batch_nums = ('a',)", "integers"),
+    ({"loss.taxonomy_smoothing.enabled": (True, False)}, "loss.taxonomy_smoothing.enabled = (True, False)", "1 or 3"),
+    ({"loss.taxonomy_smoothing.enabled": (1,)}, "loss.taxonomy_smoothing.enabled = (1,)", "True or False"),
+    ({"loss.grad_weighting.class_weights.cap": (1.0, 2.0)}, "class_weights.cap = (1.0, 2.0)", "one per task"),
+    ({"loss.grad_weighting.task.init_weights": (1.0,)}, "init_weights = (1.0,)", "one number per task"),
+    ({"aug.std": (0.2, 0.2)}, "aug.std = (0.2, 0.2)", "give 3"),
+    ({"aug.std": (0.2, 0.2, 0.0)}, "aug.std = (0.2, 0.2, 0.0)", "above 0"),
+    ({"metrics.taxa_subsets": (("all", "taxa_L30"),)}, "metrics.taxa_subsets holds ('all', 'taxa_L30')", "taxon id"),
+    # ---- names and combinations
+    ({"data.h5.labels_path": ""}, "no labels file", "set data.h5.labels_path"),
+    ({"data.h5.images_path": ""}, "data.h5.images_path is empty", "set it"),
+    ({"data.h5.train_labels_path": "x.h5"}, "data.h5.train_labels_path exclude each other", "empty one"),
+    ({"data.task_keys_h5": ("taxa_L20", "taxa_L10")}, "data.task_keys_h5 = ('taxa_L20', 'taxa_L10')", "finest first"),
+    ({"data.task_keys_h5": ()}, "data.task_keys_h5 is empty", "name at least one"),
+    ({"data.batch_size": 15}, "data.batch_size is 15", "even number"),
+    ({"schedule.mixup.mix_block": 6}, "schedule.mixup.mix_block is 6", "divide data.batch_size"),
+    ({"data.meta.components.SPATIAL.idx": 0}, "data.meta.components.SPATIAL.idx", "give each its own"),
+    ({"data.meta.components.SPATIAL.source": ""}, "data.meta.components.SPATIAL is enabled", "set its source"),
+    (
+        {
+            "data.hybrid.verify_images.enabled": True,
+            "data.hybrid.verify_images.max_missing_ratio": -1.0,
+            "data.hybrid.verify_images.max_missing_count": -1,
+        },
+        "max_missing_ratio = -1.0",
+        "set one to 0 or more",
+    ),
+    (
+        {"schedule.mixup.null_task_keys": ("taxa_L40",)},
+        "schedule.mixup.null_task_keys names 'taxa_L40'",
+        "use its tasks",
+    ),
+    (
+        {"metrics.track_null_vs_non_null": True, "metrics.null_vs_non_null_tasks": ("taxa_L40",)},
+        "metrics.null_vs_non_null_tasks names 'taxa_L40'",
+        "use its tasks",
+    ),
+    ({"model.type": "mFormerV9"}, "model.type = 'mFormerV9'", "mFormerV1"),
+    ({"model.variant": "huge"}, "model.variant = 'huge'", "tiny"),
+    ({"model.img_size": 64}, "model.img_size = 64", "leave model.img_size unset"),
+    ({"model.rope_stages.num_heads": (3, 1)}, "num_heads (3, 1)", "multiple of 2"),
+    (
+        {"model.classification.heads.taxa_L40.type": "Linear"},
+        "model.classification.heads names 'taxa_L40'",
+        "tasks are",
+    ),
+    ({"model.classification.heads.taxa_L10.type": "Deep"}, "taxa_L10.type is 'Deep'", "Linear"),
+    (
+        {"loss.task_specific.train.funcs": ("TaxonomyAwareLabelSmoothing",)},
+        "loss.task_specific.train.funcs",
+        "set loss.taxonomy_smoothing.enabled",
+    ),
+    (
+        {"loss.grad_weighting.task.exclude_config": {"type": "nam", "patterns": ("head",)}},
+        "loss.grad_weighting.task.exclude_config.type = 'nam'",
+        "did you mean 'name'",
+    ),
+    (
+        {f"{GROUP}.filter": {"type": "name"}, "optimizer.parameter_groups.enabled": True},
+        f"{GROUP}.filter.patterns is missing",
+        "needs it",
+    ),
+    (
+        {"train.early_stop.active": True, "train.early_stop.metric": "val_accuracy"},
+        "train.early_stop.metric = 'val_accuracy'",
+        "write <phase>_<metric>",
+    ),
+    ({"train.early_stop.max_loss": float("inf")}, "train.early_stop.max_loss = inf", "None to switch it off"),
+    ({"env.output.bucket.enabled": True}, "env.output.bucket.remote is empty", "name an rclone destination"),
+    ({"experiment.name": ""}, "experiment.name is empty", "give it a value"),
+    (
+        {"lr_scheduler.warmup_steps": 5, "lr_scheduler.warmup_fraction": 0.1},
+        "lr_scheduler.warmup_steps = 5 and lr_scheduler.warmup_fraction = 0.1",
+        "keep one of them",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+def errors_of(data, settings):
+    config = tiny_config(data)
+    for key, value in settings.items():
+        assign(config, tuple(key.split(".")), value)
+    return config_errors(config)
+
+
+@pytest.mark.parametrize(("settings", "names", "fix"), WRONG, ids=[" ".join(settings) for settings, _, _ in WRONG])
+def test_message_names_key_value_and_fix(data, settings, names, fix):
+    errors = errors_of(data, settings)
+    assert any(names in error and fix in error for error in errors), errors
+    assert len(errors) <= 2, errors
+    assert all("\n" not in error for error in errors)
+
+
+def test_right_values_give_no_message(data):
+    assert errors_of(data, {}) == []
+    assert errors_of(data, {"experiment.log_level_main": "debug", "optimizer.name": "AdamW"}) == []
+
+
+def test_everything_wrong_is_said_at_once(data):
+    settings = {"train.epochs": 0, "aug.std": (1.0,), "optimizer.betas": ("a", "b"), "model.variant": "huge"}
+    settings |= {"data.h5.labels_path": "", "lr_scheduler.decay_type": "odd", "debug.profiler.schedule": (1,)}
+    text = "\n".join(errors_of(data, settings))
+    for key in settings:
+        assert key in text, key
+
+
+def test_tables_name_keys_of_the_tree(data):
+    """A renamed key must not silently lose its check."""
+    config = tiny_config(data)
+    assign(config, ("optimizer", "parameter_groups", "biases", "lr_multiplier"), 1.0)
+    for key in (*CHOICES, *WITHIN, *TUPLES, *NOT_EMPTY):
+        assert list(_expand(config, key)), key

@@ -1,0 +1,52 @@
+"""Three SGD updates on 1, 2 and 8 devices; writes how far they differ. Run as a program with 8 virtual devices."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+import numpy as np
+
+jax.config.update("jax_default_matmul_precision", "highest")
+
+from linnaeus_jax.metrics.phase import batch_sums
+from linnaeus_jax.step.placement import Placement
+from tests.step.programs import build, largest_update, relative_difference, run_updates
+from tests.step.test_train_step import SGD
+from tests.tiny import tiny_config
+
+
+def metric_sums(devices: int) -> dict[str, list]:
+    """Sums of one padded batch of given logits, spread over some devices."""
+    rng = np.random.default_rng(0)
+    logits = {"taxa_L10": rng.normal(size=(64, 7)), "taxa_L20": rng.normal(size=(64, 3))}
+    label = np.stack([rng.integers(0, 7, 64), rng.integers(0, 3, 64)], axis=1).astype(np.int32)
+    weight = (np.arange(64) < 59).astype(np.float32)
+    placed = Placement(jax.devices()[:devices]).to_device(
+        {"logits": logits, "label": label, "weight": weight, "loss": np.ones((64, 2), np.float32)},
+        Placement(jax.devices()[:devices]).batch,
+    )
+    found = jax.jit(
+        lambda x: batch_sums(x["logits"], x["label"], x["weight"], x["loss"], x["weight"], null_possible=True)
+    )(placed)
+    return {name: np.asarray(value).tolist() for name, value in found.items()}
+
+
+def main(directory: Path) -> None:
+    params = {}
+    for devices in (1, 2, 8):
+        program, inputs, placement = build(tiny_config(directory, **SGD), directory, devices)
+        start = jax.device_get(jax.jit(program.initial_state)().params)
+        params[devices] = jax.device_get(run_updates(program, inputs, placement, 3)[0].params)
+    found: dict[str, float | bool] = {str(n): relative_difference(params[n], params[1], start) for n in (2, 8)}
+    found["same_counts"] = metric_sums(1) == metric_sums(2) == metric_sums(8)
+    found["largest"] = largest_update(params[1], start)
+    (directory / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,58 @@
+"""One of two processes that train together.
+
+    python process_driver.py INDEX PORT DATA WORKDIR MODEL EPOCHS [SIGNAL:UPDATE]
+
+SIGNAL:UPDATE sends that signal to itself after so many updates; every update then takes half a second, so that the
+processes have time to agree before the run ends by itself. `none` as SIGNAL only takes that time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+import pytest
+
+from linnaeus_jax.run import trainer
+from linnaeus_jax.step.compilation import CompiledStep
+from tests.step import toy
+from tests.tiny import tiny_config
+
+
+def arm(name: str, count: int) -> None:
+    """Slows every update down and signals after `count` of them."""
+    original, seen = CompiledStep.__call__, 0
+
+    def wrapped(self: CompiledStep, state: Any, batch: Any) -> Any:
+        nonlocal seen
+        found = original(self, state, batch)
+        seen += 1
+        time.sleep(0.5)
+        if name != "none" and seen == count:
+            os.kill(os.getpid(), signal.Signals[name])
+        return found
+
+    CompiledStep.__call__ = wrapped  # type: ignore[method-assign]
+
+
+def main() -> None:
+    index, port, data, workdir, model, epochs, *moment = sys.argv[1:]
+    toy.register(pytest.MonkeyPatch())
+    if moment:
+        name, count = moment[0].split(":")
+        arm(name, int(count))
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index), initialization_timeout=60)
+    final = trainer.run(tiny_config(Path(data), model__type=model, train__epochs=int(epochs)), Path(workdir))
+    Path(f"{workdir}_{index}.json").write_text(json.dumps(final))
+
+
+if __name__ == "__main__":
+    main()

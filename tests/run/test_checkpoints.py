@@ -1,0 +1,197 @@
+"""Checkpoints on disk: what is saved, what stays, and what a damaged or foreign one leads to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
+from linnaeus_jax.run.retention import best_checkpoint, preserved, retention_policy
+
+
+def index_of(ranking: dict[int, float | None]) -> dict[int, dict]:
+    return {step: {"epoch": 0, "metric": value} for step, value in ranking.items()}
+
+
+def keep(ranking: dict[int, float | None], steps: list[int], top: int, last: int) -> set[int]:
+    return set(preserved(retention_policy(lambda: index_of(ranking), top, last), steps))
+
+
+def test_retention_fixture(fixtures):
+    for case in json.loads((fixtures / "observability_misc.json").read_text())["retention"]:
+        top, last = case["keep_top_n"], case["keep_last_n"]
+        present: list[int] = []
+        for step in case["steps"]:
+            present.append(step["after_epoch"])
+            ranking = {epoch: value for epoch, value, _ in step["ranking"]}
+            present = sorted(keep(ranking, present, top, last))
+            # two corrections of the recorded behaviour: 0/0 keeps everything, and the newest is never deleted
+            wanted = set(step["kept"]) | {step["after_epoch"]}
+            assert present == (sorted(wanted) if top or last else list(range(step["after_epoch"] + 1)))
+
+
+def test_retention_rules():
+    steps = [10, 20, 30, 40]
+    assert keep({}, steps, 0, 0) == {10, 20, 30, 40}
+    assert keep({}, steps, 2, 0) == {30, 40}
+    assert keep({10: 0.9}, steps, 2, 0) == {10, 40}
+    assert keep({10: 0.9, 20: 0.8}, steps, 1, 0) == {10, 40}
+    assert keep({10: None, 20: -5.0}, steps, 1, 1) == {20, 40}
+    assert keep({10: 0.5, 20: 0.5, 30: 0.5}, steps, 2, 1) == {10, 20, 40}
+    assert keep({10: None, 20: None, 30: None, 40: None}, steps, 2, 0) == {10, 20, 40}
+    assert keep({50: 1.0}, steps, 1, 1) == {40}
+    assert keep({10: 0.9}, steps, 10, 0) == {10, 20, 30, 40}
+    assert keep({}, [], 1, 1) == set()
+
+
+def test_best_checkpoint():
+    index = index_of({10: 0.2, 20: 0.9, 30: 0.9, 40: None})
+    assert best_checkpoint(index, [10, 20, 30, 40]) == 20
+    assert best_checkpoint(index, [30, 40]) == 30
+    assert best_checkpoint(index, [40, 50]) == 40
+    assert best_checkpoint(index, [50]) is None
+
+
+def state(value: float = 0.0) -> dict:
+    return {"params": {"kernel": jnp.full((2, 3), value, jnp.float32)}, "step": jnp.zeros((), jnp.int32)}
+
+
+def abstract(tree: dict) -> dict:
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Makes checkpoints of one directory and closes them."""
+    made = []
+
+    def make(policy=None) -> Checkpoints:
+        made.append(Checkpoints(tmp_path, policy))
+        return made[-1]
+
+    yield make
+    for checkpoints in made:
+        checkpoints.close()
+
+
+def on_disk(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_orbax_deletes_at_the_save_and_retain_what_the_ranking_adds(tmp_path, opened):
+    index: dict[int, dict] = {}
+    checkpoints = opened(retention_policy(lambda: index, 1, 1))
+    ends = []
+    for step, metric in ((10, 0.5), (20, 0.4), (30, 0.9), (40, 0.1)):
+        checkpoints.save(step, state(step), {})
+        checkpoints.wait()
+        saved = checkpoints.steps()
+        index |= index_of({step: metric})
+        dropped = checkpoints.retain()
+        checkpoints.finish_boundary(step, {})
+        ends.append((saved, dropped, checkpoints.steps()))
+    assert ends == [
+        ([10], [], [10]),
+        ([10, 20], [], [10, 20]),
+        ([10, 30], [10, 20], [30]),  # 20 went with the save, 10 when 30 turned out to be better
+        ([30, 40], [], [30, 40]),
+    ]
+    assert on_disk(tmp_path) == ["boundary_30.json", "boundary_40.json", "ckpt_step_30", "ckpt_step_40"]
+
+
+def test_boundary_file_of_a_checkpoint_that_went_before_a_kill_goes_too(tmp_path, opened):
+    first = opened(retention_policy(dict, 0, 1))
+    first.save(10, state(), {})
+    first.finish_boundary(10, {})
+    first.save(20, state(), {})
+    first.close()  # here the process is killed, before retention
+    assert on_disk(tmp_path) == ["boundary_10.json", "ckpt_step_20"]
+    opened(retention_policy(dict, 0, 1)).retain()
+    assert on_disk(tmp_path) == ["ckpt_step_20"]
+
+
+def test_forget_after_removes_what_lies_beyond_and_nothing_twice(tmp_path, opened, monkeypatch):
+    checkpoints = opened()
+    for step in (10, 20):
+        checkpoints.save(step, state(), {})
+        checkpoints.finish_boundary(step, {})
+    checkpoints.wait()
+    checkpoints.boundary_file(30).write_text("{}")
+    unlink = Path.unlink
+
+    def raced(path: Path, missing_ok: bool = False) -> None:
+        unlink(path)  # another process was faster
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "process_index", lambda: 1)
+        patched.setattr(checkpoints, "steps", lambda: [10])
+        checkpoints.forget_after(10)
+    assert {"boundary_20.json", "boundary_30.json"} <= set(on_disk(tmp_path)), "only one process removes files"
+    monkeypatch.setattr(Path, "unlink", raced)
+    checkpoints.forget_after(10)
+    monkeypatch.undo()
+    assert on_disk(tmp_path) == ["boundary_10.json", "ckpt_step_10"]
+
+
+def test_restore_gives_back_state_and_meta(opened):
+    first = opened()
+    first.save(10, state(1.5), {"host": {"value": 0.1}})
+    first.finish_boundary(10, {"done": True})
+    first.wait()
+    again = opened()
+    step, found, meta = again.restore_newest(abstract(state()))
+    assert step == 10
+    assert float(found["params"]["kernel"][1, 2]) == 1.5
+    assert meta == again.meta(10) == {"host": {"value": 0.1}}
+    assert again.finished_boundary(10) == {"done": True}
+    assert again.finished_boundary(20) is None
+    assert again.shapes(10) == {"params.kernel": (2, 3), "step": ()}
+    assert again.arrays(10)["params"]["kernel"].shape == (2, 3)
+
+
+def test_no_checkpoint_is_none(opened):
+    assert opened().restore_newest(abstract(state())) is None
+
+
+def test_same_step_twice_is_an_error(opened):
+    checkpoints = opened()
+    checkpoints.save(10, state(), {})
+    with pytest.raises(CheckpointError, match="checkpoint 10 exists already"):
+        checkpoints.save(10, state(), {})
+
+
+def test_unreadable_newest_falls_back_and_all_unreadable_is_an_error(tmp_path, opened):
+    first = opened()
+    for step in (10, 20):
+        first.save(step, state(step), {})
+    first.wait()
+    (tmp_path / "ckpt_step_20" / "meta" / "metadata").write_text("{ not JSON")
+    assert opened().restore_newest(abstract(state()))[0] == 10
+    (tmp_path / "ckpt_step_10" / "meta" / "metadata").write_text("{ not JSON")
+    with pytest.raises(CheckpointError, match="can be read") as raised:
+        opened().restore_newest(abstract(state()))
+    assert "20: " in str(raised.value)
+    assert "train.auto_resume=False" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"params": {"kernel": jnp.zeros((2, 4))}}, r"params.kernel has shape \(2, 3\) in the checkpoint and \(2, 4\)"),
+        ({"params": {"kernel": jnp.zeros((2, 3), jnp.int32)}}, "params.kernel is float32 in the checkpoint and int32"),
+        ({"params": {}}, "params.kernel is in the checkpoint but not in this run"),
+        ({"more": jnp.zeros(1)}, "more is in this run but not in the checkpoint"),
+    ],
+)
+def test_checkpoint_of_another_model_names_the_difference(opened, change, message):
+    first = opened()
+    first.save(10, state(), {})
+    first.wait()
+    with pytest.raises(CheckpointError, match=message):
+        opened().restore_newest(abstract({**state(), **change}))

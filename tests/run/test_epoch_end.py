@@ -1,0 +1,189 @@
+"""Order and outcome of a boundary, with a world made of lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from linnaeus_jax.metrics.tracker import MetricsTracker
+from linnaeus_jax.run.epoch_end import Boundary, BoundaryActions
+from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.retention import preserved, retention_policy
+from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.schedules.progress import TrainingProgress
+from tests.schedules.helpers import make_schedule
+
+STEPS = 10
+
+
+class World:
+    """What the trainer would be: remembers every action in order, and the checkpoints as Orbax would keep them."""
+
+    def __init__(self, settings: dict[str, Any], accuracy: dict[int, float], epochs: int = 6, rows: int = 50) -> None:
+        settings = {"schedule.validation.mask_meta_interval_epochs": 100, **settings}
+        self.resolved = make_schedule(settings, steps_per_epoch=STEPS, epochs=epochs)
+        recorder: Any = SimpleNamespace(
+            logger=SimpleNamespace(windows={"epoch": {"sums": {"count": 7}}}, finish_epoch=lambda: {"loss": 1.0}),
+            last_rates={"default": 0.1},
+            last_grad_norm=1.0,
+        )
+        self.host = HostState(
+            TrainingProgress(expected_total_steps=self.resolved.total_steps),
+            MetricsTracker(),
+            recorder,
+            early_stop.initial_state(self.resolved.early_stop),
+        )
+        self.accuracy = accuracy
+        self.actions: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+        self.checkpoints: list[int] = []
+        self.dropped: set[int] = set()
+        checkpoint = self.resolved.checkpoint
+        self.policy = retention_policy(lambda: self.host.ranking, checkpoint.keep_top_n, checkpoint.keep_last_n)
+        self.boundary = Boundary(
+            self.resolved,
+            self.host,
+            BoundaryActions(
+                save=self.save,
+                evaluate=self.evaluate,
+                write_row=self.write_row,
+                write_progress=lambda: self.actions.append("progress"),
+                retain=self.retain,
+                finish=lambda: self.actions.append("finish"),
+            ),
+            components=("TEMPORAL", "SPATIAL"),
+            best_metric="",
+            validation_rows=rows,
+            warmup_steps=0,
+        )
+
+    @property
+    def step(self) -> int:
+        return self.host.progress.global_step
+
+    def save(self) -> None:
+        assert self.step not in self.checkpoints, "saved twice"
+        self.actions.append("save")
+        self._ask([*self.checkpoints, self.step])
+
+    def evaluate(self, masks: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        self.actions.append("evaluate " + " ".join(masks))
+        return {name: {"chain_accuracy": self.accuracy[self.step], "loss": 1.0} for name in masks}
+
+    def write_row(self, row: dict[str, Any], due: Any) -> None:
+        self.actions.append("row")
+        self.rows.append(row)
+
+    def retain(self) -> list[int]:
+        self.actions.append("retain")
+        self._ask(self.checkpoints)
+        dropped, self.dropped = sorted(self.dropped), set()
+        return dropped
+
+    def _ask(self, steps: list[int]) -> None:
+        self.checkpoints = preserved(self.policy, steps)
+        self.dropped |= set(steps) - set(self.checkpoints)
+
+    def epoch(self, epoch: int, **arguments: Any) -> bool:
+        """Trains an epoch and serves its boundary."""
+        self.host.progress.start_training_epoch(epoch)
+        for _ in range(STEPS):
+            self.host.progress.advance(micro_batches=1, samples=16)
+        self.actions.clear()
+        return self.boundary.serve(**arguments)
+
+    def run(self) -> int:
+        """Epochs until the end."""
+        return next(epoch + 1 for epoch in range(100) if self.epoch(epoch))
+
+
+EVERY_SECOND = {
+    "schedule.validation.interval_epochs": 2,
+    "schedule.checkpoint.interval_epochs": 2,
+    "schedule.checkpoint.keep_top_n": 1,
+    "schedule.checkpoint.keep_last_n": 1,
+}
+STOP_AT_40 = {**EVERY_SECOND, "train.early_stop.active": True, "train.early_stop.max_steps": 40}
+
+
+def test_order_of_a_boundary():
+    world = World({"schedule.validation.interval_epochs": 1, "schedule.checkpoint.interval_epochs": 1}, {10: 0.5})
+    assert not world.epoch(0, train_seconds=2.0)
+    assert [action for action in world.actions if action != "progress"] == [
+        "save",
+        "evaluate val",
+        "retain",
+        "row",
+        "finish",
+    ]
+    assert world.rows[0]["val/chain_accuracy"] == 0.5
+    assert world.host.ranking == {10: {"epoch": 0, "metric": 0.5}}
+    assert not world.host.progress.pending_validations
+
+
+def test_nothing_due_only_writes_a_row():
+    world = World(EVERY_SECOND, {})
+    assert not world.epoch(0)
+    assert [action for action in world.actions if action != "progress"] == ["row"]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "kept"),
+    [({30: 0.5, 40: 0.9}, [40]), ({30: 0.5, 40: 0.1}, [30, 40]), ({30: 0.5, 40: math.nan}, [30, 40])],
+)
+def test_closing_checkpoint_of_an_early_stop_is_ranked_and_retained(accuracy, kept):
+    world = World(STOP_AT_40, accuracy)
+    assert world.run() == 4
+    assert world.checkpoints == kept
+    assert sorted(world.host.ranking) == kept
+    value = accuracy[40]
+    assert world.host.ranking[40] == {"epoch": 3, "metric": None if math.isnan(value) else value}
+    assert world.rows[-1]["early_stop/reason"].startswith("max_steps")
+    closing = [action for action in world.actions if action != "progress"]
+    assert closing == ["save", "evaluate val", "retain", "row", "finish"]
+
+
+def test_checkpoint_saved_before_its_closing_validation_is_ranked_after_it():
+    settings = {**STOP_AT_40, "schedule.checkpoint.interval_epochs": 1}
+    world = World(settings, {30: 0.5, 40: 0.9})
+    world.run()
+    assert world.checkpoints == [40]
+
+
+def test_killed_closing_boundary_is_served_again_without_a_second_save():
+    world = World(STOP_AT_40, {30: 0.5, 40: 0.9})
+    for epoch in range(3):
+        world.epoch(epoch)
+
+    def killed(masks: Any) -> Any:
+        raise KeyboardInterrupt
+
+    world.boundary.actions = BoundaryActions(**{**vars(world.boundary.actions), "evaluate": killed})
+    with pytest.raises(KeyboardInterrupt):
+        world.epoch(3)
+    world.boundary.actions = BoundaryActions(**{**vars(world.boundary.actions), "evaluate": world.evaluate})
+    assert world.boundary.serve(again=True)
+    assert world.checkpoints == [40]
+
+
+def test_retained_index_forgets_what_is_deleted():
+    settings = {**EVERY_SECOND, "schedule.validation.interval_epochs": 1, "schedule.checkpoint.interval_epochs": 1}
+    world = World(settings, {10: 0.1, 20: 0.9, 30: 0.2, 40: 0.3, 50: 0.4, 60: 0.5})
+    assert world.run() == 6
+    assert world.checkpoints == [20, 60]
+    assert sorted(world.host.ranking) == [20, 60]
+
+
+def test_skipped_validation_is_dropped_and_without_rows_there_is_none():
+    world = World({"schedule.validation.interval_epochs": 1}, {10: 0.5})
+    world.epoch(0)
+    world.actions.clear()
+    world.boundary.serve(again=True, skip_validation=True)
+    assert not any(action.startswith("evaluate") or action == "save" for action in world.actions)
+    without = World({"schedule.validation.interval_epochs": 1}, {}, rows=0)
+    assert not without.epoch(0)
+    assert not any(action.startswith("evaluate") for action in without.actions)

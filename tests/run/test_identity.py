@@ -1,0 +1,295 @@
+"""What may change when a run goes on, and what ends in an error that names the difference."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import numpy as np
+import pytest
+
+from linnaeus_jax.debugging.session import DebugSession
+from linnaeus_jax.metrics import register, unregister
+from linnaeus_jax.reporting.sinks import Sinks
+from linnaeus_jax.run import trainer
+from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.identity import differences, identity_error
+from linnaeus_jax.run.interruption import Interruption
+from linnaeus_jax.run.trainer import UserError, run
+from linnaeus_jax.step.placement import Placement
+from tests.step import toy
+from tests.tiny import tiny_config
+
+IDENTITY: dict[str, Any] = {
+    "ranks": ["taxa_L10", "taxa_L20"],
+    "classes": {"taxa_L10": [0, 7, 8, 9], "taxa_L20": [0, 2]},
+    "metadata": {"TEMPORAL": {"start": 0, "stop": 2, "columns": ["month_sin", "month_cos"]}},
+    "training_rows": {"count": 5, "sha256": "a"},
+    "model": {"type": "MFormerV1", "dims": [8, 8]},
+    "optimizer": {"stem.weight": "adamw", "head.weight": "adamw"},
+}
+
+
+TOY = {"model__type": "toy", "debug__jsonl__enabled": False}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def toy_model():
+    with pytest.MonkeyPatch.context() as patch:
+        toy.register(patch)
+        yield
+
+
+def changed(*path, to):
+    """A copy of `IDENTITY` with another leaf."""
+    found = copy.deepcopy(IDENTITY)
+    node = found
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = to
+    return found
+
+
+def test_equal_identities_agree():
+    assert identity_error(IDENTITY, copy.deepcopy(IDENTITY)) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [
+        (
+            changed("classes", "taxa_L10", 2, to=80),
+            r"other classes: classes.taxa_L10\[2\] is 8 in the checkpoint and 80",
+        ),
+        (changed("classes", "taxa_L20", to=[0, 2, 3]), r"classes.taxa_L20 has 2 entries in the checkpoint and 3"),
+        (changed("ranks", to=["taxa_L20", "taxa_L10"]), r"other ranks: ranks\[0\] is 'taxa_L10'"),
+        (changed("metadata", to={}), r"other metadata: metadata.TEMPORAL is .* 'absent'"),
+        (changed("metadata", "TEMPORAL", "columns", 0, to="day_sin"), r"TEMPORAL.columns\[0\] is 'month_sin'"),
+        (changed("training_rows", "sha256", to="b"), "other training rows"),
+        (changed("model", "dims", 1, to=16), r"another model or optimizer: model.dims\[1\] is 8"),
+        (changed("optimizer", "head.weight", to="lion"), "optimizer.head.weight is 'adamw'.* 'lion'"),
+    ],
+)
+def test_each_section_is_named(now, text):
+    import re
+
+    assert re.search(text, identity_error(IDENTITY, now) or "")
+
+
+def test_the_first_three_differences_are_named():
+    now = changed("classes", "taxa_L10", to=[0, 70, 80, 90])
+    now["classes"]["taxa_L20"] = [0, 20]
+    text = identity_error(IDENTITY, now) or ""
+    assert text.count("in the checkpoint") == 3
+    assert text.endswith("(and 1 more differences)")
+
+
+def test_another_optimizer_is_accepted_where_it_starts_anew():
+    assert identity_error(IDENTITY, changed("optimizer", "head.weight", to="lion"), optimizer=False) is None
+
+
+def test_lists_of_other_length_name_their_first_difference():
+    (text,) = differences([1, 2, 3], [1, 5], "x")
+    assert text == "x has 3 entries in the checkpoint and 2 in this run, first different at [1]: 2 and 5"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of one epoch."""
+    directory = tmp_path_factory.mktemp("identity")
+    config = tiny_config(directory / "data", train__epochs=1, **TOY)
+    run(config, directory / "run")
+    return directory, config
+
+
+def renamed_species(labels):
+    with h5py.File(labels, "a") as file:
+        file["taxa_L10"][...] = np.where(file["taxa_L10"][:] == 1003, 1999, file["taxa_L10"][:])
+
+
+def other_columns(labels):
+    with h5py.File(labels, "a") as file:
+        file["temporal"].attrs["column_names"] = ["day_sin", "day_cos"]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, str]] = {
+    "classes": ({}, renamed_species, r"other classes.*: classes\.taxa_L10\[\d\] is 100\d in the checkpoint"),
+    "encodings": ({}, other_columns, r"other metadata: metadata\.TEMPORAL\.columns\[0\] is 'month_sin'"),
+    "layout": ({"data__meta__components__TEMPORAL__idx": 9}, None, r"metadata\.SPATIAL\.start"),
+    "ranks": ({"data__task_keys_h5": ("taxa_L10", "taxa_L20")}, None, r"other ranks"),
+    "split": ({"data__h5__train_val_split_seed": 7}, None, r"other training rows"),
+    "model": ({"model__variant": "statistics"}, None, r"model\.statistics is False .* True"),
+    "moving average": ({"train__ema__enabled": True}, None, r"another model or optimizer: ema\.\S+ is in this run"),
+    "optimizer": ({"optimizer__name": "lion"}, None, r"optimizer\.\S+ is 'adamw' .* 'lion'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_resume_is_refused_and_leaves_the_run_as_it_was(finished, tmp_path, case):
+    overrides, edit, message = REFUSED[case]
+    directory, _ = finished
+    shutil.copytree(directory, tmp_path / "copy")
+    labels = tmp_path / "copy" / "data" / "labels.h5"
+    if edit is not None:
+        edit(labels)
+    config = tiny_config(labels.parent, train__epochs=2, **{**TOY, **overrides})
+    before = {path: path.read_bytes() for path in (tmp_path / "copy" / "run" / "assets").glob("*.json")}
+    with pytest.raises(UserError, match=message):
+        run(config, tmp_path / "copy" / "run")
+    assert {path: path.read_bytes() for path in before} == before
+    assert json.loads((tmp_path / "copy" / "run" / "config.json").read_text())["train"]["epochs"] == 1
+
+
+#: what BUILD.md says may change whenever a run goes on
+FREE: dict[str, dict[str, Any]] = {
+    "epochs": {"train__epochs": 5},
+    "fewer epochs": {"train__epochs": 1},
+    "learning rate": {"lr_scheduler__base_lr": 1e-3, "lr_scheduler__name": "wsd"},
+    "masking schedule": {"schedule__meta_masking__enabled": False},
+    "mixing": {"schedule__mixup__prob__enabled": True},
+    "logging": {"schedule__metrics__step_interval": 3, "debug__jsonl__enabled": True},
+    "early stop and retention": {"train__early_stop__active": True, "schedule__checkpoint__keep_last_n": 1},
+    "validation": {"data__batch_size_val": 8, "schedule__validation__interval_epochs": 2},
+    "augmentation": {"aug__color_jitter": 0.3, "aug__hflip_prob": 0.1},
+    "loss": {"loss__taxonomy_smoothing__enabled": (True,), "loss__grad_weighting__task__type": "gradnorm"},
+    "weight decay and betas": {"optimizer__weight_decay": 0.3, "optimizer__betas": (0.8, 0.9)},
+    "clipping": {"train__clip_grad": 0.5, "train__clip_mode": "adaptive"},
+    "regularisation": {"model__drop_rate": 0.2, "model__drop_path_rate": 0.1},
+    "computation": {"train__gradient_checkpointing__enabled_normal_steps": True, "train__compute_dtype": "bfloat16"},
+    "reading": {"data__num_workers": 1, "data__prefetch__max_processed_batches": 1},
+}
+#: what may change only between epochs
+BETWEEN_EPOCHS: dict[str, tuple[dict[str, Any], str]] = {
+    "batch size": ({"data__batch_size": 8}, "sampler.batch_size is 16 in the checkpoint and 8"),
+    "accumulation": ({"train__accumulation_steps": 2}, "sampler.accumulation_steps is 1"),
+    "seed": ({"train__seed": 5}, "seed is 0"),
+    "sampler": ({"data__sampler__type": "standard"}, "sampler.type is 'grouped'"),
+    "groups": ({"schedule__mixup__group_levels": ("taxa_L20",)}, "groups is"),
+}
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A run of two epochs that a signal ended within the second."""
+    directory = tmp_path_factory.mktemp("interrupted")
+    config = tiny_config(directory / "data", train__epochs=2, debug__jsonl__enabled=False)
+    updates = itertools.count(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Interruption, "requested", lambda self: next(updates) == 9)
+        with pytest.raises(SystemExit):
+            run(config, directory / "run")
+    return directory
+
+
+def resumed(directory, target, edit=None, **overrides):
+    """The progress with which a copy of the run goes on; nothing is trained."""
+    shutil.copytree(directory / "run", target)
+    if edit is not None:
+        edit(target)
+    overrides = {"train__epochs": 2, "debug__jsonl__enabled": False} | overrides
+    config = tiny_config(directory / "data", **overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "train", lambda this, *args, **options: this.host.progress)
+        return run(config, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FREE)
+def test_these_may_change_within_an_epoch(interrupted, tmp_path, case):
+    assert resumed(interrupted, tmp_path / "run", **FREE[case]).global_step == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BETWEEN_EPOCHS)
+def test_these_may_change_only_between_epochs(interrupted, finished, tmp_path, case):
+    overrides, message = BETWEEN_EPOCHS[case]
+    with pytest.raises(UserError, match=rf"lies within epoch 1: .*{message}.*between epochs"):
+        resumed(interrupted, tmp_path / "within", **overrides)
+    assert resumed(finished[0], tmp_path / "between", **{**TOY, **overrides}).global_step == 6
+
+
+@pytest.mark.slow
+def test_a_metric_may_be_added(interrupted, tmp_path):
+    register("confidence", lambda inputs: (inputs.weight.sum(), inputs.weight.sum()))
+    try:
+        assert resumed(interrupted, tmp_path / "run").global_step == 9
+    finally:
+        unregister("confidence")
+
+
+@pytest.mark.slow
+def test_the_number_of_devices_may_change(interrupted, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "Placement", lambda: Placement(jax.devices()[:1]))
+    assert resumed(interrupted, tmp_path / "run").global_step == 9
+
+
+def test_data_may_lie_elsewhere(finished, tmp_path):
+    directory, _ = finished
+    shutil.copytree(directory, tmp_path / "moved")
+    assert resumed(tmp_path / "moved", tmp_path / "run", **TOY).global_step == 6
+
+
+def test_a_run_that_stopped_early_goes_on_without_early_stopping(finished, tmp_path):
+    def stopped(run_directory):
+        path = run_directory / "checkpoints" / "boundary_6.json"
+        state = json.loads(path.read_text())
+        state["progress"]["stop_reason"] = "patience"
+        path.write_text(json.dumps(state))
+
+    assert resumed(finished[0], tmp_path / "off", stopped, **TOY).stop_reason is None
+    on = {**TOY, "train__early_stop__active": True}
+    assert resumed(finished[0], tmp_path / "on", stopped, **on).stop_reason == "patience"
+
+
+def test_a_refusal_is_printed_once_and_logged(finished, tmp_path, capsys):
+    shutil.copytree(finished[0] / "run", tmp_path / "run")
+    with pytest.raises(UserError, match="another model or optimizer"):
+        run(tiny_config(finished[0] / "data", train__epochs=2, optimizer__name="lion", **TOY), tmp_path / "run")
+    assert "another model or optimizer" not in capsys.readouterr().out  # the command line prints the exception
+    assert "another model or optimizer" in (tmp_path / "run" / "logs" / "debug_log_rank0.txt").read_text()
+
+
+def test_everything_is_closed_whatever_else_fails(finished, tmp_path, monkeypatch):
+    closed = []
+
+    def fails(name):
+        def close(self, *args, **options):
+            closed.append(name)
+            raise OSError(name)
+
+        return close
+
+    def fault(this):
+        raise RuntimeError("the first fault")
+
+    for owner in (Checkpoints, DebugSession):
+        monkeypatch.setattr(owner, "close", fails(owner.__name__))
+    monkeypatch.setattr(Sinks, "close", lambda self, *args, **options: closed.append("Sinks"))
+    monkeypatch.setattr(trainer, "restore", fault)
+    with pytest.raises(OSError, match="DebugSession") as caught:
+        run(finished[1], tmp_path / "run")
+    assert {"Checkpoints", "DebugSession", "Sinks"} <= set(closed)
+    chain: list[str] = []
+    error: BaseException | None = caught.value
+    while error is not None:
+        chain.append(str(error))
+        error = error.__context__
+    assert "the first fault" in chain
+
+
+def test_another_batch_size_counts_from_the_epoch_on_where_it_starts(finished, tmp_path):
+    """Six updates of 16 rows are done; the second epoch has twelve updates of 8 rows, and every row is seen once."""
+    directory, _ = finished
+    shutil.copytree(directory, tmp_path / "copy")
+    config = tiny_config(directory / "data", train__epochs=2, data__batch_size=8, **TOY)
+    run(config, tmp_path / "copy" / "run")
+    progress = json.loads((tmp_path / "copy" / "run" / "progress.json").read_text())
+    assert progress["global_step"] == progress["expected_total_steps"] == 6 + 12
+    assert progress["samples_seen"] == 2 * 96

@@ -1,0 +1,64 @@
+"""Builds the real program on tiny data, for tests of the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from linnaeus_jax.run.inputs import Inputs, build_inputs
+from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
+from linnaeus_jax.step.placement import Placement
+from linnaeus_jax.step.program import Program, build_program
+
+
+def build(config: ConfigDict, directory: Path, devices: int = 1, **program: Any) -> tuple[Program, Inputs, Placement]:
+    """Program, inputs and placement on the first `devices` devices."""
+    placement = Placement(jax.devices()[:devices])
+    inputs = build_inputs(config, devices=devices, output_dir=directory)
+    resolved = resolve_all_schedule_params(
+        config,
+        steps_per_epoch=inputs.plans.updates_per_epoch.tolist(),
+        dataset_size=len(inputs.dataset.train),
+        micro_batches_per_epoch=inputs.micro_batches_per_epoch,
+        devices=devices,
+    )
+    return build_program(config, inputs.dataset, resolved, inputs.sampler.block, **program), inputs, placement
+
+
+def run_updates(
+    program: Program, inputs: Inputs, placement: Placement, updates: int, variant: str = "plain", state: Any = None
+) -> tuple[Any, list[Any]]:
+    """State after some updates from the start, and the outputs of each."""
+    step = jax.jit(
+        program.train_step(variant),
+        in_shardings=(placement.replicated, placement.update),
+        out_shardings=placement.replicated,
+    )
+    if state is None:
+        state = jax.jit(program.initial_state, out_shardings=placement.replicated)()
+    outputs = []
+    with inputs.train_loader(0, updates) as loader:
+        for _, batch in loader:
+            state, out = step(state, placement.to_device(batch, placement.update))
+            outputs.append(jax.device_get(out))
+    return state, outputs
+
+
+def relative_difference(a: Any, b: Any, start: Any) -> float:
+    """norm of a - b over the norm of the way from start to b."""
+    difference = jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y, np.float64), a, b)
+    way = jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y, np.float64), b, start)
+
+    def norm(tree: Any) -> float:
+        return float(np.sqrt(sum(np.square(x).sum() for x in jax.tree.leaves(tree))))
+
+    return norm(difference) / norm(way)
+
+
+def largest_update(a: Any, start: Any) -> float:
+    return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(start), strict=True))

@@ -1,0 +1,208 @@
+"""Evaluation by itself: only named columns are masked, counts do not depend on batches or devices, names of phases."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.data.loader import EvalLoader
+from linnaeus_jax.learning.meta_masking import keep_mask
+from linnaeus_jax.run.inputs import Inputs, split_arrays
+from linnaeus_jax.step import evaluation, placement
+from linnaeus_jax.step.evaluation import Evaluation, Evaluator, update_curves
+from linnaeus_jax.step.placement import Placement
+from linnaeus_jax.step.program import Program
+from linnaeus_jax.tools.evaluate import EvaluateError, parse_phases
+from tests.step.programs import build
+from tests.tiny import TASKS, tiny_config
+
+COMPONENTS = ("TEMPORAL", "SPATIAL")
+PHASES = {
+    "val": (),
+    "val_mask_meta": None,
+    "val_mask_TEMPORAL": ("TEMPORAL",),
+    "val_mask_SPATIAL": ("SPATIAL",),
+}
+
+
+class Spy(nn.Module):
+    """A model without parameters whose logits are its inputs: the five metadata columns, then the mean colours."""
+
+    classes: tuple[int, ...]
+
+    def encode_image(self, image: jax.Array, *, train: bool = False) -> jax.Array:
+        return image.mean(axis=(1, 2))
+
+    def encode_tokens(self, features: jax.Array, meta: jax.Array, *, train: bool = False) -> jax.Array:
+        return jnp.concatenate([meta, features], axis=1)
+
+    def classify(self, tokens: jax.Array) -> dict[str, jax.Array]:
+        wide = jnp.concatenate([tokens, tokens[:, :1]], axis=1)
+        return {task: wide[:, :count] for task, count in zip(TASKS, self.classes, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def spied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Program, Inputs]:
+    """Program and inputs of tiny data, with the spy in place of the model."""
+    directory = tmp_path_factory.mktemp("spy")
+    config = tiny_config(directory, metrics__taxa_subsets=(("left", "taxa_L30", 30), ("right", "taxa_L30", 31)))
+    program, inputs, _ = build(config, directory)
+    model = Spy(tuple(inputs.dataset.num_classes[task] for task in TASKS))
+    return replace(program, evaluation=replace(program.evaluation, model=model)), inputs
+
+
+def evaluate(spied: tuple[Program, Inputs], batch_size: int, devices: int = 1, **options: Any) -> Evaluation:
+    program, inputs = spied
+    placement = Placement(jax.devices()[:devices])
+    split = inputs.dataset.train  # 96 rows, a multiple of neither 7 nor 64
+    loader = EvalLoader(split_arrays(split), split.rows, inputs.images["train"], batch_size)
+    weights = placement.replicate(np.ones(len(TASKS), np.float32))
+    masks = {name: keep_mask(COMPONENTS, masked) for name, masked in PHASES.items()}
+    try:
+        return Evaluator(program.evaluation, placement).run({}, {}, weights, loader, masks, **options)
+    finally:
+        loader.close()
+
+
+@pytest.fixture(scope="module")
+def captured(spied) -> Evaluation:
+    return evaluate(spied, 64, logits=True)
+
+
+def test_only_the_named_columns_are_masked(spied, captured) -> None:
+    stored = spied[1].dataset.train.meta
+    columns = {"TEMPORAL": slice(0, 2), "SPATIAL": slice(2, 5)}
+    assert np.count_nonzero(stored) > 300
+    for name, masked in PHASES.items():
+        expected = stored.copy()
+        for component in COMPONENTS if masked is None else masked:
+            expected[:, columns[component]] = 0
+        np.testing.assert_array_equal(captured.predictions[name].logits["taxa_L10"][:, :5], expected, err_msg=name)
+
+
+def test_predictions_are_rows_in_split_order(spied, captured) -> None:
+    split = spied[1].dataset.train
+    for found in captured.predictions.values():
+        np.testing.assert_array_equal(found.row, split.rows)
+        np.testing.assert_array_equal(found.label, split.labels)
+        for t, task in enumerate(TASKS):
+            z = found.logits[task].astype(np.float64)
+            np.testing.assert_array_equal(found.predicted[:, t], z.argmax(axis=1))
+            np.testing.assert_allclose(found.probability[:, t], 1 / np.exp(z - z.max(1)[:, None]).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("batch_size", "devices"), [(1, 1), (7, 1), (14, 2), (64, 2)])
+def test_counts_do_not_depend_on_batches_or_devices(spied, captured, batch_size, devices) -> None:
+    found = evaluate(spied, batch_size, devices)
+    assert found.predictions == {}
+    for phase in PHASES:
+        for name, value in captured.sums[phase].items():
+            other = found.sums[phase][name]
+            if np.issubdtype(value.dtype, np.integer):
+                np.testing.assert_array_equal(other, value, err_msg=f"{phase} {name}")
+            else:
+                np.testing.assert_allclose(other, value, rtol=1e-5, err_msg=f"{phase} {name}")
+        assert found.sums[phase]["count"] == 96
+    for task in TASKS:
+        assert found.mistakes[task]["pairs"] == captured.mistakes[task]["pairs"]
+        entries = zip(found.mistakes[task]["confident"], captured.mistakes[task]["confident"], strict=True)
+        for one, other in entries:
+            assert one == other | {"probability": pytest.approx(other["probability"], rel=1e-5)}
+        for name, value in captured.metrics[phase].items():
+            assert found.metrics[phase][name] == pytest.approx(value, rel=1e-5), f"{phase} {name}"
+
+
+def test_the_host_runs_two_batches_ahead_and_reads_once(spied, monkeypatch) -> None:
+    added: list[int] = []
+    waited: list[int] = []
+    real, wait = Evaluator._add_batch, jax.block_until_ready
+
+    def add_batch(self: Evaluator, *arguments: Any) -> Any:
+        added.append(len(added))
+        return real(self, *arguments)
+
+    def block_until_ready(x: Any) -> Any:
+        waited.append(len(added))
+        return wait(x)
+
+    monkeypatch.setattr(Evaluator, "_add_batch", add_batch)
+    monkeypatch.setattr(placement.jax, "block_until_ready", block_until_ready)
+    before = placement.fetch.calls
+    evaluate(spied, 7)
+    assert len(added) == 14
+    assert waited == list(range(3, 15)), "from the third batch on, the one two batches before is waited for"
+    assert placement.fetch.calls == before + 1
+
+
+@pytest.mark.parametrize("held", [1, 500, 1 << 24])
+def test_risk_coverage_equals_that_of_the_predictions(spied, captured, monkeypatch, held) -> None:
+    """Exactly, row by row, wherever the scores waited for the end."""
+    monkeypatch.setattr(evaluation, "HELD_NUMBERS", held)
+    found = evaluate(spied, 7)
+    rows, task = captured.predictions["val"], TASKS[0]  # all of what the spy sees, so that no two rows are tied
+    known = rows.label[:, 0] != 0
+    probability = rows.probability[known, 0]
+    assert len(np.unique(probability)) == known.sum()
+    wrong = (rows.predicted != rows.label)[known, 0][np.argsort(-probability)]
+    risk = np.cumsum(wrong) / np.arange(1, known.sum() + 1)
+    assert found.metrics["val"][f"aurc_{task}"] == pytest.approx(risk.mean(), rel=1e-9)
+    for level in (1, 5, 10):
+        covered = np.flatnonzero(risk <= level / 100).max(initial=-1) + 1
+        assert found.metrics["val"][f"coverage_at_risk_{level}_{task}"] == pytest.approx(covered / known.sum())
+
+
+def test_mistakes_are_those_of_the_predictions(captured) -> None:
+    rows = captured.predictions["val"]
+    place = {int(row): k for k, row in enumerate(rows.row)}
+    for t, task in enumerate(TASKS):
+        wrong = (rows.label[:, t] != 0) & (rows.predicted[:, t] != rows.label[:, t])
+        found = captured.mistakes[task]
+        pairs, counts = np.unique(np.stack([rows.label, rows.predicted])[:, wrong, t], axis=1, return_counts=True)
+        count = dict(zip(map(tuple, pairs.T.tolist()), counts.tolist(), strict=True))
+        assert [pair["rows"] for pair in found["pairs"]] == sorted(count.values(), reverse=True)[: len(found["pairs"])]
+        assert all(count[pair["label"], pair["predicted"]] == pair["rows"] for pair in found["pairs"])
+        best = np.sort(rows.probability[wrong, t])[::-1]
+        assert [entry["probability"] for entry in found["confident"]] == pytest.approx(best[: len(found["confident"])])
+        for entry in found["confident"]:
+            k = place[entry["row"]]
+            assert (entry["label"], entry["predicted"]) == (rows.label[k, t], rows.predicted[k, t])
+
+
+def test_curves_of_other_phases_stay(tmp_path) -> None:
+    path = tmp_path / "curves.json"
+    update_curves(path, {"val": {"a": 1}, "val_mask_meta": {"a": 2}})
+    update_curves(path, {"val": {"a": 3}})
+    assert json.loads(path.read_text()) == {"val": {"a": 3}, "val_mask_meta": {"a": 2}}
+
+
+@pytest.mark.parametrize(
+    ("names", "components", "masks"),
+    [
+        ("val", COMPONENTS, {"val": [1, 1]}),
+        ("val_no_mask, val_mask_meta", COMPONENTS, {"val_no_mask": [1, 1], "val_mask_meta": [0, 0]}),
+        ("val_mask_SPATIAL_TEMPORAL", COMPONENTS, {"val_mask_SPATIAL_TEMPORAL": [0, 0]}),
+        ("val_mask_A_B", ("A", "A_B", "B"), {"val_mask_A_B": [1, 0, 1]}),
+        (
+            "all",
+            COMPONENTS,
+            {"val": [1, 1], "val_mask_meta": [0, 0], "val_mask_TEMPORAL": [0, 1], "val_mask_SPATIAL": [1, 0]},
+        ),
+        ("all", (), {"val": []}),
+    ],
+)
+def test_phase_names(names, components, masks) -> None:
+    found = parse_phases(names, components)
+    assert {name: mask.astype(int).tolist() for name, mask in found.items()} == masks
+
+
+@pytest.mark.parametrize("names", ["train", "val_mask_DEPTH", "val_mask_TEMPORAL_TEMPORAL", "val_TEMPORAL", "val_mask"])
+def test_wrong_phase_names(names) -> None:
+    with pytest.raises(EvaluateError, match=rf"'{names}' is no phase.*TEMPORAL, SPATIAL"):
+        parse_phases(names, COMPONENTS)

@@ -1,0 +1,111 @@
+"""Probes see one update as it is, only when they are due, and change nothing of it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.step.probes import Probe, done, due, measure
+from tests.step import toy
+from tests.step.programs import build
+from tests.tiny import tiny_config
+
+
+def probe(name: str, every: int, function=lambda inputs: {"step": inputs.step}) -> Probe:
+    return Probe(name, every, function, lambda *_: None)
+
+
+def test_due_updates():
+    probes = [probe("always", 1), probe("third", 3)]
+    names = {update: [one.name for one in due(probes, update)] for update in range(4)}
+    assert names == {0: ["always", "third"], 1: ["always"], 2: ["always"], 3: ["always", "third"]}
+    assert due([], 0) == []
+
+
+class Inputs:
+    """Stands in for `ProbeInputs`."""
+
+    def __init__(self, step):
+        self.step = step
+
+
+jax.tree_util.register_pytree_node(Inputs, lambda x: ((x.step,), None), lambda _, children: Inputs(*children))
+
+
+def test_what_is_not_due_is_zero_and_of_the_same_kind():
+    def look(inputs):
+        return {"step": inputs.step + 1, "wide": jnp.full((2,), 0.5, jnp.bfloat16), "yes": inputs.step >= 0}
+
+    probes = [probe("always", 1, look), probe("third", 3, look)]
+    step = jax.jit(lambda step: measure(probes, Inputs(step)))  # type: ignore[arg-type]
+    for update in range(5):
+        found = step(jnp.int32(update))
+        assert found["always"]["step"] == update + 1
+        shown = update % 3 == 0
+        assert found["third"]["step"] == (update + 1) * shown
+        np.testing.assert_array_equal(found["third"]["wide"], np.float32(0.5 * shown))
+        assert bool(found["third"]["yes"]) == shown
+        assert jax.tree.map(lambda x: x.dtype, found["third"]) == jax.tree.map(lambda x: x.dtype, found["always"])
+
+
+def test_no_probe_is_traced_where_there_is_none():
+    assert measure([], Inputs(jnp.int32(0))) == {}  # type: ignore[arg-type]
+    jaxpr = jax.make_jaxpr(lambda step: measure([], Inputs(step)))(jnp.int32(0))  # type: ignore[arg-type]
+    assert "cond" not in str(jaxpr)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [{}, {"a": jnp.arange(3)}, {"a": jnp.array([1.0, jnp.nan])}, {"a": jnp.array(jnp.inf), "b": jnp.array([True])}],
+)
+def test_done_is_true_whatever_was_found(found):
+    assert bool(jax.jit(done)(found))
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """(state, outputs) of two updates `with` probes and `without`, and the `start`."""
+    tmp_path = tmp_path_factory.mktemp("probes")
+
+    def look(inputs):
+        shown = {"params": inputs.params, "grads": inputs.grads, "updates": inputs.updates(), "loss": inputs.loss}
+        return shown | {"null": inputs.null, "keep": inputs.keep, "counts": inputs.counts, "preview": inputs.preview}
+
+    settings = {"model__type": "toy", "train__clip_grad": 0.01, "data__batch_size": 8, "train__accumulation_steps": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        toy.register(patch)
+        found = {}
+        for name, probes in (("with", [probe("look", 1, look)]), ("without", [])):
+            program, inputs, placement = build(tiny_config(tmp_path, **settings), tmp_path, probes=probes)
+            found["start"] = state = jax.jit(program.initial_state)()
+            step, found[name] = jax.jit(program.train_step("plain")), []
+            with inputs.train_loader(0, 2) as loader:
+                for _, batch in loader:
+                    state, out = step(state, placement.to_device(batch, placement.update))
+                    found[name].append((state, out))
+    return jax.device_get(found)
+
+
+def test_a_probe_sees_the_update(watched):
+    before = watched["start"]
+    for after, out in watched["with"]:
+        seen = out.probes["look"]
+        jax.tree.map(np.testing.assert_array_equal, seen["params"], before.params)
+        moved = jax.tree.map(lambda p, u: p + u, before.params, seen["updates"])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), moved, after.params)
+        norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(seen["grads"])))
+        np.testing.assert_allclose(norm, out.grad_norm, rtol=1e-5)  # of the whole update, before clipping
+        assert norm > 0.01
+        assert seen["loss"] == out.loss
+        assert seen["null"].shape == seen["keep"].shape == (2, 8, 3)
+        np.testing.assert_array_equal(seen["counts"], seen["keep"].sum(axis=(0, 1)))
+        assert seen["preview"].shape == (8, 3)
+        before = after
+
+
+def test_a_run_that_is_watched_learns_the_same(watched):
+    (_, (state, _)), (_, (alone, out)) = watched["with"], watched["without"]
+    jax.tree.map(np.testing.assert_array_equal, state, alone)
+    assert out.probes == {}

@@ -1,0 +1,217 @@
+"""The update: sharded == accumulated == one big batch == pmap; applied rate == planned rate; bad steps are skipped."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.step.train_step import apply, grad_sums
+from tests.step import toy
+from tests.step.programs import build, largest_update, relative_difference, run_updates
+from tests.tiny import tiny_config
+
+#: plain SGD with a large rate, so that differences between gradients show and are not divided away
+SGD = {
+    "optimizer__name": "sgd",
+    "optimizer__momentum": 0.0,
+    "optimizer__weight_decay": 0.0,
+    "train__clip_grad": 0.0,
+    "lr_scheduler__base_lr": 1.0,
+    "lr_scheduler__warmup_steps": 0,
+    "lr_scheduler__warmup_epochs": 0.0,
+}
+BOUND = 2e-5
+
+
+TOY = {"model__type": "toy"}
+
+
+def sgd_config(directory: Path, **overrides):
+    return tiny_config(directory, **{**SGD, **overrides})
+
+
+def test_two_devices_make_the_same_updates(tmp_path, monkeypatch):
+    """The real model is tried on 1, 2 and 8 devices below."""
+    toy.register(monkeypatch)
+    states = {}
+    for devices in (1, 2):
+        program, inputs, placement = build(sgd_config(tmp_path, **TOY), tmp_path, devices)
+        start = jax.device_get(jax.jit(program.initial_state)().params)
+        states[devices] = jax.device_get(run_updates(program, inputs, placement, 3)[0].params)
+    assert largest_update(states[1], start) >= 0.1
+    assert relative_difference(states[2], states[1], start) <= BOUND
+
+
+def test_accumulation_is_one_big_batch(tmp_path):
+    program, inputs, _ = build(sgd_config(tmp_path, data__sampler__type="standard"), tmp_path)
+    state = jax.jit(program.initial_state)()
+    with inputs.train_loader(0, 1) as loader:
+        _, update = next(loader)
+    gradients = []
+    for micro_batches in (1, 2):
+        batch = {
+            name: jnp.asarray(np.asarray(x).reshape(micro_batches, 16 // micro_batches, *np.asarray(x).shape[2:]))
+            for name, x in update.items()
+        }
+        batch["partner"] = jnp.broadcast_to(jnp.arange(16 // micro_batches), batch["partner"].shape)
+        targets, counts = program.objective.prepare(batch, state.step)
+        sums = jax.jit(lambda p, b, t, c: grad_sums(program.objective, p, {}, b, t, c, jnp.ones(3), jnp.int32(0)))(
+            state.params, batch, targets, counts
+        )
+        gradients.append(jax.device_get(sums))
+    zero = jax.tree.map(np.zeros_like, gradients[0].grads)
+    assert relative_difference(gradients[1].grads, gradients[0].grads, zero) <= BOUND
+    np.testing.assert_allclose(gradients[1].task_losses, gradients[0].task_losses, rtol=1e-5)
+    for name, value in gradients[0].measured.sums.items():
+        np.testing.assert_allclose(gradients[1].measured.sums[name], value, rtol=1e-5)
+
+
+def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_path, monkeypatch):
+    toy.register(monkeypatch)
+    toy_model = {"model__type": "toy", "model__variant": "statistics", "data__batch_size": 8}
+    program, inputs, _ = build(sgd_config(tmp_path, **toy_model, train__accumulation_steps=2), tmp_path)
+    state = jax.jit(program.initial_state)()
+    with inputs.train_loader(0, 1) as loader:
+        update = {name: jnp.asarray(x) for name, x in next(loader)[1].items()}
+    padding = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), update)
+    padded = jax.tree.map(lambda x, zero: jnp.concatenate([x, zero]), update, padding)
+
+    @jax.jit
+    def sums(batch, model_state):
+        targets, counts = program.objective.prepare(batch, state.step)
+        return grad_sums(program.objective, state.params, model_state, batch, targets, counts, jnp.ones(3), state.step)
+
+    found, expected = sums(padded, state.model_state), sums(update, state.model_state)
+    jax.tree.map(np.testing.assert_array_equal, found.measured.model_state, expected.measured.model_state)
+    jax.tree.map(np.testing.assert_array_equal, found.grads, expected.grads)
+    nothing = sums(padding, state.model_state)
+    jax.tree.map(np.testing.assert_array_equal, nothing.measured.model_state, state.model_state)
+    # BatchNorm with momentum 0.5: the batch's statistics weigh a half each time
+    only = [sums(jax.tree.map(lambda x, i=i: x[i : i + 1], update), state.model_state) for i in range(2)]
+    start, first, second = (
+        x["batch_stats"]["final_norm"] for x in (state.model_state, *(o.measured.model_state for o in only))
+    )
+    both = expected.measured.model_state["batch_stats"]["final_norm"]
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(
+            both[name], 0.5 * first[name] + second[name] - 0.5 * start[name], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
+    """Gradient, clipping, optimizer with momentum, average and statistics, over two updates of two micro-batches."""
+    toy.register(monkeypatch)
+    overrides = {"model__type": "toy", "data__batch_size": 8, "train__accumulation_steps": 2}
+    overrides |= {"optimizer__momentum": 0.9, "train__clip_grad": 0.5, "train__ema__enabled": True}
+    program, inputs, placement = build(sgd_config(tmp_path, **overrides), tmp_path, devices=2)
+    objective, optimizer = program.objective, program.update.optimizer
+    start = jax.jit(program.initial_state, out_shardings=placement.replicated)()
+    expected, outputs = run_updates(program, inputs, placement, 2, state=start)
+    assert all(out.grad_norm > 0.5 for out in outputs)  # clipped
+
+    def update(state, local, split, counts, batch, targets):
+        trained, frozen = optimizer.split_frozen(state.params)
+        weights = state.gradnorm.weights
+        sums = grad_sums(objective, trained, {}, local, split, counts, weights, state.step, frozen=frozen)
+        return apply(objective, program.update, state, jax.lax.psum(sums, "devices"), targets, batch)[0]
+
+    step = jax.pmap(update, axis_name="devices", in_axes=(None, 0, 0, None, None, None), out_axes=None)
+
+    def shards(tree):
+        return jax.tree.map(lambda x: jnp.stack(jnp.split(x, 2, axis=1)), tree)
+
+    state = jax.jit(program.initial_state)()
+    with inputs.train_loader(0, 2) as loader:
+        for _, arrays in loader:
+            batch = {name: jnp.asarray(x) for name, x in arrays.items()}
+            targets, counts = jax.jit(objective.prepare)(batch, state.step)
+            assert targets.draws is None  # nothing is mixed: shards need no partner from elsewhere
+            state = step(state, shards(batch), shards(targets), counts, batch, targets)
+    found, expected, start = jax.device_get((state, expected, start))
+    assert largest_update(found.params, start.params) >= 0.05
+    for part in ("params", "ema", "opt_state"):
+        assert relative_difference(*(getattr(x, part) for x in (found, expected, start))) <= BOUND, part
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), found.interval, expected.interval)
+    assert int(found.step) == 2
+
+
+def test_remat_changes_no_number(tmp_path):
+    found = []
+    for remat in (False, True):
+        config = sgd_config(tmp_path, train__gradient_checkpointing__enabled_normal_steps=remat)
+        program, inputs, placement = build(config, tmp_path)
+        start = jax.device_get(jax.jit(program.initial_state)().params)
+        found.append(jax.device_get(run_updates(program, inputs, placement, 1)[0].params))
+    assert relative_difference(found[1], found[0], start) <= BOUND
+
+
+def test_scanned_layers_are_apart_for_optimizer_and_clipping(tmp_path):
+    """They are stacked inside the model alone: parameters, and with them every unit that is clipped, are the same."""
+    found = []
+    for scan in (False, True):
+        config = tiny_config(tmp_path, model__rope_stages__depths=(2, 1), model__scan_layers=scan)
+        program, _, _ = build(config, tmp_path)
+        params = jax.eval_shape(program.initial_state).params
+        assert program.update.optimizer.ndim == jax.tree.map(lambda leaf: leaf.ndim, params)
+        found.append(params)
+    assert found[0] == found[1]
+
+
+def test_applied_learning_rate_is_the_planned_one(tmp_path, monkeypatch):
+    toy.register(monkeypatch)
+    config = tiny_config(tmp_path, **TOY, lr_scheduler__name="wsd", lr_scheduler__warmup_steps=3, train__epochs=2)
+    program, inputs, placement = build(config, tmp_path)
+    schedule = program.update.learning_rates["default"]
+    _, outputs = run_updates(program, inputs, placement, 8)
+    planned = [float(schedule(k)) for k in range(8)]
+    np.testing.assert_allclose([o.learning_rates["default"] for o in outputs], planned, atol=1e-6 * max(planned))
+
+
+def test_non_finite_update_is_skipped_and_counted(tmp_path, monkeypatch):
+    toy.register(monkeypatch)
+    program, inputs, placement = build(tiny_config(tmp_path, **TOY), tmp_path)
+    state = jax.jit(program.initial_state, out_shardings=placement.replicated)()
+    bad = dict(state.params)
+    bad["aggregate"] = jax.tree.map(lambda x: x * jnp.nan, bad["aggregate"])
+    state = state.replace(params=bad)
+    after, outputs = run_updates(program, inputs, placement, 2, state=state)
+    assert not outputs[0].finite
+    assert [int(o.skipped_in_a_row) for o in outputs] == [1, 2]
+    assert int(after.step) == 2
+    kept = jax.device_get((after.params["stem"], state.params["stem"]))
+    jax.tree.map(np.testing.assert_array_equal, *kept)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(after.interval)))
+
+
+def test_lowered_text_holds_no_callback(tmp_path):
+    program, inputs, _ = build(tiny_config(tmp_path), tmp_path)
+    state = jax.eval_shape(program.initial_state)
+    with inputs.train_loader(0, 1) as loader:
+        _, batch = next(loader)
+    text = jax.jit(program.train_step("plain")).lower(state, dict(batch)).as_text()
+    assert "callback" not in text
+
+
+@pytest.mark.slow
+def test_one_two_and_eight_devices(tmp_path):
+    """In a process of its own with 8 virtual devices."""
+    program = Path(__file__).with_name("device_counts.py")
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)], env=env, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["largest"] >= 0.1
+    assert found["2"] <= BOUND
+    assert found["8"] <= BOUND
+    assert found["same_counts"]
