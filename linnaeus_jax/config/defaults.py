@@ -11,9 +11,13 @@ Names are the documented upper-case names in lower case. Three conventions hold 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict, placeholder
+
+from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.registry import ALL, HEADS
 
 
 def get_config() -> ConfigDict:
@@ -31,7 +35,7 @@ def get_config() -> ConfigDict:
     config.schedule = schedule()
     config.metrics = metrics()
     config.debug = debug()
-    return config.lock()
+    return complete_open_nodes(config).lock()
 
 
 def _ordered(**entries: Any) -> ConfigDict:
@@ -450,34 +454,56 @@ def debug() -> ConfigDict:
     )
 
 
-#: open node -> defaults of each of its entries (reserved keys of the node itself are skipped)
-OPEN_NODES = {
-    "data.meta.components": (meta_component, ()),
-    "lr_scheduler.parameter_groups": (lr_group, ("enabled",)),
-    "optimizer.parameter_groups": (optimizer_group, ("enabled", "default")),
-    "model.classification.heads": (lambda: ConfigDict(dict(type="Linear", use_bias=True)), ()),
+def head(given: ConfigDict | None = None) -> ConfigDict:
+    """A head of the type that `given` names, with the options of that type."""
+    kind = "Linear" if given is None else given.get("type", "Linear")
+    return ConfigDict(
+        {"type": kind, **(HEADS.options(kind) if kind in HEADS and kind != "Linear" else {"use_bias": True})}
+    )
+
+
+#: open node -> (defaults of an entry from what is given of it, keys of the node itself)
+OPEN_NODES: dict[str, tuple[Callable[[ConfigDict | None], ConfigDict], tuple[str, ...]]] = {
+    "data.meta.components": (lambda given: meta_component(), ()),
+    "lr_scheduler.parameter_groups": (lambda given: lr_group(), ("enabled",)),
+    "optimizer.parameter_groups": (lambda given: optimizer_group(), ("enabled", "default")),
+    "model.classification.heads": (head, ()),
 }
 
 
 def complete_open_nodes(config: ConfigDict) -> ConfigDict:
-    """Fills every entry of the open nodes with the defaults of its kind, in place; returns `config`.
+    """Fills the entries of the open nodes with the defaults of their kind and adds the options of what plugins
+    registered, in place; returns `config`.
 
     Raises:
       KeyError: an entry holds a key that its kind does not have.
     """
     with config.unlocked():
         for path, (make_default, reserved) in OPEN_NODES.items():
-            node = config
-            for part in path.split("."):
-                node = node[part]
+            node = value_of(config, path)
             for name in [key for key in node if key not in reserved]:
-                complete = make_default()
-                given = node[name]
-                unknown = sorted(set(given) - set(complete))
-                if unknown:
-                    raise KeyError(f"{path}.{name}.{unknown[0]}")
-                with complete.unlocked():
-                    for key in given:
-                        complete[key] = given[key]
-                node[name] = complete
+                node[name] = _filled(make_default(node[name]), node[name], f"{path}.{name}")
+        for registry in ALL:
+            for name in registry if registry.section else ():
+                defaults = registry.options(name)
+                if defaults:
+                    node = config
+                    for part in registry.section.split("."):
+                        node = node.setdefault(part, ConfigDict()) if part not in node else node[part]
+                    complete = ConfigDict({key: _typed(value) for key, value in defaults.items()})
+                    node[name] = _filled(complete, node.get(name, ConfigDict()), f"{registry.section}.{name}")
     return config
+
+
+def _typed(value: Any) -> Any:
+    return placeholder(float) if value is None else value
+
+
+def _filled(complete: ConfigDict, given: ConfigDict, path: str) -> ConfigDict:
+    unknown = sorted(set(given) - set(complete))
+    if unknown:
+        raise KeyError(f"{path}.{unknown[0]}")
+    with complete.unlocked():
+        for key in given:
+            complete[key] = given[key]
+    return complete

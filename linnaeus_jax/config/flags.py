@@ -65,12 +65,19 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
     config = _load_file(options["config"])
     config.lock()
     applied = {}
-    for dotted, text in (*_documented_switches(options, errors), *overrides):
+    given = [*_documented_switches(options, errors), *overrides]
+    # plugins first: they add options; then types, which decide what other options there are
+    given.sort(key=lambda pair: (pair[0] != "env.plugins", not pair[0].endswith(".type")))
+    if not any(dotted == "env.plugins" for dotted, _ in given):
+        _complete(config)
+    for dotted, text in given:
         path = tuple(dotted.split("."))
         try:
             assign(config, path, _parse(text, kind_of(config, path)))
             node, key = locate(config, path)
             applied[dotted] = node[key]
+            if dotted == "env.plugins":
+                _complete(config)
         except KeyError:
             near = nearest_key(config, dotted.lower())
             errors.append(f"--config.{dotted}: unknown key" + (f"; did you mean --config.{near}?" if near else ""))
@@ -80,14 +87,23 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
             errors.append(f"--config.{dotted} = {text!r}: expected a list such as 1,2 or (1,2)")
     if errors:
         raise ConfigError(errors)
-    import_plugins(config)
     extra = {
         "workdir": options.get("workdir"),
         "skip_validation": "skip_validation" in options,
         "config_file": options["config"],
         "overrides": applied,
     }
-    return complete_open_nodes(config), extra
+    return _complete(config), extra
+
+
+def _complete(config: ConfigDict) -> ConfigDict:
+    """Imports the plugins and fills in the options that they and open nodes bring."""
+    import_plugins(config)
+    try:
+        return complete_open_nodes(config)
+    except KeyError as error:
+        near = nearest_key(config, error.args[0])
+        raise ConfigError(f"{error.args[0]}: unknown key" + (f"; did you mean {near}?" if near else "")) from None
 
 
 def _name(token: str) -> str:

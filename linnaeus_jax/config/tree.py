@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict, FieldReference
 
-from linnaeus_jax.config.defaults import OPEN_NODES
+from linnaeus_jax.config.defaults import OPEN_NODES, head
 
 #: keys whose value is a whole parameter filter: any keys, read by learning.filters
 FILTER_KEYS = ("filter", "exclude_config")
@@ -57,7 +57,7 @@ def locate(config: ConfigDict, path: Sequence[str]) -> tuple[ConfigDict, str]:
         opened = OPEN_NODES.get(".".join(path[:depth]))
         if opened and part not in node and part not in opened[1]:
             with node.unlocked():
-                node[part] = opened[0]()
+                node[part] = opened[0](None)
             node[part].lock()
         if part not in node:
             raise KeyError(".".join(path))
@@ -100,6 +100,12 @@ def assign(config: ConfigDict, path: Sequence[str], value: Any) -> None:
         return
     if kind is ConfigDict:
         raise TypeError(f"{dotted} = {value!r}: this is a section; set one of its keys: {', '.join(node[key])}")
+    if path[:3] == ("model", "classification", "heads") and key == "type" and value != node[key]:
+        with node.unlocked():
+            for option in list(node):
+                del node[option]  # another type has other options
+            node.update(head(ConfigDict({"type": value})))
+        return
     optional = isinstance(dict(node.items(preserve_field_references=True))[key], FieldReference)
     try:
         node[key] = _convert(value, kind, optional)

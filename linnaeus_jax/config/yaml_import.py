@@ -23,7 +23,9 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import OPEN_NODES, complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key
+from linnaeus_jax.registry import ALL
 
 logger = logging.getLogger(__name__)
 
@@ -176,14 +178,20 @@ def load_yaml(path: str | Path) -> ConfigDict:
     """
     errors: list[str] = []
     merged: dict[tuple[str, ...], _Entry] = {}
-    for document in _documents(Path(path), (), errors):
+    config = get_config()
+    documents = list(_documents(Path(path), (), errors))
+    for entry in (entry for document in documents for entry in document if entry.spelled.upper() == "ENV.PLUGINS"):
+        assign(config, ("env", "plugins"), entry.value)
+    import_plugins(config)  # their options are keys
+    complete_open_nodes(config)
+    for document in documents:
         merged |= _targets(document, errors)
     _unset_zero_rivals(merged)
     _check_widths(merged, errors)
     _join_bucket(merged)
     _leave_out_v0(merged, errors)
-    config, ignored = get_config(), dict[str, list[str]]()
-    for target, entry in merged.items():
+    ignored = dict[str, list[str]]()
+    for target, entry in sorted(merged.items(), key=lambda item: item[0][-1] != "type"):  # a type brings its options
         try:
             _set(config, target, entry)
         except KeyError:
@@ -214,8 +222,11 @@ def target_key(path: tuple[str, ...]) -> tuple[str, ...]:
             break
     lowered: tuple[str, ...] = ()
     for part in path:
-        opened = OPEN_NODES.get(".".join(lowered))
-        lowered += (part if opened and part.lower() not in opened[1] else part.lower(),)
+        node = ".".join(lowered)
+        opened = OPEN_NODES.get(node)
+        names = {name.lower(): name for registry in ALL if registry.section == node for name in registry}
+        kept = part if opened and part.lower() not in opened[1] else part.lower()
+        lowered += (names.get(kept.lower(), kept) if lowered else kept,)
     if lowered[:3] == ("model", "classification", "heads") and lowered[-1] == "bias":
         lowered = (*lowered[:-1], "use_bias")
     return lowered

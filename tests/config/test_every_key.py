@@ -23,7 +23,7 @@ def default_tree():
             node = value_of(config, path)
             for name in [name for name in node if name not in reserved]:
                 del node[name]
-            node["*"] = make_default()
+            node["*"] = make_default(None)
     return config
 
 

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from linnaeus_jax.config import ConfigError, get_config, load_config
+from linnaeus_jax.config import ConfigError, get_config, load_config, load_yaml
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.registry import HEADS, OPTIMIZERS, Registry
 
 
 @pytest.fixture
@@ -49,3 +50,70 @@ def test_the_command_line_imports_them(here):
         load_config(["--config=config.py", "--config.env.plugins=absent.py"])
     (here / "broken.py").write_text("fine = True\n")  # a failed import is tried again
     assert load_config(["--config=config.py", "--config.env.plugins=broken.py"])
+
+
+PLUGIN = """
+from linnaeus_jax.registry import HEADS, OPTIMIZERS
+
+@OPTIMIZERS.register("plugin_signum")
+def signum(*, beta: float = 0.9, nesterov: bool = False): ...
+
+@HEADS.register("PluginCosine")
+class Cosine:
+    def __init__(self, num_classes, *, scale: float = 16.0): ...
+"""
+
+
+@pytest.fixture
+def options(here):
+    (here / "options_plugin.py").write_text(PLUGIN)
+    (here / "config.py").write_text("from linnaeus_jax.config import get_config\n")
+    yield here
+    for registry, name in ((OPTIMIZERS, "plugin_signum"), (HEADS, "PluginCosine")):
+        registry.entries.pop(name, None)
+
+
+def test_options_of_plugins_are_keys_of_the_tree(options):
+    flags = ["--config=config.py", "--config.env.plugins=options_plugin"]
+    assert "plugin_signum" not in load_config(flags[:1])[0].optimizer
+    config, _ = load_config(
+        [
+            "--config=config.py",
+            "--config.model.classification.heads.taxa_L10.scale=4",
+            "--config.model.classification.heads.taxa_L10.type=PluginCosine",
+            "--config.optimizer.plugin_signum.beta=0.5",
+            "--config.env.plugins=options_plugin",
+        ]
+    )
+    assert config.optimizer.plugin_signum.to_dict() == {"beta": 0.5, "nesterov": False}
+    assert config.model.classification.heads.to_dict() == {"taxa_L10": {"type": "PluginCosine", "scale": 4.0}}
+    assert config_from_json(config.to_dict()).to_dict() == config.to_dict()
+    with pytest.raises(ConfigError, match=r"optimizer.plugin_signum.bta: unknown key; did you mean .*beta"):
+        load_config([*flags, "--config.optimizer.plugin_signum.bta=0.5"])
+    with pytest.raises(ConfigError, match=r"plugin_signum.beta = 'much': expected a number"):
+        load_config([*flags, "--config.optimizer.plugin_signum.beta=much"])
+
+
+def test_options_of_plugins_are_keys_of_yaml(options):
+    (options / "experiment.yaml").write_text(
+        "ENV: {PLUGINS: [options_plugin]}\n"
+        "OPTIMIZER: {NAME: plugin_signum, PLUGIN_SIGNUM: {BETA: 0.25}}\n"
+        "MODEL: {CLASSIFICATION: {HEADS: {taxa_L10: {TYPE: PluginCosine, SCALE: 2}}}}\n"
+    )
+    config = load_yaml(options / "experiment.yaml")
+    assert config.optimizer.plugin_signum.beta == 0.25
+    assert config.model.classification.heads.taxa_L10.to_dict() == {"type": "PluginCosine", "scale": 2.0}
+
+
+def test_a_name_is_registered_once(here):
+    registry: Registry = Registry("thing", "a.b", "a")
+
+    def one(*, x: int = 1, y=2): ...
+
+    assert registry.register("one")(one) is one
+    registry.register("one")(one)  # the same source again
+    with pytest.raises(ValueError, match="thing 'one' is registered twice"):
+        registry.register("one")(lambda: None)
+    with pytest.raises(ValueError, match=r"a\.b = 'two' is unknown; choose one of one"):
+        registry["two"]
+    assert registry.options("one") == {"x": 1, "y": 2}

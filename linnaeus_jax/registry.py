@@ -1,0 +1,103 @@
+"""What a run chooses by name, and where a user's own module adds to it.
+
+A registry decorates a function or a class:
+
+    from linnaeus_jax.registry import LOSSES
+
+    @LOSSES.register("FocalLoss")
+    def focal_loss(logits, label, *, gamma: float = 2.0): ...
+
+Keyword-only arguments with a default value (of a Flax module or dataclass: fields with one) are its options. They stand
+in the configuration as `<section>.<name>.<option>`, here `loss.FocalLoss.gamma`, with the default's type, and are
+saved, compared and reported like every other key. `env.plugins = ("my_package.losses",)` imports the module before the
+configuration is completed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+Item = TypeVar("Item", bound=Callable[..., Any])
+
+
+class Registry(Generic[T]):
+    """Things of one kind by name.
+
+    Args:
+      kind: what they are, for messages.
+      key: the config key that names one.
+      section: the config section that holds `<name>.<option>`; empty: options stand beside `key`.
+    """
+
+    def __init__(self, kind: str, key: str, section: str = "") -> None:
+        self.kind, self.key, self.section = kind, key, section
+        self.entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[Item], Item]:
+        """Decorator: makes a thing available as `name`.
+
+        Raises:
+          ValueError: the name is taken. A module that is imported again may register the same thing anew.
+        """
+
+        def add(item: Item) -> Item:
+            known = self.entries.get(name)
+            if known is not None and _origin(known) != _origin(item):
+                raise ValueError(f"{self.kind} {name!r} is registered twice; choose another name")
+            self.entries[name] = item  # type: ignore[assignment]
+            return item
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        """The thing of that name.
+
+        Raises:
+          ValueError: there is none; the message names the key and what there is.
+        """
+        if name not in self.entries:
+            raise ValueError(f"{self.key} = {name!r} is unknown; choose one of {', '.join(self)}")
+        return self.entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Default of every option of an entry; empty for an unknown name."""
+        return options_of(self.entries[name]) if name in self.entries else {}
+
+
+def options_of(item: Any) -> dict[str, Any]:
+    """Keyword-only arguments of a function, or fields of a dataclass, that have a default value."""
+    if dataclasses.is_dataclass(item):
+        fields = [field for field in dataclasses.fields(item) if field.init and field.name not in ("parent", "name")]
+        return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    parameters = inspect.signature(item).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+
+
+def _origin(item: Any) -> tuple[str, str]:
+    return inspect.getfile(item), item.__qualname__
+
+
+HEADS: Registry[Any] = Registry("head", "model.classification.heads.*.type")
+MODELS: Registry[Any] = Registry("model family", "model.type", "model")
+LOSSES: Registry[Any] = Registry("loss", "loss.task_specific.*.funcs", "loss")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "optimizer.name", "optimizer")
+SCHEDULES: Registry[Any] = Registry("learning-rate schedule", "lr_scheduler.name", "lr_scheduler")
+SAMPLERS: Registry[Any] = Registry("sampler", "data.sampler.type", "data.sampler")
+IMAGE_SOURCES: Registry[Any] = Registry("image source", "data.h5.images_path", "data.image_sources")
+PROBES: Registry[Any] = Registry("probe", "debug.probes", "debug.probes")
+METRICS: Registry[Any] = Registry("metric", "env.plugins", "metrics")
+#: all of them, in the order of the way of the data
+ALL = (IMAGE_SOURCES, SAMPLERS, MODELS, HEADS, LOSSES, OPTIMIZERS, SCHEDULES, PROBES, METRICS)
