@@ -1,7 +1,8 @@
-"""`OpsSchedule`: every question the training loop asks the schedule, on the host, under one roof."""
+"""`OpsSchedule`: every question that the loop asks the schedule, on the host."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +12,13 @@ from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.triggers import Due, Stage, due_at_boundary, gradnorm_due
+from linnaeus_jax.schedules.triggers import Due, due_at_boundary, gradnorm_due
 
 
 class OpsSchedule:
-    """Answers from the resolved schedule, by default for where `progress` stands; holds the early-stop state.
+    """Answers from the resolved schedule, by default for where `progress` stands; holds the state of early stopping.
 
-    `step` is the 0-based index of an update in the probability and rate methods, and the number of completed updates
-    in `should_log`. The boundary methods answer for the end of the current epoch.
+    `step` is the 0-based index of an update, in `should_log` the number of completed updates.
     """
 
     def __init__(self, resolved: ResolvedSchedule, progress: TrainingProgress | None = None) -> None:
@@ -53,34 +53,8 @@ class OpsSchedule:
     def get_mixup_prob(self, step: int | None = None) -> float:
         return self.probabilities.mix(self._step(step))
 
-    def get_mixup_group_level(self, epoch: int | None = None) -> str:
-        levels = self.resolved.mixing.level_of_epoch
-        return levels[min(self.progress.current_epoch if epoch is None else epoch, len(levels) - 1)]
-
-    def due(self, is_last: bool | None = None) -> Due:
-        """Everything due at the boundary of the current epoch."""
-        progress = self.progress
-        return due_at_boundary(
-            self.resolved, progress.current_epoch, progress.global_step, progress.last_boundary_step, is_last
-        )
-
-    def should_validate(self) -> bool:
-        return Stage.VALIDATION_NORMAL in self.due().stages
-
-    def should_validate_mask_meta(self) -> bool:
-        return Stage.VALIDATION_MASK_META in self.due().stages
-
-    def should_validate_partial_mask(self) -> bool:
-        return Stage.VALIDATION_PARTIAL_MASK_META in self.due().stages
-
-    def should_validate_exhaustive(self, is_last: bool | None = None) -> bool:
-        return Stage.VALIDATION_EXHAUSTIVE in self.due(is_last).stages
-
-    def should_save_checkpoint(self) -> bool:
-        """A checkpoint is scheduled, or precedes a validation that is due."""
-        return self.due().save
-
     def should_update_gradnorm(self, step: int | None = None) -> bool:
+        """Whether update `step` changes the task weights."""
         trigger = self.resolved.gradnorm
         return trigger.enabled and bool(gradnorm_due(self._step(step), trigger.warmup_steps, trigger.interval))
 
@@ -88,33 +62,45 @@ class OpsSchedule:
         """Whether stream "step", "console", "wandb", "lr" or "pipeline" records once `step` updates are completed."""
         return log_due(self._step(step), self.resolved.logging[stream])
 
+    def due(self) -> Due:
+        """Everything due at the end of the current epoch."""
+        progress = self.progress
+        return due_at_boundary(self.resolved, progress.current_epoch, progress.global_step, progress.last_boundary_step)
+
+    def due_at_early_stop(self) -> Due:
+        """What the last epoch of a complete run would have in addition to `due`, for a run that ends early."""
+        step = self.progress.global_step
+        return due_at_boundary(self.resolved, self.progress.current_epoch, step, step, is_last=True)
+
     def should_stop_early(self, metric: float | None, grad_norm: float | None = None) -> bool:
-        """Decides at a boundary, after its validations; `stop_reason` then says why.
+        """Decides at the end of an epoch, after its validations; `stop_reason` then says why.
+
+        Frozen groups count neither for the learning rate nor for its warmup.
 
         Args:
-          metric: the monitored value if it was refreshed at this boundary, else None.
+          metric: the monitored value if it was measured at the end of this epoch, else None.
           grad_norm: global norm of the last update before clipping.
         """
         last = max(0, self.progress.global_step - 1)
-        active = [spec for spec in self.resolved.learning_rates if not spec.frozen]
+        trained = [spec for spec in self.resolved.learning_rates if not spec.frozen]
         self.early_stop_state, decision = early_stop.check(
             self.resolved.early_stop,
             self.early_stop_state,
             step=self.progress.global_step,
             metric=metric,
-            learning_rate=max((self.learning_rates[spec.group](last) for spec in active), default=0.0),
+            learning_rate=max((self.learning_rates[spec.group](last) for spec in trained), default=math.inf),
             grad_norm=grad_norm,
-            in_warmup=any(last < spec.warmup_steps for spec in active),
+            in_warmup=any(last < spec.warmup_steps for spec in trained),
         )
         self.stop_reason = decision.reason
         return decision.stop
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state beyond the clock: the early-stop memory."""
+        """JSON-able state beyond `progress`: that of early stopping."""
         return {"early_stop": dict(self.early_stop_state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores `state_dict()`; returns warnings."""
+        """Restores `state_dict()`, once `progress` is restored; returns warnings."""
         self.early_stop_state, warnings = early_stop.restore_state(
             self.resolved.early_stop, state["early_stop"], self.progress.global_step
         )

@@ -163,6 +163,28 @@ def test_facade():
     assert other.early_stop_state == ops.early_stop_state
 
 
+def test_frozen_groups_count_nowhere():
+    """A frozen group has rate 0 and inherits the warmup; neither may decide."""
+    settings = {
+        "train.early_stop.active": True,
+        "train.early_stop.min_lr": 1e-6,
+        "lr_scheduler.warmup_lr": 1e-9,
+        "lr_scheduler.min_lr": 1e-9,
+        "lr_scheduler.warmup_steps": 30,
+        "optimizer.parameter_groups.enabled": True,
+        "optimizer.parameter_groups.heads.lr_multiplier": 1.0,
+        "optimizer.parameter_groups.default.frozen": True,
+        "lr_scheduler.parameter_groups.enabled": True,
+        "lr_scheduler.parameter_groups.heads.warmup_steps": 1,
+    }
+    resolved = make_schedule(settings, epochs=3)
+    stopped = [OpsSchedule(resolved, TrainingProgress(global_step=step)).should_stop_early(None) for step in (10, 30)]
+    assert stopped == [False, True]  # the heads are past their warmup of 1 update and end below the limit
+    settings |= {"optimizer.parameter_groups.heads.frozen": True}
+    frozen = OpsSchedule(make_schedule(settings, epochs=3), TrainingProgress(global_step=30))
+    assert not frozen.should_stop_early(None)
+
+
 def test_inactive():
     ops = OpsSchedule(make_schedule(epochs=2), TrainingProgress(global_step=10**6))
     assert not ops.should_stop_early(math.nan, math.inf)

@@ -113,7 +113,6 @@ def test_facade_follows_the_progress():
     assert ops.get_null_mask_prob() == 1.0
     progress.advance(15)
     assert ops.get_meta_mask_prob() == 0.0
-    assert ops.get_mixup_group_level() == "taxa_L10"
     assert ops.get_lr() == {"default": ops.learning_rates["default"](20)}
     assert ops.should_log("step", 50)
     assert not ops.should_log("step", 51)

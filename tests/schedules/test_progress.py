@@ -182,14 +182,26 @@ def test_fraction_and_consistency():
 
 def test_due_takes_the_stored_boundary():
     resolved = make_schedule({"schedule.validation.interval_steps": 25}, epochs=6)
-    progress = TrainingProgress(current_epoch=2, global_step=30, last_boundary_step=20)
-    assert OpsSchedule(resolved, progress).should_validate()
+    ops = OpsSchedule(resolved, TrainingProgress(current_epoch=2, global_step=30, last_boundary_step=20))
+    assert ops.due().stages == (Stage.VALIDATION_NORMAL, Stage.VALIDATION_MASK_META)
+    assert ops.due().save
     assert due_at_boundary(resolved, 2, 30, 29).stages == (Stage.VALIDATION_MASK_META,)
-    ops = OpsSchedule(resolved, progress)
-    assert ops.should_validate_mask_meta()
-    assert ops.should_save_checkpoint()
-    assert not ops.should_validate_partial_mask()
-    assert not ops.should_validate_exhaustive()
+
+
+def test_an_early_end_adds_what_the_last_epoch_would_have():
+    final = "schedule.validation.final_epoch"
+    settings = {
+        "schedule.validation.interval_steps": 20,
+        "schedule.validation.mask_meta_interval_epochs": 0,
+        "schedule.checkpoint.interval_epochs": 0,
+        f"{final}.exhaustive_partial_meta_validation": True,
+        f"{final}.exhaustive_meta_components": ("TEMPORAL",),
+    }
+    ops = OpsSchedule(make_schedule(settings, epochs=6), TrainingProgress(current_epoch=0, global_step=10))
+    assert ops.due().stages == ()
+    closing = ops.due_at_early_stop()
+    assert closing.stages == (Stage.VALIDATION_NORMAL, Stage.VALIDATION_EXHAUSTIVE)
+    assert closing.checkpoint
 
 
 def test_epochs_of_another_length_after_a_resume():
