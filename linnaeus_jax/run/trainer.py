@@ -397,7 +397,6 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
     write_json(this.directory.metadata / "epoch_coverage.json", this.inputs.coverage.to_json())
     write_summary(this.resolved, this.directory.assets)
     log.info("%s", dataset.report())
-    log.info("%s", this.resolved.totals.batch_report())
     log.info("%s", schedule_summary(this.resolved))
     log.info("%s", "\n".join(this.inputs.coverage.lines))
     for warning in (*this.resolved.warnings, *this.inputs.coverage.warnings):

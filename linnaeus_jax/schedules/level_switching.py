@@ -64,7 +64,7 @@ def level_of_epoch(
     group_levels: Sequence[str],
     level_switch_steps: Sequence[int],
     level_switch_epochs: Sequence[int],
-    updates_per_epoch_by_level: Mapping[str, int],
+    steps_per_epoch: Mapping[str, int],
     epochs: int,
     past_updates: Sequence[int] = (),
 ) -> tuple[str, ...]:
@@ -72,26 +72,17 @@ def level_of_epoch(
 
     Args:
       group_levels: ranks in order of use.
-      level_switch_steps, level_switch_epochs: where the next rank begins; at most one of them is not empty.
-      updates_per_epoch_by_level: optimizer updates of one epoch grouped by each rank.
+      level_switch_steps, level_switch_epochs: where the next rank begins, without `level_switch_errors`.
+      steps_per_epoch: rank -> optimizer updates of one epoch grouped by it.
       epochs: length of the run.
       past_updates: updates that the first epochs took, where they were made with other settings.
 
     Raises:
-      ValueError: the lists contradict each other.
       KeyError: a level has no update count.
     """
-    errors = level_switch_errors(group_levels, level_switch_steps, level_switch_epochs)
-    if errors:
-        raise ValueError("; ".join(errors))
     levels: list[str] = []
     step = 0
     for epoch in range(epochs):
         levels.append(level_at(group_levels, level_switch_steps, level_switch_epochs, epoch, step))
-        step += past_updates[epoch] if epoch < len(past_updates) else updates_per_epoch_by_level[levels[-1]]
+        step += past_updates[epoch] if epoch < len(past_updates) else steps_per_epoch[levels[-1]]
     return tuple(levels)
-
-
-def steps_per_epoch(levels: Sequence[str], updates_per_epoch_by_level: Mapping[str, int]) -> tuple[int, ...]:
-    """Optimizer updates of every epoch; their sum is the exact length of the run."""
-    return tuple(updates_per_epoch_by_level[level] for level in levels)

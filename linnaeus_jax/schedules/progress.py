@@ -1,4 +1,4 @@
-"""Where a run stands, small enough to be written at every change of stage, and what a resumed run has to do."""
+"""Where a run stands, small enough to be written at every change of stage."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from linnaeus_jax.files import write_json
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.triggers import VALIDATION_STAGES, Due, Stage, due_at_boundary
+from linnaeus_jax.schedules.triggers import Due, Stage
 
 SCHEMA_VERSION = 1
 _PARTIAL = Stage.VALIDATION_PARTIAL_MASK_META
-_MAX_CONSISTENCY_WARNINGS = 3
+#: fields of earlier versions, read and ignored
+_RETIRED = {"consistency_warnings_given"}
 
 
 @dataclass
@@ -33,21 +34,13 @@ class TrainingProgress:
     partial_validation_indices: list[int] = field(default_factory=list)  # whitelist entries still to run
     epoch_complete: bool = False  # the last update of current_epoch is done
     last_boundary_step: int = 0  # updates at the boundary before the one of current_epoch
-    micro_step: int = 0  # micro-batches seen
-    samples_seen: int = 0  # rows seen, over all processes
+    micro_step: int = 0  # micro-batches consumed
+    samples_seen: int = 0  # rows consumed, over all processes
     stop_reason: str | None = None  # why early stopping ended the run
-    consistency_warnings_given: int = 0
     schema_version: int = SCHEMA_VERSION
 
-    @property
-    def progress_fraction(self) -> float:
-        """Share of the planned updates that is completed, at most 1; of the epochs while the updates are unknown."""
-        if self.expected_total_steps:
-            return min(1.0, self.global_step / self.expected_total_steps)
-        return min(1.0, self.current_epoch / self.expected_epochs) if self.expected_epochs else 0.0
-
     def start_training_epoch(self, epoch: int) -> None:
-        """Enters `epoch` (0-based); the boundary of a completed epoch counts as served from here on."""
+        """Enters `epoch` (0-based); the end of the epoch before counts as completed from here on."""
         if self.epoch_complete:
             self.last_boundary_step = self.global_step
         self.current_stage, self.current_epoch, self.epoch_complete = Stage.TRAINING.value, epoch, False
@@ -93,7 +86,7 @@ class TrainingProgress:
             self.partial_validation_indices.append(index)
 
     def schedule_due(self, due: Due) -> None:
-        """Adds every validation of a boundary."""
+        """Adds every validation that is due at the end of an epoch."""
         for phase in due.phases:
             self.schedule_validation(phase.stage, phase.index)
 
@@ -101,10 +94,10 @@ class TrainingProgress:
         self.current_stage = Stage(stage).value
 
     def complete_validation(self, stage: str, index: int | None = None) -> None:
-        """Marks a validation as done.
+        """Marks a validation as completed.
 
-        The partial stage is done once no index remains; without `index` all of them are. When nothing is pending any
-        more, the stage is TRAINING again.
+        The partial stage is completed once no index remains; without `index` all of them are. When nothing is pending
+        any more, the stage is TRAINING again.
         """
         stage = Stage(stage).value
         if stage == _PARTIAL:
@@ -119,7 +112,7 @@ class TrainingProgress:
             self.current_stage = Stage.TRAINING.value
 
     def complete_all(self) -> None:
-        """Marks every pending validation as done, for one pass that ran all of them."""
+        """Marks every pending validation as completed, after one pass that ran all of them."""
         for stage in list(self.pending_validations):
             self.complete_validation(stage)
 
@@ -127,24 +120,6 @@ class TrainingProgress:
         """Forgets what is pending, for a resume that skips validations."""
         self.pending_validations, self.partial_validation_indices = [], []
         self.current_stage = Stage.TRAINING.value
-
-    def consistency_warnings(self, resolved: ResolvedSchedule, updates_in_epoch: int) -> list[str]:
-        """Deviations from the plan at the end of an epoch; at most three texts over the whole run."""
-        totals, epoch = resolved.totals, self.current_epoch
-        planned = totals.steps_per_epoch[min(epoch, totals.epochs - 1)]
-        expected = totals.boundaries[min(epoch, totals.epochs - 1)]
-        found = []
-        if abs(updates_in_epoch - planned) > 0.1 * planned:
-            found.append(f"epoch {epoch} took {updates_in_epoch} updates instead of {planned}")
-        if abs(self.global_step - expected) > 0.2 * expected:
-            found.append(f"{self.global_step} updates are completed after epoch {epoch} instead of {expected}")
-        if self.global_step > 1.1 * totals.total_steps:
-            found.append(
-                f"{self.global_step} updates are completed, more than 1.1 times the {totals.total_steps} planned"
-            )
-        found = found[: _MAX_CONSISTENCY_WARNINGS - self.consistency_warnings_given]
-        self.consistency_warnings_given += len(found)
-        return found
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able copy."""
@@ -162,6 +137,7 @@ class TrainingProgress:
                 f"resume with the program that wrote it"
             )
         names = {f.name for f in dataclasses.fields(self)}
+        state = {name: value for name, value in state.items() if name not in _RETIRED}
         if names != set(state):
             raise ValueError(f"progress fields differ from this program's: {sorted(names ^ set(state))}")
         for stage in (state["current_stage"], *state["pending_validations"], *state["completed_validations"]):
@@ -187,45 +163,3 @@ class TrainingProgress:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         return progress
-
-
-class ResumePlan(NamedTuple):
-    run: tuple[Stage, ...]  # validations to run first, in canonical order
-    partial_indices: tuple[int, ...]  # whitelist entries of the partial stage
-    next_epoch: int  # 0-based; the current epoch where it is not complete
-    training_finished: bool
-    warnings: tuple[str, ...]
-
-
-def plan_resume(progress: TrainingProgress, resolved: ResolvedSchedule, *, skip_validation: bool = False) -> ResumePlan:
-    """What a restarted run does before it trains on.
-
-    Pending and interrupted validations run again from their beginning (the partial stage: its remaining entries), and
-    so does what was due at a completed boundary but is neither pending nor completed.
-    """
-    warnings = dataclasses.replace(progress).replan(resolved)
-    stopped = progress.stop_reason is not None and resolved.early_stop.active
-    wanted = {Stage(stage) for stage in (*progress.pending_validations, progress.current_stage)}
-    if progress.epoch_complete:
-        is_last = True if stopped else None
-        boundary = (progress.current_epoch, progress.global_step, progress.last_boundary_step)
-        wanted |= set(due_at_boundary(resolved, *boundary, is_last).stages)
-    # between two validations the stage still names the one just completed
-    wanted -= {Stage(stage) for stage in progress.completed_validations}
-    if skip_validation:
-        wanted = set()
-    indices: tuple[int, ...] = ()
-    if _PARTIAL in wanted:
-        entries = range(len(resolved.validation.whitelist))
-        indices = tuple(sorted(progress.partial_validation_indices)) or tuple(entries)
-        unknown = [index for index in indices if index not in entries]
-        if unknown:
-            warnings.append(f"pending partial validations {unknown} are no longer in the whitelist and are dropped")
-            indices = tuple(index for index in indices if index in entries)
-    return ResumePlan(
-        run=tuple(stage for stage in VALIDATION_STAGES if stage in wanted),
-        partial_indices=indices,
-        next_epoch=progress.current_epoch + int(progress.epoch_complete),
-        training_finished=stopped or progress.global_step >= resolved.total_steps,
-        warnings=tuple(warnings),
-    )

@@ -40,11 +40,6 @@ class Totals:
     def effective_batch_size(self) -> int:
         return self.batch_size * self.accumulation_steps
 
-    def batch_report(self) -> str:
-        """One line: what a micro-batch and an update hold."""
-        share = f"{self.batch_size / self.devices:.4g} on each of {self.devices} devices"
-        return f"batch: {self.batch_size} rows ({share}), {self.effective_batch_size} rows per update"
-
     @property
     def boundaries(self) -> tuple[int, ...]:
         """Completed updates at the end of each epoch."""

@@ -5,7 +5,7 @@ Boundary of epoch `e` = after its last update, when `step` updates of the run ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
@@ -102,14 +102,6 @@ def phases_of(resolved: ResolvedSchedule, stage: Stage) -> tuple[Phase, ...]:
     elif stage is Stage.VALIDATION_EXHAUSTIVE:
         combos = exhaustive_combos(validation.exhaustive)
     return tuple(Phase(phase_name(masked), stage, masked, index) for index, masked in enumerate(combos))
-
-
-def exhaustive_phases(resolved: ResolvedSchedule, done: Collection[str] = ()) -> tuple[Phase, ...]:
-    """Phases that close a run, less those in `done` (names already evaluated on these parameters).
-
-    For a run that early stopping ends after its last boundary was served.
-    """
-    return tuple(phase for phase in phases_of(resolved, Stage.VALIDATION_EXHAUSTIVE) if phase.name not in done)
 
 
 def due_at_boundary(

@@ -24,7 +24,6 @@ from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.plans import SamplerSettings, micro_batches_per_epoch, updates_per_epoch
 from linnaeus_jax.run.inputs import coverage_report
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
-from linnaeus_jax.schedules.level_switching import steps_per_epoch as steps_of_levels
 from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -82,13 +81,13 @@ def run(
             groups = [np.zeros(dataset_size, np.int32)] * len(levels)
         updates = [updates_per_epoch(group, sampler) for group in groups]
         micro = [micro_batches_per_epoch(group, sampler) for group in groups]
-    by_level = dict(zip(levels, updates))
+    by_level, micro_by_level = dict(zip(levels, updates)), dict(zip(levels, micro))
     used = level_of_epoch(levels, mixup.level_switch_steps, mixup.level_switch_epochs, by_level, config.train.epochs)
     resolved = resolve_all_schedule_params(
         config,
-        steps_per_epoch=steps_of_levels(used, by_level),
+        steps_per_epoch=[by_level[level] for level in used],
         dataset_size=dataset_size,
-        micro_batches_per_epoch=steps_of_levels(used, dict(zip(levels, micro))),
+        micro_batches_per_epoch=[micro_by_level[level] for level in used],
         devices=devices,
     )
     print("\n".join([schedule_summary(resolved), *notes]))

@@ -60,7 +60,7 @@ def test_a_run_leaves_what_it_promises(finished):
         assert (root / name).stat().st_size > 0, name
     devices = jax.device_count()
     said = (root / "logs" / "debug_log_rank0.txt").read_text()
-    assert said.count(f"batch: 16 rows ({16 / devices:g} on each of {devices} devices), 16 rows per update") == 1
+    assert said.count(f"of 16 rows ({16 / devices:g} on each of {devices} devices)") == 1
     rows = rows_of(root)
     assert [row["event"] for row in rows].count("epoch") == 3
     assert rows[-1]["event"] == "final"

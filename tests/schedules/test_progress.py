@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
-from linnaeus_jax.schedules.progress import plan_resume
 from linnaeus_jax.schedules.triggers import Stage, due_at_boundary
 from tests.schedules.helpers import make_schedule
 
@@ -48,15 +47,23 @@ def resume_schedule(case):
 
 
 def test_resume_fixture(fixtures):
+    """What a restarted run has to do, from its stored progress and the schedule alone."""
     for case in json.loads((fixtures / "scheduling_resume.json").read_text()):
-        progress = TrainingProgress()
+        expected, progress = case["expected"], TrainingProgress()
         previous = case["state"]["current_epoch"] * case["steps_per_epoch"]
         progress.load_state_dict(progress.state_dict() | case["state"] | {"last_boundary_step": previous})
-        plan = plan_resume(progress, resume_schedule(case), skip_validation=case["skip_validation"])
-        got = plan._asdict()
-        got.pop("warnings")
-        got = {key: list(value) if isinstance(value, tuple) else value for key, value in got.items()}
-        assert got == case["expected"], case["state"]
+        ops = OpsSchedule(resume_schedule(case), progress)
+        if case["skip_validation"]:
+            progress.drop_validations()
+            assert (progress.pending_validations, progress.current_stage) == (expected["run"], "TRAINING")
+        elif progress.epoch_complete:
+            due = [stage.value for stage in ops.due().stages]
+            assert [stage for stage in due if stage not in progress.completed_validations] == expected["run"]
+            assert progress.partial_validation_indices == expected["partial_indices"]
+        assert (progress.global_step >= ops.resolved.total_steps) == expected["training_finished"]
+        completed = progress.epoch_complete
+        assert progress.enter_epoch(expected["next_epoch"]) == completed
+        assert progress.current_epoch == expected["next_epoch"]
 
 
 def test_scheduling_twice_and_training_are_ignored():
@@ -83,12 +90,10 @@ def test_one_pass_completes_everything_due():
     progress.finish_training_epoch()
     progress.schedule_due(OpsSchedule(resolved, progress).due())
     assert progress.partial_validation_indices == [0, 1, 2]
-    interrupted = plan_resume(progress, resolved)
-    assert [stage.value for stage in interrupted.run] == list(_PREFIX)
-    assert interrupted.partial_indices == (0, 1, 2)
+    assert progress.pending_validations == list(_PREFIX)
     progress.complete_all()
     assert (progress.current_stage, progress.pending_validations) == ("TRAINING", [])
-    assert plan_resume(progress, resolved).run == ()
+    assert progress.completed_validations == list(_PREFIX)
     progress.start_training_epoch(1)
     assert (progress.last_boundary_step, progress.epoch_complete) == (10, False)
     assert (progress.micro_step, progress.samples_seen) == (20, 640)
@@ -102,6 +107,8 @@ def test_state_is_a_copy_and_is_checked():
     progress.load_state_dict(state)
     state["pending_validations"].append("VALIDATION_NORMAL")
     assert progress.pending_validations == []
+    progress.load_state_dict(state | {"consistency_warnings_given": 2})  # written by earlier versions
+    assert "consistency_warnings_given" not in progress.state_dict()
     with pytest.raises(ValueError, match="schema_version 7"):
         progress.load_state_dict(state | {"schema_version": 7})
     with pytest.raises(ValueError, match="surprise"):
@@ -124,60 +131,10 @@ def test_save_is_atomic_and_exact(tmp_path):
         TrainingProgress.load(path)
 
 
-def test_stopped_run_stays_stopped_and_still_closes():
-    final = "schedule.validation.final_epoch"
-    settings = {
-        "train.early_stop.active": True,
-        f"{final}.exhaustive_partial_meta_validation": True,
-        f"{final}.exhaustive_meta_components": ("TEMPORAL",),
-    }
-    resolved = make_schedule(settings, epochs=9)
-    progress = TrainingProgress(
-        current_epoch=2,
-        global_step=30,
-        last_boundary_step=20,
-        epoch_complete=True,
-        stop_reason="patience",
-        completed_validations=["VALIDATION_NORMAL", "VALIDATION_MASK_META"],
-    )
-    plan = plan_resume(progress, resolved)
-    assert plan.run == (Stage.VALIDATION_EXHAUSTIVE,)
-    assert plan.training_finished
-    going_on = plan_resume(progress, make_schedule(epochs=9))
-    assert (going_on.training_finished, going_on.next_epoch) == (False, 3)
-
-
-def test_changed_plans_are_reported():
-    settings = {
-        "schedule.validation.partial_mask_meta.enabled": True,
-        "schedule.validation.partial_mask_meta.interval_epochs": 1,
-        "schedule.validation.partial_mask_meta.whitelist": _WHITELIST[:1],
-    }
-    progress = TrainingProgress(expected_total_steps=500, current_stage="VALIDATION_PARTIAL_MASK_META")
-    progress.schedule_validation("VALIDATION_PARTIAL_MASK_META", 0)
-    progress.schedule_validation("VALIDATION_PARTIAL_MASK_META", 2)
-    plan = plan_resume(progress, make_schedule(settings, epochs=3))
-    assert plan.partial_indices == (0,)
-    assert "500 updates and now for 30" in plan.warnings[0]
-    assert "[2]" in plan.warnings[1]
-
-
 def test_skipping_validations_clears_them():
     progress = TrainingProgress(current_stage="VALIDATION_NORMAL", pending_validations=["VALIDATION_NORMAL"])
     progress.drop_validations()
     assert (progress.current_stage, progress.pending_validations) == ("TRAINING", [])
-
-
-def test_fraction_and_consistency():
-    resolved = make_schedule(epochs=3)
-    progress = TrainingProgress(current_epoch=1, expected_epochs=4)
-    assert progress.progress_fraction == 0.25
-    progress.expected_total_steps = 30
-    progress.advance(60)
-    assert progress.progress_fraction == 1.0
-    assert len(progress.consistency_warnings(resolved, 50)) == 3
-    assert progress.consistency_warnings(resolved, 50) == []
-    assert TrainingProgress(global_step=10).consistency_warnings(resolved, 10) == []
 
 
 def test_due_takes_the_stored_boundary():

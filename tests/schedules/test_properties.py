@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.schedules import OpsSchedule, TrainingProgress, build_scheduler
-from linnaeus_jax.schedules.progress import plan_resume
 from linnaeus_jax.schedules.triggers import Stage, due_at_boundary, firing_epochs
 from tests.schedules.helpers import make_schedule
 
@@ -93,39 +92,32 @@ def test_each_threshold_is_served_exactly_once(resolved):
 
 @_FEW
 @given(schedules(), st.data())
-def test_resume_at_any_boundary_serves_the_rest(resolved, data):
-    """Kill at any stage of any boundary: nothing due is lost, nothing completed is repeated."""
-    killed_at = data.draw(st.integers(0, resolved.epochs - 1))
-    completed_before_kill = data.draw(st.integers(0, 3))
-    served: list[tuple[int, Stage]] = []
-    progress = TrainingProgress(expected_total_steps=resolved.total_steps)
-    epoch = 0
-    while epoch < resolved.epochs:
-        progress.start_training_epoch(epoch)
+def test_an_end_of_epoch_that_a_kill_cuts_off_is_due_again_as_a_whole(resolved, data):
+    """Killed after any of its validations, at any epoch: what follows the restart is due as without the kill."""
+    killed_at, completed = data.draw(st.integers(0, resolved.epochs - 1)), data.draw(st.integers(0, 3))
+    progress, due_at = TrainingProgress(expected_total_steps=resolved.total_steps), {}
+    for epoch in range(resolved.epochs):
+        assert progress.enter_epoch(epoch)
         progress.advance(resolved.totals.steps_per_epoch[epoch])
         progress.finish_training_epoch()
         due = OpsSchedule(resolved, progress).due()
         progress.schedule_due(due)
-        stages = due.stages[:completed_before_kill] if epoch == killed_at else due.stages
-        for stage in stages:
-            progress.start_validation(stage)
-            progress.complete_validation(stage)
-            served.append((epoch, stage))
         if epoch == killed_at:
+            for stage in due.stages[:completed]:
+                progress.start_validation(stage)
+                progress.complete_validation(stage)
             restored = TrainingProgress()
             restored.load_state_dict(json.loads(json.dumps(progress.state_dict())))
-            plan = plan_resume(restored, resolved)
-            served += [(epoch, stage) for stage in plan.run]
-            for stage in plan.run:
-                restored.complete_validation(stage)
-            assert plan_resume(restored, resolved).run == ()
-            assert plan.training_finished == (epoch == resolved.epochs - 1)
-            progress, epoch = restored, plan.next_epoch
-        else:
-            epoch += 1
+            progress = restored
+            assert OpsSchedule(resolved, progress).due() == due
+        progress.complete_all()
+        assert progress.current_stage == Stage.TRAINING
+        assert set(progress.completed_validations) == set(due.stages)
+        due_at[epoch] = due.stages
     fired = firing_epochs(resolved)
-    expected = [(epoch, stage) for epoch in range(resolved.epochs) for stage in Stage if epoch in fired.get(stage, ())]
-    assert served == expected
+    assert due_at == {
+        epoch: tuple(stage for stage in Stage if epoch in fired.get(stage, ())) for epoch in range(resolved.epochs)
+    }
 
 
 @_FEW

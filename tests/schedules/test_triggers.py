@@ -11,7 +11,6 @@ from linnaeus_jax.schedules.triggers import (
     Stage,
     due_at_boundary,
     exhaustive_combos,
-    exhaustive_phases,
     firing_epochs,
     gradnorm_due,
     phase_name,
@@ -124,7 +123,6 @@ def test_the_end_of_the_run():
     assert early.checkpoint
     names = ["val_mask_TEMPORAL", "val_mask_SPATIAL", "val_mask_TEMPORAL_SPATIAL"]
     assert [phase.name for phase in early.phases] == ["val", *names]
-    assert [p.name for p in exhaustive_phases(resolved, done={"val", "val_mask_SPATIAL"})] == [names[0], names[2]]
 
 
 def test_a_validation_is_preceded_by_a_checkpoint():
