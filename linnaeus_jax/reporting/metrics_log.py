@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.files import write_atomically
+
+log = logging.getLogger("linnaeus_jax")
+
+#: how the metrics log spells what strict JSON cannot say
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+#: event of the rows that only the metrics log gets
+LOCAL = "step"
 
 
 class MetricsLogError(Exception):
@@ -29,6 +39,54 @@ def strict(value: Any) -> Any:
     if math.isnan(number):
         return "NaN"
     return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")
+
+
+class RunError(Exception):
+    """A directory is not a readable run; the message says which file is missing or damaged."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the metrics log; `values` without the four fields that every row has."""
+
+    event: str
+    step: int
+    epoch: int
+    timestamp: float
+    values: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, line: str) -> Row:
+        """Inverse of `MetricsLog.write`; ValueError of what is no row."""
+        try:
+            values = json.loads(line)
+            event, step, epoch = values.pop("event"), int(values.pop("global_step")), int(values.pop("epoch"))
+            timestamp = float(values.pop("timestamp"))
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(repr(error)) from error
+        numbers = {k: NON_FINITE.get(value, value) if isinstance(value, str) else value for k, value in values.items()}
+        return cls(event, step, epoch, timestamp, numbers)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics log in the order written; a last line cut off by a kill is left out with a warning.
+
+    Raises:
+      RunError: the file is missing, or a line before the last is damaged.
+    """
+    if not path.is_file():
+        raise RunError(f"{path} does not exist; give the directory of a run, its --workdir")
+    lines = path.read_text().splitlines()
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(Row.parse(line))
+        except ValueError as error:
+            if number < len(lines):
+                text = f"{path}, line {number} is no row of a metrics log ({error}); remove or mend it"
+                raise RunError(text) from error
+            log.warning("%s: the last line is cut off and left out", path)
+    return rows
 
 
 class MetricsLog:
@@ -65,9 +123,9 @@ class MetricsLog:
         moved: list[str] = []
         for line in self.path.read_text().splitlines():
             try:
-                row = json.loads(line)
-                again = row["global_step"] > step or (row["global_step"] == step and row["event"] in boundary_events)
-            except (json.JSONDecodeError, KeyError, TypeError):
+                row = Row.parse(line)
+                again = row.step > step or (row.step == step and row.event in boundary_events)
+            except ValueError:
                 again = True
             (moved if again else kept).append(line)
         if moved:
@@ -76,14 +134,17 @@ class MetricsLog:
             write_atomically(self.path, "".join(line + "\n" for line in kept))
         return len(moved)
 
+    def rows(self) -> list[Row]:
+        """The rows so far; RunError as of `read_rows`."""
+        return read_rows(self.path) if self.path.exists() else []
+
     def applied_rates(self) -> dict[str, tuple[list[int], list[float]]]:
-        """Learning rates that the updates really used: group -> (0-based updates, rates)."""
-        found: dict[str, tuple[list[int], list[float]]] = {}
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            row = json.loads(line)
-            for name, value in row.items():
+        """Learning rates that the updates really used: group -> (0-based steps, rates)."""
+        applied: dict[str, tuple[list[int], list[float]]] = {}
+        for row in self.rows():
+            for name, value in row.values.items():
                 if name.startswith("train/lr/") and isinstance(value, float):
-                    updates, rates = found.setdefault(name.removeprefix("train/lr/"), ([], []))
-                    updates.append(row["global_step"] - 1)
+                    steps, rates = applied.setdefault(name.removeprefix("train/lr/"), ([], []))
+                    steps.append(row.step - 1)
                     rates.append(value)
-        return found
+        return applied

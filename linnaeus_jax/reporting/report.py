@@ -17,10 +17,10 @@ from linnaeus_jax.config.saved import config_difference, flatten, plain
 from linnaeus_jax.files import write_atomically
 from linnaeus_jax.metrics.names import CHAINS, phase_label, result_name
 from linnaeus_jax.reporting import report_plots as plots
+from linnaeus_jax.reporting.alerts import STARVING, WAIT_SHARE
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
-from linnaeus_jax.reporting.replay import RunRecord
 from linnaeus_jax.reporting.report_plots import Runs
-from linnaeus_jax.reporting.sinks import STARVING, WAIT_SHARE
+from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.taxonomy.ranks import task_name
 
 #: phase -> {task -> curves}, written at a validation: `reliability`, `risk_coverage`, `distance`, `classes`

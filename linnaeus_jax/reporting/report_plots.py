@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from linnaeus_jax.reporting.replay import RunError, RunRecord
-from linnaeus_jax.reporting.sinks import WAIT_SHARE
+from linnaeus_jax.reporting.alerts import WAIT_SHARE
+from linnaeus_jax.reporting.metrics_log import RunError
+from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import curves

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.reporting.metrics_log import MetricsLog
-from linnaeus_jax.reporting.replay import LOCAL, Row, read_rows
+from linnaeus_jax.reporting.alerts import Watch
+from linnaeus_jax.reporting.metrics_log import LOCAL, MetricsLog, Row
+from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
+from linnaeus_jax.reporting.wandb_sink import WandbSink
 
 log = logging.getLogger("linnaeus_jax")
-
-WAIT_SHARE = "pipeline/wait_share"
-#: share of the time spent waiting for data that counts as starving, and below which the alarm is armed again
-STARVING, FED = 0.5, 0.25
-#: rows in a row that must starve before anybody is told
-STARVING_ROWS = 3
 
 
 class Sink(Protocol):
@@ -40,8 +36,8 @@ class Sink(Protocol):
           timestamp: seconds since 1970; None: now.
         """
 
-    def heal(self, rows: Sequence[Row]) -> None:
-        """At the start: makes what earlier starts of the run left agree with the rows of the metrics log."""
+    def replayed(self) -> None:
+        """Follows the rows of earlier starts of the run, which are written anew at each start."""
 
     def alert(self, title: str, text: str) -> None:
         """Tells a person; `title` has fewer than 64 characters."""
@@ -50,43 +46,14 @@ class Sink(Protocol):
         """Hands over what is buffered and ends; a code other than 0 marks the run as failed."""
 
 
-class Watch:
-    """Finds what a person should be told about in the rows themselves; each finding is reported when it begins."""
+def replay(rows: Iterable[Row], sink: Sink) -> None:
+    """Sends every row but the `LOCAL` ones to a sink, in order of steps.
 
-    def __init__(self) -> None:
-        self._skipped: int | None = None
-        self._growing = False
-        self._starving = 0
-
-    def findings(self, step: int, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """(title, text) of each alert that the row gives rise to."""
-        found = []
-        if "train/skipped_updates" in values:
-            skipped = int(values["train/skipped_updates"])
-            grew = skipped > (self._skipped or 0)
-            if grew and not self._growing:
-                found.append(
-                    ("Non-finite updates", f"{skipped} updates with non-finite values skipped up to step {step}")
-                )
-            self._skipped, self._growing = skipped, grew
-        if "early_stop/reason" in values:
-            found.append(("Early stop", f"training ends after {step} updates: {values['early_stop/reason']}"))
-        share = values.get(WAIT_SHARE)
-        if share is not None:
-            if share > STARVING:
-                self._starving += 1
-            elif share < FED:
-                self._starving = 0
-            if share > STARVING and self._starving == STARVING_ROWS:
-                found.append(
-                    (
-                        "Starved of data",
-                        f"{100 * share:.0f} % of the time up to step {step} was spent waiting for data; raise "
-                        "the threads (data.num_workers, data.prefetch.num_io_threads) or, for decoders that hold the "
-                        "GIL, data.worker_processes, or store the images at the training size",
-                    )
-                )
-        return found
+    A restart writes the rows of the end of an epoch after those of the log point at the same step: a stable sort keeps
+    that.
+    """
+    for row in sorted((row for row in rows if row.event != LOCAL), key=lambda row: row.step):
+        sink.write(row.event, row.step, row.epoch, row.values, timestamp=row.timestamp)
 
 
 class Sinks:
@@ -125,13 +92,42 @@ class Sinks:
         self._each("close", lambda sink: sink.close(final, exit_code))
         self.optional = []
 
+    def open(self, name: str, make: Callable[[], Sink]) -> None:
+        """Adds an optional sink, which gets the rows of earlier starts first.
+
+        Raises:
+          ConfigError: the sink needs a package that is not installed.
+        """
+        if self.metrics_log is None:
+            return
+        try:
+            rows = self.metrics_log.rows()
+            sink = make()
+            replay((row for row in rows if row.event != "final"), sink)  # the end of the run writes best values again
+            sink.replayed()
+        except ConfigError:
+            raise
+        except Exception as error:
+            self._warn_off(name, f"it could not be started: {error}")
+        else:
+            self.optional.append(sink)
+
     def _each(self, what: str, call: Callable[[Sink], None]) -> None:
         for sink in list(self.optional):
             try:
                 call(sink)
             except Exception as error:
                 self.optional.remove(sink)
-                _warn_off(sink.name, f"{what} failed: {error}", self.metrics_log)
+                self._warn_off(sink.name, f"{what} failed: {error}")
+
+    def _warn_off(self, name: str, why: str) -> None:
+        log.warning(
+            "%s is off for the rest of this run, training goes on; %s. Rebuild it afterwards from the metrics log with "
+            "`python -m linnaeus_jax.tools.replay_metrics %s`",
+            name,
+            why,
+            "RUN" if self.metrics_log is None else self.metrics_log.path.parent.parent,
+        )
 
 
 def open_sinks(
@@ -161,48 +157,8 @@ def open_sinks(
         return sinks
     logs = metrics_log.path.parent
     if experiment.tensorboard.enabled:
-        from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
-
-        def tensorboard() -> Sink:
-            return TensorBoardSink(logs / "tensorboard", config=config)
-
-        _open("TensorBoard", tensorboard, sinks, metrics_log)
+        sinks.open("TensorBoard", lambda: TensorBoardSink(logs / "tensorboard", config=config))
     if experiment.wandb.enabled:
-        from linnaeus_jax.reporting.wandb_sink import WandbSink
-
-        def wandb() -> Sink:
-            return WandbSink.from_config(
-                experiment,
-                directory=logs,
-                config={**config, **facts},
-                run_id=run_id,
-                debug=debug,
-            )
-
-        _open("W&B", wandb, sinks, metrics_log)
+        described = {**config, **facts}
+        sinks.open("W&B", lambda: WandbSink(experiment, directory=logs, config=described, run_id=run_id, debug=debug))
     return sinks
-
-
-def _open(name: str, make: Callable[[], Sink], sinks: Sinks, metrics_log: MetricsLog) -> None:
-    path = metrics_log.path
-    try:
-        rows = read_rows(path) if path.exists() else []
-        sink = make()
-        sink.heal([row for row in rows if row.event != "final"])  # best values are written again when the run ends
-    except ConfigError:
-        raise
-    except Exception as error:
-        _warn_off(name, f"it could not be started: {error}", metrics_log)
-    else:
-        sinks.optional.append(sink)
-
-
-def _warn_off(name: str, why: str, metrics_log: MetricsLog | None) -> None:
-    where = "RUN" if metrics_log is None else metrics_log.path.parent.parent
-    log.warning(
-        "%s is off for the rest of this run, training goes on; %s. Rebuild it afterwards from the metrics log with "
-        "`python -m linnaeus_jax.tools.replay_metrics %s`",
-        name,
-        why,
-        where,
-    )

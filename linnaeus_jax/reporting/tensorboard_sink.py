@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.reporting.replay import Row, replay
 
 
 class TensorBoardSink:
@@ -64,9 +63,8 @@ class TensorBoardSink:
         if event != "train":
             self._writer.flush()
 
-    def heal(self, rows: Sequence[Row]) -> None:
-        """Writes the run so far anew and removes the earlier event files: they may lack points, and hold some twice."""
-        replay(rows, self)
+    def replayed(self) -> None:
+        """Removes the earlier event files: they may lack points, and hold some twice."""
         self._writer.flush()
         for path in self._earlier:
             path.unlink(missing_ok=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import wandb
-from ml_collections import ConfigDict
 
 from linnaeus_jax.reporting.metrics_log import strict
-from linnaeus_jax.reporting.replay import Row, replay
 from linnaeus_jax.reporting.wandb_file import last_step
 
 log = logging.getLogger("linnaeus_jax")
@@ -37,43 +35,38 @@ class WandbSink:
 
     def __init__(
         self,
+        experiment: Mapping[str, Any],
         *,
-        project: str,
         directory: Path,
         run_id: str,
         config: Mapping[str, Any],
-        entity: str = "",
-        group: str = "",
-        run_name: str = "",
-        tags: Sequence[str] = (),
-        notes: str = "",
-        mode: str = "online",
-        resume: str | None = None,
+        new: bool = False,
         debug: bool = False,
     ) -> None:
-        """Starts or resumes the run.
+        """Starts or resumes the run that the section `experiment` of a configuration describes.
 
         Args:
           directory: holds the `wandb` folder with the local copy.
           config: JSON types without secrets.
-          mode: "online", which the environment variable WANDB_MODE can change, "offline" or "disabled".
-          resume: None: a new run; "allow": go on with `run_id` if the server knows it; "must": fail if it does not.
+          new: never resume; else the run goes on if the server has it, and with `wandb.resume` it must.
           debug: write every payload to the debug log.
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.debug = debug
+        settings = experiment["wandb"]
+        mode, resume = settings.get("mode", "online"), "must" if settings.get("resume") else "allow"
         on_disk = last_step(directory, run_id)
         self.run = wandb.init(
-            project=project,
-            entity=entity or None,
-            group=group or None,
-            name=run_name or None,
-            tags=list(tags) or None,
-            notes=notes or None,
+            project=settings.get("project") or experiment.get("project"),
+            entity=settings.get("entity") or None,
+            group=experiment.get("group") or None,
+            name=experiment.get("name") or None,
+            tags=list(settings.get("tags", ())) or None,
+            notes=settings.get("notes") or None,
             id=run_id,
             dir=str(directory),
-            mode=None if mode == "online" else mode,  # type: ignore[arg-type]
-            resume=resume,  # type: ignore[arg-type]
+            mode=None if mode == "online" else mode,  # None: the environment variable WANDB_MODE counts
+            resume=None if new else resume,  # type: ignore[arg-type]
             config=dict(config),
             reinit="create_new",  # never join another run that this process may have open
             settings=wandb.Settings(
@@ -94,33 +87,6 @@ class WandbSink:
         self._row: dict[str, Any] = {}
         self.run.define_metric("global_step")
         self.run.define_metric("*", step_metric="global_step")
-
-    @classmethod
-    def from_config(
-        cls,
-        experiment: ConfigDict,
-        *,
-        directory: Path,
-        config: Mapping[str, Any],
-        run_id: str,
-        debug: bool = False,
-    ) -> WandbSink:
-        """The run that the section `experiment` describes, new or gone on with; with `wandb.resume` it must exist."""
-        settings = experiment.wandb
-        return cls(
-            project=settings.project or experiment.project,
-            entity=settings.entity,
-            group=experiment.group,
-            run_name=experiment.name,
-            tags=settings.tags,
-            notes=settings.notes,
-            mode=settings.mode,
-            resume="must" if settings.resume else "allow",
-            directory=directory,
-            config=config,
-            run_id=run_id,
-            debug=debug,
-        )
 
     def write(
         self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, timestamp: float | None = None
@@ -145,9 +111,8 @@ class WandbSink:
         if timestamp is not None:
             self._row["_timestamp"] = timestamp
 
-    def heal(self, rows: Sequence[Row]) -> None:
-        """Sends those rows of the metrics log that W&B lacks: buffered at a kill, or written while W&B was off."""
-        replay(rows, self)
+    def replayed(self) -> None:
+        """Nothing: `write` has sent those rows that W&B lacked, buffered at a kill or written while W&B was off."""
 
     def alert(self, title: str, text: str) -> None:
         """Sends a notification to the people whom the W&B project notifies."""

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from linnaeus_jax.demo.generate import DemoSummary, validation_rows, write_demo
+from linnaeus_jax.reporting.metrics_log import read_rows
 
 BATCH = 128
 HIDDEN = 64
@@ -155,11 +156,10 @@ def demo_baselines(summary: DemoSummary, *, split_ratio: float = 0.8, split_seed
 def last_validation(run: Path) -> dict[str, float]:
     """Phase -> share of right species among the labelled rows, of the last validation that a run logged."""
     found: dict[str, float] = {}
-    for line in (run / "logs" / "metrics_log.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in read_rows(run / "logs" / "metrics_log.jsonl"):
         for phase in ("val", "val_mask_meta"):
-            value = row.get(f"{phase}/non_null/acc1_taxa_L10")
-            if row["event"] == "epoch" and value is not None:
+            value = row.values.get(f"{phase}/non_null/acc1_taxa_L10")
+            if row.event == "epoch" and value is not None:
                 found[phase] = value / 100
     return found
 

@@ -14,8 +14,11 @@ from pathlib import Path
 import wandb
 
 from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.reporting.replay import RunError, RunRecord, replay
-from linnaeus_jax.reporting.sinks import Sink
+from linnaeus_jax.reporting.metrics_log import RunError
+from linnaeus_jax.reporting.run_record import RunRecord
+from linnaeus_jax.reporting.sinks import Sink, replay
+from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
+from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
 
 
 def rebuild(
@@ -44,29 +47,18 @@ def rebuild(
     """
     record = RunRecord.load(run)
     directory = run / "logs" / "replay" if out is None else out
+    sink: Sink
     if to == "tensorboard":
-        from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
-
-        sink: Sink = TensorBoardSink(directory, config=record.config)
+        sink = TensorBoardSink(directory, config=record.config)
     else:
-        from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
-
-        experiment = record.config.get("experiment", {})
-        settings = experiment.get("wandb", {})
-        sink = WandbSink(
-            project=project or settings.get("project") or experiment.get("project") or "linnaeus",
-            entity=entity or settings.get("entity", ""),
-            group=experiment.get("group", ""),
-            run_name=name or experiment.get("name") or run.resolve().name,
-            tags=settings.get("tags", ()),
-            notes=settings.get("notes", ""),
-            mode=mode,
-            directory=directory,
-            config=record.config,
-            run_id=run_id or new_run_id(),
-        )
-    final = replay(record.rows, sink)
-    sink.close(final)
+        experiment = {"project": "linnaeus", "wandb": {}, **record.config.get("experiment", {})}
+        experiment["name"] = name or experiment.get("name") or run.resolve().name
+        given = {key: value for key, value in (("project", project), ("entity", entity)) if value}
+        experiment["wandb"] = {**experiment["wandb"], "mode": mode, **given}
+        run_id = run_id or new_run_id()
+        sink = WandbSink(experiment, directory=directory, config=record.config, run_id=run_id, new=True)
+    replay(record.rows, sink)
+    sink.close(next((row.values for row in reversed(record.rows) if row.event == "final"), None))
     return len(record.rows)
 
 

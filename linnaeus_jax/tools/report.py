@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from linnaeus_jax.reporting.replay import RunError
+from linnaeus_jax.reporting.metrics_log import RunError
 from linnaeus_jax.reporting.report import write_report
 
 

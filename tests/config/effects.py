@@ -495,8 +495,8 @@ class Site:
 
     def sinks(self) -> tuple[list[str], Any]:
         """Names of the sinks, and how W&B was opened."""
-        board = SimpleNamespace(name="TensorBoard", heal=lambda _: None, close=lambda *_: None)
-        module = "linnaeus_jax.reporting.tensorboard_sink.TensorBoardSink"
+        board = SimpleNamespace(name="TensorBoard", replayed=lambda: None, close=lambda *_: None)
+        module = "linnaeus_jax.reporting.sinks.TensorBoardSink"
         with fake_wandb() as init, mock.patch(module, return_value=board):
             log = MetricsLog(self.output_dir / "logs" / "metrics_log.jsonl")
             found = open_sinks(log, self.config.experiment, config={}, facts={}, run_id="id")

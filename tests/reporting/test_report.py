@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from linnaeus_jax.reporting.metrics_log import RunError, read_rows
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
-from linnaeus_jax.reporting.replay import RunError, RunRecord, read_rows
 from linnaeus_jax.reporting.report import SECTIONS, best, status, tasks_of, warnings, worth, write_report
 from linnaeus_jax.reporting.report_plots import POINTS, schedules, thinned
+from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.tools import report as tool
 from tests.reporting.helpers import EPOCHS, STEPS, TASKS, make_run
 

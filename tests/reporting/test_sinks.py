@@ -11,10 +11,9 @@ import pytest
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.reporting import sinks as module
+from linnaeus_jax.reporting.alerts import WAIT_SHARE, Watch
 from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
-from linnaeus_jax.reporting.replay import replay
-from linnaeus_jax.reporting.sinks import WAIT_SHARE, Sinks, Watch, open_sinks
+from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 
 
 class Memory:
@@ -27,14 +26,15 @@ class Memory:
         self.alerts: list[tuple[str, str]] = []
         self.closed: list[tuple[Any, int]] = []
         self.fail_after = fail_after
+        self.rows_replayed = 0
 
     def write(self, event: str, step: int, epoch: int, values: Any, *, timestamp: float | None = None) -> None:
         if len(self.rows) >= self.fail_after:
             raise ConnectionError("the server is gone")
         self.rows.append((event, step, epoch, dict(values)))
 
-    def heal(self, rows: Any) -> None:
-        replay(rows, self)
+    def replayed(self) -> None:
+        self.rows_replayed = len(self.rows)
 
     def alert(self, title: str, text: str) -> None:
         self.alerts.append((title, text))
@@ -138,6 +138,7 @@ def test_a_sink_gets_the_rows_of_earlier_starts(tmp_path: Path) -> None:
     log.write("epoch", 5, 0, {"val/loss": float("inf")})
     log.write("final", 5, 0, {"final_val_loss": 1.0})  # comes again with the end of the run
     sink, sinks = Memory(), Sinks(log)
-    module._open("memory", lambda: sink, sinks, log)
+    sinks.open("memory", lambda: sink)
     assert sinks.optional == [sink]
     assert sink.rows == [("train", 5, 0, {"train/loss": 1.0}), ("epoch", 5, 0, {"val/loss": float("inf")})]
+    assert sink.rows_replayed == 2

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.reporting.metrics_log import MetricsLog
-from linnaeus_jax.reporting.replay import RunRecord
+from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
 from linnaeus_jax.tools import replay_metrics

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.reporting.metrics_log import MetricsLog
-from linnaeus_jax.reporting.replay import RunRecord
+from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.sinks import open_sinks
 from linnaeus_jax.reporting.wandb_file import last_step, records
 from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
@@ -87,7 +87,7 @@ def test_id_is_kept_and_steps_go_on_over_a_resume(tmp_path: Path) -> None:
     last = 0
     for segment, steps in enumerate(((5, 10), (15, 20))):
         directory = tmp_path / str(segment)
-        sink = WandbSink.from_config(config.experiment, directory=directory, config={}, run_id="same")
+        sink = WandbSink(config.experiment, directory=directory, config={}, run_id="same")
         for step in steps:
             sink.write("train", step, 0, {"train/loss": 1.0})
         sink.close()
@@ -99,7 +99,7 @@ def test_id_is_kept_and_steps_go_on_over_a_resume(tmp_path: Path) -> None:
 
 
 def test_a_step_may_not_decrease(tmp_path: Path) -> None:
-    sink = WandbSink(project="p", directory=tmp_path, run_id="x", config={}, mode="disabled")
+    sink = WandbSink({"project": "p", "wandb": {"mode": "disabled"}}, directory=tmp_path, run_id="x", config={})
     sink.write("train", 5, 0, {"a": 1.0})
     with pytest.raises(ValueError, match="row of step 4 came after one of step 5"):
         sink.write("train", 4, 0, {"a": 1.0})

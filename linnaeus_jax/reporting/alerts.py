@@ -1,0 +1,51 @@
+"""What a person should be told about while a run goes on, from its rows of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+WAIT_SHARE = "pipeline/wait_share"
+#: share of the time spent waiting for data that counts as starving, and below which the alarm is armed again
+STARVING, FED = 0.5, 0.25
+#: rows in a row that must starve before anybody is told
+STARVING_ROWS = 3
+
+
+class Watch:
+    """Finds what a person should be told about in the rows themselves; each finding is reported when it begins."""
+
+    def __init__(self) -> None:
+        self._skipped: int | None = None
+        self._growing = False
+        self._starving = 0
+
+    def findings(self, step: int, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """(title, text) of each alert that the row gives rise to."""
+        found = []
+        if "train/skipped_updates" in values:
+            skipped = int(values["train/skipped_updates"])
+            grew = skipped > (self._skipped or 0)
+            if grew and not self._growing:
+                found.append(
+                    ("Non-finite updates", f"{skipped} updates with non-finite values skipped up to step {step}")
+                )
+            self._skipped, self._growing = skipped, grew
+        if "early_stop/reason" in values:
+            found.append(("Early stop", f"training ends after {step} updates: {values['early_stop/reason']}"))
+        share = values.get(WAIT_SHARE)
+        if share is not None:
+            if share > STARVING:
+                self._starving += 1
+            elif share < FED:
+                self._starving = 0
+            if share > STARVING and self._starving == STARVING_ROWS:
+                found.append(
+                    (
+                        "Starved of data",
+                        f"{100 * share:.0f} % of the time up to step {step} was spent waiting for data; raise "
+                        "the threads (data.num_workers, data.prefetch.num_io_threads) or, for decoders that hold the "
+                        "GIL, data.worker_processes, or store the images at the training size",
+                    )
+                )
+        return found

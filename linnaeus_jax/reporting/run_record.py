@@ -1,0 +1,71 @@
+"""What a run directory holds about its run, for reports and for sending it to a sink again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.reporting.metrics_log import Row, RunError, read_rows
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run directory holds about its run, all of it optional but the rows."""
+
+    root: Path
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def load(cls, root: Path) -> RunRecord:
+        """Reads the metrics log of a run.
+
+        Raises:
+          RunError: there is none, it is damaged, or it has no row.
+        """
+        rows = read_rows(Path(root) / "logs" / "metrics_log.jsonl")
+        if not rows:
+            raise RunError(f"{root}/logs/metrics_log.jsonl has no row yet; wait for the first log point of the run")
+        return cls(Path(root), tuple(rows))
+
+    def json(self, name: str) -> Any:
+        """A JSON file below the run directory; None where it does not exist.
+
+        Raises:
+          RunError: the file is no JSON.
+        """
+        path = self.root / name
+        if not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise RunError(f"{path} is no JSON: {error}; restore or remove it") from error
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return self.json("config.json") or {}
+
+    @cached_property
+    def schedule(self) -> dict[str, Any]:
+        return self.json("assets/schedule_summary.json") or {}
+
+    @cached_property
+    def names(self) -> dict[str, None]:
+        """Every metric name that occurs, in order of first occurrence."""
+        return dict.fromkeys(name for row in self.rows for name in row.values)
+
+    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps int64 [N] and values float64 [N] of a numeric metric."""
+        found = [(row.step, row.values[name]) for row in self.rows if isinstance(row.values.get(name), (int, float))]
+        steps, values = zip(*found) if found else ((), ())
+        return np.asarray(steps, np.int64), np.asarray(values, np.float64)
+
+    def last(self, name: str) -> float | None:
+        """The newest value of a numeric metric; None where there is none."""
+        values = self.series(name)[1]
+        return float(values[-1]) if len(values) else None
