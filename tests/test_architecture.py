@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
         "taxonomy": "",
         "metrics": "",
         "schedules": "config files metrics",
-        "data": "config metrics taxonomy",
+        "data": "config files metrics taxonomy",
         "models": "",
         "learning": "config",
         "step": "config data files learning metrics models schedules",

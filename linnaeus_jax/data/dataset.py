@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import Counter
@@ -18,7 +17,9 @@ from numpy.typing import NDArray
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.labels import IDENTIFIERS, LabelTable, identifier_hashes, read_label_tables
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
+from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.subsets import assign_subsets
+from linnaeus_jax.files import write_json
 from linnaeus_jax.taxonomy.ranks import check_task_order
 from linnaeus_jax.taxonomy.tree import ParentConflict, TaxonomyTree, describe_conflict
 
@@ -36,73 +37,6 @@ class Sources:
     val_images: str
     split: bool
     hybrid: bool
-
-
-@dataclass(frozen=True)
-class Split:
-    """The rows of one split, in split order, and what is known about each.
-
-    Letters: n rows of the split, T tasks (finest first), D metadata columns, K components, S taxa subsets. The
-    properties that gather from the table copy: read them once, not per batch.
-    """
-
-    name: str
-    table: LabelTable
-    rows: NDArray[np.int64]  # [n], rows of the labels file
-    images: str  # HDF5 file or directory
-    rarity: NDArray[np.int32]  # [n], bin of the row's class at the finest rank
-    taxa_subset: NDArray[np.bool_]  # [n, S]
-    subsets: NDArray[np.int32]  # [n, kinds of `Dataset.subset_names`], position of the row's subset, -1 for none
-    min_group_size: int
-    null_columns: tuple[int, ...] | None  # tasks whose null rows are never mixed; None: nulls may be mixed
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def labels(self) -> NDArray[np.int32]:
-        """int32 [n, T]: class indices."""
-        return self.table.label[self.rows]
-
-    @property
-    def taxa(self) -> NDArray[np.int64]:
-        """int64 [n, T]: taxon ids, 0 for null."""
-        return self.table.taxon[self.rows]
-
-    @property
-    def identifiers(self) -> NDArray[Any]:
-        """StringDType [n]: file name or relative path of each image."""
-        return self.table.identifiers[self.rows]
-
-    @property
-    def meta(self) -> NDArray[np.float32]:
-        """float32 [n, D]: metadata vectors, zero where a component is invalid."""
-        return self.table.meta[self.rows]
-
-    @property
-    def meta_valid(self) -> NDArray[np.bool_]:
-        """bool [n, K]: which components are known."""
-        return self.table.meta_valid[self.rows]
-
-    @property
-    def taxa_subset_id(self) -> NDArray[np.int32]:
-        """int32 [n]: position of the last taxa subset the row belongs to, -1 for none."""
-        return splits.last_subset(self.taxa_subset)
-
-    def group(self, level: str) -> NDArray[np.int32]:
-        """int32 [n]: rows with the same value >= 0 may be mixed; it is the class index at `level`, -1 means never.
-
-        Raises:
-          ValueError: `level` is none of the tasks.
-        """
-        if level not in self.table.tasks:
-            raise ValueError(f"group level {level!r} is none of the tasks {self.table.tasks}")
-        column = self.table.tasks.index(level)
-        excluded = None
-        if self.null_columns is not None:
-            columns = sorted({column, *self.null_columns})
-            excluded = (self.table.taxon[self.rows][:, columns] == 0).any(axis=1)
-        return splits.group_ids(self.labels[:, column], self.min_group_size, excluded)
 
 
 @dataclass(frozen=True)
@@ -179,7 +113,7 @@ class Dataset:
             share = self.meta_label_density["train"][component.name]
             where = f"columns {component.start}..{component.stop - 1} from {component.source}"
             lines.append(f"{component.name:<14}{where}, known for {share:.2f} % of the training rows")
-        roots = len(self.tree.top_roots())
+        roots = len(self.tree.top_classes())
         lines.append(f"tree: {roots} root(s) at {self.tasks[-1]}{' (metaclade)' if roots > 1 else ''}")
         lines += [f"repeated images: {sentence}" for sentence in self.repeats]
         lines += [f"conflict: {describe_conflict(conflict, self.classes)}" for conflict in self.conflicts[:50]]
@@ -442,7 +376,7 @@ def _spread(count: NDArray[np.int64]) -> dict[str, float]:
 
 
 def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | Path) -> None:
-    """Writes what a run leaves behind about its data; creates both directories.
+    """Writes what a run leaves behind about its data.
 
     `assets_dir`: num_classes.json, class_to_idx.json, subset_maps.json, taxonomy_tree.json, and subset_ids.npz with
     int64 `rows_<split>` [n] and int32 `taxa_<split>`, `rarity_<split>`, `subset_<kind>_<split>` [n].
@@ -450,12 +384,11 @@ def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | P
     class_label_counts.json, additional_statistics.json, all {split: {task or component: ...}}.
     """
     assets, metadata = Path(assets_dir), Path(metadata_dir)
-    assets.mkdir(parents=True, exist_ok=True)
-    metadata.mkdir(parents=True, exist_ok=True)
     files: dict[Path, Any] = {
         assets / "num_classes.json": dataset.num_classes,
         assets / "class_to_idx.json": dataset.class_to_idx(),
         assets / "subset_maps.json": dataset.subset_maps(),
+        assets / "taxonomy_tree.json": dataset.tree.to_json(),
         metadata / "task_label_density.json": dataset.task_label_density,
         metadata / "task_nulls_density.json": dataset.task_nulls_density,
         metadata / "meta_label_density.json": dataset.meta_label_density,
@@ -466,8 +399,7 @@ def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | P
         metadata / "additional_statistics.json": dataset.additional_statistics(),
     }
     for path, content in files.items():
-        path.write_text(json.dumps(content), encoding="utf-8")
-    dataset.tree.save(assets / "taxonomy_tree.json")
+        write_json(path, content)
     arrays: dict[str, NDArray[Any]] = {}
     for split in (dataset.train, dataset.val):
         arrays[f"rows_{split.name}"] = split.rows

@@ -20,6 +20,73 @@ UPWARD_MAJOR_MODES = ("all-finer", "no-gaps")
 
 
 @dataclass(frozen=True)
+class Split:
+    """The rows of one split, in split order, and what is known about each.
+
+    Letters: n rows of the split, T tasks (finest first), D metadata columns, K components, S taxa subsets. The
+    properties that gather from the table copy: read them once, not per batch.
+    """
+
+    name: str
+    table: LabelTable
+    rows: NDArray[np.int64]  # [n], rows of the labels file
+    images: str  # HDF5 file or directory
+    rarity: NDArray[np.int32]  # [n], bin of the row's class at the finest rank
+    taxa_subset: NDArray[np.bool_]  # [n, S]
+    subsets: NDArray[np.int32]  # [n, kinds of `Dataset.subset_names`], position of the row's subset, -1 for none
+    min_group_size: int
+    null_columns: tuple[int, ...] | None  # tasks whose null rows are never mixed; None: nulls may be mixed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> NDArray[np.int32]:
+        """int32 [n, T]: class indices."""
+        return self.table.label[self.rows]
+
+    @property
+    def taxa(self) -> NDArray[np.int64]:
+        """int64 [n, T]: taxon ids, 0 for null."""
+        return self.table.taxon[self.rows]
+
+    @property
+    def identifiers(self) -> NDArray[Any]:
+        """StringDType [n]: file name or relative path of each image."""
+        return self.table.identifiers[self.rows]
+
+    @property
+    def meta(self) -> NDArray[np.float32]:
+        """float32 [n, D]: metadata vectors, zero where a component is invalid."""
+        return self.table.meta[self.rows]
+
+    @property
+    def meta_valid(self) -> NDArray[np.bool_]:
+        """bool [n, K]: which components are known."""
+        return self.table.meta_valid[self.rows]
+
+    @property
+    def taxa_subset_id(self) -> NDArray[np.int32]:
+        """int32 [n]: position of the last taxa subset the row belongs to, -1 for none."""
+        return last_subset(self.taxa_subset)
+
+    def group(self, level: str) -> NDArray[np.int32]:
+        """int32 [n]: rows with the same value >= 0 may be mixed; it is the class index at `level`, -1 means never.
+
+        Raises:
+          ValueError: `level` is none of the tasks.
+        """
+        if level not in self.table.tasks:
+            raise ValueError(f"group level {level!r} is none of the tasks {self.table.tasks}")
+        column = self.table.tasks.index(level)
+        excluded = None
+        if self.null_columns is not None:
+            columns = sorted({column, *self.null_columns})
+            excluded = (self.table.taxon[self.rows][:, columns] == 0).any(axis=1)
+        return group_ids(self.labels[:, column], self.min_group_size, excluded)
+
+
+@dataclass(frozen=True)
 class FilterSettings:
     """Conditions on rows; all have to hold. `upward_major` is "" (off), "all-finer" or "no-gaps"."""
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.splits import Split
 from linnaeus_jax.metrics.custom import BUILT_IN_SUBSETS, registered_subsets
-
-if TYPE_CHECKING:
-    from linnaeus_jax.data.dataset import Split
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from linnaeus_jax.data.images import check_directory, identifier_text, image_path
+from linnaeus_jax.files import write_json
 
 logger = logging.getLogger("linnaeus_jax.data")
 
@@ -96,8 +96,7 @@ def verify_images(
         "missing_indices": found if log_missing else hidden,
     }
     if report_path is not None:
-        Path(report_path).parent.mkdir(parents=True, exist_ok=True)
-        Path(report_path).write_text(json.dumps(report, indent=1))
+        write_json(Path(report_path), report)
     logger.info("%s: %d of %d images are missing", directory, len(found), len(identifiers))
     if log_missing:
         for row, name in list(zip(found, names))[:50]:

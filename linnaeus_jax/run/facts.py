@@ -28,7 +28,8 @@ def run_facts(config: ConfigDict, inputs: Inputs, resolved: ResolvedSchedule, pr
 
     def taxonomy() -> dict[str, list[str]]:
         found = {}
-        roots = [f"{task} {dataset.classes[task][index]}" for task, index in dataset.tree.top_roots()]
+        top = dataset.tasks[-1]
+        roots = [f"{top} {dataset.classes[top][index]}" for index in dataset.tree.top_classes()]
         for task, criterion in objective.criteria.items():
             if criterion.smoothing is not None:
                 names = [str(taxon) for taxon in dataset.classes[task]]

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.dataset import Dataset, Split, build_dataset, resolve_sources
+from linnaeus_jax.data.dataset import Dataset, build_dataset, resolve_sources
 from linnaeus_jax.data.images import FolderImages, ImageSource, open_images
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, TrainLoader
@@ -23,6 +23,7 @@ from linnaeus_jax.data.plans import (
     micro_batches_per_epoch,
     updates_per_epoch,
 )
+from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.verify_images import verify_images
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.resolved import ResolvedSchedule

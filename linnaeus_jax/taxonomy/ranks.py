@@ -41,62 +41,7 @@ RANK_LEVELS: dict[str, float] = {
     "stateofmatter": 100.0,
 }
 _NAMES = {level: name for name, level in RANK_LEVELS.items()}
-_NUMBER = re.compile(r"[lL]?(\d+(?:[._]\d+)?)")
 _TASK = re.compile(r"taxa_[lL](\d+(?:_\d+)?)")
-_SCHEMAS = {
-    "taxaDB_sql": ("{}_taxon_id", "{}_name"),
-    "taxaDB_redis": ("{}",),
-    "metadata_expanded": ("{}_taxonID", "{}_name"),
-}
-
-
-def parse_level(value: float | str) -> float | None:
-    """Level of `33.5`, "33.5", "33_5", "L33_5", "l33_5" or a rank name such as "genus"; None if it is no known rank."""
-    if isinstance(value, str):
-        text = value.strip()
-        match = _NUMBER.fullmatch(text)
-        level = float(match[1].replace("_", ".")) if match else RANK_LEVELS.get(text.lower())
-    else:
-        level = float(value)
-    return level if level in _NAMES else None
-
-
-def _known(value: float | str) -> float:
-    level = parse_level(value)
-    if level is None:
-        raise ValueError(f"{value!r} is not a taxonomic rank; known ranks: {', '.join(RANK_LEVELS)}")
-    return level
-
-
-def rank_name(value: float | str) -> str:
-    """Name of a rank, e.g. 33.5 -> "zoosubsection". Raises ValueError for an unknown rank."""
-    return _NAMES[_known(value)]
-
-
-def level_text(value: float | str) -> str:
-    """Level as it appears in column names: 20 -> "20", 33.5 -> "33_5". Raises ValueError for an unknown rank."""
-    return f"{_known(value):g}".replace(".", "_")
-
-
-def l_form(value: float | str, *, upper: bool = True) -> str:
-    """ "L33_5", or "l33_5" with upper=False. Raises ValueError for an unknown rank."""
-    return ("L" if upper else "l") + level_text(value)
-
-
-def is_primary(value: float | str) -> bool:
-    """Whether the rank is one of the main ones (species, genus, family, ...): its level is divisible by 10."""
-    return _known(value) % 10 == 0
-
-
-def column_names(value: float | str, schema: str) -> tuple[str, ...]:
-    """Columns that hold a rank in a table of the given schema: (taxon id, name), or one column for "taxaDB_redis".
-
-    Raises:
-      ValueError: unknown rank or schema.
-    """
-    if schema not in _SCHEMAS:
-        raise ValueError(f"schema {schema!r} is unknown; choose one of {', '.join(_SCHEMAS)}")
-    return tuple(pattern.format(l_form(value)) for pattern in _SCHEMAS[schema])
 
 
 def task_level(task: str) -> float:
@@ -109,10 +54,7 @@ def task_level(task: str) -> float:
 
 def task_name(task: str) -> str:
     """What people call the rank of a label column: "taxa_L10" -> "species"; the column's name where that is unknown."""
-    try:
-        return rank_name(task_level(task))
-    except ValueError:
-        return task
+    return _NAMES.get(task_level(task), task) if _TASK.fullmatch(task) else task
 
 
 def check_task_order(tasks: Sequence[str]) -> None:

@@ -23,8 +23,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 if TYPE_CHECKING:
-    from linnaeus_jax.data.dataset import Dataset, Split
+    from linnaeus_jax.data.dataset import Dataset
     from linnaeus_jax.data.images import ImageSource
+    from linnaeus_jax.data.splits import Split
     from linnaeus_jax.step.evaluation import Evaluation
     from linnaeus_jax.step.placement import Placement
     from linnaeus_jax.step.program import Program

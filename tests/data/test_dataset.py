@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.dataset import build_dataset, resolve_sources, write_assets
-from linnaeus_jax.taxonomy.tree import TaxonomyTree
 from tests.conftest import FIXTURES
 from tests.data.helpers import COMPONENTS, golden_config, golden_settings, small_config, write_labels
+from tests.taxonomy.helpers import distances, leaves, roots
 
 SETTINGS = ("S0", "S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "twofile")
 
@@ -96,11 +96,10 @@ def test_golden_parents(built, name):
 def test_golden_trees_from_labels(built, fixtures, name):
     """The tree of a run, from its labels; the rest of the tree's golden numbers stand in tests/taxonomy."""
     tree, want = built[name][0].tree, np.load(fixtures / f"data_tree_{name}.npz")
-    position = {task: i for i, task in enumerate(tree.task_keys)}
-    for kind, nodes in (("roots", tree.get_root_nodes()), ("leaves", tree.get_leaf_nodes())):
-        np.testing.assert_array_equal([(position[task], index) for task, index in nodes], want[kind])
+    np.testing.assert_array_equal(roots(tree), want["roots"])
+    np.testing.assert_array_equal(leaves(tree), want["leaves"])
     for task in tree.task_keys:
-        np.testing.assert_array_equal(tree.build_distance_matrix(task), want[f"dist_{task}"])
+        np.testing.assert_array_equal(distances(tree, task), want[f"dist_{task}"])
 
 
 def test_no_gaps_mode(fixtures):
@@ -150,7 +149,7 @@ def test_assets_say_what_the_dataset_says(built, tmp_path):
         np.testing.assert_array_equal(ids[f"rows_{split.name}"], split.rows)
         np.testing.assert_array_equal(ids[f"taxa_{split.name}"], split.taxa_subset_id)
         np.testing.assert_array_equal(ids[f"rarity_{split.name}"], split.rarity)
-    assert TaxonomyTree.load(tmp_path / "assets" / "taxonomy_tree.json").task_keys == dataset.tasks
+    assert tuple(read("assets/taxonomy_tree.json")["task_keys"]) == dataset.tasks
 
 
 def test_report_counts_what_was_rejected(built):

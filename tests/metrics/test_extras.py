@@ -57,8 +57,8 @@ def make_batch(seed: int):
 
 def tree_distance(t: int, a: int, b: int) -> int:
     """Twice the levels up to the common ancestor; without one, as if all met above the coarsest rank."""
-    found = TREE.taxonomic_distance((TASKS[t], a), (TASKS[t], b))
-    return int(found) if np.isfinite(found) else 2 * (len(TASKS) - t)
+    pairs = zip(TREE.anc[TASKS[t]][a], TREE.anc[TASKS[t]][b], strict=True)
+    return 2 * next((level for level, (x, y) in enumerate(pairs) if x == y >= 0), len(TASKS) - t)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
