@@ -61,7 +61,7 @@ class WatchedStepper(Stepper):
 
     def __init__(self, built: Built, name: str, folder: Path) -> None:
         super().__init__(built, name)
-        self.debug, self.probes = built.debug, built.program.update.probes
+        self.debug, self.probes = built.debug, built.program.settings.probes
         if built.debug.config.debug.jsonl.enabled:
             built.debug.follow(built.program, lambda update: update)
             built.debug.event_log = DebugEventLog(folder, 0)

@@ -78,7 +78,7 @@ def with_constants(program: Program) -> Program:
     def constant(value: float | bool) -> StepFunction:
         return StepFunction(lambda k: np.asarray(value)[()], lambda k: jnp.asarray(value))
 
-    rates = {name: optax.constant_schedule(1e-4) for name in program.update.learning_rates}
+    rates = {name: optax.constant_schedule(1e-4) for name in program.settings.learning_rates}
     fixed = Probabilities(
         meta_mask=constant(0.5),
         partial_active=constant(True),
@@ -89,7 +89,7 @@ def with_constants(program: Program) -> Program:
     return dataclasses.replace(
         program,
         objective=dataclasses.replace(program.objective, probabilities=fixed),
-        update=dataclasses.replace(program.update, learning_rates=rates),
+        settings=dataclasses.replace(program.settings, learning_rates=rates),
     )
 
 

@@ -65,7 +65,7 @@ def test_generated_data_is_what_a_run_would_see(tmp_path: Path) -> None:
     assert objective.masking is not None
     assert objective.null_schedule
     assert objective.class_weights is not None
-    assert built.program.update.ema_decay is not None
+    assert built.program.settings.ema_decay is not None
     bare = step_common.build(SMALL, labels, step_common.BARE).program
     assert bare.objective.mix is None
     assert bare.objective.masking is None
@@ -83,7 +83,7 @@ def test_constants_replace_every_schedule(tmp_path: Path) -> None:
         k = jnp.int32(step)
         found = program.objective.probabilities
         functions: list[Any] = [found.meta_mask, found.partial_mask, found.null_mask]
-        functions += program.update.learning_rates.values()
+        functions += program.settings.learning_rates.values()
         return [float(function(k)) for function in functions]
 
     assert values(fixed, 0) == values(fixed, 100_000)

@@ -397,7 +397,7 @@ def _measure_training_step(inputs: ProbeInputs) -> dict[str, jax.Array]:
         "counts": inputs.counts,
         "predictions": inputs.preview[:shown, 0],
         "labels": label[0, :shown, 0],
-        "target_shape": jnp.asarray(inputs.keep.shape, jnp.int32),
+        "target_shape": jnp.asarray(inputs.loss_mask.shape, jnp.int32),
         "labels_shape": jnp.asarray(label.shape, jnp.int32),
     }
 

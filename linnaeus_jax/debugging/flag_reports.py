@@ -62,7 +62,7 @@ class FlagReports:
         line = self.debug.debug_line
         self._facts = facts
         self._class_weights = program.objective.class_weights or {}
-        optimizer, rates = program.update.optimizer, program.update.learning_rates
+        optimizer, rates = program.settings.optimizer, program.settings.learning_rates
         line("distributed", lambda: flags.fact_lines("processes and devices", flags.distributed_facts()))
         line("model_build", lambda: flags.model_lines(facts["architecture"], program.parameters))
         line(
@@ -197,15 +197,15 @@ class FlagReports:
 
     def _write_targets(self, update: int, epoch: int, found: Mapping[str, np.ndarray]) -> None:
         line, real = self.debug.debug_line, found["weight"] > 0  # padding says nothing
-        names = ("label", "other", "lam", "null", "keep", "sample_losses")
-        label, other, lam, null, keep, sample_losses = (found[name][real] for name in names)
+        names = ("label", "partner_label", "lam", "null", "loss_mask", "sample_losses")
+        label, partner_label, lam, null, loss_mask, sample_losses = (found[name][real] for name in names)
         line("loss.null_masking", lambda: flags.null_input_lines(label, self.tasks), "INPUT")
-        line("loss.null_masking", lambda: flags.null_internal_lines(null, keep, self.tasks), "INTERNAL")
+        line("loss.null_masking", lambda: flags.null_internal_lines(null, loss_mask, self.tasks), "INTERNAL")
         line(
             "loss.null_masking",
             lambda: flags.null_summary_lines(
                 null.sum(0).tolist(),
-                (null & keep).sum(0).tolist(),
+                (null & loss_mask).sum(0).tolist(),
                 len(label),
                 self.tasks,
                 probability=float(found["null_probability"]),
@@ -216,9 +216,9 @@ class FlagReports:
         for t, task in enumerate(self.tasks):
             if not self.debug.on("loss.class_weighting"):
                 break
-            known = int(max(label[:, t].max(), other[:, t].max())) + 1
+            known = int(max(label[:, t].max(), partner_label[:, t].max())) + 1
             weights = self._class_weights.get(task, np.ones(known, np.float32))
-            arrays = (label[:, t], other[:, t], lam, weights, sample_losses[:, t], keep[:, t])
+            arrays = (label[:, t], partner_label[:, t], lam, weights, sample_losses[:, t], loss_mask[:, t])
             trained = float(found["task_losses"][t])
             line("loss.class_weighting", flags.class_weight_lines(task, *arrays, trained))
         shown = found["preview"][real[: len(found["preview"])], 0]
@@ -242,11 +242,11 @@ def _measure_targets(inputs: ProbeInputs) -> dict[str, jax.Array]:
     return {
         "label": inputs.batch["label"][0],
         "weight": inputs.batch["weight"][0],
-        "other": inputs.other[0],
+        "partner_label": inputs.partner_label[0],
         "lam": inputs.lam[0],
         "task_losses": inputs.task_losses,
         "null": inputs.null[0],
-        "keep": inputs.keep[0],
+        "loss_mask": inputs.loss_mask[0],
         "sample_losses": inputs.sample_losses,
         "null_probability": inputs.probabilities["null_mask_prob"],
         "preview": inputs.preview,

@@ -127,7 +127,7 @@ class DebugSession:
 
     def open(self, program: Program, facts: Mapping[str, Any], *, start: int, plans: Any) -> None:
         """The run directory exists, the state is restored, update `start` comes next."""
-        debug, rates = self.config.debug, program.update.learning_rates
+        debug, rates = self.config.debug, program.settings.learning_rates
         self.follow(program, lambda update: plans.locate(update)[1])
         self._first_update = start
         self.profiler = StepProfiler(debug.profiler, self.profiles, start_step=start, lead=self.lead)
@@ -142,7 +142,7 @@ class DebugSession:
                 start,
                 plans.locate(start)[0] if start < plans.total else plans.epochs,
                 fit_start_data(
-                    program.update.optimizer.rows,
+                    program.settings.optimizer.rows,
                     run=self.directory.root,
                     total_examples=facts["total_examples"],
                     training=facts["training"],
@@ -158,8 +158,8 @@ class DebugSession:
 
     def follow(self, program: Program, update_in_epoch: Callable[[int], int]) -> None:
         """Names and numbers that the event log shows of `program`; known only after the step was built."""
-        rates = program.update.learning_rates
-        self._rows[:] = program.update.optimizer.rows
+        rates = program.settings.learning_rates
+        self._rows[:] = program.settings.optimizer.rows
         self._rate = lambda update: max(rate(update) for rate in rates.values())
         self._update_in_epoch = update_in_epoch
 
@@ -173,8 +173,8 @@ class DebugSession:
 
     def epoch_start(self, program: Program, update: int, epoch: int) -> None:
         """Update `update` is the first of an epoch."""
-        rates = self._rates(program.update.learning_rates, update)
-        rows = program.update.optimizer.rows
+        rates = self._rates(program.settings.learning_rates, update)
+        rows = program.settings.optimizer.rows
         self.event("epoch_start", update, epoch, epoch_start_data(rows, rates, list(self.config.optimizer.betas)))
         self.reports.debug.debug_line("training_loop", lambda: f"epoch {epoch} starts at update {update}")
 

@@ -107,12 +107,17 @@ def task_class_weights(
 
 
 def mixture_weight(
-    weights: jax.Array | np.ndarray, label: jax.Array, other: jax.Array | None = None, lam: jax.Array | None = None
+    weights: jax.Array | np.ndarray,
+    label: jax.Array,
+    partner_label: jax.Array | None = None,
+    lam: jax.Array | None = None,
 ) -> jax.Array:
-    """Weight of each target: ``lam * weights[label] + (1 - lam) * weights[other]``; `weights` [C], the rest [B]."""
+    """``lam * weights[label] + (1 - lam) * weights[partner_label]``; `weights` [C], the rest [B]."""
     table = jnp.asarray(weights)
-    own = table[label]
-    return own if other is None or lam is None else lam * own + (1.0 - lam) * table[other]
+    weight = table[label]
+    if partner_label is None or lam is None:
+        return weight
+    return lam * weight + (1.0 - lam) * table[partner_label]
 
 
 def _require(condition: bool, name: str, value: float, task: str, text: str) -> None:

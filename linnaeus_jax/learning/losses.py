@@ -1,6 +1,7 @@
 """Per-sample criteria on two-class mixtures of labels, and the per-task loss sums of a micro-batch.
 
-A target is never a dense vector: it is (label, other, lam), meaning ``lam`` on `label` and ``1 - lam`` on `other`.
+A target is never a dense vector: it is (label, partner_label, lam): weight ``lam`` on `label`, ``1 - lam`` on
+`partner_label`.
 Every criterion is cross entropy against a smoothed target q(target), linear in the target, so mixed labels cost two
 gathers, not a [B, C] array.
 """
@@ -44,15 +45,15 @@ class Criterion:
     smoothing: TaxonomySmoothing | None = None
 
     def __call__(
-        self, logits: jax.Array, label: jax.Array, other: jax.Array | None = None, lam: jax.Array | None = None
+        self, logits: jax.Array, label: jax.Array, partner_label: jax.Array | None = None, lam: jax.Array | None = None
     ) -> jax.Array:
         """Loss per sample, in nats.
 
         Args:
           logits: [B, C], promoted to at least float32.
           label: int32 [B], in [0, C); beyond it the loss is NaN.
-          other: int32 [B], label of the mixing partner; None: pure labels.
-          lam: float32 [B], share of `label`, 1 = pure.
+          partner_label: int32 [B], label of the mixing partner; None: nothing is mixed.
+          lam: float32 [B], weight of `label`; 1 where nothing is mixed.
 
         Returns:
           [B], float32 (float64 if the logits are).
@@ -66,28 +67,28 @@ class Criterion:
         # Shifted logits: log Z and the expected logit are then both small, so their difference keeps its digits.
         shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=1, keepdims=True))
         log_z = jnp.log(jnp.sum(jnp.exp(shifted), axis=1))
-        return log_z - self._expected(shifted, label, other, lam)
+        return log_z - self._expected(shifted, label, partner_label, lam)
 
     def _expected(
-        self, logits: jax.Array, label: jax.Array, other: jax.Array | None, lam: jax.Array | None
+        self, logits: jax.Array, label: jax.Array, partner_label: jax.Array | None, lam: jax.Array | None
     ) -> jax.Array:
         """Expected logit [B] under the smoothed target."""
 
         def mix(of: Callable[[jax.Array], jax.Array]) -> jax.Array:
-            own = of(label)
-            if other is None or lam is None:
-                return own
-            share = lam.reshape((-1,) + (1,) * (own.ndim - 1))
-            return share * own + (1.0 - share) * of(other)
+            value = of(label)
+            if partner_label is None or lam is None:
+                return value
+            weight = lam.reshape((-1,) + (1,) * (value.ndim - 1))
+            return weight * value + (1.0 - weight) * of(partner_label)
 
         def pick(index: jax.Array) -> jax.Array:
             return jnp.take_along_axis(logits, index[:, None], axis=1)[:, 0]
 
         if self.smoothing is not None:
-            own_mass = jnp.asarray(self.smoothing.own_mass)
+            label_mass = jnp.asarray(self.smoothing.label_mass)
             # mixed before the reduction: one [B, C] array is kept for the backward pass instead of two
             spread = jnp.sum(mix(self.smoothing.spread_mass) * logits, axis=1)
-            return spread + mix(lambda index: own_mass[index] * pick(index))
+            return spread + mix(lambda index: label_mass[index] * pick(index))
         if self.label_smoothing == 0.0:
             return mix(pick)
         each = self.label_smoothing / (self.num_classes - 1)
@@ -97,7 +98,7 @@ class Criterion:
 def make_criterion(
     name: str, *, num_classes: int, label_smoothing: float = 0.0, smoothing: TaxonomySmoothing | None = None
 ) -> Criterion:
-    """The criterion of a configured name, for targets t = lam * [label] + (1 - lam) * [other] and lp = log_softmax:
+    """The criterion of a configured name, for t = lam * [label] + (1 - lam) * [partner_label] and lp = log_softmax:
 
     * ``CrossEntropyLoss``, ``SoftTargetCrossEntropy``: -sum_c t_c lp_c
     * ``LabelSmoothingCrossEntropy`` (Szegedy et al. 2016, without self-smoothing): 1 - s on the class, s / (C - 1) on
@@ -144,7 +145,9 @@ def resolve_funcs(
 class TaskLosses(NamedTuple):
     """Sums over the rows of one micro-batch, T tasks in task order; they add up over micro-batches and devices."""
 
-    numerator: jax.Array  # float32 [T], kept samples, class weights applied: divide by `kept_counts` of the update
+    numerator: (
+        jax.Array
+    )  # float32 [T], where `loss_mask`, class weights applied: divide by `label_counts` of the update
     raw_sum: jax.Array  # float32 [T], all real rows, neither masked nor class weighted
     per_sample: jax.Array  # float32 [B, T], raw losses, 0 for padding
 
@@ -152,40 +155,42 @@ class TaskLosses(NamedTuple):
 def task_loss_sums(
     logits: Mapping[str, jax.Array],
     label: jax.Array,
-    other: jax.Array | None,
+    partner_label: jax.Array | None,
     lam: jax.Array | None,
     weight: jax.Array,
-    keep: jax.Array,
+    loss_mask: jax.Array,
     criteria: Mapping[str, Criterion],
     class_weights: Mapping[str, np.ndarray] | None = None,
 ) -> TaskLosses:
-    """Loss sums of every task. The task loss is ``numerator / max(n, 1)``, n = `kept_counts` over the whole update,
+    """Loss sums of every task. The task loss is ``numerator / max(n, 1)``, n = `label_counts` over the whole update,
     so one big batch, micro-batches and sharded batches give the same loss and gradient.
 
     Args:
       logits: task -> [B, C].
       label: int32 [B, T], columns in the order of `criteria`.
-      other: int32 [B, T], labels of the mixing partners, or None for pure labels.
-      lam: float32 [B], share of `label`.
+      partner_label: int32 [B, T], labels of the mixing partners; None: nothing is mixed.
+      lam: float32 [B], weight of `label`.
       weight: float32 [B], 1 for real rows, 0 for padding.
-      keep: bool [B, T], which samples count, see `null_masking.keep_mask`.
+      loss_mask: bool [B, T], which labels count, see `null_masking.loss_mask`.
       criteria: task -> criterion, T entries in task order.
       class_weights: task -> float32 [C], applied once; None: not applied in this phase.
 
     Raises:
-      ValueError: `label` or `keep` does not have one column per task.
+      ValueError: `label` or `loss_mask` does not have one column per task.
       KeyError: a task has no logits or no class weights.
     """
-    if label.shape[1] != len(criteria) or keep.shape[1] != len(criteria):
-        raise ValueError(f"label {label.shape} and keep {keep.shape} need one column per task of {list(criteria)}")
+    if label.shape[1] != len(criteria) or loss_mask.shape[1] != len(criteria):
+        raise ValueError(
+            f"label {label.shape} and loss_mask {loss_mask.shape} need one column per task of {list(criteria)}"
+        )
     raw, weighted = [], []
     for k, (task, criterion) in enumerate(criteria.items()):
-        target = (label[:, k], None if other is None else other[:, k], lam)
+        target = (label[:, k], None if partner_label is None else partner_label[:, k], lam)
         loss = jnp.where(weight > 0, criterion(logits[task], *target), 0.0)
         raw.append(loss)
         weighted.append(loss if class_weights is None else loss * mixture_weight(class_weights[task], *target))
     per_sample = jnp.stack(raw, axis=1)
-    factor = jnp.where(keep, weight[:, None], 0.0)
+    factor = jnp.where(loss_mask, weight[:, None], 0.0)
     return TaskLosses(
         numerator=jnp.sum(jnp.stack(weighted, axis=1) * factor, axis=0),
         raw_sum=jnp.sum(per_sample * weight[:, None], axis=0),
@@ -193,6 +198,6 @@ def task_loss_sums(
     )
 
 
-def kept_counts(keep: jax.Array, weight: jax.Array) -> jax.Array:
-    """Samples that count per task, float32 [T], from bool keep [..., T] and weight [...], over all leading axes."""
-    return jnp.sum(jnp.where(keep, weight[..., None], 0.0), axis=tuple(range(keep.ndim - 1)))
+def label_counts(loss_mask: jax.Array, weight: jax.Array) -> jax.Array:
+    """Labels that count per task, float32 [T], of bool loss_mask [..., T] and weight [...], over all leading axes."""
+    return jnp.sum(jnp.where(loss_mask, weight[..., None], 0.0), axis=tuple(range(loss_mask.ndim - 1)))

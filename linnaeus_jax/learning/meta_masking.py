@@ -139,22 +139,22 @@ def mask_metadata(
     return zero_components(meta, ~drop, bounds), valid & ~drop, kind
 
 
-def zero_components(meta: jax.Array, keep: jax.Array, bounds: Bounds) -> jax.Array:
-    """Zeroes the components that are not kept.
+def zero_components(meta: jax.Array, component_mask: jax.Array, bounds: Bounds) -> jax.Array:
+    """Zeroes the components where `component_mask` is False.
 
     Args:
       meta: float32 [B, D].
-      keep: bool [B, K] or [1, K].
+      component_mask: bool [B, K] or [1, K].
       bounds: (start, stop) columns of every component.
 
     Returns:
       float32 [B, D].
     """
-    return jnp.where(keep[:, column_components(bounds, meta.shape[1])], meta, 0.0)
+    return jnp.where(component_mask[:, column_components(bounds, meta.shape[1])], meta, 0.0)
 
 
-def keep_mask(components: Sequence[str], masked: Sequence[str] | None) -> np.ndarray:
-    """Components that a validation phase keeps.
+def component_mask(components: Sequence[str], masked: Sequence[str] | None) -> np.ndarray:
+    """Components that a validation phase shows to the model.
 
     Args:
       components: names of the active components, in metadata order.

@@ -2,8 +2,8 @@
 
 Who is mixed with whom is planned with the batch: `partner` holds a position within the micro-batch that lies in the
 same block of `block` consecutive rows. Blocks divide the rows of one device, so no image crosses devices. Whether a
-micro-batch is mixed, how, and with which share is drawn here, once per micro-batch; boxes and metadata picks are
-drawn per sample. Labels are not interpolated: losses get both labels and the own share lambda.
+micro-batch is mixed, how, and with which lam is drawn here, once per micro-batch; boxes and metadata picks are
+drawn per sample. Labels are not interpolated: losses get `label`, `partner_label` and `lam`.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ class MixDraws(NamedTuple):
 
     active: jax.Array  # bool [], whether anything is mixed
     cutmix: jax.Array  # bool [], cutmix instead of mixup
-    lam: jax.Array  # float32 [], own share before `minmax` and before the box is clipped
-    pick: jax.Array  # float32 [B] in [0, 1), own metadata below 0.5 where both are valid
+    lam: jax.Array  # float32 [], weight of a row's own image before `minmax` and before the box is clipped
+    pick: jax.Array  # float32 [B] in [0, 1), the row's own metadata below 0.5 where both are valid
     centre: jax.Array  # int32 [B, 2], row in [0, H] and column in [0, W] of the box centres
 
 
 class Mixed(NamedTuple):
-    """A mixed micro-batch. Target of sample i and task t: lam[i] of label[i, t], the rest of other_label[i, t]."""
+    """A mixed micro-batch. Target of row i and task t: lam[i] on label[i, t], 1 - lam[i] on partner_label[i, t]."""
 
     image: jax.Array  # float [B, H, W, 3]
     meta: jax.Array  # float32 [B, D]
     valid: jax.Array  # bool [B, K]
-    other_label: jax.Array  # int32 [B, T], the own label where the sample was not mixed
-    lam: jax.Array  # float32 [B], share of the own label; 1 where the sample was not mixed
+    partner_label: jax.Array  # int32 [B, T], `label` where the row is not mixed
+    lam: jax.Array  # float32 [B], weight of `label`; 1 where the row is not mixed
 
 
 # ------------------------------------------------------------------------------------------------------- host side
@@ -161,14 +161,14 @@ def cutmix_box(
     """Box of area (1 - lam) around a centre, clipped at the image's edges.
 
     Args:
-      lam: float32 [], own share that is aimed at.
+      lam: float32 [], share of the image outside of an unclipped box.
       centre: int32 [..., 2], row in [0, H], column in [0, W].
       height: H.
       width: W.
 
     Returns:
-      top, left, bottom, right, int32 [...] each (bottom and right exclusive); float32 [...] own share left by the
-      clipped box.
+      top, left, bottom, right, int32 [...] each (bottom and right exclusive); float32 [...] share of the image
+      outside of the clipped box.
     """
     side = jnp.sqrt(1 - lam)
     half_height, half_width = (jnp.floor(n * side).astype(jnp.int32) // 2 for n in (height, width))
@@ -192,9 +192,10 @@ def mix_from_draws(
 ) -> Mixed:
     """Mixes a micro-batch with given random numbers.
 
-    Image: mixup lam * own + (1 - lam) * partner; cutmix the partner's pixels inside of the box, with lam corrected to
-    the area outside of it. Metadata, per component: where both are valid one of the two, by `pick` and independent of
-    lam; where one is valid that one. Rows of group -1 and rows that are their own partner stay as they are.
+    Image: mixup lam * image + (1 - lam) * partner's image; cutmix the partner's pixels inside of the box, with lam
+    corrected to the area outside of it. Metadata, per component: where both are valid one of the two, by `pick` and
+    independent of lam; where one is valid that one. Rows of group -1 and rows that are their own partner stay as they
+    are.
 
     Args:
       image: float [B, H, W, 3].
@@ -235,29 +236,29 @@ def mix_from_draws(
         pasted = 1 - draws.lam
         if settings.minmax is not None:
             pasted = settings.minmax[0] + (settings.minmax[1] - settings.minmax[0]) * pasted
-        *box, kept = cutmix_box(1 - pasted, draws.centre, height, width)
-        lam = jnp.where(draws.cutmix, kept, lam)
+        *box, box_lam = cutmix_box(1 - pasted, draws.centre, height, width)
+        lam = jnp.where(draws.cutmix, box_lam, lam)
     lam = jnp.where(mixed, lam, 1.0)
 
     def blend(image: jax.Array) -> jax.Array:
-        own = lam[:, None, None, None]  # share of the own pixel
+        weight = lam[:, None, None, None]
         if box is not None:
             top, left, bottom, right = (side[:, None, None] for side in box)
             y, x = jnp.arange(height)[None, :, None], jnp.arange(width)[None, None, :]
             inside = mixed[:, None, None] & (y >= top) & (y < bottom) & (x >= left) & (x < right)
-            own = jnp.where(draws.cutmix, 1.0 - inside[..., None].astype(jnp.float32), own)
-        own = own.astype(image.dtype)
-        return own * image + (1 - own) * of_partner(image)
+            weight = jnp.where(draws.cutmix, 1.0 - inside[..., None].astype(jnp.float32), weight)
+        weight = weight.astype(image.dtype)
+        return weight * image + (1 - weight) * of_partner(image)
 
-    other_meta, other_valid = of_partner(meta), of_partner(valid)
-    take_other = mixed[:, None] & other_valid & (~valid | (draws.pick >= 0.5)[:, None])
+    partner_meta, partner_valid = of_partner(meta), of_partner(valid)
+    take_partner = mixed[:, None] & partner_valid & (~valid | (draws.pick >= 0.5)[:, None])
     columns = column_components(bounds, meta.shape[1])
     return Mixed(
         # the branch saves unmixed batches the work, and has the images stored instead of augmented again per reader
         image=jax.lax.cond(draws.active, blend, lambda image: image, image),
-        meta=jnp.where(take_other[:, columns], other_meta, meta),
-        valid=jnp.where(take_other, other_valid, valid),
-        other_label=of_partner(label),
+        meta=jnp.where(take_partner[:, columns], partner_meta, meta),
+        valid=jnp.where(take_partner, partner_valid, valid),
+        partner_label=of_partner(label),
         lam=lam,
     )
 

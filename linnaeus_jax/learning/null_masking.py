@@ -1,4 +1,4 @@
-"""Which samples count in which task's loss: null labels are kept with a scheduled probability, all others always.
+"""Which labels count in which task's loss: null labels with a scheduled probability, all others always.
 
 A label is null when the class is unknown at that rank (class 0, in data that has null labels at all). After mixing,
 a target is null when more than half of its mass is. Functions take any leading shape: ``[B, T]`` for one batch,
@@ -12,14 +12,18 @@ import jax.numpy as jnp
 
 
 def null_mask(
-    label: jax.Array, other: jax.Array | None = None, lam: jax.Array | None = None, *, null_possible: bool = True
+    label: jax.Array,
+    partner_label: jax.Array | None = None,
+    lam: jax.Array | None = None,
+    *,
+    null_possible: bool = True,
 ) -> jax.Array:
-    """True where the (mixed) target is null: ``lam * [label = 0] + (1 - lam) * [other = 0] > 0.5``.
+    """True where the (mixed) target is null: ``lam * [label = 0] + (1 - lam) * [partner_label = 0] > 0.5``.
 
     Args:
       label: int32 [..., T].
-      other: int32 [..., T], label of the mixing partner; None: not mixed.
-      lam: float32 [...], share of the own label, 1 = pure.
+      partner_label: int32 [..., T], label of the mixing partner; None: nothing is mixed.
+      lam: float32 [...], weight of `label`.
       null_possible: False where class 0 is an ordinary class (data without null labels): nothing is null.
 
     Returns:
@@ -27,10 +31,10 @@ def null_mask(
     """
     if not null_possible:
         return jnp.zeros(label.shape, bool)
-    if other is None or lam is None:
+    if partner_label is None or lam is None:
         return label == 0
-    share = lam[..., None]
-    return jnp.where(label == 0, share, 0.0) + jnp.where(other == 0, 1.0 - share, 0.0) > 0.5
+    lam = lam[..., None]
+    return jnp.where(label == 0, lam, 0.0) + jnp.where(partner_label == 0, 1.0 - lam, 0.0) > 0.5
 
 
 def inclusion_uniforms(key: jax.Array, shape: tuple[int, ...], num_tasks: int) -> jax.Array:
@@ -43,20 +47,20 @@ def inclusion_uniforms(key: jax.Array, shape: tuple[int, ...], num_tasks: int) -
     return jnp.moveaxis(jax.vmap(lambda k: jax.random.uniform(k, shape))(keys), 0, -1)
 
 
-def keep_mask(
+def loss_mask(
     null: jax.Array,
     *,
     probability: jax.Array | float | None = None,
     uniforms: jax.Array | None = None,
     phase1: bool = False,
 ) -> jax.Array:
-    """True where a sample counts in a task's loss.
+    """True where a label counts in the loss.
 
     Args:
       null: bool [..., T] of `null_mask`.
-      probability: inclusion probability of null samples; None keeps them all (schedule disabled, validation).
-      uniforms: float32 [..., T], kept iff below `probability`; needed with it.
-      phase1: train without any null sample, whatever the schedule says.
+      probability: with which null labels count; None: all count (schedule disabled, validation).
+      uniforms: float32 [..., T]; a null label counts iff its number is below `probability`; needed with it.
+      phase1: no null label counts, whatever the schedule says.
 
     Returns:
       bool [..., T].
@@ -69,7 +73,7 @@ def keep_mask(
     if probability is None:
         return jnp.ones(null.shape, bool)
     if uniforms is None:
-        raise ValueError("keep_mask(probability=...) needs uniforms of the mask's shape, see inclusion_uniforms")
+        raise ValueError("loss_mask(probability=...) needs uniforms of the mask's shape, see inclusion_uniforms")
     return ~null | (uniforms < probability)
 
 

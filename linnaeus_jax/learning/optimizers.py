@@ -1,8 +1,8 @@
 """Optimizers over parameter groups, layer-wise learning rates, gradient clipping and the parameter average.
 
-Every optimizer here is linear in the learning rate, decoupled weight decay included. So the optax part computes the
-unscaled direction, and the step multiplies it by the learning rate of each group: state and structure of the optimizer
-do not depend on schedules, and the rate that is logged is the rate that was applied.
+Every optimizer here is linear in the learning rate, decoupled weight decay included. So the optax transform leaves the
+learning rate and the sign out, and the step multiplies by the learning rate of each group: state and structure of the
+optimizer do not depend on schedules, and the rate that is logged is the rate that was applied.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Optimizer:
     """A gradient transformation with the grouping that the step and the reports need.
 
     Attributes:
-      direction: optax transformation from gradients to the unscaled direction (positive: what is subtracted), zeros
-        for frozen parameters. Its state depends only on which optimizer a parameter has.
+      transform: optax transformation from gradients to what is subtracted per unit of learning rate; zeros for frozen
+        parameters. Its state depends only on which optimizer a parameter has.
       group: group name of each canonical parameter name.
       factor: tree like the parameters; learning-rate factor of each leaf (layer-wise decay), a float, or float32
         `[layers, 1, ...]` for stacked layers.
@@ -60,7 +60,7 @@ class Optimizer:
       ndim: tree like the parameters; axes of one layer's parameter: a leaf has as many more as scans stack it.
     """
 
-    direction: optax.GradientTransformation
+    transform: optax.GradientTransformation
     group: dict[str, str]
     factor: Any
     lr_multipliers: dict[str, float]
@@ -78,10 +78,10 @@ class Optimizer:
         )
 
     def apply_learning_rates(self, updates: optax.Updates, lrs: Mapping[str, jax.typing.ArrayLike]) -> optax.Updates:
-        """Turns directions into updates: `-lrs[group] * factor * direction`, for `optax.apply_updates`.
+        """Applies rate and sign: `-lrs[group] * factor * updates`, for `optax.apply_updates`.
 
         Args:
-          updates: tree of directions from `direction.update`, may be None where frozen.
+          updates: tree from `transform.update`, may be None where frozen.
           lrs: learning rate (scalar) of every trainable group.
 
         Raises:
@@ -179,7 +179,7 @@ def build_optimizer(
     if "lamb" in names and any(len(members) > 1 for members in leaves.values()):
         raise ValueError("optimizer 'lamb' scales every layer by its own norm and cannot be used with stacked layers")
     return Optimizer(
-        direction=optax.partition({name: _direction(name, settings, decay, ndim) for name in names}, _nest(labels)),
+        transform=optax.partition({name: _direction(name, settings, decay, ndim) for name in names}, _nest(labels)),
         group={row.name: row.group for row in rows},
         factor=_nest({path: _factor(members, ndim[path]) for path, members in leaves.items()}),
         lr_multipliers={

@@ -72,14 +72,14 @@ class TaxonomySmoothing:
       subtree_mass: float32 [C, K], mass that row y puts on every class below its ancestor k+1 steps up, in addition
         to what the coarser ancestors put there.
       uniform_mass: float32 [C], mass that row y puts on every class (rows without relatives).
-      own_mass: float32 [C], what the true class gets in addition to the above; its total is 1 - alpha.
+      label_mass: float32 [C], what the true class gets in addition to the above; its total is 1 - alpha.
       alpha, beta: as configured.
     """
 
     ancestors: np.ndarray
     subtree_mass: np.ndarray
     uniform_mass: np.ndarray
-    own_mass: np.ndarray
+    label_mass: np.ndarray
     alpha: float
     beta: float
 
@@ -136,18 +136,18 @@ class TaxonomySmoothing:
         subtree_mass = scale[:, None] * step
         uniform_mass = np.where(alone, alpha / max(classes - 1, 1), 0.0)
         target = 1.0 if classes == 1 else 1.0 - alpha
-        own_mass = target - uniform_mass - subtree_mass.sum(axis=1)
+        label_mass = target - uniform_mass - subtree_mass.sum(axis=1)
         return cls(
             ancestors=ancestors,
             subtree_mass=subtree_mass.astype(np.float32),
             uniform_mass=uniform_mass.astype(np.float32),
-            own_mass=own_mass.astype(np.float32),
+            label_mass=label_mass.astype(np.float32),
             alpha=float(alpha),
             beta=float(beta),
         )
 
     def spread_mass(self, label: jax.Array) -> jax.Array:
-        """What rows `label` of the matrix put on every class, but for `own_mass[label]` on the label itself.
+        """What rows `label` of the matrix put on every class, but for `label_mass[label]` on the label itself.
 
         Args:
           label: int32 [B].

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from linnaeus_jax.learning.meta_masking import keep_mask
+from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.metrics.names import result_name
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.schedules import early_stop
@@ -132,7 +132,7 @@ class Boundary:
         self.host.progress.start_validation(phases[0].stage)
         self.actions.write_progress()
         started = time.perf_counter()
-        masks = {phase.name: keep_mask(self.components, phase.masked) for phase in phases}
+        masks = {phase.name: component_mask(self.components, phase.masked) for phase in phases}
         results = self.actions.evaluate(masks)
         seconds = time.perf_counter() - started
         for name, values in results.items():

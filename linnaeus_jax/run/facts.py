@@ -38,7 +38,7 @@ def run_facts(config: ConfigDict, inputs: Inputs, resolved: ResolvedSchedule, pr
         return found
 
     def schedule_values(update: int) -> dict[str, Any]:
-        rates, chances = program.update.learning_rates, objective.probabilities
+        rates, chances = program.settings.learning_rates, objective.probabilities
         return {
             **{f"learning rate of {group}": float(rate(update)) for group, rate in rates.items()},
             "meta_mask_prob": float(chances.meta_mask(update)),

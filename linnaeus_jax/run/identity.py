@@ -52,7 +52,7 @@ def run_identity(dataset: Dataset, program: Program) -> dict[str, Any]:
         "metadata": {component.name: dataclasses.asdict(component) for component in dataset.components},
         "training_rows": {"count": len(dataset.train), "sha256": rows.hexdigest()},
         "model": {"type": type(program.model).__name__, **model},
-        "optimizer": {row.name: row.optimizer for row in program.update.optimizer.rows},
+        "optimizer": {row.name: row.optimizer for row in program.settings.optimizer.rows},
     }
     return json.loads(json.dumps(identity, default=dataclasses.asdict))
 

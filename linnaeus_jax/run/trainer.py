@@ -401,7 +401,7 @@ def describe(this: Run, *, resumed_step: int | None) -> None:
     log.info("%s", "\n".join(this.inputs.coverage.lines))
     for warning in (*this.resolved.warnings, *this.inputs.coverage.warnings):
         log.warning("schedule: %s", warning)
-    if all(row.optimizer == FROZEN for row in this.program.update.optimizer.rows):
+    if all(row.optimizer == FROZEN for row in this.program.settings.optimizer.rows):
         log.warning("optimizer.parameter_groups freezes every parameter: this run trains nothing and only evaluates")
     wanted = this.config.experiment.wandb.run_id
     this.host.run_id = this.directory.keep_run_id(this.host.run_id or wanted or new_run_id())
@@ -492,7 +492,7 @@ def train(this: Run, interruption: Interruption, *, again: bool, skip_validation
             streams = host.recorder.logger.due(step)
             if outputs.gradnorm:
                 streams |= {"gradnorm"}
-            looked_at = tuple(probes.due(this.program.update.probes, update))
+            looked_at = tuple(probes.due(this.program.settings.probes, update))
             if streams or looked_at or at_boundary:
                 host.recorder.hold(LogPoint(step, epoch, streams, looked_at, outputs, this.state.interval))
                 this.state = this.state.replace(interval=this.fresh_interval())

@@ -1,7 +1,7 @@
 """Evaluation: every validation batch is read once, and every due phase runs on it.
 
-A phase is a keep-mask over the metadata components: all kept for `val`, none for `val_mask_meta`, all but the named
-ones for `val_mask_<A>_<B>`. The convolutional stages do not see metadata and are computed once per batch.
+A phase is a mask of the metadata components that the model sees: all for `val`, none for `val_mask_meta`, all but the
+named ones for `val_mask_<A>_<B>`. The convolutional stages do not see metadata and are computed once per batch.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class EvaluationProgram:
         task_weights: jax.Array,
         features: jax.Array,
         batch: Mapping[str, jax.Array],
-        keep: jax.Array,
+        component_mask: jax.Array,
         sums: Sums,
         samples: tuple[str, ...] = (),
     ) -> tuple[Sums, dict[str, Any]]:
@@ -111,9 +111,9 @@ class EvaluationProgram:
         the `signed_confidence` of the rows.
 
         Args:
-          keep: bool [K], metadata components that the phase sees.
+          component_mask: bool [K], metadata components shown to the model.
         """
-        meta = meta_masking.zero_components(batch["meta"], keep[None, :], self.bounds)
+        meta = meta_masking.zero_components(batch["meta"], component_mask[None, :], self.bounds)
         logits = self.logits(params, model_state, features, meta)
         predicted = jnp.stack([predict(z) for z in logits.values()], axis=1)
         best = [jnp.exp(z.max(axis=1) - jax.nn.logsumexp(z, axis=1)) for z in logits.values()]
@@ -130,7 +130,7 @@ class EvaluationProgram:
         }
         seen = {**batch, "meta": meta}
         if self.extras.custom:
-            seen["meta_valid"] = batch["meta_valid"] & keep[None, :]
+            seen["meta_valid"] = batch["meta_valid"] & component_mask[None, :]
         found = self._batch_sums(task_weights, logits, seen) | self._class_sums(predicted, batch)
         return add(sums, found), {name: fields[name] for name in samples}
 
@@ -191,7 +191,7 @@ class Evaluator:
         logits: bool = False,
         after_first: Callable[[Mapping[str, Sums]], None] | None = None,
     ) -> Evaluation:
-        """Runs all `phases` (name -> keep-mask bool [K]) over `batches`.
+        """Runs all `phases` (name -> component mask, bool [K]) over `batches`.
 
         Args:
           task_weights: float32 [T], for `loss_weighted`.
@@ -203,13 +203,13 @@ class Evaluator:
         samples = samples if predictions or logits else ()
         rows = _Rows(tuple(phases), self.program.tasks) if self.program.extras.confidence else None
         wanted = tuple(dict.fromkeys((*samples, *(OF_ROWS + OF_MISTAKES if rows else ()))))
-        keeps = {name: self.placement.replicate(keep) for name, keep in phases.items()}
+        masks = {name: self.placement.replicate(mask) for name, mask in phases.items()}
         empty = jax.tree.map(np.asarray, self.program.empty_sums())
         sums = {name: self.placement.replicate(empty) for name in phases}
         parts: dict[str, list[dict[str, Any]]] = {name: [] for name in phases}
         ahead = RunAhead()
         for batch in batches:
-            found = self._add_batch(params, model_state, task_weights, batch, keeps, sums, wanted)
+            found = self._add_batch(params, model_state, task_weights, batch, masks, sums, wanted)
             ahead.add(jax.tree.leaves(sums)[:1])
             if rows is not None:
                 rows.add(found)
@@ -249,7 +249,7 @@ class Evaluator:
         model_state: Any,
         task_weights: jax.Array,
         batch: Mapping[str, object],
-        keeps: Mapping[str, jax.Array],
+        masks: Mapping[str, jax.Array],
         sums: dict[str, Sums],
         samples: tuple[str, ...],
     ) -> dict[str, dict[str, Any]]:
@@ -258,9 +258,9 @@ class Evaluator:
         placed = self.placement.to_device(used, self.placement.batch)
         features = self._features(params, model_state, placed.pop("image"))
         found = {}
-        for name, keep in keeps.items():
+        for name, mask in masks.items():
             sums[name], found[name] = self._phase(
-                params, model_state, task_weights, features, placed, keep, sums[name], samples
+                params, model_state, task_weights, features, placed, mask, sums[name], samples
             )
         return found
 

@@ -21,7 +21,7 @@ def stage_images(
     Args:
       objective: what the run trains with.
       batch: arrays [A, B, ...] of one update.
-      step: the update.
+      step: of the update.
       count: images wanted, at most B.
 
     Returns:
@@ -41,12 +41,12 @@ def stage_images(
         first = jax.tree.map(lambda x: x[0], targets)
         return *objective.inputs({k: v[0] for k, v in arrays.items()}, first, jnp.int32(step)), first.lam
 
-    image, _, valid, _, share = model_inputs({name: jnp.asarray(value) for name, value in batch.items()})
+    image, _, valid, _, lams = model_inputs({name: jnp.asarray(value) for name, value in batch.items()})
     name = "mixing, masking"
     stages[name] = np.asarray(image[:count]) * np.asarray(objective.std, np.float32) + np.asarray(objective.mean)
     lost = np.asarray(micro["meta_valid"] & ~valid).sum(axis=1)
     notes = [
-        (f"λ {lam:.2f} with {other}" if lam < 1 else "not mixed") + (f", −{n} metadata" if n else "")
-        for lam, other, n in zip(np.asarray(share)[:count], np.asarray(micro["partner"]), lost, strict=False)
+        (f"λ {lam:.2f} with {partner}" if lam < 1 else "not mixed") + (f", −{n} metadata" if n else "")
+        for lam, partner, n in zip(np.asarray(lams)[:count], np.asarray(micro["partner"]), lost, strict=False)
     ]
     return stages, {name: notes}

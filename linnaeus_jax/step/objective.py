@@ -50,9 +50,9 @@ class Targets(struct.PyTreeNode):
     """Targets of one update, leading [A]; see `data/batch.py` for the letters."""
 
     draws: mixing.MixDraws | None  # one per micro-batch; None where nothing is ever mixed
-    other: jax.Array  # int32 [A, B, T], the partner's label where the row is mixed, else its own
-    lam: jax.Array  # float32 [A, B], share of the row's own label
-    keep: jax.Array  # bool [A, B, T], whether the label counts in the loss
+    partner_label: jax.Array  # int32 [A, B, T], the row's own label where it is not mixed
+    lam: jax.Array  # float32 [A, B], weight of the row's own label
+    loss_mask: jax.Array  # bool [A, B, T], whether the label counts in the loss
     null: jax.Array  # bool [A, B, T], whether the (mixed) label is null
 
 
@@ -115,38 +115,38 @@ class Objective:
           step: int32 [].
 
         Returns:
-          (targets, float32 [T] kept labels over the whole update).
+          (targets, float32 [T] labels that count in the loss of the whole update).
         """
         label, weight = batch["label"], batch["weight"]
-        draws, other, lam = None, label, jnp.ones_like(weight)
+        draws, partner_label, lam = None, label, jnp.ones_like(weight)
         if self.mix is not None:
-            draws, other, lam = jax.vmap(self._mix_targets, in_axes=(0, 0, 0, 0, None))(
+            draws, partner_label, lam = jax.vmap(self._mix_targets, in_axes=(0, 0, 0, 0, None))(
                 jnp.arange(label.shape[0]), label, batch["partner"], batch["group"], step
             )
-        null = null_masking.null_mask(label, other, lam, null_possible=self.null_possible)
+        null = null_masking.null_mask(label, partner_label, lam, null_possible=self.null_possible)
         uniforms = None
         if self.null_schedule and not self.phase1:
             uniforms = null_masking.inclusion_uniforms(self.key("null_inclusion", step), weight.shape, label.shape[-1])
-        keep = null_masking.keep_mask(
+        loss_mask = null_masking.loss_mask(
             null,
             probability=None if uniforms is None else self.probabilities.null_mask(step),
             uniforms=uniforms,
             phase1=self.phase1,
         )
-        return Targets(draws, other, lam, keep, null), losses.kept_counts(keep, weight)
+        return Targets(draws, partner_label, lam, loss_mask, null), losses.label_counts(loss_mask, weight)
 
     def _mix_targets(
         self, index: jax.Array, label: jax.Array, partner: jax.Array, group: jax.Array, step: Step
     ) -> tuple[mixing.MixDraws, jax.Array, jax.Array]:
-        """Draws, partner labels and own shares of one micro-batch."""
+        """Draws, `partner_label` and `lam` of one micro-batch."""
         assert self.mix is not None
         height, width = self.model.img_size
         key = jax.random.fold_in(self.key("mix", step), index)
         draws = mixing.draw_mix(key, self.probabilities.mix(step), label.shape[0], (height, width), self.mix)
         rows = label.shape[0]
-        nothing = jnp.zeros((rows, height, width, 0))  # labels and shares alone: no channel, no metadata
+        no_image = jnp.zeros((rows, height, width, 0))  # only labels and lam are mixed here: no channel, no metadata
         mixed = mixing.mix_from_draws(
-            nothing,
+            no_image,
             jnp.zeros((rows, 0)),
             jnp.zeros((rows, 0), bool),
             label,
@@ -156,7 +156,7 @@ class Objective:
             settings=self.mix,
             bounds=(),
         )
-        return draws, mixed.other_label, mixed.lam
+        return draws, mixed.partner_label, mixed.lam
 
     def task_losses(
         self,
@@ -186,10 +186,10 @@ class Objective:
             found = losses.task_loss_sums(
                 logits,
                 micro["label"],
-                targets.other if self.mix is not None else None,
+                targets.partner_label if self.mix is not None else None,
                 targets.lam,
                 micro["weight"],
-                targets.keep,
+                targets.loss_mask,
                 self.criteria,
                 self.class_weights,
             )
@@ -197,7 +197,7 @@ class Objective:
             measured = Measured(
                 sums=batch_sums(
                     jax.lax.stop_gradient(logits),
-                    jnp.where(targets.lam[:, None] >= 0.5, micro["label"], targets.other),
+                    jnp.where(targets.lam[:, None] >= 0.5, micro["label"], targets.partner_label),
                     micro["weight"],
                     jax.lax.stop_gradient(found.per_sample),
                     jnp.zeros_like(micro["weight"]),  # the weighted total is known once per update
@@ -238,7 +238,7 @@ class Objective:
         found = losses.task_loss_sums(
             logits,
             micro["label"],
-            targets.other if self.mix is not None else None,
+            targets.partner_label if self.mix is not None else None,
             targets.lam,
             micro["weight"],
             ~targets.null,

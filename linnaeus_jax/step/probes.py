@@ -28,9 +28,9 @@ class ProbeInputs(struct.PyTreeNode):
     sums: dict[str, jax.Array]  # `metrics.phase` sums of the update
     batch: Mapping[str, jax.Array]  # leading [A, B]
     null: jax.Array  # bool [A, B, T], the (mixed) label is null
-    keep: jax.Array  # bool [A, B, T], the label counts in the loss
-    other: jax.Array  # int32 [A, B, T], label of the mixing partner
-    lam: jax.Array  # float32 [A, B], share of the own label
+    loss_mask: jax.Array  # bool [A, B, T], the label counts in the loss
+    partner_label: jax.Array  # int32 [A, B, T], label of the mixing partner
+    lam: jax.Array  # float32 [A, B], weight of the row's own label
     probabilities: dict[str, jax.Array]  # scheduled, by name
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows of the first micro-batch
     sample_losses: jax.Array  # float32 [B, T] of the first micro-batch, neither masked nor weighted
@@ -55,31 +55,31 @@ class Probe:
 
 
 def measure(probes: Sequence[Probe], inputs: ProbeInputs) -> dict[str, Any]:
-    """Results by probe name; zeros at updates where a probe is not due."""
-    found = {}
+    """Results by probe name; zeros at steps where a probe is not due."""
+    results = {}
     for probe in probes:
         if probe.every == 1:
-            found[probe.name] = probe.measure(inputs)
+            results[probe.name] = probe.measure(inputs)
             continue
         shapes = jax.eval_shape(probe.measure, inputs)
-        found[probe.name] = jax.lax.cond(
+        results[probe.name] = jax.lax.cond(
             inputs.step % probe.every == 0,
             probe.measure,
             lambda _, shapes=shapes: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
             inputs,
         )
-    return found
+    return results
 
 
-def done(found: Mapping[str, Any]) -> jax.Array:
-    """bool [], True, but known only when everything in `found` is: what depends on it is computed later."""
-    values = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(found)]
+def true_after(results: Mapping[str, Any]) -> jax.Array:
+    """bool [], always True, computed from every array of `results`: what depends on it is scheduled after them."""
+    values = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(results)]
     if not values:
         return jnp.bool_(True)
     flat = jnp.concatenate(values)
-    return ~(flat.max() < flat.min())  # never less, not even with NaN; no compiler knows
+    return ~(flat.max() < flat.min())  # true also with NaN; XLA does not simplify it to a constant
 
 
-def due(probes: Sequence[Probe], update: int) -> list[Probe]:
-    """The probes whose result of 0-based update `update` is worth reading."""
-    return [probe for probe in probes if update % probe.every == 0]
+def due(probes: Sequence[Probe], step: int) -> list[Probe]:
+    """The probes that measure at `step`; the results of all others are zeros."""
+    return [probe for probe in probes if step % probe.every == 0]

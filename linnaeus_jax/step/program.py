@@ -33,7 +33,7 @@ from linnaeus_jax.step.objective import MaskSettings, Objective, Recorder
 from linnaeus_jax.step.probes import Probe
 from linnaeus_jax.step.rng import stream
 from linnaeus_jax.step.state import IntervalSums, TrainState
-from linnaeus_jax.step.train_step import GradNormSettings, Update, make_train_step
+from linnaeus_jax.step.train_step import GradNormSettings, StepSettings, make_train_step
 
 #: rows whose predictions probes may show
 PREVIEW_ROWS = 10
@@ -46,7 +46,7 @@ class Program:
     model: nn.Module
     objective: Objective
     gradnorm_objective: Objective  # the same numbers; only what the backward pass recomputes may differ
-    update: Update
+    settings: StepSettings
     evaluation: EvaluationProgram
     parameters: tuple[ParameterInfo, ...]
     initial_weights: np.ndarray  # float32 [T]
@@ -65,7 +65,7 @@ class Program:
             step=zero,
             params=params,
             model_state=variables,
-            opt_state=self.update.optimizer.direction.init(params),
+            opt_state=self.settings.optimizer.transform.init(params),
             gradnorm=gradnorm.init_gradnorm(self.initial_weights),
             ema=jax.tree.map(jnp.array, params) if self.ema else None,
             skipped=zero,
@@ -77,11 +77,11 @@ class Program:
         """Training statistics of no update at all."""
         return IntervalSums.zeros(self.objective.tasks, len(self.evaluation.component_names), self.objective.extras)
 
-    def train_step(self, variant: str) -> Any:
-        """The pure update of a variant, `plain` or `gradnorm`."""
-        if variant == "gradnorm":
-            return make_train_step(self.gradnorm_objective, self.update, measure=True)
-        return make_train_step(self.objective, self.update)
+    def train_step(self, name: str) -> Any:
+        """The pure train step `plain`, or `gradnorm`, which also measures and moves the task weights."""
+        if name == "gradnorm":
+            return make_train_step(self.gradnorm_objective, self.settings, measure=True)
+        return make_train_step(self.objective, self.settings)
 
 
 def compute_dtype(config: ConfigDict) -> Any:
@@ -239,7 +239,7 @@ def build_program(
         objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
     )
 
-    # ---- update: what happens to the gradient
+    # ---- step settings: what happens to the gradient
     image = jax.ShapeDtypeStruct((1, *model.img_size, model.in_chans), jnp.float32)
     shapes = jax.eval_shape(lambda key, x: model.init(key, x), jax.random.key(0), image)
     parameters = tuple(parameter_table(model, shapes["params"]))
@@ -256,7 +256,7 @@ def build_program(
         density=[dataset.task_label_density["train"][task] / 100 for task in dataset.tasks],
         num_classes=[dataset.num_classes[task] for task in dataset.tasks],
     )
-    update = Update(
+    settings = StepSettings(
         probes=tuple(probes),
         optimizer=optimizer,
         learning_rates=build_scheduler(resolved),
@@ -291,7 +291,7 @@ def build_program(
     for phase, key in ((stop.phase, stop.metric if stop.active else ""), split_result(ranked_by)):
         extras = objective.extras if phase == "train" else evaluation.extras
         early_stop.require_measured(key, extras.subsets)
-    return Program(model, objective, gradnorm_objective, update, evaluation, parameters, weights, train.ema.enabled)
+    return Program(model, objective, gradnorm_objective, settings, evaluation, parameters, weights, train.ema.enabled)
 
 
 def mix_settings(config: ConfigDict, block: int) -> mixing.MixSettings | None:

@@ -1,4 +1,4 @@
-"""The compiled update: `grad_sums` over the micro-batches, then `apply`. Two pure functions and their variants."""
+"""The train step: `grad_sums` over the micro-batches, then `apply`; with or without the measurement of GradNorm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GradSums(struct.PyTreeNode):
     """Gradient and statistics of one update, summed over its micro-batches (and devices)."""
 
     grads: Any  # like the parameters, None where frozen
-    task_losses: jax.Array  # float32 [T], mean over the kept labels
+    task_losses: jax.Array  # float32 [T], mean over the labels that count
     measured: Measured
     gradnorm: TaskGradients | None = None
 
@@ -49,14 +49,14 @@ class GradNormSettings:
     warmup_steps: int
     interval: int
 
-    def update(
-        self, state: gradnorm.GradNormState, found: TaskGradients, counts: jax.Array
+    def new_weights(
+        self, state: gradnorm.GradNormState, measured: TaskGradients, counts: jax.Array
     ) -> tuple[gradnorm.GradNormState, dict[str, jax.Array]]:
         """New task weights; tasks without a labelled sample (`counts` 0) keep theirs."""
         return gradnorm.gradnorm_update(
             state,
-            gradnorm.shared_norms(found.grads, self.shared),
-            found.losses,
+            gradnorm.shared_norms(measured.grads, self.shared),
+            measured.losses,
             counts > 0,
             alpha=self.alpha,
             rule=self.rule,
@@ -84,13 +84,12 @@ class StepOutputs(struct.PyTreeNode):
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
+class StepSettings:
     """Everything static that the application of a gradient depends on."""
 
     probes: Sequence[probes.Probe]
-
     optimizer: optimizers.Optimizer
-    learning_rates: Mapping[str, Callable[[Any], Any]]  # by group, of the 0-based update
+    learning_rates: Mapping[str, Callable[[Any], Any]]  # by group, of the step
     clip_mode: str
     clip_limit: float
     ema_decay: float | None
@@ -121,7 +120,7 @@ def grad_sums(
       measure: also measure the gradients of the single tasks.
       frozen: the rest of the parameters, see `Optimizer.split_frozen`; None: all train.
     """
-    labelled = losses.kept_counts(~targets.null, batch["weight"])
+    labelled = losses.label_counts(~targets.null, batch["weight"])
 
     def one(micro: Batch, target: Targets, index: jax.Array, model_state: Any) -> GradSums:
         whole = optimizers.join_frozen(params, frozen)
@@ -130,29 +129,31 @@ def grad_sums(
         def losses_of(subject: tuple[Any, Any]) -> tuple[jax.Array, Measured]:
             params, slots = subject
             params = optimizers.join_frozen(params, frozen)
-            found, measured = objective.task_losses(params, model_state, micro, target, counts, step, index, slots)
+            task_losses, measured = objective.task_losses(
+                params, model_state, micro, target, counts, step, index, slots
+            )
             # a micro-batch of nothing but padding, which fills up the last update of an epoch, leaves no trace
             state = jax.tree.map(
                 lambda new, old: jnp.where((micro["weight"] > 0).any(), new, old), measured.model_state, model_state
             )
-            return found, measured.replace(model_state=state)
+            return task_losses, measured.replace(model_state=state)
 
         def total(subject: tuple[Any, Any]) -> tuple[jax.Array, tuple[jax.Array, Measured]]:
             task_losses, measured = losses_of(subject)
             return jnp.vdot(task_weights, task_losses), (task_losses, measured)
 
-        def recorded(measured: Measured, grads: Any, seen: Any) -> Measured:
-            if seen is None or objective.recorder is None:
+        def recorded(measured: Measured, grads: Any, slot_grads: Any) -> Measured:
+            if slot_grads is None or objective.recorder is None:
                 return measured
-            return measured.replace(frames=objective.recorder.with_gradients(measured.frames, seen, grads))
+            return measured.replace(frames=objective.recorder.with_gradients(measured.frames, slot_grads, grads))
 
         if measure is not None and measure.folded:
-            task_losses, measured, (task_grads, seen) = gradnorm.task_gradients(losses_of, (params, slots))
+            task_losses, measured, (task_grads, slot_grads) = gradnorm.task_gradients(losses_of, (params, slots))
             grads = gradnorm.combine(task_grads, task_weights)
-            measured = recorded(measured, grads, None if seen is None else seen.over_first_axis())
+            measured = recorded(measured, grads, None if slot_grads is None else slot_grads.over_first_axis())
             return GradSums(grads, task_losses, measured, TaskGradients(task_losses, task_grads))
-        (grads, seen), (task_losses, measured) = jax.grad(total, has_aux=True)((params, slots))
-        measured = recorded(measured, grads, seen)
+        (grads, slot_grads), (task_losses, measured) = jax.grad(total, has_aux=True)((params, slots))
+        measured = recorded(measured, grads, slot_grads)
         if measure is None:
             return GradSums(grads, task_losses, measured)
 
@@ -192,33 +193,34 @@ def grad_sums(
     return jax.lax.scan(body, first, rest, unroll=unroll)[0]
 
 
-class Learned(NamedTuple):
-    """What an update changes and a skipped one does not; params and their average are None where frozen."""
+class Trainable(NamedTuple):
+    """What an update changes unless it is skipped; `params` and `ema` are None where frozen."""
 
     params: Any
     opt_state: Any
     ema: Any
 
 
-def _learn(
-    update: Update, old: Learned, step: jax.Array, grads: Any, rates: Mapping[str, jax.Array]
-) -> tuple[Learned, optax.Updates, jax.Array]:
-    """The optimizer's update by the clipped gradient, what it adds to the parameters, and the clipped norm."""
+def _optimizer_update(
+    settings: StepSettings, old: Trainable, step: jax.Array, grads: Any, rates: Mapping[str, jax.Array]
+) -> tuple[Trainable, optax.Updates, jax.Array]:
+    """(after one optimizer update, what it adds to the parameters, gradient norm after clipping)."""
+    optimizer = settings.optimizer
     grads, norm = optimizers.clip(
-        grads, update.clip_mode, update.clip_limit, params=old.params, ndim=update.optimizer.ndim
+        grads, settings.clip_mode, settings.clip_limit, params=old.params, ndim=optimizer.ndim
     )
-    clipped_norm = optax.tree.norm(grads) if update.clip_limit > 0 else norm
-    direction, opt_state = update.optimizer.direction.update(grads, old.opt_state, old.params)
-    changes = update.optimizer.apply_learning_rates(direction, rates)
-    params = optax.apply_updates(old.params, changes)
+    clipped_norm = optax.tree.norm(grads) if settings.clip_limit > 0 else norm
+    descent, opt_state = optimizer.transform.update(grads, old.opt_state, old.params)
+    updates = optimizer.apply_learning_rates(descent, rates)
+    params = optax.apply_updates(old.params, updates)
     ema = None
-    if update.ema_decay is not None:
-        ema = optimizers.ema_update(old.ema, params, update.ema_decay, step)
-    return Learned(params, opt_state, ema), changes, clipped_norm
+    if settings.ema_decay is not None:
+        ema = optimizers.ema_update(old.ema, params, settings.ema_decay, step)
+    return Trainable(params, opt_state, ema), updates, clipped_norm
 
 
 def _scheduled(objective: Objective, step: jax.Array) -> dict[str, jax.Array]:
-    """Scheduled probabilities of the update by name."""
+    """Scheduled probabilities of the step by name."""
     probabilities = objective.probabilities
     return {
         "meta_mask_prob": probabilities.meta_mask(step),
@@ -229,14 +231,14 @@ def _scheduled(objective: Objective, step: jax.Array) -> dict[str, jax.Array]:
 
 
 def apply(
-    objective: Objective, update: Update, state: TrainState, sums: GradSums, targets: Targets, batch: Batch
+    objective: Objective, settings: StepSettings, state: TrainState, sums: GradSums, targets: Targets, batch: Batch
 ) -> tuple[TrainState, StepOutputs]:
-    """Clips, asks the optimizer, applies the learning rates of `state.step`; a non-finite update is skipped."""
+    """Clips, transforms and applies the gradient, at the learning rates of `state.step`; skips non-finite updates."""
     weights = state.gradnorm.weights
     loss = jnp.vdot(weights, sums.task_losses)
-    trained, frozen = update.optimizer.split_frozen(state.params)
-    ema, frozen_ema = (None, None) if state.ema is None else update.optimizer.split_frozen(state.ema)
-    old = Learned(trained, state.opt_state, ema)
+    trained, frozen = settings.optimizer.split_frozen(state.params)
+    ema, frozen_ema = (None, None) if state.ema is None else settings.optimizer.split_frozen(state.ema)
+    old = Trainable(trained, state.opt_state, ema)
     norm = optax.tree.norm(sums.grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     if objective.recorder is not None:
@@ -244,15 +246,15 @@ def apply(
 
     gradnorm_state = state.gradnorm
     gradnorm_metrics: dict[str, jax.Array] = {}
-    if sums.gradnorm is not None and update.gradnorm is not None:
-        labelled = losses.kept_counts(~targets.null, batch["weight"])
-        gradnorm_state, gradnorm_metrics = update.gradnorm.update(state.gradnorm, sums.gradnorm, labelled)
+    if sums.gradnorm is not None and settings.gradnorm is not None:
+        labelled = losses.label_counts(~targets.null, batch["weight"])
+        gradnorm_state, gradnorm_metrics = settings.gradnorm.new_weights(state.gradnorm, sums.gradnorm, labelled)
 
-    rates = {name: rate(state.step) for name, rate in update.learning_rates.items()}
+    rates = {name: rate(state.step) for name, rate in settings.learning_rates.items()}
 
-    def changes() -> Any:
-        found = _learn(update, old, state.step, sums.grads, rates)[1]
-        return jax.tree.map(lambda u: jnp.where(finite, u, 0.0), found)
+    def applied_updates() -> Any:
+        updates = _optimizer_update(settings, old, state.step, sums.grads, rates)[1]
+        return jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates)
 
     scheduled, measured = _scheduled(objective, state.step), sums.measured
     inputs = probes.ProbeInputs(
@@ -262,26 +264,25 @@ def apply(
         loss=loss,
         task_losses=sums.task_losses,
         task_weights=weights,
-        counts=losses.kept_counts(targets.keep, batch["weight"]),
+        counts=losses.label_counts(targets.loss_mask, batch["weight"]),
         sums=measured.sums,
         batch=batch,
         null=targets.null,
-        keep=targets.keep,
-        other=targets.other,
+        loss_mask=targets.loss_mask,
+        partner_label=targets.partner_label,
         lam=targets.lam,
         probabilities=scheduled,
         preview=measured.preview,
         sample_losses=measured.sample_losses,
-        updates=changes,
+        updates=applied_updates,
     )
-    seen = probes.measure(update.probes, inputs)
-    # Clipping and optimizer stand in a branch of their own, which is compiled alike whether a run measures anything or
-    # not: its operands, the gradients, are arrays in memory, into whose computation nothing of it is fused. So a run
-    # with probes learns the same bits. The branch waits for what was measured of the parameters, so that it may write
-    # over them; XLA would copy them for readers that could come later.
-    learned, clipped_norm = jax.lax.cond(
-        finite & probes.done(seen),
-        lambda: _learn(update, old, state.step, sums.grads, rates)[::2],
+    probe_results = probes.measure(settings.probes, inputs)
+    # A branch of its own is compiled alike with and without probes: its operands, the gradients, are arrays in memory,
+    # and XLA fuses nothing across its border. So probes change no bit of the parameters. The branch runs after the
+    # probes so that it may write over the parameters; XLA would copy them for probes that could run later.
+    new, clipped_norm = jax.lax.cond(
+        finite & probes.true_after(probe_results),
+        lambda: _optimizer_update(settings, old, state.step, sums.grads, rates)[::2],
         lambda: (old, norm),
     )
 
@@ -304,16 +305,16 @@ def apply(
         probabilities=scheduled,
         interval=interval,
         gradnorm=gradnorm_metrics,
-        probes=seen,
+        probes=probe_results,
         frames=measured.frames,
     )
     new_state = TrainState(
         step=state.step + 1,
-        params=optimizers.join_frozen(learned.params, frozen),
+        params=optimizers.join_frozen(new.params, frozen),
         model_state=accepted(measured.model_state, state.model_state),
-        opt_state=learned.opt_state,
+        opt_state=new.opt_state,
         gradnorm=accepted(gradnorm_state, state.gradnorm),
-        ema=optimizers.join_frozen(learned.ema, frozen_ema),
+        ema=optimizers.join_frozen(new.ema, frozen_ema),
         skipped=skipped,
         skipped_in_a_row=in_a_row,
         interval=merge(state.interval, interval),
@@ -341,18 +342,18 @@ def _interval(
         updates=finite.astype(jnp.int32),
         meta_valid=measured.meta_valid,
         null_total=null.sum(axis=(0, 1), dtype=jnp.int32),
-        null_included=(null & targets.keep).sum(axis=(0, 1), dtype=jnp.int32),
+        null_included=(null & targets.loss_mask).sum(axis=(0, 1), dtype=jnp.int32),
     )
 
 
 def make_train_step(
-    objective: Objective, update: Update, *, measure: bool = False
+    objective: Objective, settings: StepSettings, *, measure: bool = False
 ) -> Callable[[TrainState, Batch], tuple[TrainState, StepOutputs]]:
-    """The pure update (state, batch [A, B, ...]) -> (state', outputs); `measure` is the GradNorm variant."""
+    """The pure function (state, batch [A, B, ...]) -> (new state, outputs); `measure`: with GradNorm's measurement."""
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepOutputs]:
         targets, counts = objective.prepare(batch, state.step)
-        trained, frozen = update.optimizer.split_frozen(state.params)
+        trained, frozen = settings.optimizer.split_frozen(state.params)
         sums = grad_sums(
             objective,
             trained,
@@ -362,9 +363,9 @@ def make_train_step(
             counts,
             state.gradnorm.weights,
             state.step,
-            measure=update.gradnorm if measure else None,
+            measure=settings.gradnorm if measure else None,
             frozen=frozen,
         )
-        return apply(objective, update, state, sums, targets, batch)
+        return apply(objective, settings, state, sums, targets, batch)
 
     return train_step

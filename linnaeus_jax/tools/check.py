@@ -138,7 +138,7 @@ def check(argv: Sequence[str]) -> None:
 
     # ---- what is trained how
     groups: dict[tuple[str, str, float], list[int]] = {}
-    for row in this.program.update.optimizer.rows:
+    for row in this.program.settings.optimizer.rows:
         key = (row.group, row.optimizer, row.weight_decay)
         groups.setdefault(key, []).append(int(np.prod(row.shape)))
     console.print(
@@ -148,7 +148,7 @@ def check(argv: Sequence[str]) -> None:
             [[*key, len(sizes), f"{sum(sizes):,}"] for key, sizes in groups.items()],
         )
     )
-    console.print(parameter_table(this.program.update.optimizer.rows, every=options.all))
+    console.print(parameter_table(this.program.settings.optimizer.rows, every=options.all))
 
     # ---- one batch, one update and a few more for the clock
     with this.inputs.train_loader(0) as loader:

@@ -152,12 +152,12 @@ def _check_shapes(params: Any, program: Program, where: Path) -> None:
 
 
 def parse_phases(names: str, components: Sequence[str]) -> dict[str, np.ndarray]:
-    """Phase -> keep-mask bool [K], from comma-separated names or `all`.
+    """Phase -> component mask bool [K], from comma-separated names or `all`.
 
     Raises:
       EvaluateError: a name that is no phase of these components.
     """
-    from linnaeus_jax.learning.meta_masking import keep_mask
+    from linnaeus_jax.learning.meta_masking import component_mask
     from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
 
     if names == "all":
@@ -179,7 +179,7 @@ def parse_phases(names: str, components: Sequence[str]) -> dict[str, np.ndarray]
                 )
             masked.append(max(first, key=len))
             rest = rest.removeprefix(masked[-1]).removeprefix("_")
-        found[name] = keep_mask(components, masked)
+        found[name] = component_mask(components, masked)
     if not found:
         raise EvaluateError("--phases names no phase; leave it out for val and val_mask_meta")
     return found

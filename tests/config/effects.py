@@ -278,7 +278,7 @@ class Site:
         if (start, updates) not in self._trained:
             program = self.small_program
             state = program.initial_state().replace(step=jnp.int32(start))
-            step = program.train_step("plain" if program.update.gradnorm is None else "gradnorm")
+            step = program.train_step("plain" if program.settings.gradnorm is None else "gradnorm")
             for _ in range(updates):
                 state, outputs = step(state, self.batch)
             self._trained[start, updates] = state, outputs
@@ -419,18 +419,18 @@ class Site:
             self.config.optimizer, TOY, layer_index=lambda name: int(name.startswith("head")), stage_of=stage_of
         )
 
-    def direction(self) -> list[Any]:
-        """The direction of the matrix after two updates."""
+    def transformed(self) -> list[Any]:
+        """What the optimizer's transform makes of the matrix's gradient at the second update."""
         tree: dict[str, Any] = {}
         for parameter in TOY:
             node = tree
             for part in parameter.path[:-1]:
                 node = node.setdefault(part, {})
             node[parameter.path[-1]] = jnp.linspace(0.1, 1.0, int(np.prod(parameter.shape))).reshape(parameter.shape)
-        state = self.optimizer.direction.init(tree)
+        state = self.optimizer.transform.init(tree)
         for scale in (1.0, -0.5):
             gradient = jax.tree.map(lambda x, scale=scale: scale * x**2, tree)
-            found, state = self.optimizer.direction.update(gradient, state, tree)
+            found, state = self.optimizer.transform.update(gradient, state, tree)
         return np.round(found["stages"]["2"]["0"]["attn"]["proj"]["weight"], 6).tolist()
 
     # ---- run

@@ -423,20 +423,20 @@ add(
 SGD, MUON, ADEMAMIX = {"optimizer.name": "sgd"}, {"optimizer.name": "muon"}, {"optimizer.name": "ademamix"}
 add(
     "optimizer",
-    name=Row("lion", Site.direction),
-    eps=Row(1.0, Site.direction),
-    betas=Row((0.5, 0.5), Site.direction),
-    momentum=Row(0.5, Site.direction, given=SGD),
+    name=Row("lion", Site.transformed),
+    eps=Row(1.0, Site.transformed),
+    betas=Row((0.5, 0.5), Site.transformed),
+    momentum=Row(0.5, Site.transformed, given=SGD),
     weight_decay=Row(0.2, moved("stem.weight")),
-    alpha=Row(1.0, Site.direction, given=ADEMAMIX),
-    t_alpha_beta3=Row(100, Site.direction, given=ADEMAMIX),
+    alpha=Row(1.0, Site.transformed, given=ADEMAMIX),
+    t_alpha_beta3=Row(100, Site.transformed, given=ADEMAMIX),
     layer_decay=Row(0.5, moved("stem.weight")),
 )
 add(
     "optimizer.muon",
-    momentum=Row(0.2, Site.direction, given=MUON),
-    nesterov=Row(False, Site.direction, given=MUON),
-    ns_steps=Row(2, Site.direction, given=MUON),
+    momentum=Row(0.2, Site.transformed, given=MUON),
+    nesterov=Row(False, Site.transformed, given=MUON),
+    ns_steps=Row(2, Site.transformed, given=MUON),
 )
 add(
     "optimizer.parameter_groups",

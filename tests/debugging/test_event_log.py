@@ -207,8 +207,8 @@ def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
         sums={"count": jnp.int32(24), "correct1": jnp.asarray([6, 12], jnp.int32)},
         batch={"label": label},
         null=label == 0,
-        keep=label != 0,
-        other=label,
+        loss_mask=label != 0,
+        partner_label=label,
         lam=jnp.ones((micro, rows)),
         probabilities={},
         preview=label[0] + 1,
@@ -295,7 +295,7 @@ def test_sharded_rows_give_the_same(tmp_path):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     given = inputs(step=50)
     sharding = jax.sharding.NamedSharding(mesh, jax.P(None, "data"))
-    rows = {name: jax.device_put(getattr(given, name), sharding) for name in ("null", "keep", "batch")}
+    rows = {name: jax.device_put(getattr(given, name), sharding) for name in ("null", "loss_mask", "batch")}
     with DebugEventLog(tmp_path / "a", 1) as log:
         plain = run(log, given)
     with DebugEventLog(tmp_path / "b", 1) as log:

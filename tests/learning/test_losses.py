@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from linnaeus_jax.learning.class_weights import mixture_weight
-from linnaeus_jax.learning.losses import CRITERIA, kept_counts, make_criterion, resolve_funcs, task_loss_sums
+from linnaeus_jax.learning.losses import CRITERIA, label_counts, make_criterion, resolve_funcs, task_loss_sums
 from linnaeus_jax.learning.smoothing import TaxonomySmoothing
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L30")
@@ -166,10 +166,10 @@ def problem():
     arrays = {
         "logits": {task: jnp.asarray(rng.normal(size=(8, size)), jnp.float32) for task, size in sizes.items()},
         "label": jnp.asarray(np.stack([rng.integers(0, size, 8) for size in sizes.values()], 1), jnp.int32),
-        "other": jnp.asarray(np.stack([rng.integers(0, size, 8) for size in sizes.values()], 1), jnp.int32),
+        "partner_label": jnp.asarray(np.stack([rng.integers(0, size, 8) for size in sizes.values()], 1), jnp.int32),
         "lam": jnp.asarray(rng.random(8), jnp.float32),
         "weight": jnp.array([1.0] * 7 + [0.0]),
-        "keep": jnp.asarray(rng.random((8, 2)) < 0.7),
+        "loss_mask": jnp.asarray(rng.random((8, 2)) < 0.7),
     }
     class_weights = {task: rng.random(size).astype(np.float32) for task, size in sizes.items()}
     return arrays, criteria, class_weights
@@ -189,7 +189,9 @@ def test_task_sums_by_hand():
     arrays, criteria, class_weights = problem()
     sums = jax.jit(lambda a: task_loss_sums(**a, criteria=criteria, class_weights=class_weights))(arrays)
     for k, task in enumerate(criteria):
-        label, other, lam = (np.asarray(x) for x in (arrays["label"][:7, k], arrays["other"][:7, k], arrays["lam"][:7]))
+        label, other, lam = (
+            np.asarray(x) for x in (arrays["label"][:7, k], arrays["partner_label"][:7, k], arrays["lam"][:7])
+        )
         logits = np.asarray(arrays["logits"][task][:7], np.float64)
         log_probability = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         if task == "fine":
@@ -199,22 +201,22 @@ def test_task_sums_by_hand():
         target = lam[:, None] * matrix[label] + (1 - lam)[:, None] * matrix[other]
         loss = -(target * log_probability).sum(axis=1)
         weight = lam * class_weights[task][label] + (1 - lam) * class_weights[task][other]
-        kept = np.asarray(arrays["keep"])[:7, k]
+        kept = np.asarray(arrays["loss_mask"])[:7, k]
         np.testing.assert_allclose(sums.numerator[k], (loss * weight)[kept].sum(), rtol=1e-5)
         np.testing.assert_allclose(sums.raw_sum[k], loss.sum(), rtol=1e-5)
         np.testing.assert_allclose(sums.per_sample[:, k], [*loss, 0.0], rtol=1e-5)
     np.testing.assert_array_equal(
-        kept_counts(arrays["keep"], arrays["weight"]), np.asarray(arrays["keep"])[:7].sum(axis=0)
+        label_counts(arrays["loss_mask"], arrays["weight"]), np.asarray(arrays["loss_mask"])[:7].sum(axis=0)
     )
 
 
 def test_accumulated_and_sharded_equal_one_batch():
     arrays, criteria, class_weights = problem()
-    counts = kept_counts(arrays["keep"], arrays["weight"])
+    counts = label_counts(arrays["loss_mask"], arrays["weight"])
     step = jax.jit(lambda arrays, counts: mean_gradient(arrays, criteria, class_weights, counts))
     value, gradient = step(arrays, counts)
     parts = [jax.tree.map(lambda x, i=i: x[4 * i : 4 * i + 4], arrays) for i in range(2)]
-    np.testing.assert_allclose(sum(kept_counts(p["keep"], p["weight"]) for p in parts), counts)
+    np.testing.assert_allclose(sum(label_counts(p["loss_mask"], p["weight"]) for p in parts), counts)
     pieces = [step(part, counts) for part in parts]
     np.testing.assert_allclose(sum(piece[0] for piece in pieces), value, rtol=1e-6)
     for task in criteria:
@@ -223,7 +225,7 @@ def test_accumulated_and_sharded_equal_one_batch():
 
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     sharded = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
-    sharded_value, sharded_gradient = step(sharded, kept_counts(sharded["keep"], sharded["weight"]))
+    sharded_value, sharded_gradient = step(sharded, label_counts(sharded["loss_mask"], sharded["weight"]))
     np.testing.assert_allclose(sharded_value, value, rtol=1e-6)
     for task in criteria:
         np.testing.assert_allclose(sharded_gradient[task], gradient[task], rtol=1e-6, atol=1e-8)
@@ -231,8 +233,8 @@ def test_accumulated_and_sharded_equal_one_batch():
 
 def test_no_kept_sample_gives_zero_loss_and_gradient():
     arrays, criteria, class_weights = problem()
-    arrays = arrays | {"keep": jnp.zeros((8, 2), bool)}
-    counts = kept_counts(arrays["keep"], arrays["weight"])
+    arrays = arrays | {"loss_mask": jnp.zeros((8, 2), bool)}
+    counts = label_counts(arrays["loss_mask"], arrays["weight"])
     value, gradient = jax.jit(lambda arrays: mean_gradient(arrays, criteria, class_weights, counts))(arrays)
     assert value == 0.0
     assert all(np.all(np.asarray(leaf) == 0.0) for leaf in jax.tree.leaves(gradient))

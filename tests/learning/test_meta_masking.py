@@ -113,14 +113,14 @@ def test_wrong_tables_are_refused(whitelist, weights, match):
 
 def test_validation_masks():
     meta = jnp.ones((2, 15))
-    keep = mm.keep_mask(NAMES, ("SPATIAL",))
+    keep = mm.component_mask(NAMES, ("SPATIAL",))
     out = np.asarray(mm.zero_components(meta, jnp.asarray(keep)[None, :], BOUNDS))
     np.testing.assert_array_equal(out[:, 2:5], 0)
     assert out.sum() == 2 * 12
-    assert not mm.keep_mask(NAMES, None).any()
-    assert mm.keep_mask(NAMES, ()).all()
+    assert not mm.component_mask(NAMES, None).any()
+    assert mm.component_mask(NAMES, ()).all()
     with pytest.raises(ValueError, match="validation phase masks 'HEIGHT'"):
-        mm.keep_mask(NAMES, ("HEIGHT",))
+        mm.component_mask(NAMES, ("HEIGHT",))
 
 
 def test_components_tile_the_columns():

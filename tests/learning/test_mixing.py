@@ -65,7 +65,7 @@ def test_golden_batches(golden, case):
     lam = np.asarray(mixed.lam)[:, None]
     for task, name in enumerate(("taxa_L10", "taxa_L20")):
         eye = np.eye(golden[f"targets/{name}"].shape[1], dtype=np.float32)
-        target = lam * eye[label[:, task]] + (1 - lam) * eye[np.asarray(mixed.other_label)[:, task]]
+        target = lam * eye[label[:, task]] + (1 - lam) * eye[np.asarray(mixed.partner_label)[:, task]]
         np.testing.assert_allclose(target, golden[f"{case}/targets/{name}"], rtol=1e-5, atol=1e-6)
 
 
@@ -137,7 +137,7 @@ def test_rows_are_mixtures_of_themselves_and_their_partner(seed, cutmix, minmax)
     np.testing.assert_array_equal(out.lam[alone], 1)
     np.testing.assert_array_equal(out.image[alone], image[alone])
     np.testing.assert_array_equal(out.meta[alone], meta[alone])
-    np.testing.assert_array_equal(out.other_label, label[other])
+    np.testing.assert_array_equal(out.partner_label, label[other])
     np.testing.assert_array_equal(out.valid, valid | valid[other])
     assert (out.lam >= 0).all()
     assert (out.lam <= 1).all()

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.learning.losses import kept_counts, make_criterion, task_loss_sums
-from linnaeus_jax.learning.null_masking import inclusion_uniforms, keep_mask, null_mask, null_statistics
+from linnaeus_jax.learning.losses import label_counts, make_criterion, task_loss_sums
+from linnaeus_jax.learning.null_masking import inclusion_uniforms, loss_mask, null_mask, null_statistics
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L30")
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -25,7 +25,7 @@ def test_masking_fixture(fixtures, mode, kind, weighted):
     uniforms = jnp.asarray(np.stack([masking[f"u/{task}"] for task in TASKS], axis=1))
     probability = {"all": 1.0, "sched": float(masking["p_sched"]), "none": 0.0}.get(mode)
     null = null_mask(label, other, lam)
-    keep = keep_mask(null, probability=probability, uniforms=uniforms, phase1=mode == "phase1")
+    keep = loss_mask(null, probability=probability, uniforms=uniforms, phase1=mode == "phase1")
 
     case = f"{mode}/{kind}/{weighted}"
     if weighted == "plain":
@@ -35,7 +35,7 @@ def test_masking_fixture(fixtures, mode, kind, weighted):
     criteria = {task: make_criterion("CrossEntropyLoss", num_classes=logits[task].shape[1]) for task in TASKS}
     weights = {task: criteria_data[f"class_weight/{task}"] for task in TASKS} if weighted == "cw" else None
     rows = jnp.ones(label.shape[0])
-    counts = kept_counts(keep, rows)
+    counts = label_counts(keep, rows)
     np.testing.assert_array_equal(counts, masking[f"{case}/want_n"])
 
     def total(logits):
@@ -60,7 +60,7 @@ def test_null_test_of_mixtures():
 
 def test_probability_needs_uniforms():
     with pytest.raises(ValueError, match="inclusion_uniforms"):
-        keep_mask(jnp.ones((2, 1), bool), probability=0.5)
+        loss_mask(jnp.ones((2, 1), bool), probability=0.5)
 
 
 def test_inclusion_rates_within_binomial_bounds():
@@ -68,7 +68,7 @@ def test_inclusion_rates_within_binomial_bounds():
     uniforms = inclusion_uniforms(jax.random.key(7), (rows,), tasks)
     null = jnp.arange(rows)[:, None] % 2 == jnp.zeros((1, tasks), jnp.int32)
     for probability in (0.0, 0.03, 0.5, 1.0):
-        keep = np.asarray(keep_mask(null, probability=probability, uniforms=uniforms))
+        keep = np.asarray(loss_mask(null, probability=probability, uniforms=uniforms))
         assert keep[1::2].all()
         bound = 4.5 * np.sqrt(probability * (1 - probability) / (rows / 2))
         np.testing.assert_array_less(np.abs(keep[::2].mean(axis=0) - probability), bound + 1e-12)

@@ -40,12 +40,12 @@ def trajectory(section, start, grads, lr, name="blocks.0.weight"):
     info = Info(name, ("w",), start.shape)
     optimizer = build_optimizer(section, [info])
     params = {"w": jnp.asarray(start)}
-    state = optimizer.direction.init(params)
+    state = optimizer.transform.init(params)
 
     @jax.jit
     def step(params, state, grad, lr):
-        direction, state = optimizer.direction.update({"w": grad}, state, params)
-        return optax.apply_updates(params, optimizer.apply_learning_rates(direction, {"default": lr})), state
+        descent, state = optimizer.transform.update({"w": grad}, state, params)
+        return optax.apply_updates(params, optimizer.apply_learning_rates(descent, {"default": lr})), state
 
     found = []
     for grad in grads:
@@ -118,8 +118,8 @@ def test_newton_schulz_of_stacked_layers_is_per_layer():
     section = settings(name="muon", weight_decay=0.0, layer_decay=0.5)
     optimizer = build_optimizer(section, infos, layer_index=lambda name: int(name.split(".")[1]))
     params = {"w": jnp.zeros((3, 5, 4))}
-    direction, _ = optimizer.direction.update({"w": jnp.asarray(stacked)}, optimizer.direction.init(params), params)
-    updates = optimizer.apply_learning_rates(direction, {"default": 1.0})
+    descent, _ = optimizer.transform.update({"w": jnp.asarray(stacked)}, optimizer.transform.init(params), params)
+    updates = optimizer.apply_learning_rates(descent, {"default": 1.0})
     np.testing.assert_array_equal(optimizer.factor["w"].ravel(), [0.25, 0.5, 1.0])
     for i, grad in enumerate(stacked):
         _, alone = trajectory(settings(name="muon", weight_decay=0.0), 0 * grad, [grad], 0.5 ** (2 - i))
@@ -169,15 +169,15 @@ def test_groups_partition_first_match_frozen_and_rates(fixtures):
         for part in p.path[:-1]:
             node = node.setdefault(part, {})
         node[p.path[-1]] = jnp.ones(p.shape)
-    state = optimizer.direction.init(params)
-    direction, _ = optimizer.direction.update(jax.tree.map(jnp.ones_like, params), state, params)
-    updates = optimizer.apply_learning_rates(direction, {"biases": 0.1, "aux": 0.2, "default": 0.0})
+    state = optimizer.transform.init(params)
+    descent, _ = optimizer.transform.update(jax.tree.map(jnp.ones_like, params), state, params)
+    updates = optimizer.apply_learning_rates(descent, {"biases": 0.1, "aux": 0.2, "default": 0.0})
     assert not np.any(updates["stem"]["0"]["weight"])
     assert not np.any(updates["cls_token_1"])
     np.testing.assert_allclose(updates["stages"]["0"]["bias"], -0.1, rtol=1e-5)  # Adam's first step is the sign
     np.testing.assert_allclose(updates["head"]["taxa_L10"]["weight"], -0.2 * 1.9 * 1.2, rtol=1e-5)
     with pytest.raises(ValueError, match=r"\['aux', 'default'\]"):
-        optimizer.apply_learning_rates(direction, {"biases": 0.1})
+        optimizer.apply_learning_rates(descent, {"biases": 0.1})
     adam_state = state.inner_states["adamw"].inner_state[0].mu
     assert isinstance(adam_state["stem"]["0"]["weight"], optax.MaskedNode)  # no memory for frozen parameters
 
@@ -243,8 +243,8 @@ def test_everything_may_be_frozen():
     params, parameters = {"w": jnp.ones((3, 2))}, [Info("head.weight", ("w",), (3, 2))]
     optimizer = build_optimizer(settings(groups={"all": {"filter": by_name(""), "frozen": True}}), parameters)
     assert {row.optimizer for row in optimizer.rows} == {"frozen"}
-    direction, _ = optimizer.direction.update(params, optimizer.direction.init(params), params)
-    updates = optimizer.apply_learning_rates(direction, {"all": 1.0, "default": 1.0})
+    descent, _ = optimizer.transform.update(params, optimizer.transform.init(params), params)
+    updates = optimizer.apply_learning_rates(descent, {"all": 1.0, "default": 1.0})
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(updates))
 
 

@@ -19,7 +19,7 @@ def sparse_rows(smoothing: TaxonomySmoothing) -> np.ndarray:
     """The matrix that the loss uses."""
     mass = jax.jit(smoothing.spread_mass)(jnp.arange(smoothing.num_classes))
     mass = np.broadcast_to(mass, (smoothing.num_classes,) * 2)
-    return mass + np.diag(smoothing.own_mass)
+    return mass + np.diag(smoothing.label_mass)
 
 
 def parents_of(archive, tree: str) -> list[np.ndarray]:
@@ -64,7 +64,7 @@ def test_any_forest_rows_are_distributions_equal_to_the_dense_form(parents, alph
         # as spread_mass, in NumPy: the shapes are new in every example
         related = smoothing.ancestors[:, None, :] == smoothing.ancestors[None, :, :]
         rows = np.einsum("ijk,ik->ij", related, smoothing.subtree_mass) + smoothing.uniform_mass[:, None]
-        rows += np.diag(smoothing.own_mass)
+        rows += np.diag(smoothing.label_mass)
         np.testing.assert_allclose(rows.sum(axis=1), 1.0, atol=1e-6)
         assert rows.min() >= -1e-6
         np.testing.assert_allclose(rows, smoothing.dense_matrix(), rtol=1e-5, atol=1e-6)

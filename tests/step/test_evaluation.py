@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.loader import EvalLoader
-from linnaeus_jax.learning.meta_masking import keep_mask
+from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.run.inputs import Inputs, split_arrays
 from linnaeus_jax.step import evaluation, placement
 from linnaeus_jax.step.evaluation import Evaluation, Evaluator, update_curves
@@ -64,7 +64,7 @@ def evaluate(spied: tuple[Program, Inputs], batch_size: int, devices: int = 1, *
     split = inputs.dataset.train  # 96 rows, a multiple of neither 7 nor 64
     loader = EvalLoader(split_arrays(split), split.rows, inputs.images["train"], batch_size)
     weights = placement.replicate(np.ones(len(TASKS), np.float32))
-    masks = {name: keep_mask(COMPONENTS, masked) for name, masked in PHASES.items()}
+    masks = {name: component_mask(COMPONENTS, masked) for name, masked in PHASES.items()}
     try:
         return Evaluator(program.evaluation, placement).run({}, {}, weights, loader, masks, **options)
     finally:

@@ -88,7 +88,7 @@ def test_only_what_trains_counts(tmp_path):
     events = Events()
     probes = log_probes(events, rows)
     program, inputs, placement = build(config, tmp_path, probes=probes)
-    rows += program.update.optimizer.rows
+    rows += program.settings.optimizer.rows
     names = [row.name for row in rows if row.name.startswith("head.")]
     after, (out,) = run_updates(program, inputs, placement, 1)
 
@@ -127,7 +127,7 @@ def test_no_gradient_of_a_frozen_trunk_is_computed(tmp_path):
         batch = dict(next(loader)[1])
     state = jax.eval_shape(program.initial_state)
     targets, counts = jax.eval_shape(program.objective.prepare, batch, state.step)
-    trained, frozen = program.update.optimizer.split_frozen(state.params)
+    trained, frozen = program.settings.optimizer.split_frozen(state.params)
     assert set(trained) == set(state.params)
     assert len(jax.tree.leaves(trained)) == 6
 
@@ -167,7 +167,7 @@ def test_gradnorm_measures_what_trains(tmp_path, folded):
         if how == "excluded":
             config.loss.grad_weighting.task.exclude_config.patterns = ("head", "meta_", "stem")
         program, inputs, placement = build(config, tmp_path)
-        settings = program.update.gradnorm
+        settings = program.settings.gradnorm
         assert settings is not None
         assert settings.folded == folded
         _, (out,) = run_updates(program, inputs, placement, 1, variant="gradnorm")
@@ -185,10 +185,10 @@ def test_gradnorm_without_a_trunk_to_measure_is_refused(tmp_path):
 def test_a_learning_rate_of_zero_is_no_freeze(tmp_path):
     config = toy.with_group(tiny_config(tmp_path, **SGD), TRUNK, lr_multiplier=0.0)
     program, _, _ = build(config, tmp_path)
-    trained, frozen = program.update.optimizer.split_frozen(jax.eval_shape(program.initial_state).params)
+    trained, frozen = program.settings.optimizer.split_frozen(jax.eval_shape(program.initial_state).params)
     assert "stem" in trained
     assert not jax.tree.leaves(frozen)
-    assert program.update.learning_rates["chosen"](3) == 0.0
+    assert program.settings.learning_rates["chosen"](3) == 0.0
 
 
 def test_everything_frozen(tmp_path):
@@ -239,7 +239,7 @@ def test_without_frozen_groups_nothing_is_traced_for_them(tmp_path, monkeypatch,
 def test_split_and_join_are_inverse(tmp_path: Path):
     program, _, _ = build(toy.with_group(tiny_config(tmp_path, **SGD), TRUNK, frozen=True), tmp_path)
     params = jax.eval_shape(program.initial_state).params
-    trained, frozen = program.update.optimizer.split_frozen(params)
+    trained, frozen = program.settings.optimizer.split_frozen(params)
     assert jax.tree.leaves(trained["stem"]) == jax.tree.leaves(frozen["head.taxa_L10"]) == []
     assert join_frozen(trained, frozen) == params
     assert join_frozen(params, None) is params

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.step.probes import Probe, done, due, measure
+from linnaeus_jax.step.probes import Probe, due, measure, true_after
 from tests.step import toy
 from tests.step.programs import build
 from tests.tiny import tiny_config
@@ -60,8 +60,8 @@ def test_no_probe_is_traced_where_there_is_none():
     "found",
     [{}, {"a": jnp.arange(3)}, {"a": jnp.array([1.0, jnp.nan])}, {"a": jnp.array(jnp.inf), "b": jnp.array([True])}],
 )
-def test_done_is_true_whatever_was_found(found):
-    assert bool(jax.jit(done)(found))
+def test_true_after_is_true_whatever_the_results(found):
+    assert bool(jax.jit(true_after)(found))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,12 @@ def watched(tmp_path_factory):
 
     def look(inputs):
         shown = {"params": inputs.params, "grads": inputs.grads, "updates": inputs.updates(), "loss": inputs.loss}
-        return shown | {"null": inputs.null, "keep": inputs.keep, "counts": inputs.counts, "preview": inputs.preview}
+        return shown | {
+            "null": inputs.null,
+            "loss_mask": inputs.loss_mask,
+            "counts": inputs.counts,
+            "preview": inputs.preview,
+        }
 
     settings = {"model__type": "toy", "train__clip_grad": 0.01, "data__batch_size": 8, "train__accumulation_steps": 2}
     with pytest.MonkeyPatch.context() as patch:
@@ -99,8 +104,8 @@ def test_a_probe_sees_the_update(watched):
         np.testing.assert_allclose(norm, out.grad_norm, rtol=1e-5)  # of the whole update, before clipping
         assert norm > 0.01
         assert seen["loss"] == out.loss
-        assert seen["null"].shape == seen["keep"].shape == (2, 8, 3)
-        np.testing.assert_array_equal(seen["counts"], seen["keep"].sum(axis=(0, 1)))
+        assert seen["null"].shape == seen["loss_mask"].shape == (2, 8, 3)
+        np.testing.assert_array_equal(seen["counts"], seen["loss_mask"].sum(axis=(0, 1)))
         assert seen["preview"].shape == (8, 3)
         before = after
 

@@ -113,7 +113,7 @@ def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
     overrides = {"model__type": "toy", "data__batch_size": 8, "train__accumulation_steps": 2}
     overrides |= {"optimizer__momentum": 0.9, "train__clip_grad": 0.5, "train__ema__enabled": True}
     program, inputs, placement = build(sgd_config(tmp_path, **overrides), tmp_path, devices=2)
-    objective, optimizer = program.objective, program.update.optimizer
+    objective, optimizer = program.objective, program.settings.optimizer
     start = jax.jit(program.initial_state, out_shardings=placement.replicated)()
     expected, outputs = run_updates(program, inputs, placement, 2, state=start)
     assert all(out.grad_norm > 0.5 for out in outputs)  # clipped
@@ -122,7 +122,7 @@ def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
         trained, frozen = optimizer.split_frozen(state.params)
         weights = state.gradnorm.weights
         sums = grad_sums(objective, trained, {}, local, split, counts, weights, state.step, frozen=frozen)
-        return apply(objective, program.update, state, jax.lax.psum(sums, "devices"), targets, batch)[0]
+        return apply(objective, program.settings, state, jax.lax.psum(sums, "devices"), targets, batch)[0]
 
     step = jax.pmap(update, axis_name="devices", in_axes=(None, 0, 0, None, None, None), out_axes=None)
 
@@ -161,7 +161,7 @@ def test_scanned_layers_are_apart_for_optimizer_and_clipping(tmp_path):
         config = tiny_config(tmp_path, model__rope_stages__depths=(2, 1), model__scan_layers=scan)
         program, _, _ = build(config, tmp_path)
         params = jax.eval_shape(program.initial_state).params
-        assert program.update.optimizer.ndim == jax.tree.map(lambda leaf: leaf.ndim, params)
+        assert program.settings.optimizer.ndim == jax.tree.map(lambda leaf: leaf.ndim, params)
         found.append(params)
     assert found[0] == found[1]
 
@@ -170,7 +170,7 @@ def test_applied_learning_rate_is_the_planned_one(tmp_path, monkeypatch):
     toy.register(monkeypatch)
     config = tiny_config(tmp_path, **TOY, lr_scheduler__name="wsd", lr_scheduler__warmup_steps=3, train__epochs=2)
     program, inputs, placement = build(config, tmp_path)
-    schedule = program.update.learning_rates["default"]
+    schedule = program.settings.learning_rates["default"]
     _, outputs = run_updates(program, inputs, placement, 8)
     planned = [float(schedule(k)) for k in range(8)]
     np.testing.assert_allclose([o.learning_rates["default"] for o in outputs], planned, atol=1e-6 * max(planned))

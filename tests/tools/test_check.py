@@ -42,8 +42,8 @@ def built(tmp_path_factory):
 
 
 def test_the_measured_step_has_the_probes_of_the_run(built):
-    assert {probe.name for probe in built.program.update.probes} == {probe.name for probe in built.debug.probes()}
-    assert built.program.update.probes
+    assert {probe.name for probe in built.program.settings.probes} == {probe.name for probe in built.debug.probes()}
+    assert built.program.settings.probes
 
 
 def test_a_trial_checkpoint_leaves_nothing(built):
