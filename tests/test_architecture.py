@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
         "versions": "",
         "config": "registry",
         "taxonomy": "",
-        "metrics": "",
+        "metrics": "registry",
         "schedules": "config files metrics",
         "data": "config files metrics taxonomy",
         "models": "",

@@ -1,6 +1,6 @@
 """What is measured, under which names, and what a user may add."""
 
-from linnaeus_jax.metrics.custom import MetricInputs, register, register_subset, unregister, unregister_subset
+from linnaeus_jax.metrics.custom import MetricInputs, register, register_subset
 from linnaeus_jax.metrics.extras import SubsetMetricWrapper
 from linnaeus_jax.metrics.phase import accuracy
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger

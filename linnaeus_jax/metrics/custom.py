@@ -1,34 +1,37 @@
 """Metrics and subsets of the user's own, from a plugin: a module that `env.plugins` names.
 
 A metric is measured inside the compiled step and, like the built-in ones, logged, kept in checkpoints, reported at the
-end, and may drive early stopping and the ranking of checkpoints. A subset splits the validation rows by whatever a
-function says of them; a column `subset_<kind>` of the labels file does the same without code.
+end, and may drive early stopping and the ranking of checkpoints. Keyword-only arguments with a default value are its
+options, keys `metrics.<name>.<option>` of the configuration. A subset splits the validation rows by whatever a function
+says of them; a column `subset_<kind>` of the labels file does the same without code.
 
-    import jax.numpy as jnp
     from linnaeus_jax.metrics import MetricInputs, register, register_subset
 
+    @register("genus_confidence", unit="fraction", formula="mean probability of the best genus")
     def genus_confidence(inputs: MetricInputs):
         best = inputs.probabilities["taxa_L20"].max(axis=1)
         return (best * inputs.weight).sum(), inputs.weight.sum()
 
-    register("genus_confidence", genus_confidence)
     register_subset("hemisphere", lambda rows: rows.meta[:, 4] >= 0)
+
+`register("genus_confidence", genus_confidence)` does the same for a function that exists.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from linnaeus_jax.metrics import known, names
+from linnaeus_jax.metrics import table
+from linnaeus_jax.metrics.table import PHASES, MetricInfo
+from linnaeus_jax.registry import METRICS
 
 if TYPE_CHECKING:
     import jax
 
-#: kinds of phases: the training step, and every validation phase
-PHASES = ("train", "val")
 #: kinds of subsets that every run may have
 BUILT_IN_SUBSETS = ("taxa", "rarity", "metadata")
 
@@ -57,56 +60,71 @@ class MetricInputs:
         return {task: jax.nn.softmax(z, axis=1) for task, z in self.logits.items()}
 
 
-#: inputs -> (sum [], count []); the metric is sum / count
-UpdateFn = Callable[[MetricInputs], tuple["jax.Array", "jax.Array"]]
+#: MetricInputs, options -> (sum [], count []); the metric is sum / count
+UpdateFn = Callable[..., tuple[Any, Any]]
 #: split of the data (`data.dataset.Split`) -> bool, int or text [n], see `register_subset`
 SubsetFn = Callable[[Any], Any]
 
 
-@dataclass(frozen=True, eq=False)
-class CustomMetric:
-    """One registered metric; see `register`."""
+class CustomMetric(NamedTuple):
+    """A registered metric with its options filled in."""
 
     name: str
     update_fn: UpdateFn
-    init_value: float | None
-    higher_is_better: bool
-    phases: tuple[str, ...]
 
 
-_metrics: dict[str, CustomMetric] = {}
 _subsets: dict[str, SubsetFn] = {}
 
 
 def register(
     name: str,
-    update_fn: UpdateFn,
+    update_fn: UpdateFn | None = None,
     *,
+    formula: str = "",
+    unit: str = "",
     init_value: float | None = None,
     higher_is_better: bool | None = None,
     phases: Sequence[str] = PHASES,
-) -> CustomMetric:
-    """Adds a metric, logged as `<phase>/<name>` and, at the end, as `final_<phase>_<name>`.
+) -> Any:
+    """Adds a metric, logged as `<phase>/<name>` and, at the end, as `final_<phase>_<name>`; also a decorator.
 
     Args:
       name: letters, digits, `_`, `-` and `.`.
       update_fn: traced; its sums over batches and devices are added up, so rows of weight 0 (padding) must not count.
+      formula: a short text for reports; empty: the first line of the function's docstring.
+      unit: for reports; `fraction` is shown in percent.
       init_value: the best value before the first measurement; None: any value is better.
-      higher_is_better: None: from the words of the name, see `known.guess`.
+      higher_is_better: None: from the words of the name, see `table.guess`.
       phases: any of `PHASES`.
+
+    Returns:
+      `update_fn`, or a decorator where it is None.
 
     Raises:
       ValueError: the name is malformed or taken, or a phase is unknown.
     """
-    _check_name("metric", name, _metrics)
-    unknown = [phase for phase in phases if phase not in PHASES]
-    if unknown or not phases:
+    if update_fn is None:
+        return functools.partial(
+            register,
+            name,
+            formula=formula,
+            unit=unit,
+            init_value=init_value,
+            higher_is_better=higher_is_better,
+            phases=phases,
+        )
+    _check_name("metric", name)
+    if not phases or not set(phases) <= set(PHASES):
         raise ValueError(f"custom metric {name!r}: phases={tuple(phases)} must name one or more of {PHASES}")
-    if known.built_in(name) is not None:
+    if table.entry(name) is not None and name not in METRICS:
         raise ValueError(f"custom metric {name!r} has the name of a built-in one; choose another name")
-    higher = known.guess(name) if higher_is_better is None else higher_is_better
-    metric = _metrics[name] = CustomMetric(name, update_fn, init_value, higher, tuple(phases))
-    return metric
+    METRICS.register(name)(update_fn)
+    if METRICS.options(name) and not name.isidentifier():
+        raise ValueError(f"custom metric {name!r} has options, so its name must be one word: metrics.<name>.<option>")
+    higher = table.guess(name) if higher_is_better is None else higher_is_better
+    text = formula or (update_fn.__doc__ or "").strip().partition("\n")[0]
+    table.TABLE[name] = MetricInfo(name, text, unit, higher, tuple(phases), init_value=init_value)
+    return update_fn
 
 
 def register_subset(kind: str, function: SubsetFn) -> None:
@@ -121,52 +139,30 @@ def register_subset(kind: str, function: SubsetFn) -> None:
     Raises:
       ValueError: the name is malformed or taken.
     """
-    _check_name("subset", kind, {**dict.fromkeys(BUILT_IN_SUBSETS), **_subsets})
+    _check_name("subset", kind)
+    if kind in (*BUILT_IN_SUBSETS, *_subsets):
+        raise ValueError(f"custom subset {kind!r} is registered twice or built in; choose another name")
     _subsets[kind] = function
 
 
-def _check_name(what: str, name: str, taken: Mapping[str, object]) -> None:
+def _check_name(what: str, name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_.\-]+", name):
         raise ValueError(f"custom {what} {name!r}: use only letters, digits, '_', '-' and '.'")
-    if name in taken:
-        raise ValueError(f"custom {what} {name!r} is registered twice or built in; choose another name")
 
 
-def unregister(name: str) -> None:
-    """Removes a metric; KeyError if there is none of that name."""
-    del _metrics[name]
+def registered(phase: str, options: Mapping[str, Any]) -> tuple[CustomMetric, ...]:
+    """The metrics of plugins that a kind of phase, `train` or `val`, measures, in order of registration.
 
-
-def unregister_subset(kind: str) -> None:
-    """Removes a kind of subsets; KeyError if there is none of that name."""
-    del _subsets[kind]
-
-
-def registered(phase: str) -> tuple[CustomMetric, ...]:
-    """The metrics of a kind of phase, `train` or `val`, in order of registration."""
-    return tuple(metric for metric in _metrics.values() if phase in metric.phases)
+    Args:
+      options: the section `metrics` of the configuration, which holds `<name>.<option>`.
+    """
+    return tuple(
+        CustomMetric(name, functools.partial(function, **{key: options[name][key] for key in METRICS.options(name)}))
+        for name, function in METRICS.entries.items()
+        if phase in table.TABLE[name].phases
+    )
 
 
 def registered_subsets() -> dict[str, SubsetFn]:
     """Kind -> function, in order of registration."""
     return dict(_subsets)
-
-
-def find(name: str) -> CustomMetric | None:
-    """The metric of that name, if there is one."""
-    return _metrics.get(name)
-
-
-def prefers_higher(name: str) -> bool:
-    """Direction of `<phase>/<metric>`: registered, else built in, else from the words of its name."""
-    key = names.split_result(name)[1]
-    if key in _metrics:
-        return _metrics[key].higher_is_better
-    entry = known.built_in(key)
-    return known.guess(key) if entry is None else entry.higher_is_better
-
-
-def available(phase: str, tasks: Sequence[str]) -> dict[str, bool]:
-    """Metric -> whether higher is better, of everything but subsets that a phase, `train` or `val`, measures."""
-    found = {key: entry.higher_is_better for key, entry in known.keys(phase, tasks).items()}
-    return found | {metric.name: metric.higher_is_better for metric in registered(phase)}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnaeus_jax.metrics.custom import CustomMetric, MetricInputs
+from linnaeus_jax.metrics.table import RISK_LEVELS
 
 Sums = dict[str, jax.Array]
 
@@ -24,8 +25,6 @@ META_STATES = ("unmasked", "partial", "masked")
 CALIBRATION_BINS = 15
 #: most points of a risk-coverage curve that is plotted
 RISK_POINTS = 1000
-#: highest accepted share of errors, in percent, for which the coverage is reported
-RISK_LEVELS = (1, 5, 10)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,25 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax.metrics.table import BUILT_IN
+
 Row = dict[str, Any]
 
-#: metrics repeated in the `core/` section, under their short names
-CORE = {
-    "loss": "loss",
-    "loss_unweighted": "loss_unweighted",
-    "chain_accuracy": "chain_acc",
-    "partial_chain_accuracy": "partial_chain_acc",
-}
-#: fractions that are also logged in percent
-CHAINS = ("chain_accuracy", "partial_chain_accuracy")
+#: metrics repeated in the `core/` section -> their short names, see `table.MetricInfo.core`
+CORE = {name: info.core for name, info in BUILT_IN.items() if info.core}
+#: fractions among them, which are also logged in percent
+CHAINS = tuple(name for name in CORE if BUILT_IN[name].unit == "fraction")
 EPOCH_AVG = "epoch_avg_"
-#: results of an epoch of training that are no means over its samples
-TOTALS = ("epoch_duration_sec", "avg_samples_per_sec")
 
 
 def result_name(phase: str, name: str) -> str:
     """`<phase>/<name>`; a mean over an epoch of training is `train/epoch_avg_<name>`."""
-    mean = phase == "train" and name not in TOTALS and not name.endswith("/count")
+    total = name.endswith("/count") or (name in BUILT_IN and not BUILT_IN[name].mean)
+    mean = phase == "train" and not total
     return f"{phase}/{EPOCH_AVG if mean else ''}{name}"
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from linnaeus_jax.metrics import custom, names
+from linnaeus_jax.metrics import names, table
 
 
 class Metric:
@@ -20,7 +20,8 @@ class Metric:
 
     def __init__(self, name: str, init_value: float | None = None, higher_is_better: bool | None = None) -> None:
         self.name = name
-        self.higher_is_better = custom.prefers_higher(name) if higher_is_better is None else higher_is_better
+        higher = table.prefers_higher(names.split_result(name)[1])
+        self.higher_is_better = higher if higher_is_better is None else higher_is_better
         self.value = init_value
         self.best = init_value
         self.best_epoch: int | None = None
@@ -108,8 +109,8 @@ class MetricsTracker:
         for name, value in values.items():
             key = names.result_name(phase, name)
             if key not in self.metrics:
-                registered = custom.find(name)
-                self.metrics[key] = Metric(key, None if registered is None else registered.init_value)
+                info = table.entry(name)
+                self.metrics[key] = Metric(key, None if info is None else info.init_value)
             self.metrics[key].update(value, epoch, step)
 
     def update_latest(self, row: Mapping[str, Any]) -> None:

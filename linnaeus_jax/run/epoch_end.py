@@ -24,12 +24,8 @@ from linnaeus_jax.schedules.triggers import Due, Phase, due_at_boundary
 
 log = logging.getLogger("linnaeus_jax")
 
-#: ranking metrics in order of preference, with the sign that makes larger better
-RANKING_METRICS = (
-    ("val/partial_chain_accuracy", 1.0),
-    ("val/chain_accuracy", 1.0),
-    ("val/loss", -1.0),
-)
+#: ranking metrics in order of preference
+RANKING_METRICS = ("val/partial_chain_accuracy", "val/chain_accuracy", "val/loss")
 
 Results = dict[str, dict[str, float]]
 
@@ -144,8 +140,8 @@ class Boundary:
         """Puts the checkpoint of this boundary into the index and lets retention act."""
         host = self.host
         if not host.ranking_metric:
-            candidates = ((self.best_metric, 0.0),) if self.best_metric else RANKING_METRICS
-            host.ranking_metric = next((name for name, _ in candidates if host.tracker.value(name) is not None), "")
+            candidates = (self.best_metric,) if self.best_metric else RANKING_METRICS
+            host.ranking_metric = next((name for name in candidates if host.tracker.value(name) is not None), "")
         metric = host.tracker.metrics.get(host.ranking_metric)
         if metric is not None and metric.last_step == step and metric.value is not None:
             value = metric.value if metric.higher_is_better else -metric.value

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.metrics import custom, known, names
+from linnaeus_jax.metrics import names, table
 from linnaeus_jax.schedules.resolved import EarlyStopSpec
 from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
 
@@ -48,21 +48,20 @@ def parse_metric_name(name: str, *, tasks: Sequence[str] = (), components: Seque
         if head.lower() != written.lower() or name[len(written) : len(written) + 1] not in ("_", "/"):
             continue
         phase = phases[written]
-        metrics = custom.available("train" if phase == "train" else "val", tasks)
-        for key, higher in metrics.items():
+        for key, info in table.keys("train" if phase == "train" else "val", tasks).items():
             for spelling in (key, *_with_task(key, tasks)):
                 if rest.lower() == spelling.lower():
-                    return MonitoredMetric(phase, spelling, higher, key, key.partition("_taxa_")[0] == "loss")
+                    is_loss = key.partition("_taxa_")[0] == "loss"
+                    return MonitoredMetric(phase, spelling, info.higher_is_better, key, is_loss)
         # which subsets there are is known with the data, see `require_measured`
         if any(re.fullmatch(rf"subset/[^/]+/[^/]+/acc1_{re.escape(task)}", rest) for task in tasks):
             return MonitoredMetric(phase, rest, True, rest, False)
-    whole = [name for name, entry in known.BUILT_IN.items() if entry.whole]
-    ranked = [name for name, entry in known.BUILT_IN.items() if entry.per_task]
-    own = sorted({metric.name for phase in custom.PHASES for metric in custom.registered(phase)})
+    whole = [name for name, info in table.TABLE.items() if info.whole]
+    per_task = [name for name, info in table.TABLE.items() if info.per_task]
     raise ValueError(
         f"{name!r} is no known metric; write <phase>_<metric> with a phase of {', '.join(phases)} and a metric that it "
-        f"measures: {', '.join(whole)}, {', '.join(ranked)} with a task of {', '.join(tasks) or 'this dataset'}, or "
-        f"one that env.plugins registers: {', '.join(own) or '(none)'}"
+        f"measures: {', '.join(whole)}, or {', '.join(per_task)} with a task of {', '.join(tasks) or 'this dataset'}; "
+        "env.plugins may register more"
     )
 
 

@@ -227,7 +227,7 @@ def build_program(
         probabilities=probabilities,
         extras=PhaseExtras(
             subsets={"metadata": META_STATES} if masking and bounds else {},
-            custom=custom.registered("train"),
+            custom=custom.registered("train", config.metrics),
             kinds=tuple(dataset.subset_names),
         ),
         preview_rows=PREVIEW_ROWS if probes else 0,
@@ -281,7 +281,7 @@ def build_program(
             subsets={"taxa": dataset.taxa_subset_names, "rarity": dataset.rarity_names, **dataset.subset_names},
             ancestors=tuple(dataset.tree.anc[task] for task in dataset.tasks),
             confidence=True,
-            custom=custom.registered("val"),
+            custom=custom.registered("val", config.metrics),
             kinds=tuple(dataset.subset_names),
         ),
     )

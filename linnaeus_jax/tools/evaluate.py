@@ -65,7 +65,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     from linnaeus_jax.data.dataset import build_dataset
     from linnaeus_jax.data.plans import SamplerSettings
     from linnaeus_jax.files import RunDirectory
-    from linnaeus_jax.metrics.custom import available
+    from linnaeus_jax.metrics import table
     from linnaeus_jax.run.checkpoints import Checkpoints
     from linnaeus_jax.schedules.resolved import ResolvedSchedule
     from linnaeus_jax.step.placement import Placement
@@ -96,7 +96,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
         )
     params = stored["params"] if stored.get("ema") is None else stored["ema"]
     _check_shapes(params, program, directory.checkpoints / str(step))
-    offered = available("val", dataset.tasks)
+    offered = table.keys("val", dataset.tasks)
     measured = [name.removeprefix("val/") for name in host["tracker"]["metrics"] if name.startswith("val/")]
     if lost := [name for name in measured if name not in offered and not name.startswith("subset/")]:
         log.warning("no plugin of env.plugins registers %s, which the run measured: left out", ", ".join(lost))

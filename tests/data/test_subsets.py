@@ -8,7 +8,7 @@ import pytest
 
 from linnaeus_jax.data.dataset import build_dataset, write_assets
 from linnaeus_jax.data.subsets import MAX_SUBSETS, with_known_subsets
-from linnaeus_jax.metrics import custom, register_subset, unregister_subset
+from linnaeus_jax.metrics import custom, register_subset
 from linnaeus_jax.run.inputs import split_arrays
 from tests.tiny import TASKS, tiny_config
 
@@ -30,21 +30,18 @@ def told(dataset, split, kind):
 
 
 @pytest.fixture
-def dataset(tmp_path):
+def dataset(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
+    monkeypatch.setattr(custom, "_subsets", {})
     register_subset("north", lambda split: split.meta[:, 4] > 0)
     register_subset("file", lambda split: [name.removesuffix(".jpg")[-1] for name in split.identifiers])
-    try:
-        yield dataset_with(
-            tmp_path,
-            habitat=rng.choice(["wood", "lake", ""], ROWS).tolist(),
-            zone=rng.choice([-1, 2, 10], ROWS),
-            urban=rng.random(ROWS) < 0.5,
-            state=rng.choice([b"AL", b"NY"], ROWS),
-        )
-    finally:
-        unregister_subset("north")
-        unregister_subset("file")
+    return dataset_with(
+        tmp_path,
+        habitat=rng.choice(["wood", "lake", ""], ROWS).tolist(),
+        zone=rng.choice([-1, 2, 10], ROWS),
+        urban=rng.random(ROWS) < 0.5,
+        state=rng.choice([b"AL", b"NY"], ROWS),
+    )
 
 
 def test_every_kind_of_column_and_function(dataset):

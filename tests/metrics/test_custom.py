@@ -10,23 +10,20 @@ import numpy as np
 import pytest
 
 from linnaeus_jax import metrics
-from linnaeus_jax.metrics import custom, known
+from linnaeus_jax.metrics import custom, table
 from linnaeus_jax.metrics.extras import PhaseExtras
 from linnaeus_jax.metrics.phase import batch_sums, empty_sums, summarise
+from tests.metrics.plugins import forget_plugins
 
 TASKS = ("taxa_L10", "taxa_L20")
 ROWS = 6
 
 
 @pytest.fixture
-def registry():
+def registry(monkeypatch):
     """Whatever a test registers is gone afterwards."""
-    registries: tuple[dict[str, Any], ...] = (custom._metrics, custom._subsets)
-    before = [dict(one) for one in registries]
-    yield metrics.register
-    for now, then in zip(registries, before, strict=True):
-        now.clear()
-        now.update(then)
+    forget_plugins(monkeypatch)
+    return metrics.register
 
 
 def columns():
@@ -65,7 +62,7 @@ def test_a_metric_sees_rows_metadata_and_subsets(registry):
         return (inputs.weight * inputs.meta_valid[:, 1]).sum(), inputs.weight.sum()
 
     registry("known_place", look)
-    extras = PhaseExtras(custom=custom.registered("val"), kinds=("place",))
+    extras = PhaseExtras(custom=custom.registered("val", {}), kinds=("place",))
     values = summarise(jax.device_get(sums(extras)), TASKS, extras)
     assert values["known_place"] == pytest.approx(3 / 5)
     for name in ("row", "group", "meta", "meta_valid"):
@@ -103,27 +100,24 @@ def test_without_them_nothing_is_traced():
 )
 def test_a_metric_that_fails_is_named_before_anything_runs(registry, function, message):
     registry("bad", function)
-    extras = PhaseExtras(custom=custom.registered("val"))
+    extras = PhaseExtras(custom=custom.registered("val", {}))
     with pytest.raises(ValueError, match=message):
         extras.check({"taxa_L10": 3}, 5, 2)
     registry("good", lambda inputs: (inputs.meta.sum() + inputs.subsets["place"].sum(), inputs.weight.sum()))
-    found = custom.find("good")
-    assert found is not None
-    good = PhaseExtras(custom=(found,), kinds=("place",))
+    good = PhaseExtras(custom=custom.registered("val", {})[1:], kinds=("place",))
     good.check({"taxa_L10": 3}, 5, 2)
 
 
 def test_directions_come_from_one_table(registry):
     registry("unsureness", lambda inputs: (0, 0), higher_is_better=False, phases=("val",))
     registry("my_loss", lambda inputs: (0, 0))
-    assert custom.available("val", TASKS)["unsureness"] is False
-    assert "unsureness" not in custom.available("train", TASKS)
-    found = custom.find("my_loss")
-    assert found is not None
-    assert found.higher_is_better is False  # from its name
-    assert custom.prefers_higher("val_mask_meta/unsureness") is False
-    for key, higher in known.keys("val", TASKS).items():
-        assert custom.prefers_higher(f"val/{key}") is higher.higher_is_better is known.guess(key), key
+    assert table.keys("val", TASKS)["unsureness"].higher_is_better is False
+    assert "unsureness" not in table.keys("train", TASKS)
+    assert table.keys("train", TASKS)["my_loss"].higher_is_better is False  # from its name
+    assert metrics.Metric("val_mask_meta/unsureness").higher_is_better is False
+    for key, info in table.keys("val", TASKS).items():
+        if key != "unsureness":
+            assert metrics.Metric(f"val/{key}").higher_is_better is info.higher_is_better is table.guess(key), key
 
 
 def test_every_metric_of_a_phase_is_in_the_table():
@@ -136,6 +130,6 @@ def test_every_metric_of_a_phase_is_in_the_table():
     found = batch_sums(logits, label, jnp.ones(4), loss, loss[:, 0], null_possible=True, extras=extras)
     values = summarise(jax.device_get(found), TASKS, extras, np.asarray([[0.5, -0.4]] * 4, np.float32))
     others = {"loss", "epoch_duration_sec", "avg_samples_per_sec"}  # of the evaluation and of the tracker
-    assert values.keys() | others == known.keys("val", TASKS).keys()
+    assert values.keys() | others == table.keys("val", TASKS).keys()
     values = summarise(jax.device_get(found), TASKS)
-    assert values.keys() | others == known.keys("train", TASKS).keys()
+    assert values.keys() | others == table.keys("train", TASKS).keys()

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.metrics import custom, names
+from linnaeus_jax.metrics import custom, names, register
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.phase import add, batch_sums, empty_sums, summarise
 from linnaeus_jax.metrics.tracker import Metric, MetricsTracker
+from tests.metrics.plugins import forget_plugins
 
 TASKS = ("taxa_L10", "taxa_L20")
 PHASES = ("train", "val", "val_mask_meta", "val_mask_TEMPORAL")
@@ -67,7 +68,7 @@ def test_an_unset_metric_takes_any_first_number_but_nan():
     ],
 )
 def test_direction(name, higher):
-    assert custom.prefers_higher(name) is higher
+    assert Metric(name).higher_is_better is higher
 
 
 def test_documented_keys_appear_for_phases_that_ran(fixtures):
@@ -188,20 +189,22 @@ def test_a_metric_added_by_a_method_is_logged_saved_and_final():
 
 
 @pytest.fixture
-def plugin():
+def plugin(monkeypatch):
+    forget_plugins(monkeypatch)
+
+    @register("unsureness", higher_is_better=False, phases=("val",))
     def mean_confidence(inputs):
         best = inputs.probabilities["taxa_L10"].max(axis=1)
         return (best * inputs.weight).sum(), inputs.weight.sum()
 
-    metric = custom.register("unsureness", mean_confidence, higher_is_better=False, phases=("val",))
-    yield metric
-    custom.unregister("unsureness")
+    return mean_confidence
 
 
 def test_a_registered_metric_is_measured_in_the_step(plugin):
-    assert custom.registered("val") == (plugin,)
-    assert custom.registered("train") == ()
-    extras = PhaseExtras(custom=custom.registered("val"))
+    [metric] = custom.registered("val", {})
+    assert metric.name == "unsureness"
+    assert custom.registered("train", {}) == ()
+    extras = PhaseExtras(custom=(metric,))
     rng, total = np.random.default_rng(0), empty_sums(TASKS, extras)
     logits = {task: rng.normal(size=(6, 4)).astype(np.float32) for task in TASKS}
     weight = np.array([1, 1, 1, 1, 0, 1], np.float32)
@@ -226,14 +229,14 @@ def test_a_registered_metric_is_measured_in_the_step(plugin):
 
 def test_registration_mistakes_are_named(plugin):
     with pytest.raises(ValueError, match="registered twice"):
-        custom.register("unsureness", plugin.update_fn)
+        register("unsureness", lambda inputs: (0, 0))
     with pytest.raises(ValueError, match="only letters"):
-        custom.register("val/x", plugin.update_fn)
+        register("val/x", plugin)
     with pytest.raises(ValueError, match="must name one or more"):
-        custom.register("x", plugin.update_fn, phases=("test",))
+        register("x", plugin, phases=("test",))
     for taken in ("acc1_taxa_L10", "loss", "coverage_at_risk_5_taxa_L33_5"):
         with pytest.raises(ValueError, match="has the name of a built-in one"):
-            custom.register(taken, plugin.update_fn)
+            register(taken, plugin)
     for taken in ("taxa", "metadata"):
         with pytest.raises(ValueError, match="built in"):
             custom.register_subset(taken, lambda split: split.rows)

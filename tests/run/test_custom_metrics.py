@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import h5py
@@ -13,6 +12,7 @@ import pytest
 from linnaeus_jax.metrics import custom
 from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import evaluate
+from tests.metrics.plugins import forget_plugins
 from tests.run.test_trainer import rows_of
 from tests.tiny import TASKS, tiny_config
 
@@ -44,10 +44,7 @@ def forgotten(monkeypatch):
     """Forgets all plugins, as in a new process."""
 
     def forget() -> None:
-        monkeypatch.setattr(custom, "_metrics", {})
-        monkeypatch.setattr(custom, "_subsets", {})
-        for name in [name for name in sys.modules if name.startswith("linnaeus_jax_plugin:")]:
-            monkeypatch.delitem(sys.modules, name)
+        forget_plugins(monkeypatch)
 
     forget()
     return forget
@@ -111,7 +108,7 @@ def test_a_plugin_drives_a_run_and_its_evaluation(tmp_path, forgotten, capsys):
 
     # ---- the ranking, and the evaluation of its best in a new process
     forgotten()
-    assert not custom.registered("val")
+    assert not custom.registered("val", {})
     capsys.readouterr()
     assert evaluate.main([str(tmp_path / "run"), "--checkpoint=best", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

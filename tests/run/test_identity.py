@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.debugging.session import DebugSession
-from linnaeus_jax.metrics import register, unregister
+from linnaeus_jax.metrics import register
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run import trainer
 from linnaeus_jax.run.checkpoints import Checkpoints
@@ -24,6 +24,7 @@ from linnaeus_jax.run.identity import differences, identity_error
 from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.step.placement import Placement
+from tests.metrics.plugins import forget_plugins
 from tests.step import toy
 from tests.tiny import tiny_config
 
@@ -216,12 +217,10 @@ def test_these_may_change_only_between_epochs(interrupted, finished, tmp_path, c
 
 
 @pytest.mark.slow
-def test_a_metric_may_be_added(interrupted, tmp_path):
+def test_a_metric_may_be_added(interrupted, tmp_path, monkeypatch):
+    forget_plugins(monkeypatch)
     register("confidence", lambda inputs: (inputs.weight.sum(), inputs.weight.sum()))
-    try:
-        assert resumed(interrupted, tmp_path / "run").global_step == 9
-    finally:
-        unregister("confidence")
+    assert resumed(interrupted, tmp_path / "run").global_step == 9
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from linnaeus_jax.main import main as run_main
-from linnaeus_jax.metrics import MetricInputs, custom
+from linnaeus_jax.metrics import MetricInputs, register
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.wandb_sink import WandbSink
 from linnaeus_jax.run import trainer
@@ -30,6 +30,7 @@ from linnaeus_jax.run.recorder import TrainRecorder
 from linnaeus_jax.step.evaluation import Evaluation
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.tools import evaluate
+from tests.metrics.plugins import forget_plugins
 from tests.reporting.wandb_file import contents
 from tests.run.test_trainer import rows_of
 from tests.tiny import TASKS, tiny_config, write_tiny_data
@@ -185,15 +186,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
             hold(self, point)
 
         patch.setattr(TrainRecorder, "hold", noted_hold)
-        custom.register("coarse_confidence", coarse_confidence)
-        try:
-            before = fetch.calls
-            trainer.run(everything_on(directory), directory / "run")
-            reads = fetch.calls - before
-            root = directory / "run"
-            yield Finished(root, rows_of(root), contents(root / "logs"), reads, held)
-        finally:
-            custom.unregister("coarse_confidence")
+        forget_plugins(patch)
+        register("coarse_confidence", coarse_confidence)
+        before = fetch.calls
+        trainer.run(everything_on(directory), directory / "run")
+        reads = fetch.calls - before
+        root = directory / "run"
+        yield Finished(root, rows_of(root), contents(root / "logs"), reads, held)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from linnaeus_jax.checks.schedule import validate_schedule_config
 from linnaeus_jax.config import get_config
-from linnaeus_jax.metrics import custom
+from linnaeus_jax.metrics import register
 from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
 from linnaeus_jax.schedules.early_stop import (
     check,
@@ -19,6 +19,7 @@ from linnaeus_jax.schedules.early_stop import (
     restore_state,
 )
 from linnaeus_jax.schedules.resolved import EarlyStopSpec
+from tests.metrics.plugins import forget_plugins
 from tests.schedules.helpers import make_schedule
 
 _TASKS = ("taxa_L10", "taxa_L20")
@@ -90,18 +91,16 @@ def test_metric_names():
 
 
 def test_registered_metrics_may_be_monitored(monkeypatch):
-    metric = custom.CustomMetric(
-        "Unsureness", lambda inputs: (inputs.weight[0], inputs.weight[0]), None, False, ("val",)
-    )
-    monkeypatch.setitem(custom._metrics, metric.name, metric)
+    forget_plugins(monkeypatch)
+    register("Unsureness", lambda inputs: (inputs.weight[0], inputs.weight[0]), higher_is_better=False, phases=("val",))
     found = parse_metric_name("val_mask_meta/unsureness", tasks=_TASKS)
     assert (found.phase, found.key, found.higher_is_better, found.is_loss) == (
         "val_mask_meta",
-        metric.name,
+        "Unsureness",
         False,
         False,
     )
-    with pytest.raises(ValueError, match=r"env.plugins registers: Unsureness$"):
+    with pytest.raises(ValueError, match=r"measures: .* Unsureness, or .*env.plugins may register more$"):
         parse_metric_name("train_unsureness", tasks=_TASKS)  # measured in validation alone
 
 

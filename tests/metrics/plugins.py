@@ -1,0 +1,19 @@
+"""Metrics and subsets that tests register are gone afterwards."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from linnaeus_jax.metrics import custom, table
+from linnaeus_jax.registry import METRICS
+
+
+def forget_plugins(patch: pytest.MonkeyPatch) -> None:
+    """Forgets the metrics and subsets that plugins registered, as in a new process, until the patch is undone."""
+    patch.setattr(METRICS, "entries", {})
+    patch.setattr(table, "TABLE", dict(table.BUILT_IN))
+    patch.setattr(custom, "_subsets", {})
+    for name in [name for name in sys.modules if name.startswith("linnaeus_jax_plugin:")]:
+        patch.delitem(sys.modules, name)
