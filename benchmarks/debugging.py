@@ -73,9 +73,7 @@ class WatchedStepper(Stepper):
         self.debug.after_update(update, state, outputs, batch)
         due = probes.due(self.probes, update)
         if due:
-            values = fetch(outputs.probes)
-            for probe in due:
-                probe.consume(update, 0, values[probe.name])
+            probes.consume(due, update, 0, fetch(outputs.probes))
         return found
 
 

@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
         "data": "config files metrics taxonomy",
         "models": "",
         "learning": "config",
-        "step": "config data files learning metrics models schedules",
+        "step": "config data files learning metrics models registry schedules",
         "reporting": "config data files metrics schedules taxonomy",
         "debugging": "config data files learning models reporting schedules step versions",
         "checks": "config data debugging learning models schedules step taxonomy",

@@ -29,6 +29,7 @@ from linnaeus_jax.learning.losses import CRITERIA
 from linnaeus_jax.learning.optimizers import OPTIMIZERS
 from linnaeus_jax.learning.task_weights import STRATEGIES
 from linnaeus_jax.models import model_variants, stage_of
+from linnaeus_jax.step.probes import registered_probes
 from linnaeus_jax.step.program import model_from_config
 from linnaeus_jax.taxonomy.ranks import check_task_order
 
@@ -197,11 +198,20 @@ def config_errors(config: ConfigDict) -> list[str]:
         (_bucket_errors, ()),
         (validate_schedule_config, ("schedule", "data")),
         (lambda config: schedule_errors(config.debug.profiler.schedule), ("debug.profiler",)),
+        (_probe_errors, ()),
     )
     for check, sections in checks:  # a section with a malformed tuple cannot be looked at any further
         if not any(key.startswith(f"{section}.") for key in malformed for section in sections):
             errors += check(config)
     return list(dict.fromkeys(errors))
+
+
+def _probe_errors(config: ConfigDict) -> list[str]:
+    try:
+        registered_probes(config.debug.get("probes", {}))
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def _expand(config: ConfigDict, key: str) -> Iterator[tuple[str, Any]]:

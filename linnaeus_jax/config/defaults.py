@@ -489,7 +489,9 @@ def complete_open_nodes(config: ConfigDict) -> ConfigDict:
                 if defaults:
                     node = config
                     for part in registry.section.split("."):
-                        node = node.setdefault(part, ConfigDict()) if part not in node else node[part]
+                        if part not in node:
+                            node[part] = ConfigDict()
+                        node = node[part]
                     complete = ConfigDict({key: _typed(value) for key, value in defaults.items()})
                     node[name] = _filled(complete, node.get(name, ConfigDict()), f"{registry.section}.{name}")
     return config

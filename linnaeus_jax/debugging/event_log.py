@@ -34,6 +34,9 @@ from linnaeus_jax.step.probes import Probe, ProbeInputs
 
 log = logging.getLogger("linnaeus_jax")
 
+#: event type, step, epoch, data
+Writer = Callable[[str, int, int, Mapping[str, Any]], None]
+
 BUFFERED_EVENTS = 100
 FLUSH_SECONDS = 30.0
 #: updates between events
@@ -299,137 +302,138 @@ def data_sanity_data(labels: np.ndarray, classes: Mapping[str, int]) -> dict[str
 # ---- measurements of an update
 
 
-def event_log_probes(
-    event_log: DebugEventLog,
-    *,
-    rows: Sequence[ParameterRow],
-    tasks: Sequence[str],
-    learning_rate: Callable[[int], float],
-    batch_index: Callable[[int], int],
-) -> list[Probe]:
-    """The probes that write `training_step`, `gradient_stats` and `param_updates`.
-
-    Nothing is remembered between updates: `param_updates` measures the update it falls on, mean |update| of every
-    parameter, instead of the difference to a copy of the parameters.
-
-    Args:
-      rows: of all parameters in leaf order; read when an event is written, so that a list may be filled in after the
-        step was built. What is measured are those that train.
-      tasks: in task order, finest first.
-      learning_rate: 0-based update -> rate that is shown.
-      batch_index: 0-based update -> its position in its epoch.
-    """
-
-    def trained() -> list[str]:
-        return [row.name for row in rows if row.optimizer != FROZEN]
-
-    def write_training_step(step: int, epoch: int, found: dict[str, np.ndarray]) -> None:
-        count = max(int(found["count"]), 1)
-        event_log.event(
-            "training_step",
-            step,
-            epoch,
-            {
-                "loss": float(found["loss"]),
-                "accuracy": float(found["correct"][0]) / count,
-                "learning_rate": float(learning_rate(step)),
-                "sample_predictions": found["predictions"].tolist(),
-                "sample_labels": found["labels"].tolist(),
-                "target_shape": found["target_shape"].tolist(),
-                "labels_shape": found["labels_shape"].tolist(),
-                "num_valid": round(float(found["counts"][0])),
-                "batch_idx": int(batch_index(step)),
-                "tasks": {
-                    task: {"loss": float(found["task_losses"][t]), "accuracy": float(found["correct"][t]) / count}
-                    for t, task in enumerate(tasks)
-                },
-            },
-        )
-
-    def write_gradient_stats(step: int, epoch: int, found: dict[str, np.ndarray]) -> None:
-        norm = float(np.sqrt(np.sum(np.square(found["norms"], dtype=np.float64))))
-        event_log.event(
-            "gradient_stats",
-            step,
-            epoch,
-            {
-                "total_norm": norm if math.isfinite(norm) else math.inf,
-                "max_grad": float(np.max(found["max"], initial=0.0)),
-                "min_grad": float(np.min(found["min"])) if len(found["min"]) else 0.0,
-                "num_params_with_grad": int(np.count_nonzero(found["max"])),
-                "num_params_total": len(rows),
-                "top_10_grad_norms": _top(trained(), found["norms"]),
-                "nonfinite_params": int(np.count_nonzero(~np.isfinite(found["max"]))),
-            },
-        )
-
-    def write_param_updates(step: int, epoch: int, found: np.ndarray) -> None:
-        if step == 0:  # the first measurement is of update 50
-            return
-        updated = int(np.count_nonzero(found > MOVING))
-        event_log.event(
-            "param_updates",
-            step,
-            epoch,
-            {
-                "num_params_updated": updated,
-                "num_params_total": len(rows),
-                "top_10_param_changes": _top(trained(), found),
-                "no_updates": updated == 0,
-            },
-        )
-
+def event_log_probes(write: Writer, **facts: Any) -> list[Probe]:
+    """The probes that write `training_step`, `gradient_stats` and `param_updates`; for `facts` see `EventProbe`."""
     return [
-        Probe("training_step", TRAINING_STEP_EVERY, _measure_training_step, write_training_step),
-        Probe("gradient_stats", GRADIENT_STATS_EVERY, _measure_gradients, write_gradient_stats),
-        Probe("param_updates", PARAM_UPDATES_EVERY, _measure_updates, write_param_updates),
+        TrainingStep(name="training_step", every=TRAINING_STEP_EVERY, write=write, **facts),
+        GradientStats(name="gradient_stats", every=GRADIENT_STATS_EVERY, write=write, **facts),
+        ParamUpdates(name="param_updates", every=PARAM_UPDATES_EVERY, write=write, **facts),
     ]
 
 
-def _measure_training_step(inputs: ProbeInputs) -> dict[str, jax.Array]:
-    label = inputs.batch["label"]
-    shown = min(_SAMPLES, inputs.preview.shape[0], label.shape[1])
-    return {
-        "loss": inputs.loss,
-        "task_losses": inputs.task_losses,
-        "count": inputs.sums["count"],
-        "correct": inputs.sums["correct1"],
-        "counts": inputs.counts,
-        "predictions": inputs.preview[:shown, 0],
-        "labels": label[0, :shown, 0],
-        "target_shape": jnp.asarray(inputs.loss_mask.shape, jnp.int32),
-        "labels_shape": jnp.asarray(label.shape, jnp.int32),
-    }
+class EventProbe(Probe):
+    """A probe whose result becomes an event of its name.
+
+    Attributes:
+      write: adds an event to the log.
+      rows: of all parameters in leaf order; read when an event is written, so that a list may be filled in after the
+        step was built. What is measured are those that train.
+      tasks: in task order, finest first.
+      learning_rate: step -> rate that is shown.
+      batch_index: step -> its position in its epoch.
+    """
+
+    write: Writer
+    rows: Sequence[ParameterRow]
+    tasks: Sequence[str]
+    learning_rate: Callable[[int], float]
+    batch_index: Callable[[int], int]
+
+    def consume(self, step: int, epoch: int, values: Any) -> dict[str, Any]:
+        if data := self.data(step, values):
+            self.write(self.name, step, epoch, data)
+        return {}
+
+    def data(self, step: int, values: Any) -> dict[str, Any]:
+        """Data of the event; empty: none is written."""
+        raise NotImplementedError
+
+    def top(self, values: np.ndarray) -> dict[str, float]:
+        """The ten largest of the trained parameters by name, largest first; what is not finite comes before all."""
+        names = [row.name for row in self.rows if row.optimizer != FROZEN]
+        order = np.argsort(-np.where(np.isfinite(values), values, np.inf), kind="stable")[:_TOP]
+        return {names[i]: float(values[i]) for i in order}
 
 
-def _measure_gradients(inputs: ProbeInputs) -> dict[str, jax.Array]:
-    """Per leaf that trains: L2 norm, largest and smallest |g| (float32 [L]); the largest is NaN where any entry is."""
-    found = []
-    for grad in jax.tree.leaves(inputs.grads):
-        size = jnp.abs(grad.astype(jnp.float32))
-        bits = jax.lax.bitcast_convert_type(size, jnp.int32)  # XLA on CPU may lose a NaN among floating-point numbers
-        # one reduction instead of three: hundreds of leaves take a third of the time to compile
-        found.append(jax.lax.reduce((bits, bits, size * size), _REDUCE_FROM, _max_min_sum, tuple(range(size.ndim))))
-    if not found:
-        return dict.fromkeys(("norms", "max", "min"), jnp.zeros(0))
-    largest, smallest, squares = (jnp.stack(values) for values in zip(*found, strict=True))
-    magnitudes = {
-        name: jax.lax.bitcast_convert_type(x, jnp.float32) for name, x in (("max", largest), ("min", smallest))
-    }
-    return {"norms": jnp.sqrt(squares), **magnitudes}
+class TrainingStep(EventProbe):
+    """Loss, accuracy, and labels and predictions of the first rows."""
+
+    def measure(self, inputs: ProbeInputs) -> dict[str, jax.Array]:
+        label = inputs.batch["label"]
+        shown = min(_SAMPLES, inputs.preview.shape[0], label.shape[1])
+        return {
+            "loss": inputs.loss,
+            "task_losses": inputs.task_losses,
+            "count": inputs.sums["count"],
+            "correct": inputs.sums["correct1"],
+            "counts": inputs.counts,
+            "predictions": inputs.preview[:shown, 0],
+            "labels": label[0, :shown, 0],
+            "target_shape": jnp.asarray(inputs.loss_mask.shape, jnp.int32),
+            "labels_shape": jnp.asarray(label.shape, jnp.int32),
+        }
+
+    def data(self, step: int, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        accuracy = [float(correct) / max(int(values["count"]), 1) for correct in values["correct"]]
+        return {
+            "loss": float(values["loss"]),
+            "accuracy": accuracy[0],
+            "learning_rate": float(self.learning_rate(step)),
+            "sample_predictions": values["predictions"].tolist(),
+            "sample_labels": values["labels"].tolist(),
+            "target_shape": values["target_shape"].tolist(),
+            "labels_shape": values["labels_shape"].tolist(),
+            "num_valid": round(float(values["counts"][0])),
+            "batch_idx": int(self.batch_index(step)),
+            "tasks": {
+                task: {"loss": float(values["task_losses"][t]), "accuracy": accuracy[t]}
+                for t, task in enumerate(self.tasks)
+            },
+        }
+
+
+class GradientStats(EventProbe):
+    """Norms and extremes of the gradient."""
+
+    def measure(self, inputs: ProbeInputs) -> dict[str, jax.Array]:
+        """Per trained leaf: L2 norm, largest and smallest |g| (float32 [L]); the largest is NaN where any entry is."""
+        reduced = []
+        for grad in jax.tree.leaves(inputs.grads):
+            size = jnp.abs(grad.astype(jnp.float32))
+            bits = jax.lax.bitcast_convert_type(size, jnp.int32)  # XLA on CPU may lose a NaN among floats
+            # one reduction instead of three: hundreds of leaves take a third of the time to compile
+            axes = tuple(range(size.ndim))
+            reduced.append(jax.lax.reduce((bits, bits, size * size), _REDUCE_FROM, _max_min_sum, axes))
+        if not reduced:
+            return dict.fromkeys(("norms", "max", "min"), jnp.zeros(0))
+        largest, smallest, squares = (jnp.stack(values) for values in zip(*reduced, strict=True))
+        magnitudes = {
+            name: jax.lax.bitcast_convert_type(x, jnp.float32) for name, x in (("max", largest), ("min", smallest))
+        }
+        return {"norms": jnp.sqrt(squares), **magnitudes}
+
+    def data(self, step: int, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        norm = float(np.sqrt(np.sum(np.square(values["norms"], dtype=np.float64))))
+        return {
+            "total_norm": norm if math.isfinite(norm) else math.inf,
+            "max_grad": float(np.max(values["max"], initial=0.0)),
+            "min_grad": float(np.min(values["min"])) if len(values["min"]) else 0.0,
+            "num_params_with_grad": int(np.count_nonzero(values["max"])),
+            "num_params_total": len(self.rows),
+            "top_10_grad_norms": self.top(values["norms"]),
+            "nonfinite_params": int(np.count_nonzero(~np.isfinite(values["max"]))),
+        }
+
+
+class ParamUpdates(EventProbe):
+    """Which parameters move: of the update that it falls on, without a copy of earlier parameters."""
+
+    def measure(self, inputs: ProbeInputs) -> jax.Array:
+        """float32 [L], mean |update| of every leaf that trains."""
+        means = [jnp.abs(u.astype(jnp.float32)).mean() for u in jax.tree.leaves(inputs.updates())]
+        return jnp.stack(means) if means else jnp.zeros(0)
+
+    def data(self, step: int, values: np.ndarray) -> dict[str, Any]:
+        if step == 0:  # the first measurement is of step 50
+            return {}
+        updated = int(np.count_nonzero(values > MOVING))
+        return {
+            "num_params_updated": updated,
+            "num_params_total": len(self.rows),
+            "top_10_param_changes": self.top(values),
+            "no_updates": updated == 0,
+        }
 
 
 def _max_min_sum(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     return jnp.maximum(left[0], right[0]), jnp.minimum(left[1], right[1]), left[2] + right[2]
-
-
-def _measure_updates(inputs: ProbeInputs) -> jax.Array:
-    """float32 [L], mean |update| of every leaf that trains."""
-    found = [jnp.abs(u.astype(jnp.float32)).mean() for u in jax.tree.leaves(inputs.updates())]
-    return jnp.stack(found) if found else jnp.zeros(0)
-
-
-def _top(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
-    """The ten largest by name, largest first; what is not finite comes before all."""
-    order = np.argsort(-np.where(np.isfinite(values), values, np.inf), kind="stable")[:_TOP]
-    return {names[i]: float(values[i]) for i in order}

@@ -1,13 +1,13 @@
 """What each debug flag says at each point of a run; the texts themselves are made in `flags`.
 
 Every method takes what is known at its point and does nothing where its flags are off. Numbers from inside the compiled
-step come through one probe, `targets`.
+step come through one probe, `TargetsProbe`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.probes import Probe, ProbeInputs
 from linnaeus_jax.step.program import Program
 
-#: updates between the lines of flags that look into the step
-PROBE_EVERY = 10
 #: images on which the effect of the augmentation is shown
 SHOWN_IMAGES = 16
 #: flags whose numbers are measured inside the step
@@ -49,11 +47,11 @@ class FlagReports:
         self._facts: Mapping[str, Any] = {}
         self._dumped: dict[str, str] = {}
 
-    def targets(self) -> list[Probe]:
+    def probes(self) -> list[Probe]:
         """The probe of the flags that look into the step; none where they are off."""
         if not any(self.debug.on(flag) for flag in LOOKING_INSIDE):
             return []
-        return [Probe("flags", PROBE_EVERY, _measure_targets, self._write_targets)]
+        return [TargetsProbe(name="flags", write=self._write_targets)]
 
     # ---- start of a run
 
@@ -195,7 +193,7 @@ class FlagReports:
 
     # ---- targets and losses
 
-    def _write_targets(self, update: int, epoch: int, found: Mapping[str, np.ndarray]) -> None:
+    def _write_targets(self, found: Mapping[str, np.ndarray]) -> None:
         line, real = self.debug.debug_line, found["weight"] > 0  # padding says nothing
         names = ("label", "partner_label", "lam", "null", "loss_mask", "sample_losses")
         label, partner_label, lam, null, loss_mask, sample_losses = (found[name][real] for name in names)
@@ -237,20 +235,28 @@ def _compiled_lines(step: CompiledStep) -> list[str]:
     return flags.fact_lines(f"compiled {step.name} step, per device", facts)
 
 
-def _measure_targets(inputs: ProbeInputs) -> dict[str, jax.Array]:
+class TargetsProbe(Probe):
     """Targets, predictions and losses of the first micro-batch."""
-    return {
-        "label": inputs.batch["label"][0],
-        "weight": inputs.batch["weight"][0],
-        "partner_label": inputs.partner_label[0],
-        "lam": inputs.lam[0],
-        "task_losses": inputs.task_losses,
-        "null": inputs.null[0],
-        "loss_mask": inputs.loss_mask[0],
-        "sample_losses": inputs.sample_losses,
-        "null_probability": inputs.probabilities["null_mask_prob"],
-        "preview": inputs.preview,
-    }
+
+    write: Callable[[Mapping[str, np.ndarray]], None]
+
+    def measure(self, inputs: ProbeInputs) -> dict[str, jax.Array]:
+        return {
+            "label": inputs.batch["label"][0],
+            "weight": inputs.batch["weight"][0],
+            "partner_label": inputs.partner_label[0],
+            "lam": inputs.lam[0],
+            "task_losses": inputs.task_losses,
+            "null": inputs.null[0],
+            "loss_mask": inputs.loss_mask[0],
+            "sample_losses": inputs.sample_losses,
+            "null_probability": inputs.probabilities["null_mask_prob"],
+            "preview": inputs.preview,
+        }
+
+    def consume(self, step: int, epoch: int, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        self.write(values)
+        return {}
 
 
 def _augmentation_lines(program: Program, batch: Mapping[str, Any], update: int) -> list[str]:

@@ -39,7 +39,7 @@ from linnaeus_jax.learning.optimizers import ParameterRow
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.objective import Recorder
 from linnaeus_jax.step.placement import fetch
-from linnaeus_jax.step.probes import Probe
+from linnaeus_jax.step.probes import Probe, registered_probes
 from linnaeus_jax.step.program import Program
 
 log = logging.getLogger("linnaeus_jax")
@@ -106,17 +106,21 @@ class DebugSession:
         return self.detecting or self.bundle_wanted
 
     def probes(self) -> list[Probe]:
-        """The measurements of the event log and of the flags that look into the step."""
-        found: list[Probe] = []
+        """The measurements of plugins, of the event log and of the flags that look into the step.
+
+        Raises:
+          ValueError: a plugin's probe has a bad option.
+        """
+        probes = registered_probes(self.config.debug.get("probes", {}))
         if self.config.debug.jsonl.enabled:
-            found += event_log_probes(
-                self,  # type: ignore[arg-type]  # events go through `event`, which knows whether the log is open
+            probes += event_log_probes(
+                self.event,
                 rows=self._rows,
                 tasks=self.tasks,
-                learning_rate=lambda update: self._rate(update),
-                batch_index=lambda update: self._update_in_epoch(update),
+                learning_rate=lambda step: self._rate(step),
+                batch_index=lambda step: self._update_in_epoch(step),
             )
-        return found + self.reports.targets()
+        return probes + self.reports.probes()
 
     def event(self, event_type: str, step: int, epoch: int, data: Mapping[str, Any]) -> None:
         """Adds to the event log, if it is open."""

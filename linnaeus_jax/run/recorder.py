@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger
+from linnaeus_jax.step import probes
 from linnaeus_jax.step.placement import fetch
-from linnaeus_jax.step.probes import Probe
 from linnaeus_jax.step.state import IntervalSums
 from linnaeus_jax.step.train_step import StepOutputs
 
@@ -29,9 +29,10 @@ class LogPoint:
     step: int
     epoch: int
     streams: frozenset[str]
-    probes: tuple[Probe, ...]
+    probes: tuple[probes.Probe, ...]  # that were due at this update
     outputs: StepOutputs
     interval: IntervalSums
+    probe_row: Mapping[str, Any] = field(default_factory=dict)  # what they log
 
 
 class TrainRecorder:
@@ -49,7 +50,7 @@ class TrainRecorder:
         self._held = point
 
     def release(self) -> LogPoint | None:
-        """Reads what is held, hands probe results to their consumers and adds the sums to every average.
+        """Reads what is held, hands the results of probes to them and adds the sums to every average.
 
         Raises:
           NonFiniteError: the limit of non-finite updates in a row is reached.
@@ -59,8 +60,7 @@ class TrainRecorder:
         held, self._held = self._held, None
         outputs, interval = fetch((held.outputs, held.interval))
         self.logger.add(interval_dict(interval))
-        for probe in held.probes:
-            probe.consume(held.step - 1, held.epoch, outputs.probes[probe.name])
+        probe_row = probes.consume(held.probes, held.step - 1, held.epoch, outputs.probes)
         self.last_grad_norm = float(outputs.grad_norm)
         self.last_rates = host_floats(outputs.learning_rates)
         if self.nonfinite_limit and int(outputs.skipped_in_a_row) >= self.nonfinite_limit:
@@ -70,7 +70,7 @@ class TrainRecorder:
                 f"norm {float(outputs.grad_norm):g}; lower lr_scheduler.base_lr or train.clip_grad, or look for the "
                 "first bad value with --debug underflow_overflow"
             )
-        return LogPoint(held.step, held.epoch, held.streams, held.probes, outputs, interval)
+        return LogPoint(held.step, held.epoch, held.streams, held.probes, outputs, interval, probe_row)
 
     def row(
         self, point: LogPoint, *, mixup_group: str | None, seconds_left: float | None = None, now: float | None = None

@@ -542,6 +542,8 @@ def needed_variants(this: Run) -> list[str]:
 def write_log_point(this: Run, loader: TrainLoader) -> None:
     """Reads and writes what the last log point held, if anything."""
     point = this.host.recorder.release()
+    if point is not None and point.probe_row:
+        this.sinks.write("probe", point.step, point.epoch, point.probe_row)
     if point is None or not this.lead or not point.streams:
         return
     plans, logger = this.inputs.plans, this.host.recorder.logger

@@ -219,7 +219,7 @@ def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
 def run(log, given: ProbeInputs, epoch=2) -> list[dict]:
     """Measures in a compiled program, consumes on the host, as the trainer does."""
     probes = event_log_probes(
-        log, rows=TRAINED, tasks=TASKS, learning_rate=lambda k: 1e-3, batch_index=lambda k: k % 40
+        log.event, rows=TRAINED, tasks=TASKS, learning_rate=lambda k: 1e-3, batch_index=lambda k: k % 40
     )
     found = jax.device_get(jax.jit(lambda x: measure(probes, x))(given))
     step = int(given.step)

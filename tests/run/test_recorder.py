@@ -92,17 +92,23 @@ def test_row_has_the_current_values_and_the_mean_of_the_interval():
     assert json.loads(json.dumps(row)) == row, "plain Python values"
 
 
-def test_probe_results_go_to_their_consumer_with_the_0_based_update():
-    seen = []
-    probe = SimpleNamespace(name="norms", consume=lambda *arguments: seen.append(arguments))
+def test_probe_results_go_to_the_probe_with_the_0_based_step_and_what_it_logs_to_the_log_point():
+    consumed = []
+
+    def consume(*arguments):
+        consumed.append(arguments)
+        return {"": 1.5, "of/some": 2}
+
+    probe = SimpleNamespace(name="probe/norms", consume=consume)
     recorder = make()
     recorder.hold(point(5, 1.0, probes=(probe,), skipped_in_a_row=0))
     assert recorder._held is not None
-    recorder._held.outputs.probes["norms"] = jnp.arange(3)
-    recorder.release()
-    ((update, epoch, found),) = seen
-    assert (update, epoch) == (4, 0)
-    np.testing.assert_array_equal(found, [0, 1, 2])
+    recorder._held.outputs.probes["probe/norms"] = jnp.arange(3)
+    released = recorder.release()
+    ((step, epoch, values),) = consumed
+    assert (step, epoch) == (4, 0)
+    np.testing.assert_array_equal(values, [0, 1, 2])
+    assert released.probe_row == {"probe/norms": 1.5, "probe/norms/of/some": 2}
 
 
 @pytest.mark.parametrize(("limit", "in_a_row", "stops"), [(0, 99, False), (3, 2, False), (3, 3, True)])

@@ -65,7 +65,7 @@ class Events:
 
 def log_probes(events, rows):
     return event_log_probes(
-        events, rows=rows, tasks=("a", "b", "c"), learning_rate=lambda _: 1.0, batch_index=lambda update: update
+        events.event, rows=rows, tasks=("a", "b", "c"), learning_rate=lambda _: 1.0, batch_index=lambda update: update
     )
 
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.step.probes import Probe, due, measure, true_after
+from linnaeus_jax.step.probes import Probe, consume, due, measure, true_after
 from tests.step import toy
 from tests.step.programs import build
 from tests.tiny import tiny_config
 
 
-def probe(name: str, every: int, function=lambda inputs: {"step": inputs.step}) -> Probe:
-    return Probe(name, every, function, lambda *_: None)
+class Look(Probe):
+    """Measures what `function` returns."""
+
+    function: Callable[[Any], Any]
+
+    def measure(self, inputs: Any) -> Any:
+        return self.function(inputs)
+
+
+def probe(name: str, every: int, function: Callable[[Any], Any] = lambda inputs: {"step": inputs.step}) -> Probe:
+    return Look(name=name, every=every, function=function)
 
 
 def test_due_updates():
@@ -57,11 +69,31 @@ def test_no_probe_is_traced_where_there_is_none():
 
 
 @pytest.mark.parametrize(
-    "found",
+    "results",
     [{}, {"a": jnp.arange(3)}, {"a": jnp.array([1.0, jnp.nan])}, {"a": jnp.array(jnp.inf), "b": jnp.array([True])}],
 )
-def test_true_after_is_true_whatever_the_results(found):
-    assert bool(jax.jit(true_after)(found))
+def test_true_after_any_results(results):
+    assert bool(jax.jit(true_after)(results))
+
+
+def test_every_number_is_logged_by_its_path():
+    values = {"norm": np.float32(0.5), "task": {"loss": np.array([1.0, np.nan])}, "count": np.int32(3)}
+    results = {"probe/look": values, "probe/other": np.float32(2.0)}
+    row = consume([probe("probe/look", 1), probe("probe/other", 1)], 0, 0, results)
+    nan = row.pop("probe/look/task/loss/1")
+    assert np.isnan(nan)
+    assert row == {"probe/look/count": 3, "probe/look/norm": 0.5, "probe/look/task/loss/0": 1.0, "probe/other": 2.0}
+    assert isinstance(row["probe/look/count"], int)
+
+
+def test_a_host_function_chooses_what_is_logged():
+    class Host(Probe):
+        def consume(self, step, epoch, values):
+            return {"at": step, "sum": float(values.sum())} if epoch else {}
+
+    results = {"probe/host": np.arange(3.0)}
+    assert consume([Host(name="probe/host")], 20, 0, results) == {}
+    assert consume([Host(name="probe/host")], 20, 1, results) == {"probe/host/at": 20, "probe/host/sum": 3.0}
 
 
 @pytest.fixture(scope="module")
