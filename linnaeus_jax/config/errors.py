@@ -1,4 +1,4 @@
-"""The one exception that a wrong configuration or command line ends with."""
+"""What ends the program with a message of its own."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ class ConfigError(Exception):
         if len(self.messages) == 1:
             return self.messages[0]
         return "\n".join(f"{number}. {message}" for number, message in enumerate(self.messages, 1))
+
+
+class RunError(Exception):
+    """Ends a run; the message says what, where and how to mend it.
+
+    Attributes:
+      alert: title under which a person is told wherever a sink can reach one; empty: nobody is.
+    """
+
+    alert = ""

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from linnaeus_jax.config.errors import RunError
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.placement import fetch
 
@@ -40,8 +41,10 @@ _ADVICE = (
 )
 
 
-class InvalidOperation(FloatingPointError):
+class InvalidOperation(RunError, FloatingPointError):
     """An operation made a NaN or an infinity; the message names it, its line, the update and what to do."""
+
+    alert = "Non-finite values"
 
 
 def kinds() -> tuple[str, ...]:

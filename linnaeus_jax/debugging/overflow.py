@@ -26,6 +26,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from linnaeus_jax.config.errors import RunError
 from linnaeus_jax.debugging.frame_recorder import FrameRecorder, GradientSlots
 from linnaeus_jax.debugging.frames import Frame, Frames, Row
 
@@ -39,8 +40,10 @@ _FOUND = (
 )
 
 
-class OverflowDetected(ValueError):
+class OverflowDetected(RunError, ValueError):
     """A weight, input or output was NaN or infinite; the report has been written."""
+
+    alert = "Non-finite values"
 
     def __init__(self, batch_number: int, frame: Frame) -> None:
         super().__init__(_FOUND)
@@ -48,7 +51,7 @@ class OverflowDetected(ValueError):
         self.frame = frame
 
 
-class BatchLimitReached(ValueError):
+class BatchLimitReached(RunError, ValueError):
     """The batch named by `abort_after_batch_num` is done."""
 
 

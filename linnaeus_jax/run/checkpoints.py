@@ -19,8 +19,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
+from linnaeus_jax.config.errors import RunError
 from linnaeus_jax.files import write_json
-from linnaeus_jax.run.retention import LatestN, PreservationPolicy, preserved
+from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
 
 #: what to do about a checkpoint of another run
 OTHER_RUN = (
@@ -29,7 +30,7 @@ OTHER_RUN = (
 )
 
 
-class CheckpointError(Exception):
+class CheckpointError(RunError):
     """A checkpoint that cannot be used; the message says which, why and what to do."""
 
 
@@ -37,7 +38,7 @@ class Checkpoints:
     """The checkpoints of one run directory.
 
     Args:
-      policy: which of them a save or `retain` lets stay; by default all.
+      policy: which of them a save or `retain` lets stay, by default all; may be replaced before the first save.
     """
 
     def __init__(self, directory: Path, policy: PreservationPolicy | None = None) -> None:
@@ -52,7 +53,7 @@ class Checkpoints:
             self.directory,
             item_handlers={"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(
-                step_prefix="ckpt_step", cleanup_tmp_directories=True, preservation_policy=self.policy
+                step_prefix="ckpt_step", cleanup_tmp_directories=True, preservation_policy=Current(lambda: self.policy)
             ),
         )
 
@@ -151,6 +152,8 @@ class Checkpoints:
 
     def newest_meta(self) -> dict[str, Any] | None:
         """The host part of the newest checkpoint whose host part can be read; None without any."""
+        if not self.directory.is_dir():
+            return None
         for step in reversed(self.steps()):
             with contextlib.suppress(Exception):  # `restore_newest` reports it
                 return self.meta(step)
@@ -213,7 +216,7 @@ class Checkpoints:
         """Ends the background threads. What a save met is raised by `wait`; here it must not hide a run's own error."""
         if "_manager" in self.__dict__:
             try:
-                self._manager.close()
+                self.__dict__.pop("_manager").close()
             except Exception as error:
                 logging.error("closing the checkpoints in %s failed: %s", self.directory, error)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax.config.errors import RunError
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.step import probes
 from linnaeus_jax.step.placement import fetch
@@ -18,8 +19,10 @@ from linnaeus_jax.step.state import IntervalSums
 from linnaeus_jax.step.train_step import StepOutputs
 
 
-class NonFiniteError(Exception):
+class NonFiniteError(RunError):
     """Too many updates in a row had non-finite values."""
+
+    alert = "Non-finite values"
 
 
 @dataclass(frozen=True, eq=False)

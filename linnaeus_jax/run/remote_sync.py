@@ -7,6 +7,11 @@ import subprocess
 import threading
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.errors import RunError
+from linnaeus_jax.files import RunDirectory
+
 log = logging.getLogger("linnaeus_jax")
 
 #: what is still being written
@@ -17,7 +22,7 @@ NOT_FOUND = (3, 4)
 QUESTION_SECONDS = 60.0
 
 
-class RemoteSyncError(Exception):
+class RemoteSyncError(RunError):
     """The remote directory belongs to something else; the message says what to do."""
 
 
@@ -45,6 +50,15 @@ class RemoteSync:
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._work, name="remote-sync", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def from_config(cls, config: ConfigDict, directory: RunDirectory) -> RemoteSync | None:
+        """The copy to `env.output.bucket`; None where it is off."""
+        bucket, names = config.env.output.bucket, config.experiment
+        if not bucket.enabled:
+            return None
+        remote = remote_directory(bucket.remote, names.project, names.group, names.name)
+        return cls(directory.root, remote, directory.run_id_file.name, bucket.executable, bucket.timeout_seconds)
 
     def claim(self) -> None:
         """Makes sure that the remote directory is this run's, and marks it so; nothing is copied before.

@@ -41,6 +41,18 @@ class Indexed(PreservationPolicy):
         return self.policy.should_preserve(shown, context=context)
 
 
+@dataclasses.dataclass(frozen=True)
+class Current(PreservationPolicy):
+    """Asks the policy that counts when it is asked: a run knows its own only after its newest checkpoint was read."""
+
+    policy: Callable[[], PreservationPolicy]
+
+    def should_preserve(
+        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        return self.policy().should_preserve(checkpoints, context=context)
+
+
 def retention_policy(index: Callable[[], Index], keep_top_n: int, keep_last_n: int) -> PreservationPolicy:
     """The `keep_top_n` best and the `keep_last_n` newest checkpoints, and always the newest one; 0 and 0: all of them.
 

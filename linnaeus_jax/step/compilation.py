@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from linnaeus_jax.step.placement import Placement
+from linnaeus_jax.step.program import Program
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -33,6 +34,16 @@ class CompiledStep:
 
     def __call__(self, state: Any, batch: Any) -> Any:
         return self.compiled(state, batch)
+
+
+def compile_steps(
+    program: Program, state: Any, batch: Any, placement: Placement, *, donate: bool
+) -> dict[str, CompiledStep]:
+    """Every step that a run of `program` can need, by name."""
+    return {
+        name: compile_step(program.train_step(name), state, batch, placement, name, donate=donate)
+        for name in program.step_names
+    }
 
 
 def compile_step(

@@ -60,6 +60,10 @@ class Placement:
     def device_count(self) -> int:
         return self.mesh.size
 
+    @property
+    def process_count(self) -> int:
+        return jax.process_count()
+
     def to_device(self, batch: Mapping[str, Any], sharding: NamedSharding) -> dict[str, jax.Array]:
         """Starts the transfer of this process's part of a batch; returns global arrays."""
         host = dict(batch)

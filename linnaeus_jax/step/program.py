@@ -77,6 +77,11 @@ class Program:
         """Training statistics of no update at all."""
         return IntervalSums.zeros(self.objective.tasks, len(self.evaluation.component_names), self.objective.extras)
 
+    @property
+    def step_names(self) -> tuple[str, ...]:
+        """Train steps that a run of this program makes: `plain`, and with GradNorm `gradnorm`."""
+        return ("plain",) if self.settings.gradnorm is None else ("plain", "gradnorm")
+
     def train_step(self, name: str) -> Any:
         """The pure train step `plain`, or `gradnorm`, which also measures and moves the task weights."""
         if name == "gradnorm":

@@ -22,7 +22,8 @@ from linnaeus_jax.reporting.logs import console
 
 if TYPE_CHECKING:
     from linnaeus_jax.learning.optimizers import ParameterRow
-    from linnaeus_jax.run.trainer import Run
+    from linnaeus_jax.run.experiment import Experiment
+    from linnaeus_jax.step.state import TrainState
 
 TIMED_UPDATES = 5
 
@@ -78,7 +79,7 @@ def parameter_table(rows: Sequence[ParameterRow], *, every: bool) -> Table:
     return table("parameters by module (--all: every one)", columns, cells)
 
 
-def trial_checkpoint(this: Run) -> str:
+def trial_checkpoint(experiment: Experiment, state: TrainState) -> str:
     """Saves a checkpoint beside where the run directory would lie, reads it back and removes it; a line about it.
 
     Raises:
@@ -87,28 +88,29 @@ def trial_checkpoint(this: Run) -> str:
     import jax
 
     from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
-    from linnaeus_jax.run.trainer import UserError, checkpoint_meta, stored_state
+    from linnaeus_jax.run.experiment import UserError
+    from linnaeus_jax.run.host_state import HostState
+    from linnaeus_jax.run.resume import checkpoint_meta
 
-    place = next(
-        path for path in (this.directory.root.resolve(), *this.directory.root.resolve().parents) if path.is_dir()
-    )
+    root = experiment.directory.root.resolve()
+    place = next(path for path in (root, *root.parents) if path.is_dir())
     try:
         with tempfile.TemporaryDirectory(prefix="trial_checkpoint_", dir=place) as folder:
             checkpoints = Checkpoints(Path(folder))
             try:
                 started = time.perf_counter()
-                state = this.state.replace(interval=None)
-                checkpoints.save(0, state, checkpoint_meta(this, at_boundary=False))
+                meta = checkpoint_meta(experiment, HostState.of(experiment), state, at_end=False)
+                checkpoints.save(0, state.replace(interval=None), meta)
                 checkpoints.wait()
                 saved = time.perf_counter()
-                found = checkpoints.restore_newest(stored_state(this))
+                newest = checkpoints.restore_newest(experiment.abstract_state.replace(interval=None))
                 restored = time.perf_counter()
             finally:
                 checkpoints.close()
             size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     except (OSError, CheckpointError) as error:
         raise UserError(f"a trial checkpoint in {place} failed: {error}") from error
-    same = found is not None and jax.tree.all(jax.tree.map(_identical, state, found[1]))
+    same = newest is not None and jax.tree.all(jax.tree.map(_identical, state.replace(interval=None), newest[1]))
     if not same:
         raise UserError(f"a trial checkpoint in {place} was not read back as it was saved; is this disk sound?")
     return f"checkpoint: {size / 1e6:.1f} MB, written in {saved - started:.1f} s, read back in {restored - saved:.1f} s"
@@ -124,21 +126,21 @@ def check(argv: Sequence[str]) -> None:
     import jax
 
     from linnaeus_jax.files import RunDirectory
-    from linnaeus_jax.run.trainer import build, fresh_state, needed_variants
-    from linnaeus_jax.step.compilation import compile_step
+    from linnaeus_jax.run.experiment import build_experiment
+    from linnaeus_jax.step.compilation import compile_steps
 
     parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("check.png"), help="picture of the first images")
     parser.add_argument("--all", action="store_true", help="a row for every parameter instead of every module")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
-    this = build(config, RunDirectory.of(config, None), write=False)
-    dataset = this.inputs.dataset
+    experiment = build_experiment(config, RunDirectory.of(config, None), write=False)
+    dataset = experiment.inputs.dataset
     console.print(dataset.report(), markup=False, soft_wrap=True)
 
     # ---- what is trained how
     groups: dict[tuple[str, str, float], list[int]] = {}
-    for row in this.program.settings.optimizer.rows:
+    for row in experiment.program.settings.optimizer.rows:
         key = (row.group, row.optimizer, row.weight_decay)
         groups.setdefault(key, []).append(int(np.prod(row.shape)))
     console.print(
@@ -148,18 +150,16 @@ def check(argv: Sequence[str]) -> None:
             [[*key, len(sizes), f"{sum(sizes):,}"] for key, sizes in groups.items()],
         )
     )
-    console.print(parameter_table(this.program.settings.optimizer.rows, every=options.all))
+    console.print(parameter_table(experiment.program.settings.optimizer.rows, every=options.all))
 
     # ---- one batch, one update and a few more for the clock
-    with this.inputs.train_loader(0) as loader:
+    with experiment.inputs.train_loader(0) as loader:
         _, batch = next(loader)
-    placed = this.placement.to_device(batch, this.placement.update)
-    state = fresh_state(this)
+    placed = experiment.placement.to_device(batch, experiment.placement.update)
+    state = experiment.initial_state()
     rows = []
-    for name in needed_variants(this):
-        step = compile_step(
-            this.program.train_step(name), state, placed, this.placement, name, donate=this.debug.donates
-        )
+    steps = compile_steps(experiment.program, state, placed, experiment.placement, donate=experiment.debug.donates)
+    for name, step in steps.items():
         state, outputs = jax.block_until_ready(step(state, placed))
         started = time.perf_counter()
         for _ in range(TIMED_UPDATES):
@@ -168,16 +168,15 @@ def check(argv: Sequence[str]) -> None:
         seconds = (time.perf_counter() - started) / TIMED_UPDATES
         rows.append([name, f"{step.seconds:.1f} s", f"{step.memory_bytes / 1e6:.0f} MB", f"{seconds:.3f} s"])
     plain = float(rows[0][3].split()[0])
-    updates = int(this.inputs.plans.updates_per_epoch[0])
+    updates = int(experiment.inputs.plans.updates_per_epoch[0])
     console.print(table("compiled steps", ["step", "compile", "memory per device", "time per update"], rows))
     console.print(f"loss after {1 + TIMED_UPDATES} updates on one batch: {float(outputs.loss):.4f}")
     console.print(
-        f"{batch['weight'].size / plain:.0f} images/s on {this.placement.device_count} device(s); "
+        f"{batch['weight'].size / plain:.0f} images/s on {experiment.placement.device_count} device(s); "
         f"an epoch of {updates} updates takes {eta(updates * plain)} "
-        f"and all {this.resolved.epochs} epochs {eta(this.resolved.total_steps * plain)}"
+        f"and all {experiment.resolved.epochs} epochs {eta(experiment.resolved.total_steps * plain)}"
     )
-    this.state = state
-    console.print(trial_checkpoint(this))
+    console.print(trial_checkpoint(experiment, state))
     images = batch["image"][0][:24]
     names = [f"row {row}: class {label[0]}" for row, label in zip(batch["row"][0], batch["label"][0], strict=True)]
     save_images(options.out, images, names)
@@ -185,7 +184,7 @@ def check(argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from linnaeus_jax.run.trainer import UserError
+    from linnaeus_jax.run.experiment import UserError
 
     try:
         check(list(sys.argv[1:] if argv is None else argv))

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     from linnaeus_jax.debugging import crash_bundle
-    from linnaeus_jax.run.trainer import UserError
+    from linnaeus_jax.run.experiment import UserError
 
     try:
         return replay(options.bundle, frames=options.frames, debug_nans=options.debug_nans, gradients=options.gradients)
@@ -43,12 +43,11 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
       BundleError: no complete bundle.
       UserError: the data of the run cannot be read.
     """
-    import jax
-
     from linnaeus_jax.debugging import crash_bundle, nonfinite
     from linnaeus_jax.debugging.overflow import OverflowDetected
     from linnaeus_jax.files import RunDirectory
-    from linnaeus_jax.run import trainer
+    from linnaeus_jax.run.experiment import build_experiment
+    from linnaeus_jax.schedules import OpsSchedule
     from linnaeus_jax.step.compilation import compile_step
     from linnaeus_jax.step.placement import fetch
 
@@ -57,28 +56,26 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     detector.enabled, detector.max_frames_to_save = not debug_nans, frames
     detector.gradients |= gradients
     detector.trace_batch_nums, detector.abort_after_batch_num = (), None
-    this = trainer.build(config, RunDirectory(bundle), write=False)
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=this.placement.replicated), this.state
-    )
-    state = crash_bundle.read_state(bundle, abstract)
-    batch = this.placement.to_device(crash_bundle.read_batch(bundle), this.placement.update)
-    name = this.variant(update)
+    experiment = build_experiment(config, RunDirectory(bundle), write=False)
+    state = crash_bundle.read_state(bundle, experiment.abstract_state)
+    batch = experiment.placement.to_device(crash_bundle.read_batch(bundle), experiment.placement.update)
+    name = "gradnorm" if OpsSchedule(experiment.resolved).should_update_gradnorm(update) else "plain"
     if debug_nans:
         for kind in ("nan", "inf"):
             with nonfinite.switched_on(nans=kind == "nan", infs=kind == "inf"):
-                error = nonfinite.locate(this.program.train_step(name), state, batch)
+                error = nonfinite.locate(experiment.program.train_step(name), state, batch)
                 given = nonfinite.invalid({"state": state, "batch": batch}, (kind,))
             if error is not None:
                 print(nonfinite.explained(error, f"update {update}", before=given))
                 return 1
         print(f"update {update}: every operation is finite")
         return 0
-    _, outputs = compile_step(this.program.train_step(name), state, batch, this.placement, name)(state, batch)
+    step = compile_step(experiment.program.train_step(name), state, batch, experiment.placement, name)
+    _, outputs = step(state, batch)
     found = fetch(outputs)
     print(f"update {update}: loss {float(found.loss):g}, gradient norm {float(found.grad_norm):g}")
     try:
-        this.debug.monitor.consume(update, found.frames)
+        experiment.debug.monitor.consume(update, found.frames)
     except OverflowDetected as error:
         print(f"first frame that is not finite: {error.frame.name or '(the model)'} {error.frame.class_name}")
         return 1

@@ -52,7 +52,7 @@ def render(
 def show(argv: Sequence[str]) -> None:
     """Builds the run's data and objective and draws one update."""
     from linnaeus_jax.files import RunDirectory
-    from linnaeus_jax.run.trainer import UserError, build
+    from linnaeus_jax.run.experiment import UserError, build_experiment
     from linnaeus_jax.step.input_stages import stage_images
 
     parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.show_augmentations", description=__doc__)
@@ -61,23 +61,23 @@ def show(argv: Sequence[str]) -> None:
     parser.add_argument("--step", type=int, default=0, help="update whose images and probabilities are shown")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
-    this = build(config, RunDirectory.of(config, None), write=False)
-    total = this.inputs.plans.total
+    experiment = build_experiment(config, RunDirectory.of(config, None), write=False)
+    total = experiment.inputs.plans.total
     if not 0 <= options.step < total:
         raise UserError(f"--step={options.step} lies outside of the run; use 0 ... {total - 1}")
     if options.images < 1:
         raise UserError(f"--images={options.images} shows nothing; use a number >= 1")
-    with this.inputs.train_loader(options.step) as loader:
+    with experiment.inputs.train_loader(options.step) as loader:
         _, batch = next(loader)
     count = min(options.images, batch["row"].shape[1])
-    stages, notes = stage_images(this.program.objective, batch, options.step, count)
+    stages, notes = stage_images(experiment.program.objective, batch, options.step, count)
     titles = [f"{i}: row {row}" for i, row in enumerate(batch["row"][0][:count])]
     render(options.out, stages, titles, notes)
     print(f"{len(stages)} stages of {count} images: {options.out}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from linnaeus_jax.run.trainer import UserError
+    from linnaeus_jax.run.experiment import UserError
 
     try:
         show(list(sys.argv[1:] if argv is None else argv))

@@ -44,12 +44,19 @@ from linnaeus_jax.models.heads import ClassificationHeads
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
 from linnaeus_jax.reporting.metrics_log import MetricsLog
-from linnaeus_jax.reporting.sinks import open_sinks
+from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.run import inputs as run_inputs
 from linnaeus_jax.run import trainer
+from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
+from linnaeus_jax.run.epoch_end import EpochEnd
+from linnaeus_jax.run.experiment import UserError, build_experiment, set_up_jax
+from linnaeus_jax.run.hooks import EpochEndHooks
+from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.recorder import LogPoint, NonFiniteError
+from linnaeus_jax.run.remote_sync import RemoteSync
+from linnaeus_jax.run.resume import restore
 from linnaeus_jax.run.retention import preserved, retention_policy
-from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.schedules import OpsSchedule, early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
@@ -185,7 +192,7 @@ class Site:
         """What `what` says of this site, or the error that it raises."""
         try:
             return what(self)
-        except (ValueError, RuntimeError, OSError, trainer.UserError) as error:
+        except (ValueError, RuntimeError, OSError, UserError) as error:
             return f"error: {error}"
 
     # ---- schedule
@@ -363,8 +370,8 @@ class Site:
 
     def gradnorm_updates(self) -> list[int]:
         """Which of the first updates move the task weights."""
-        run = SimpleNamespace(resolved=self.resolved)
-        return [update for update in range(40) if trainer.Run.variant(run, update) == "gradnorm"]  # type: ignore[arg-type]
+        schedule = OpsSchedule(self.resolved)
+        return [step for step in range(40) if schedule.should_update_gradnorm(step)]
 
     def phases(self, epoch: int) -> tuple[str, ...]:
         """Names of the phases that the boundary of an epoch evaluates."""
@@ -442,18 +449,22 @@ class Site:
     @functools.cached_property
     def run(self) -> Any:
         """The built run, with `levels`: the console levels at start (main, data) and while validating."""
-        found = trainer.build(self.config, RunDirectory(self.output_dir), write=False)
+        directory = RunDirectory(self.output_dir)
+        experiment = build_experiment(self.config, directory, write=False)
         levels = [self._console_level(MAIN), self._console_level(DATA)]
 
         def evaluate(*_: Any, **__: Any) -> Any:
             levels.append(self._console_level(MAIN))
-            return SimpleNamespace(metrics={}, curves={}, sums={})
+            return SimpleNamespace(metrics={}, curves={}, sums={}, mistakes={})
 
-        found.lead = False
-        found.evaluator = SimpleNamespace(run=evaluate)  # type: ignore[assignment]
-        boundary = trainer.make_boundary(found)
-        boundary.actions.evaluate({})
-        return SimpleNamespace(levels=levels, boundary=boundary, host=found.host, resolved=found.resolved)
+        host = HostState.of(experiment)
+        hooks = EpochEndHooks(experiment, host, Checkpoints(directory.checkpoints), Sinks(None), None)
+        hooks.evaluator = SimpleNamespace(run=evaluate)  # type: ignore[assignment]
+        state = SimpleNamespace(eval_params=None, model_state=None, gradnorm=SimpleNamespace(weights=None))
+        with mock.patch("linnaeus_jax.run.hooks.update_curves"):
+            hooks.evaluate(state, {})  # type: ignore[arg-type]
+        epoch_end = EpochEnd.of(experiment, host, hooks)
+        return SimpleNamespace(levels=levels, epoch_end=epoch_end, host=host, resolved=experiment.resolved)
 
     @staticmethod
     def _console_level(name: str) -> str:
@@ -464,7 +475,7 @@ class Site:
     def process(self) -> dict[str, Any]:
         """Settings of the process: those of JAX, and `flags` of XLA."""
         with mock.patch.dict(os.environ, {"XLA_FLAGS": ""}), mock.patch.object(jax.config, "update") as update:
-            trainer.set_up_jax(self.config)
+            set_up_jax(self.config)
             return {**{call.args[0]: call.args[1] for call in update.call_args_list}, "flags": os.environ["XLA_FLAGS"]}
 
     @property
@@ -474,9 +485,9 @@ class Site:
 
         def build(*args: Any) -> None:
             found.extend(nonfinite.kinds())
-            raise trainer.UserError
+            raise UserError
 
-        with mock.patch.object(trainer, "build", build), contextlib.suppress(trainer.UserError):
+        with mock.patch.object(trainer, "build_experiment", build), contextlib.suppress(UserError):
             trainer.run(self.config, self.output_dir)
         return tuple(found)
 
@@ -487,7 +498,7 @@ class Site:
     @property
     def copies(self) -> Any:
         """The copies of the run directory; None: none."""
-        sync = trainer.remote_sync(self.config, RunDirectory(self.output_dir))
+        sync = RemoteSync.from_config(self.config, RunDirectory(self.output_dir))
         if sync is not None:
             with mock.patch.object(sync, "_copy"):
                 sync.close()
@@ -508,28 +519,30 @@ class Site:
         return self.sinks()[1].kwargs[argument]
 
     def skips_validation(self) -> bool:
-        with mock.patch.object(trainer, "build"), mock.patch.object(trainer, "restore"):
-            with mock.patch.object(trainer, "train") as train:
-                trainer.run(self.config, self.output_dir)
+        names = ("build_experiment", "HostState", "restore", "start", "EpochEndHooks", "finish")
+        with contextlib.ExitStack() as patched:
+            for name in names:
+                patched.enter_context(mock.patch.object(trainer, name))
+            train = patched.enter_context(mock.patch.object(trainer, "train"))
+            trainer.run(self.config, self.output_dir)
         return train.call_args.kwargs["skip_validation"]
 
     def resumed(self) -> int:
         """Updates completed when the finished run is resumed with this configuration."""
         shutil.copytree(self.home.site({}).ran, self.output_dir)
-        this = trainer.build(self.home.runnable(self), RunDirectory(self.output_dir))
-        try:
-            trainer.restore(this)
-            return int(this.state.step)
-        except trainer.CheckpointError as error:
-            raise trainer.UserError(str(error)) from error
-        finally:
-            for part in (this.checkpoints, this.debug, this.sinks):
-                part.close()
+        directory = RunDirectory(self.output_dir)
+        with contextlib.closing(Checkpoints(directory.checkpoints)) as checkpoints:
+            experiment = build_experiment(self.home.runnable(self), directory, checkpoints)
+            try:
+                return int(restore(experiment, checkpoints, HostState.of(experiment)).state.step)
+            except CheckpointError as error:
+                raise UserError(str(error)) from error
 
     def planned_epochs(self) -> int:
         """Epochs of the schedule when the finished run is resumed with this configuration."""
         directory = RunDirectory(self.home.site({}).ran)
-        return trainer.build(self.home.runnable(self), directory, write=False).resolved.epochs
+        with contextlib.closing(Checkpoints(directory.checkpoints)) as checkpoints:
+            return build_experiment(self.home.runnable(self), directory, checkpoints, write=False).resolved.epochs
 
     @property
     def ran(self) -> Path:

@@ -621,7 +621,7 @@ add(
     at_end=Row(False, fires("CHECKPOINT"), (), SPARSE),
     keep_top_n=Row(1, Site.kept, [10, 30]),
     keep_last_n=Row(2, Site.kept, [20, 30]),
-    best_metric=Row("val/loss", at("run.boundary.best_metric"), "val/loss", group="run"),
+    best_metric=Row("val/loss", at("run.epoch_end.best_metric"), "val/loss", group="run"),
 )
 MASK, NULL, MIX = "meta_mask", "null_mask", "mix"
 RAMP = {"schedule.meta_masking.end_steps": 50}

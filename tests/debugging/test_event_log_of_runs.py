@@ -81,13 +81,13 @@ def test_label_out_of_range(tmp_path, capsys, monkeypatch):
     """As if the labels had been numbered for another list of classes."""
 
     def built(*args: Any, **kwargs: Any) -> Any:
-        this = original(*args, **kwargs)
-        split = this.inputs.dataset.train
+        experiment = original(*args, **kwargs)
+        split = experiment.inputs.dataset.train
         split.table.label[split.rows[3], 0] = 11  # there are 9 classes
-        return this
+        return experiment
 
-    original = trainer.build
-    monkeypatch.setattr(trainer, "build", built)
+    original = trainer.build_experiment
+    monkeypatch.setattr(trainer, "build_experiment", built)
     run(tiny_config(tmp_path / "data", train__epochs=1), tmp_path / "run")
     (check,) = events(tmp_path / "run", "data_sanity_check")
     assert (check["label_max"], check["expected_max"], check["labels_valid"]) == (11, 8, False)
@@ -113,7 +113,9 @@ def test_watching_changes_nothing_that_is_learned(tmp_path):
     for name, changes in forms.items():
         run(tiny_config(tmp_path / "data", train__epochs=2, **changes), tmp_path / name)
         found[name] = final_parameters(tmp_path / name)
-    before = trainer.fresh_state(trainer.build(tiny_config(tmp_path / "data"), RunDirectory(tmp_path), write=False))
+    before = trainer.build_experiment(
+        tiny_config(tmp_path / "data"), RunDirectory(tmp_path), write=False
+    ).initial_state()
     start = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(before.params)}
 
     def distance(left: dict[str, Any], right: dict[str, Any]) -> float:

@@ -14,7 +14,7 @@ import pytest
 
 from linnaeus_jax.debugging.flags import FLAGS, leaf
 from linnaeus_jax.models import layers
-from linnaeus_jax.run import trainer
+from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools.replay import replay
 from tests.tiny import tiny_config
@@ -102,14 +102,14 @@ def test_all_off_writes_no_debug_line(tmp_path):
 def poison(monkeypatch):
     """Starts a run whose weight `norm_1.scale` holds one NaN."""
 
-    def poisoned(this):
-        state = original(this)
+    def poisoned(experiment):
+        state = original(experiment)
         params = dict(state.params)
         params["norm_1"] = {**params["norm_1"], "scale": params["norm_1"]["scale"].at[0].set(jnp.nan)}
-        return state.replace(params=jax.device_put(params, this.placement.replicated))
+        return state.replace(params=jax.device_put(params, experiment.placement.replicated))
 
-    original = trainer.fresh_state
-    monkeypatch.setattr(trainer, "fresh_state", poisoned)
+    original = Experiment.initial_state
+    monkeypatch.setattr(Experiment, "initial_state", poisoned)
 
 
 def test_detector_names_the_frame_and_the_bundle_repeats_it(tmp_path, poison, capsys):

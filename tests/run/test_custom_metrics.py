@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.metrics import custom
+from linnaeus_jax.config import ConfigError
 from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import evaluate
 from tests.metrics.plugins import forget_plugins
@@ -70,7 +71,7 @@ def test_a_plugin_drives_a_run_and_its_evaluation(tmp_path, forgotten, capsys):
 
     # ---- what is unknown is refused before anything is written
     for key, name, error in (
-        ("doubts", "no known metric", trainer.ConfigError),
+        ("doubts", "no known metric", ConfigError),
         ("subset/habitat/sea/acc1_taxa_L10", "there are .*habitat/lake, habitat/wood", trainer.UserError),
     ):
         wrong = config.copy_and_resolve_references()

@@ -1,4 +1,4 @@
-"""Order and outcome of a boundary, with a world made of lists."""
+"""Order and outcome of the hooks at the end of an epoch, with hooks made of lists."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from linnaeus_jax.metrics.tracker import MetricsTracker
-from linnaeus_jax.run.epoch_end import Boundary, BoundaryActions
+from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.retention import preserved, retention_policy
-from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.schedules import OpsSchedule
 from linnaeus_jax.schedules.progress import TrainingProgress
 from tests.schedules.helpers import make_schedule
 
 STEPS = 10
+STATE: Any = None  # these hooks look at no array
 
 
 class World:
-    """What the trainer would be: remembers every action in order, and the checkpoints as Orbax would keep them."""
+    """The hooks: remembers every call in order, and the checkpoints as Orbax would keep them."""
 
     def __init__(self, settings: dict[str, Any], accuracy: dict[int, float], epochs: int = 6, rows: int = 50) -> None:
         settings = {"schedule.validation.mask_meta_interval_epochs": 100, **settings}
@@ -31,12 +33,8 @@ class World:
             last_rates={"default": 0.1},
             last_grad_norm=1.0,
         )
-        self.host = HostState(
-            TrainingProgress(expected_total_steps=self.resolved.total_steps),
-            MetricsTracker(),
-            recorder,
-            early_stop.initial_state(self.resolved.early_stop),
-        )
+        progress = TrainingProgress(expected_total_steps=self.resolved.total_steps)
+        self.host = HostState(OpsSchedule(self.resolved, progress), MetricsTracker(), recorder)
         self.accuracy = accuracy
         self.actions: list[str] = []
         self.rows: list[dict[str, Any]] = []
@@ -44,37 +42,24 @@ class World:
         self.dropped: set[int] = set()
         checkpoint = self.resolved.checkpoint
         self.policy = retention_policy(lambda: self.host.ranking, checkpoint.keep_top_n, checkpoint.keep_last_n)
-        self.boundary = Boundary(
-            self.resolved,
-            self.host,
-            BoundaryActions(
-                save=self.save,
-                evaluate=self.evaluate,
-                write_row=self.write_row,
-                write_progress=lambda: self.actions.append("progress"),
-                retain=self.retain,
-                finish=lambda: self.actions.append("finish"),
-            ),
-            components=("TEMPORAL", "SPATIAL"),
-            best_metric="",
-            validation_rows=rows,
-            warmup_steps=0,
+        self.epoch_end = EpochEnd(
+            self.host, self, components=("TEMPORAL", "SPATIAL"), best_metric="", validation_rows=rows
         )
 
     @property
     def step(self) -> int:
         return self.host.progress.global_step
 
-    def save(self) -> None:
+    def save(self, state: Any) -> None:
         assert self.step not in self.checkpoints, "saved twice"
         self.actions.append("save")
         self._ask([*self.checkpoints, self.step])
 
-    def evaluate(self, masks: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    def evaluate(self, state: Any, masks: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         self.actions.append("evaluate " + " ".join(masks))
         return {name: {"chain_accuracy": self.accuracy[self.step], "loss": 1.0} for name in masks}
 
-    def write_row(self, row: dict[str, Any], due: Any) -> None:
+    def write_row(self, row: dict[str, Any], due: Any, state: Any) -> None:
         self.actions.append("row")
         self.rows.append(row)
 
@@ -84,17 +69,23 @@ class World:
         dropped, self.dropped = sorted(self.dropped), set()
         return dropped
 
+    def write_progress(self) -> None:
+        self.actions.append("progress")
+
+    def finish(self) -> None:
+        self.actions.append("finish")
+
     def _ask(self, steps: list[int]) -> None:
         self.checkpoints = preserved(self.policy, steps)
         self.dropped |= set(steps) - set(self.checkpoints)
 
     def epoch(self, epoch: int, **arguments: Any) -> bool:
-        """Trains an epoch and serves its boundary."""
+        """Trains an epoch and ends it."""
         self.host.progress.start_training_epoch(epoch)
         for _ in range(STEPS):
             self.host.progress.advance(micro_batches=1, samples=16)
         self.actions.clear()
-        return self.boundary.serve(**arguments)
+        return self.epoch_end.run(STATE, **arguments)
 
     def run(self) -> int:
         """Epochs until the end."""
@@ -110,7 +101,7 @@ EVERY_SECOND = {
 STOP_AT_40 = {**EVERY_SECOND, "train.early_stop.active": True, "train.early_stop.max_steps": 40}
 
 
-def test_order_of_a_boundary():
+def test_order_of_the_hooks():
     world = World({"schedule.validation.interval_epochs": 1, "schedule.checkpoint.interval_epochs": 1}, {10: 0.5})
     assert not world.epoch(0, train_seconds=2.0)
     assert [action for action in world.actions if action != "progress"] == [
@@ -154,19 +145,14 @@ def test_checkpoint_saved_before_its_closing_validation_is_ranked_after_it():
     assert world.checkpoints == [40]
 
 
-def test_killed_closing_boundary_is_served_again_without_a_second_save():
+def test_hooks_that_were_killed_are_rerun_without_a_second_save():
     world = World(STOP_AT_40, {30: 0.5, 40: 0.9})
     for epoch in range(3):
         world.epoch(epoch)
 
-    def killed(masks: Any) -> Any:
-        raise KeyboardInterrupt
-
-    world.boundary.actions = BoundaryActions(**{**vars(world.boundary.actions), "evaluate": killed})
-    with pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(world, "evaluate", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         world.epoch(3)
-    world.boundary.actions = BoundaryActions(**{**vars(world.boundary.actions), "evaluate": world.evaluate})
-    assert world.boundary.serve(again=True)
+    assert world.epoch_end.run(STATE, rerun=True)
     assert world.checkpoints == [40]
 
 
@@ -182,7 +168,7 @@ def test_skipped_validation_is_dropped_and_without_rows_there_is_none():
     world = World({"schedule.validation.interval_epochs": 1}, {10: 0.5})
     world.epoch(0)
     world.actions.clear()
-    world.boundary.serve(again=True, skip_validation=True)
+    world.epoch_end.run(STATE, rerun=True, skip_validation=True)
     assert not any(action.startswith("evaluate") or action == "save" for action in world.actions)
     without = World({"schedule.validation.interval_epochs": 1}, {}, rows=0)
     assert not without.epoch(0)

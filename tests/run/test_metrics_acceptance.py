@@ -25,7 +25,7 @@ from linnaeus_jax.main import main as run_main
 from linnaeus_jax.metrics import MetricInputs, register
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.wandb_sink import WandbSink
-from linnaeus_jax.run import trainer
+from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.run.recorder import TrainRecorder
 from linnaeus_jax.step.evaluation import Evaluation
 from linnaeus_jax.step.placement import fetch
@@ -505,13 +505,13 @@ def test_wandb_may_fail_and_a_full_disk_ends_the_run(tmp_path, monkeypatch) -> N
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.WARNING)
     monkeypatch.setattr(handler, "emit", records.append)
-    setup = trainer.setup_logging
+    setup = experiment.setup_logging
 
     def setup_and_listen(*args: Any, **kwargs: Any) -> None:
         setup(*args, **kwargs)
         logging.getLogger("linnaeus_jax").addHandler(handler)
 
-    monkeypatch.setattr(trainer, "setup_logging", setup_and_listen)
+    monkeypatch.setattr(experiment, "setup_logging", setup_and_listen)
     try:
         with pytest.raises(trainer.UserError, match=r"cannot write .*metrics_log\.jsonl.*No space left"):
             trainer.run(config, tmp_path / "run")

@@ -15,7 +15,7 @@ from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.recorder import LogPoint, NonFiniteError, TrainRecorder, interval_dict
-from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.schedules import OpsSchedule
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.state import IntervalSums, merge
@@ -129,12 +129,8 @@ def test_interval_as_a_mapping():
 
 
 def host_state(resolved, limit: int = 0) -> HostState:
-    return HostState(
-        TrainingProgress(expected_total_steps=resolved.total_steps, expected_epochs=resolved.epochs),
-        MetricsTracker(),
-        make(limit),
-        early_stop.initial_state(resolved.early_stop),
-    )
+    progress = TrainingProgress(expected_total_steps=resolved.total_steps, expected_epochs=resolved.epochs)
+    return HostState(OpsSchedule(resolved, progress), MetricsTracker(), make(limit))
 
 
 def test_host_state_survives_json_exactly():
@@ -162,6 +158,6 @@ def test_saved_state_is_a_copy():
     host.ranking[10] = {"epoch": 0, "metric": 0.1}
     saved = host.to_json()
     host.ranking[10]["metric"] = 0.9
-    host.early_stop["best"] = 5.0
+    host.schedule.early_stop_state["best"] = 5.0
     assert saved["ranking"]["10"]["metric"] == 0.1
     assert saved["early_stop"].get("best") != 5.0

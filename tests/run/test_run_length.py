@@ -30,21 +30,21 @@ LEVELS = {
 
 def test_plan_dry_run_and_run_agree(tmp_path, capsys):
     config = tiny_config(tmp_path / "data", **LEVELS)
-    this = trainer.build(config, RunDirectory(tmp_path / "run"), write=False)
-    plans, totals = this.inputs.plans, this.resolved.totals
+    experiment = trainer.build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
+    plans, totals = experiment.inputs.plans, experiment.resolved.totals
     per_epoch = [plans.plan(epoch) for epoch in range(4)]
     micro = [int((plan.weight.max(axis=-1) > 0).sum()) for plan in per_epoch]
     assert micro[0] == micro[1] < micro[2] == micro[3]
     assert totals.micro_batches_per_epoch == tuple(micro), "padding is no micro-batch"
     assert totals.steps_per_epoch == tuple(len(plan.index) for plan in per_epoch)
     assert any(count % 4 for count in micro)
-    assert f"micro-batches / epoch  {micro[0]} to {micro[2]}, of 8 rows" in schedule_summary(this.resolved)
+    assert f"micro-batches / epoch  {micro[0]} to {micro[2]}, of 8 rows" in schedule_summary(experiment.resolved)
 
     assert dry_run.run(config).totals.steps_per_epoch == totals.steps_per_epoch
     printed = capsys.readouterr().out
     assert "coverage: grouped by taxa_L10" in printed
     assert "coverage: grouped by taxa_L30" in printed
-    rows = len(this.inputs.dataset.train)
+    rows = len(experiment.inputs.dataset.train)
     keeps = tiny_config(tmp_path / "data", **LEVELS | {"data__sampler__leftovers": "keep", "data__batch_size": 14})
     inputs = build_inputs(keeps, devices=1, output_dir=tmp_path)
     dry = dry_run.run(keeps, dataset_size=rows)
@@ -85,7 +85,7 @@ def test_levels_of_different_length_and_a_preserved_schedule(tmp_path):
     """A whole run over both levels; then fewer epochs in the configuration do not cut a preserved schedule."""
     config = tiny_config(tmp_path / "data", **LEVELS)
     directory = RunDirectory(tmp_path / "run")
-    first = trainer.build(config, directory, write=False).resolved.totals
+    first = trainer.build_experiment(config, directory, write=False).resolved.totals
     config.debug.early_exit_after_n_optimizer_steps = first.boundaries[1]
     trainer.run(config, directory.root)
     log = (directory.logs / "debug_log_rank0.txt").read_text()

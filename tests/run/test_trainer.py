@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.run.epoch_end import Boundary
+from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.trainer import UserError, run
 from tests.step import toy
 from tests.tiny import tiny_config, write_tiny_data
@@ -218,14 +218,14 @@ def test_every_variant_is_compiled_once(tmp_path, monkeypatch):
     seen: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
-    serve = Boundary.serve
+    end = EpochEnd.run
 
-    def marked(self, **options):
-        result = serve(self, **options)
-        seen.append("boundary")
+    def marked(self, state, **options):
+        result = end(self, state, **options)
+        seen.append("end of epoch")
         return result
 
-    monkeypatch.setattr(Boundary, "serve", marked)
+    monkeypatch.setattr(EpochEnd, "run", marked)
     logging.getLogger("jax").addHandler(handler)
     try:
         with jax.log_compiles():
@@ -235,8 +235,8 @@ def test_every_variant_is_compiled_once(tmp_path, monkeypatch):
     finished = "Finished XLA compilation of "
     for name in ("train_step_plain", "train_step_gradnorm", "features"):
         assert sum(text.startswith(finished) and name in text for text in seen) == 1, name
-    first = seen.index("boundary")
-    last = len(seen) - 1 - seen[::-1].index("boundary")
+    first = seen.index("end of epoch")
+    last = len(seen) - 1 - seen[::-1].index("end of epoch")
     assert [text for text in seen[first:last] if text.startswith(finished)] == []
 
 

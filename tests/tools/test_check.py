@@ -8,7 +8,7 @@ from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.optimizers import ParameterRow
 from linnaeus_jax.reporting.logs import console
-from linnaeus_jax.run import trainer
+from linnaeus_jax.run.experiment import build_experiment
 from linnaeus_jax.tools import check
 from tests.tiny import tiny_config
 
@@ -38,7 +38,7 @@ def test_parameters_are_grouped_by_module():
 def built(tmp_path_factory):
     directory = tmp_path_factory.mktemp("check")
     config = tiny_config(directory / "data", data__meta__active=False)
-    return trainer.build(config, RunDirectory(directory / "run"), write=False)
+    return build_experiment(config, RunDirectory(directory / "run"), write=False)
 
 
 def test_the_measured_step_has_the_probes_of_the_run(built):
@@ -47,8 +47,7 @@ def test_the_measured_step_has_the_probes_of_the_run(built):
 
 
 def test_a_trial_checkpoint_leaves_nothing(built):
-    built.state = trainer.fresh_state(built)
-    text = check.trial_checkpoint(built)
+    text = check.trial_checkpoint(built, built.initial_state())
     assert "MB, written in" in text
     assert [path.name for path in built.directory.root.parent.iterdir()] == ["data"]
 
@@ -56,4 +55,4 @@ def test_a_trial_checkpoint_leaves_nothing(built):
 def test_a_wrong_config_is_refused_before_anything_is_read(tmp_path):
     config = tiny_config(tmp_path / "data", train__epochs=0, aug__hflip_prob=2.0)
     with pytest.raises(ConfigError, match=r"(?s)train\.epochs.*aug\.hflip_prob|aug\.hflip_prob.*train\.epochs"):
-        trainer.build(config, RunDirectory(tmp_path / "run"), write=False)
+        build_experiment(config, RunDirectory(tmp_path / "run"), write=False)

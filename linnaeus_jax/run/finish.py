@@ -1,0 +1,39 @@
+"""What a run leaves behind when it ends: final metrics, plots, the report."""
+
+from __future__ import annotations
+
+import logging
+
+from linnaeus_jax.reporting.display import phase_tables
+from linnaeus_jax.reporting.logs import console
+from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting.report import write_report
+from linnaeus_jax.reporting.sinks import Sinks
+from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.experiment import Experiment
+from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.schedules.plot import plot_schedule
+
+log = logging.getLogger("linnaeus_jax")
+
+
+def finish(experiment: Experiment, host: HostState, checkpoints: Checkpoints, sinks: Sinks) -> dict[str, float]:
+    """Final metrics, written once."""
+    checkpoints.wait()
+    final = host.tracker.final_metrics()
+    if not experiment.is_coordinator:
+        return final
+    directory, progress = experiment.directory, host.progress
+    log_file = MetricsLog(directory.metrics_log)
+    plot_schedule(experiment.resolved, directory.assets / "schedule.png", applied=log_file.applied_rates())
+    log_file.supersede(progress.global_step, frozenset({"final"}))
+    sinks.write("final", progress.global_step, progress.current_epoch, final)
+    sinks.close(final)
+    title = "last results; of a rank, over the rows labelled there"
+    for part in phase_tables(title, host.tracker.latest_by_phase(), experiment.inputs.dataset.tasks, console.width):
+        console.print(part)
+    try:
+        log.info("report: %s", write_report([directory.root], directory.root / "report.html"))
+    except Exception as error:  # the run itself is done and saved
+        log.warning("the report could not be written (%s); try: python -m linnaeus_jax.tools.report", error)
+    return final

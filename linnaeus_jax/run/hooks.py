@@ -1,0 +1,106 @@
+"""What the end of an epoch does outside of the training state: checkpoint, validation, log row, files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.metrics.names import phase_label, split_result
+from linnaeus_jax.reporting.logs import console_level
+from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
+from linnaeus_jax.reporting.report import CURVES_FILE
+from linnaeus_jax.reporting.sinks import Sinks
+from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.experiment import Experiment
+from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.remote_sync import RemoteSync
+from linnaeus_jax.run.resume import save
+from linnaeus_jax.schedules.triggers import Due
+from linnaeus_jax.step.evaluation import Evaluator, update_curves
+from linnaeus_jax.step.state import TrainState
+
+log = logging.getLogger("linnaeus_jax")
+
+
+class EpochEndHooks:
+    """The hooks that `epoch_end.EpochEnd` calls, in the order in which it calls them."""
+
+    def __init__(
+        self, experiment: Experiment, host: HostState, checkpoints: Checkpoints, sinks: Sinks, sync: RemoteSync | None
+    ) -> None:
+        self.experiment, self.host, self.checkpoints = experiment, host, checkpoints
+        self.sinks, self.sync = sinks, sync
+        self.reports = experiment.debug.reports
+        self.evaluator = Evaluator(experiment.program.evaluation, experiment.placement)
+
+    def save(self, state: TrainState) -> None:
+        save(self.experiment, self.checkpoints, self.host, state, at_end=True)
+
+    def write_progress(self) -> None:
+        if self.experiment.is_coordinator:
+            self.host.progress.save(self.experiment.directory.progress_json)
+
+    def evaluate(self, state: TrainState, phases: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
+        """Metrics by phase; `phases` are component masks bool [K] by name."""
+        inputs, root = self.experiment.inputs, self.experiment.directory.root
+        with console_level(self.experiment.config.experiment.log_level_validation):
+            loader = inputs.val_loader()
+            try:
+                evaluation = self.evaluator.run(
+                    state.eval_params,
+                    state.model_state,
+                    state.gradnorm.weights,
+                    loader,
+                    phases,
+                    after_first=self.reports.first_validation_batch if self.reports.debug.on("dump_metrics") else None,
+                )
+            finally:
+                loader.close()
+        for name, values in evaluation.metrics.items():
+            self.reports.phase(name, evaluation.sums[name], values)
+        if self.experiment.is_coordinator:
+            update_curves(root / CURVES_FILE, evaluation.curves)
+            if evaluation.mistakes:
+                write_mistakes(root / MISTAKES_FILE, evaluation.mistakes, inputs.images["val"])
+        return evaluation.metrics
+
+    def retain(self) -> list[int]:
+        """Steps of the checkpoints that retention removed."""
+        dropped = self.checkpoints.retain()
+        self.reports.retained(self.checkpoints.steps(), dropped)
+        return dropped
+
+    def write_row(self, row: dict[str, Any], due: Due, state: TrainState) -> None:
+        progress = self.host.progress
+        tracked = self.host.tracker.state_dict()
+        self.reports.boundary(progress.global_step, progress.current_epoch, due, row, tracked, state.params)
+        if self.experiment.is_coordinator:
+            if progress.global_step >= self.experiment.resolved.total_steps or progress.stop_reason is not None:
+                row |= self.host.recorder.logger.flush()
+            self.sinks.write("epoch", progress.global_step, progress.current_epoch, row)
+            log.info("%s", _epoch_line(progress.current_epoch, row))
+
+    def finish(self) -> None:
+        """Everything after the checkpoint is done: a restart from it need not rerun the end of this epoch."""
+        self.experiment.debug.boundary_served()
+        if self.experiment.is_coordinator:
+            self.checkpoints.finish_boundary(self.host.progress.global_step, self.host.to_json())
+        if self.sync is not None:
+            self.sync.request()
+
+
+def _epoch_line(epoch: int, row: Mapping[str, Any]) -> str:
+    """Losses are those that can be compared: means over rows and ranks."""
+    phases: dict[str, dict[str, Any]] = {}
+    for name, value in row.items():
+        phase, metric = split_result(name)
+        phases.setdefault(phase, {})[metric] = value
+    parts = [
+        f"{phase_label(phase)} loss {metrics['loss_unweighted']:.4f}, chain {100 * metrics['chain_accuracy']:.1f} %"
+        for phase, metrics in phases.items()
+        if {"loss_unweighted", "chain_accuracy"} <= metrics.keys() and phase != "val_mask"
+    ]
+    return f"epoch {epoch}: {'; '.join(parts)}"

@@ -1,0 +1,144 @@
+"""Saving the state of a run, and going on from the newest checkpoint that fits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from linnaeus_jax import versions
+from linnaeus_jax.config.saved import plain
+from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints, leaf_shapes
+from linnaeus_jax.run.experiment import Experiment
+from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.identity import identity_error, plan_error, plan_identity, resume_notes
+from linnaeus_jax.step.placement import fetch
+from linnaeus_jax.step.state import IntervalSums, TrainState
+
+log = logging.getLogger("linnaeus_jax")
+
+#: rows of the metrics log that the end of an epoch writes, and a rerun after a restart writes again
+EPOCH_END_EVENTS = frozenset({"epoch", "final"})
+
+
+class Restored(NamedTuple):
+    """Where a run starts.
+
+    Attributes:
+      step: updates completed; None for a run that starts from the seed.
+      rerun_epoch_end: the checkpoint was saved at the end of an epoch whose hooks were cut off.
+    """
+
+    state: TrainState
+    step: int | None
+    rerun_epoch_end: bool
+
+
+def save(experiment: Experiment, checkpoints: Checkpoints, host: HostState, state: TrainState, *, at_end: bool) -> None:
+    """Starts an asynchronous checkpoint of the state after `global_step` updates.
+
+    Args:
+      at_end: of an epoch.
+    """
+    step = host.progress.global_step
+    experiment.debug.saved(step, state)
+    checkpoints.save(step, state.replace(interval=None), checkpoint_meta(experiment, host, state, at_end=at_end))
+
+
+def checkpoint_meta(experiment: Experiment, host: HostState, state: TrainState, *, at_end: bool) -> dict[str, Any]:
+    """What a checkpoint holds beside the arrays, as JSON types."""
+    return {
+        "host": host.to_json(),
+        "at_boundary": at_end,
+        "identity": experiment.identity,
+        "plan": plan_identity(experiment.inputs.plans, host.progress.current_epoch),
+        "interval": None if at_end else fetch(state.interval).to_json(),  # empty at the end of an epoch
+        "loader": {"next_index": host.progress.global_step},
+        "config": plain(experiment.config),
+        "schedule": experiment.resolved.to_dict(),
+        "versions": versions.versions(),
+    }
+
+
+def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -> Restored:
+    """The state from the newest checkpoint or the seed; `host` takes over what was saved of it.
+
+    Raises:
+      CheckpointError: the checkpoints belong to another run, cannot be read, or must not be used.
+    """
+    config, directory = experiment.config, experiment.directory
+    if not config.train.auto_resume:
+        if checkpoints.steps():
+            raise CheckpointError(
+                f"{directory.root} holds checkpoints of an earlier run but train.auto_resume is False; "
+                "choose another --workdir or remove them"
+            )
+        return _start(experiment)
+    fresh_optimizer = config.train.resume_skip_optimizer
+    abstract = experiment.abstract_state.replace(interval=None)
+    if experiment.debug.reports.debug.on("checkpoint") and (steps := checkpoints.steps()):
+        source = f"{directory.checkpoints}, step {steps[-1]}"
+        shapes = leaf_shapes(experiment.abstract_state)
+        experiment.debug.reports.restoring(source, checkpoints.shapes(steps[-1]), shapes)
+    newest = checkpoints.restore_newest(
+        abstract,
+        as_stored=("opt_state",) if fresh_optimizer else (),
+        refusal=lambda step, meta: (
+            identity_error(meta["identity"], experiment.identity, optimizer=not fresh_optimizer)
+            or plan_error(step, meta, experiment.inputs.plans)
+        ),
+    )
+    if newest is None:
+        return _start(experiment)
+
+    step, state, meta = newest
+    state = state.replace(interval=_restored_interval(experiment, meta["interval"]))
+    if fresh_optimizer:
+        log.warning("train.resume_skip_optimizer: the optimizer starts anew at step %d", step)
+        state = state.replace(opt_state=experiment.initial_state().opt_state)
+    checkpoints.forget_after(step)
+    for line in resume_notes(step, meta, plain(config), versions.versions()):
+        log.info("%s", line)
+    planned, asked = experiment.resolved.epochs, config.train.epochs
+    if planned != asked:
+        log.warning(
+            "train.preserve_checkpoint_schedule: the stored %d epochs count, not train.epochs = %d", planned, asked
+        )
+    after = checkpoints.finished_boundary(step)
+    for warning in host.load_json(meta["host"] if after is None else after, experiment.resolved):
+        log.warning("%s", warning)
+    progress = host.progress
+    if progress.stop_reason is not None and not experiment.resolved.early_stop.active:
+        log.warning("early stopping ended this run (%s); it is off now, so training goes on", progress.stop_reason)
+        progress.stop_reason = None
+    rerun = after is None and meta["at_boundary"]
+    if experiment.is_coordinator:
+        log_file = MetricsLog(directory.metrics_log)
+        moved = log_file.supersede(step, EPOCH_END_EVENTS if rerun else frozenset())
+        log.info("resumed after %d updates; %d log rows beyond it were set aside", step, moved)
+    return Restored(state, step, rerun)
+
+
+def _start(experiment: Experiment) -> Restored:
+    if experiment.is_coordinator:
+        MetricsLog(experiment.directory.metrics_log).supersede(-1, frozenset())  # of a run without any checkpoint
+    return Restored(experiment.initial_state(), None, rerun_epoch_end=False)
+
+
+def compiled_interval(experiment: Experiment) -> Callable[[], IntervalSums]:
+    """Compiled: sums of no update, on every device."""
+    placement = experiment.placement
+    return jax.jit(experiment.program.fresh_interval, out_shardings=placement.replicated).lower().compile()
+
+
+def _restored_interval(experiment: Experiment, stored: Any) -> IntervalSums:
+    """The sums since the last log point that a checkpoint kept; zeros where other statistics are logged now."""
+    sums = None
+    if stored is not None:
+        sums = experiment.abstract_state.interval.from_json(stored)
+        if sums is None:
+            log.warning("other training statistics are logged than before: the averages of this interval start anew")
+    return compiled_interval(experiment)() if sums is None else experiment.placement.replicate(sums)

@@ -1,0 +1,94 @@
+"""What a run writes before its first update: configuration, versions, data assets, schedule, where it goes on."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from linnaeus_jax import versions
+from linnaeus_jax.config.saved import plain
+from linnaeus_jax.data.dataset import write_assets
+from linnaeus_jax.files import write_json
+from linnaeus_jax.learning.optimizers import FROZEN
+from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting.sinks import Sinks, open_sinks
+from linnaeus_jax.reporting.wandb_sink import new_run_id
+from linnaeus_jax.run.experiment import Experiment
+from linnaeus_jax.run.facts import run_facts
+from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.remote_sync import RemoteSync
+from linnaeus_jax.schedules.summary import schedule_summary, write_summary
+
+log = logging.getLogger("linnaeus_jax")
+
+
+def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resumed_step: int | None) -> Sinks:
+    """Describes the run in its directory and opens its sinks and its debugging.
+
+    Raises:
+      RemoteSyncError: the remote directory belongs to another run.
+      ConfigError: a sink that is asked for needs a package that is not installed.
+    """
+    config, directory, inputs = experiment.config, experiment.directory, experiment.inputs
+    facts = run_facts(config, inputs, experiment.resolved, experiment.program)
+    if not experiment.is_coordinator:
+        experiment.debug.open(experiment.program, facts, start=resumed_step or 0, plans=inputs.plans)
+        return Sinks(None)
+    write_json(directory.config_json, plain(config))
+    write_json(directory.assets / "versions.json", versions.versions())
+    write_assets(inputs.dataset, directory.assets, directory.metadata)
+    write_json(directory.metadata / "epoch_coverage.json", inputs.coverage.to_json())
+    write_summary(experiment.resolved, directory.assets)
+    log.info("%s", inputs.dataset.report())
+    log.info("%s", schedule_summary(experiment.resolved))
+    log.info("%s", "\n".join(inputs.coverage.lines))
+    for warning in (*experiment.resolved.warnings, *inputs.coverage.warnings):
+        log.warning("schedule: %s", warning)
+    if all(row.optimizer == FROZEN for row in experiment.program.settings.optimizer.rows):
+        log.warning("optimizer.parameter_groups freezes every parameter: this run trains nothing and only evaluates")
+    _keep_run_id(experiment, host)
+    if sync is not None:
+        sync.claim()
+    experiment.debug.open(experiment.program, facts, start=resumed_step or 0, plans=inputs.plans)
+    return open_sinks(
+        MetricsLog(directory.metrics_log),
+        config.experiment,
+        config=plain(config),
+        facts=_tracker_facts(experiment),
+        run_id=host.run_id,
+        debug=config.debug.wandb_metrics,
+    )
+
+
+def _keep_run_id(experiment: Experiment, host: HostState) -> None:
+    """The identity of the run in external trackers, kept from its first start on."""
+    configured = experiment.config.experiment.wandb.run_id
+    host.run_id = experiment.directory.keep_run_id(host.run_id or configured or new_run_id())
+    if configured not in ("", host.run_id):
+        log.warning(
+            "experiment.wandb.run_id = %s is not used: this run directory is of run %s; choose another --workdir",
+            configured,
+            host.run_id,
+        )
+
+
+def _tracker_facts(experiment: Experiment) -> dict[str, object]:
+    """What describes the run in W&B besides its configuration."""
+    dataset, model = experiment.inputs.dataset, experiment.config.model
+    return {
+        "dataset_metadata": {
+            "num_classes": dataset.num_classes,
+            "task_label_density": dataset.task_label_density,
+            "task_nulls_density": dataset.task_nulls_density,
+            "meta_label_density": dataset.meta_label_density,
+            "additional_stats": dataset.additional_statistics(),
+            "rarity_thresholds": {task: rows.tolist() for task, rows in dataset.rarity_thresholds.items()},
+            "subset_info": dataset.subset_maps(),
+        },
+        "model_info": {
+            "parameters": sum(int(np.prod(row.shape)) for row in experiment.program.parameters),
+            "architecture": f"{model.type}_{model.variant}",
+        },
+        "system_info": versions.versions(),
+    }

@@ -1,0 +1,79 @@
+"""Rows, log lines and the progress bar of the updates between two ends of epochs."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from linnaeus_jax.data.loader import TrainLoader
+from linnaeus_jax.metrics.step_logger import due_part, pipeline_lines, schedule_line
+from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar
+from linnaeus_jax.reporting.sinks import Sinks
+from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.experiment import Experiment
+from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.recorder import host_floats
+
+log = logging.getLogger("linnaeus_jax")
+
+
+class TrainLog:
+    """Writes the log points that the recorder holds."""
+
+    def __init__(self, experiment: Experiment, host: HostState, sinks: Sinks, checkpoints: Checkpoints) -> None:
+        self.experiment, self.host, self.sinks, self.checkpoints = experiment, host, sinks, checkpoints
+        self.throughput = Throughput()
+        total, start = experiment.resolved.total_steps, host.progress.global_step
+        self._bar = TrainingProgressBar(total, start, shown=experiment.is_coordinator)
+
+    def advance(self, completed: int, position: str, images: int, waited: float) -> None:
+        """An update of `images` images was dispatched, and the next one's data waited for, in seconds."""
+        self.throughput.update(images, waited)
+        self._bar.update(completed, position, self.throughput)
+
+    def close(self) -> None:
+        self._bar.close()
+
+    def write(self, loader: TrainLoader) -> None:
+        """Reads and writes the log point that is held, if there is one; the devices have finished its update."""
+        recorder, inputs = self.host.recorder, self.experiment.inputs
+        point = recorder.release()
+        if point is not None and point.probe_row:
+            self.sinks.write("probe", point.step, point.epoch, point.probe_row)
+        if point is None or not self.experiment.is_coordinator or not point.streams:
+            return
+        total = int(inputs.plans.updates_per_epoch[point.epoch])
+        completed = point.step - int(inputs.plans.boundaries[point.epoch]) + total  # of this epoch
+        seconds_left = (total - completed) * self.throughput.seconds_per_update
+        level = inputs.levels[point.epoch]
+        row = recorder.row(point, mixup_group=level, seconds_left=seconds_left, now=time.perf_counter())
+        row["train/images_per_sec"] = self.throughput.images_per_second
+        row["pipeline/wait_share"] = self.throughput.wait_share
+        if "pipeline" in point.streams:
+            row |= loader.interval().row()
+        self.host.tracker.update_latest({name: value for name, value in row.items() if name.startswith("gradnorm/")})
+        sent = due_part(row, point.streams - {"step"})
+        local = due_part({name: value for name, value in row.items() if name not in sent}, point.streams & {"step"})
+        for event, values in (("train", sent), ("step", local)):
+            if values:
+                self.sinks.write(event, point.step, point.epoch, values)
+        self.experiment.debug.reports.log_point(row, point.step)
+        self.checkpoints.check()
+        line = recorder.logger.line(
+            point.streams,
+            row,
+            epoch=point.epoch,
+            index=completed - 1,
+            total=total,
+            seconds_left=seconds_left,
+            accumulation_steps=inputs.sampler.accumulation_steps,
+            gradnorm="gradnorm" in point.streams,
+        )
+        if line is not None:
+            log.info("%s", line)
+        if "console" in point.streams:
+            log.debug("%s", schedule_line(point.step, host_floats(point.outputs.probabilities), level))
+        if "pipeline" in point.streams:
+            capacity = dict.fromkeys(("batch_index_q", "preprocess_q", "processed_batch_q"), inputs.buffer)
+            for text in pipeline_lines(row, capacity):
+                log.debug("%s", text)
