@@ -102,18 +102,18 @@ def measure(model: str, labels: Path, workdir: Path, updates: int, every: int, c
             **changes,
         },
     )
-    clock, hold = Clock(), TrainRecorder.hold
+    clock, hold, compile_step = Clock(), TrainRecorder.hold, compilation.compile_step
 
     def compile_hollow(step: Any, state: Any, batch: Any, placement: Any, name: str, *, donate: bool) -> Any:
         hollow = hollow_step(step, state, batch)
-        return clock.timed(compilation.compile_step(hollow, state, batch, placement, name, donate=donate))
+        return clock.timed(compile_step(hollow, state, batch, placement, name, donate=donate))
 
     def noted_hold(self: TrainRecorder, point: Any) -> None:
         clock.log_steps.add(point.step)
         hold(self, point)
 
     with (
-        mock.patch.object(trainer, "compile_step", compile_hollow),
+        mock.patch.object(compilation, "compile_step", compile_hollow),
         mock.patch.object(TrainRecorder, "hold", noted_hold),
     ):
         trainer.run(config, workdir)

@@ -45,7 +45,6 @@ LONG_FILES: dict[str, str] = {
     "debugging/analysis.py": "to be taken apart",
     "debugging/flags.py": "to be taken apart",
     "reporting/report.py": "to be taken apart",
-    "run/trainer.py": "to be taken apart",
 }
 
 

@@ -22,8 +22,8 @@ class ConfigError(Exception):
         return "\n".join(f"{number}. {message}" for number, message in enumerate(self.messages, 1))
 
 
-class RunError(Exception):
-    """Ends a run; the message says what, where and how to mend it.
+class TrainingError(Exception):
+    """Ends training; the message says what, where and how to mend it.
 
     Attributes:
       alert: title under which a person is told wherever a sink can reach one; empty: nobody is.

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from linnaeus_jax.config.errors import RunError
+from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.placement import fetch
 
@@ -41,7 +41,7 @@ _ADVICE = (
 )
 
 
-class InvalidOperation(RunError, FloatingPointError):
+class InvalidOperation(TrainingError, FloatingPointError):
     """An operation made a NaN or an infinity; the message names it, its line, the update and what to do."""
 
     alert = "Non-finite values"

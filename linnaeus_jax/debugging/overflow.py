@@ -26,7 +26,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from linnaeus_jax.config.errors import RunError
+from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.debugging.frame_recorder import FrameRecorder, GradientSlots
 from linnaeus_jax.debugging.frames import Frame, Frames, Row
 
@@ -40,7 +40,7 @@ _FOUND = (
 )
 
 
-class OverflowDetected(RunError, ValueError):
+class OverflowDetected(TrainingError, ValueError):
     """A weight, input or output was NaN or infinite; the report has been written."""
 
     alert = "Non-finite values"
@@ -51,7 +51,7 @@ class OverflowDetected(RunError, ValueError):
         self.frame = frame
 
 
-class BatchLimitReached(RunError, ValueError):
+class BatchLimitReached(TrainingError, ValueError):
     """The batch named by `abort_after_batch_num` is done."""
 
 

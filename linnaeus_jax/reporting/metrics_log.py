@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.config.errors import RunError
+from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.files import write_atomically
 
 log = logging.getLogger("linnaeus_jax")
@@ -22,7 +22,7 @@ NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 LOCAL = "step"
 
 
-class MetricsLogError(RunError):
+class MetricsLogError(TrainingError):
     """The metrics log cannot be written; training must not go on without it."""
 
 

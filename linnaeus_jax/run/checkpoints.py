@@ -19,7 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
-from linnaeus_jax.config.errors import RunError
+from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.files import write_json
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
 
@@ -30,7 +30,7 @@ OTHER_RUN = (
 )
 
 
-class CheckpointError(RunError):
+class CheckpointError(TrainingError):
     """A checkpoint that cannot be used; the message says which, why and what to do."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from linnaeus_jax.config.errors import RunError
+from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.step import probes
 from linnaeus_jax.step.placement import fetch
@@ -19,7 +19,7 @@ from linnaeus_jax.step.state import IntervalSums
 from linnaeus_jax.step.train_step import StepOutputs
 
 
-class NonFiniteError(RunError):
+class NonFiniteError(TrainingError):
     """Too many updates in a row had non-finite values."""
 
     alert = "Non-finite values"

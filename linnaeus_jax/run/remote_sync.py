@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.errors import RunError
+from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.files import RunDirectory
 
 log = logging.getLogger("linnaeus_jax")
@@ -22,7 +22,7 @@ NOT_FOUND = (3, 4)
 QUESTION_SECONDS = 60.0
 
 
-class RemoteSyncError(RunError):
+class RemoteSyncError(TrainingError):
     """The remote directory belongs to something else; the message says what to do."""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.errors import RunError
+from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.debugging.nonfinite import explained, switched_on
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.reporting.logs import log_to_files
@@ -78,7 +78,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
         except FloatingPointError as error:
             invalid = explained(error, f"after {host.progress.global_step} updates, outside of an update")
             raise _failed(invalid, sinks) from error
-        except RunError as error:
+        except TrainingError as error:
             raise _failed(error, sinks) from error
         except Exception:
             log.exception("the run failed")
@@ -86,7 +86,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
             raise
 
 
-def _failed(error: RunError, sinks: Sinks) -> UserError:
+def _failed(error: TrainingError, sinks: Sinks) -> UserError:
     """The error for whoever started the run, which shows it; files and sinks have it already."""
     log_to_files(str(error))
     if error.alert:

@@ -45,8 +45,8 @@ from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
+from linnaeus_jax.run import finish, trainer
 from linnaeus_jax.run import inputs as run_inputs
-from linnaeus_jax.run import trainer
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import UserError, build_experiment, set_up_jax
@@ -120,7 +120,7 @@ class Home:
         key = config.to_json(sort_keys=True)
         if key not in self._runs:
             folder = self.folder()
-            with fake_wandb(), mock.patch.object(trainer, "write_report"), mock.patch.object(trainer, "plot_schedule"):
+            with fake_wandb(), mock.patch.object(finish, "write_report"), mock.patch.object(finish, "plot_schedule"):
                 trainer.run(config, folder)
             self._runs[key] = folder
         return self._runs[key]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.learning.optimizers import OPTIMIZERS
-from linnaeus_jax.run import trainer
+from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.tools import evaluate, report
@@ -113,7 +113,7 @@ def configured(directory: Path, corner: Corner, name: str) -> Any:
 def test_a_run_is_killed_resumed_evaluated_and_reported(tmp_path, monkeypatch, capsys, name):
     corner = CORNERS[name]
     config = configured(tmp_path / "data", corner, name)
-    monkeypatch.setattr(trainer, "Placement", lambda: Placement(jax.devices()[:1]))  # batch 1; half the compilation
+    monkeypatch.setattr(experiment, "Placement", lambda: Placement(jax.devices()[:1]))  # batch 1; half the compilation
     toy.register(monkeypatch)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     trainer.run(config, whole)

@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from linnaeus_jax.metrics import custom
 from linnaeus_jax.config import ConfigError
+from linnaeus_jax.metrics import custom
 from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import evaluate
 from tests.metrics.plugins import forget_plugins

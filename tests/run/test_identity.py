@@ -18,7 +18,7 @@ import pytest
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.metrics import register
 from linnaeus_jax.reporting.sinks import Sinks
-from linnaeus_jax.run import trainer
+from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.identity import differences, identity_error
 from linnaeus_jax.run.interruption import Interruption
@@ -197,7 +197,8 @@ def resumed(directory, target, edit=None, **overrides):
     overrides = {"train__epochs": 2, "debug__jsonl__enabled": False} | overrides
     config = tiny_config(directory / "data", **overrides)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "train", lambda this, *args, **options: this.host.progress)
+        patch.setattr(trainer, "train", lambda *args, **options: None)
+        patch.setattr(trainer, "finish", lambda experiment, host, *others: host.progress)
         return run(config, target)
 
 
@@ -225,7 +226,7 @@ def test_a_metric_may_be_added(interrupted, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_number_of_devices_may_change(interrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "Placement", lambda: Placement(jax.devices()[:1]))
+    monkeypatch.setattr(experiment, "Placement", lambda: Placement(jax.devices()[:1]))
     assert resumed(interrupted, tmp_path / "run").global_step == 9
 
 
@@ -265,14 +266,14 @@ def test_everything_is_closed_whatever_else_fails(finished, tmp_path, monkeypatc
 
         return close
 
-    def fault(this):
+    def fault(*args):
         raise RuntimeError("the first fault")
 
     for owner in (Checkpoints, DebugSession):
         monkeypatch.setattr(owner, "close", fails(owner.__name__))
     monkeypatch.setattr(Sinks, "close", lambda self, *args, **options: closed.append("Sinks"))
     monkeypatch.setattr(trainer, "restore", fault)
-    with pytest.raises(OSError, match="DebugSession") as caught:
+    with pytest.raises(OSError, match="Checkpoints") as caught:
         run(finished[1], tmp_path / "run")
     assert {"Checkpoints", "DebugSession", "Sinks"} <= set(closed)
     chain: list[str] = []
