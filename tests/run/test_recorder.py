@@ -108,6 +108,7 @@ def test_probe_results_go_to_the_probe_with_the_0_based_step_and_what_it_logs_to
     ((step, epoch, values),) = consumed
     assert (step, epoch) == (4, 0)
     np.testing.assert_array_equal(values, [0, 1, 2])
+    assert released is not None
     assert released.probe_row == {"probe/norms": 1.5, "probe/norms/of/some": 2}
 
 
