@@ -22,9 +22,11 @@ import h5py
 import numpy as np
 
 from benchmarks.common import add_names, interleaved, write_results
-from linnaeus_jax.data.images import ImageSource, open_images
-from linnaeus_jax.data.loader import TrainLoader
-from linnaeus_jax.data.plans import PlanSequence, SamplerSettings
+from linnaeus_jax.data.image_sources import ImageFiles, open_images
+from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.loader import ReadSettings, TrainLoader
+from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 
 
 def write_files(directory: Path, count: int, size: int) -> tuple[Path, Path]:
@@ -78,8 +80,8 @@ def loader(source: ImageSource, batch: int, updates: int, **options: int) -> Tra
     }
     settings = SamplerSettings(batch_size=batch)
     epochs = -(-updates // (count // batch))
-    plans = PlanSequence([arrays["label"][:, 0]], [0] * epochs, settings, seed=0)
-    return TrainLoader(arrays, np.arange(count), source, plans, stop_update=updates, **options)
+    plans = PlanSequence({"": TrainingRows(arrays["label"], arrays["label"][:, 0])}, [""] * epochs, settings, seed=0)
+    return TrainLoader(arrays, np.arange(count), source, plans, ReadSettings(**options), stop_step=updates)
 
 
 def epoch(source: ImageSource, batch: int, updates: int, *, threads: int, io_threads: int) -> Callable[[], None]:
@@ -163,7 +165,7 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as name:
         raw_path, packed_path = write_files(Path(name), args.images, args.size)
-        raw, packed = open_images(raw_path, args.size), open_images(packed_path, args.size)
+        raw, packed = open_images(ImageFiles(raw_path, args.size)), open_images(ImageFiles(packed_path, args.size))
         floor = bare_gather(raw_path, args.batch, args.updates)
         for threads, io_threads in ((0, 0), (1, 0), (2, 0), (1, 2)) if "raw" in args.names else ():
             run = epoch(raw, args.batch, args.updates, threads=threads, io_threads=io_threads)

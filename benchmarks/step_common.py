@@ -16,8 +16,9 @@ from ml_collections import ConfigDict
 from benchmarks.common import Ratios
 from linnaeus_jax.config import complete_open_nodes, get_config
 from linnaeus_jax.data.dataset import Dataset, build_dataset
-from linnaeus_jax.data.loader import TrainLoader
-from linnaeus_jax.data.plans import PlanSequence, SamplerSettings
+from linnaeus_jax.data.loader import ReadSettings, TrainLoader
+from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.models import model_variants
@@ -180,11 +181,11 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
     placement = Placement()
     dataset = build_dataset(config)
     sampler = SamplerSettings.from_config(config, placement.device_count)
-    group_levels, groups, _, levels = plan_levels(config, dataset, sampler)
-    plans = PlanSequence(groups, [group_levels.index(level) for level in levels], sampler, seed=config.train.seed)
+    levels = plan_levels(config, dataset, sampler)
+    plans = PlanSequence(levels.rows, levels.of_epoch, sampler, seed=config.train.seed)
     resolved = resolve_all_schedule_params(
         config,
-        steps_per_epoch=plans.updates_per_epoch.tolist(),
+        steps_per_epoch=plans.steps_per_epoch.tolist(),
         dataset_size=len(dataset.train),
         micro_batches_per_epoch=plans.micro_batches_per_epoch.tolist(),
         devices=placement.device_count,
@@ -204,9 +205,7 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
 def _batches(dataset: Dataset, plans: PlanSequence, img_size: int, placement: Placement) -> Batches:
     split = dataset.train
     images = RandomImages(int(split.rows.max()) + 1, img_size)
-    with TrainLoader(
-        split_arrays(split), split.rows, images, plans, num_threads=0, buffer=1, io_threads=0, stop_update=2
-    ) as loader:
+    with TrainLoader(split_arrays(split), split.rows, images, plans, ReadSettings(0, 1, 0), stop_step=2) as loader:
         updates = [{key: np.asarray(value) for key, value in batch.items()} for _, batch in loader]
     return [placement.to_device(update, placement.update) for update in updates]
 

@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
         "taxonomy": "",
         "metrics": "registry",
         "schedules": "config files metrics",
-        "data": "config files metrics taxonomy",
+        "data": "config files metrics registry taxonomy",
         "models": "",
         "learning": "config",
         "step": "config data files learning metrics models registry schedules",

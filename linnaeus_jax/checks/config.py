@@ -19,7 +19,7 @@ from linnaeus_jax.checks.schedule import validate_schedule_config
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.metadata import component_layout, component_settings
-from linnaeus_jax.data.plans import SamplerSettings
+from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.data.splits import check_percentiles
 from linnaeus_jax.debugging.profiler import schedule_errors
 from linnaeus_jax.learning import augmentation
@@ -40,7 +40,6 @@ CHOICES: dict[str, Sequence[str]] = {
     "experiment.log_level_h5data": LOG_LEVELS,
     "experiment.log_level_validation": LOG_LEVELS,
     "experiment.wandb.mode": ("online", "offline", "disabled"),
-    "data.sampler.type": ("grouped", "standard"),
     "data.sampler.grouped_mode": ("mixed-pairs", "strict-group"),
     "data.sampler.leftovers": ("keep", "drop"),
     "data.upward_major_mode": ("all-finer", "no-gaps"),

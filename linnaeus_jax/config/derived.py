@@ -38,6 +38,11 @@ def global_batch_size(config: ConfigDict, devices: int) -> int:
     return share * devices
 
 
+def forms_groups(sampler: str) -> bool:
+    """Whether the sampler of that name gives rows a partner of their group; without one, nothing is mixed."""
+    return sampler == "grouped"
+
+
 def gradnorm_enabled(config: ConfigDict) -> bool:
     """Whether GradNorm moves the task weights."""
     task = config.loss.grad_weighting.task

@@ -35,14 +35,8 @@ class BatchReader:
             raise ValueError(
                 f"the split uses rows {rows.min()}..{rows.max()} of the labels file, but there are {len(images)} images"
             )
-        if io_threads < 0:
-            raise ValueError(f"data.prefetch.num_io_threads is {io_threads}; it must be 0 or more")
-        self.arrays, self.rows, self.images, self.io_threads = (
-            dict(arrays),
-            np.asarray(rows, np.int64),
-            images,
-            io_threads,
-        )
+        self.arrays, self.rows = dict(arrays), np.asarray(rows, np.int64)
+        self.images, self.io_threads = images, io_threads
         self.counters = Counters()
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()

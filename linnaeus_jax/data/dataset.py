@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 from numpy.typing import NDArray
 
+from linnaeus_jax.config.derived import forms_groups
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.labels import IDENTIFIERS, LabelTable, identifier_hashes, read_label_tables
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
@@ -197,7 +198,7 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
     data, mixup = config.data, config.schedule.mixup
     tasks = tuple(data.task_keys_h5)
     check_task_order(tasks)
-    grouped = mixup.enabled or data.sampler.type == "grouped"
+    grouped = mixup.enabled or forms_groups(data.sampler.type)
     null_columns = _null_columns(mixup, tasks, grouped)
     null_possible = bool(data.partial.levels)
     sources = resolve_sources(data)

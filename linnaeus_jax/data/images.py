@@ -130,18 +130,11 @@ class H5Images:
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         _check_rows(rows, len(self), self._where[0])
-        with self._lock:  # h5py serialises anyway; the lock keeps `close` from interfering
+        with self._lock:  # one thread opens the file; h5py lets only one read anyway
             dataset = self._dataset()
             for i in np.argsort(rows, kind="stable").tolist():  # neighbours share chunks
                 out[i] = dataset[int(rows[i])]
         return np.ones(len(rows), bool)
-
-    def close(self) -> None:
-        """Closes this process's handle; the next read opens a new one."""
-        with self._lock:
-            if self._opened is not None and self._opened[0] == os.getpid():
-                self._opened[1].close()
-            self._opened = None
 
 
 class ResizedImages:
@@ -204,15 +197,7 @@ def _fast_source(path: Path, dataset: h5py.Dataset) -> ImageSource | None:
     return source if all(np.array_equal(probe[i], dataset[int(row)]) for i, row in enumerate(ends)) else None
 
 
-def open_images(
-    path: str | Path,
-    img_size: int,
-    *,
-    count: int | None = None,
-    dataset: str = "images",
-    cache: ImageCache | None = None,
-    allow_missing: bool = False,
-) -> ImageSource:
+def open_h5(path: Path, img_size: int) -> ImageSource:
     """Opens an HDF5 file of images with the fastest reader that its layout allows.
 
     Two layouts: `images` uint8 [N, H, W, 3] RGB, or encoded images as `image_bytes` uint8 [total] with
@@ -220,43 +205,29 @@ def open_images(
 
     Args:
       path: the file.
-      img_size: side of the square images to deliver; stored images of another size are area-resized.
-      count: rows of the labels file, which the images must match.
-      dataset: name of the image array.
-      cache: cache of decoded images (encoded layout only).
-      allow_missing: deliver zero images for undecodable ones (encoded layout only).
+      img_size: side to which encoded images are decoded; others come as they are stored.
 
     Raises:
       FileNotFoundError: no such file.
       OSError: a truncated or damaged file.
       KeyError: the file lacks the dataset.
-      ValueError: wrong dtype, shape or number of images.
+      ValueError: wrong dtype or shape.
     """
-    path = Path(path)
-    source: ImageSource
     with _open_h5(path) as file:
-        if dataset not in file and "image_bytes" in file:
-            source = PackedImages(path, img_size, cache=cache, allow_missing=allow_missing)
-        elif dataset not in file:
-            raise KeyError(f"{path}: no dataset {dataset!r} (found {sorted(file)})")
-        else:
-            stored = file[dataset]
-            good = isinstance(stored, h5py.Dataset) and stored.dtype == np.uint8
-            if not good or stored.ndim != 4 or stored.shape[-1] != 3 or min(stored.shape[1:3]) < 1:
-                found = f"{stored.dtype} {stored.shape}" if isinstance(stored, h5py.Dataset) else "a group"
-                raise ValueError(f"{path}: dataset {dataset!r} is {found}; images are uint8 (N, H, W, 3)")
-            source = _fast_source(path, stored) or H5Images(path, dataset, stored.shape)
-            logger.info("%s: %d images %s read by %s", path, len(stored), stored.shape[1:], type(source).__name__)
-            if isinstance(source, H5Images):
-                logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
-            if source.image_shape != (img_size, img_size, 3):
-                logger.info("%s: resizing to data.img_size %d while reading", path, img_size)
-                source = ResizedImages(source, img_size)
-    if count is not None and len(source) != count:
-        raise ValueError(
-            f"{path}: {len(source)} images, but its labels file has {count} rows; both must be row-aligned"
-        )
-    return source
+        if "images" not in file and "image_bytes" in file:
+            return PackedImages(path, img_size)
+        if "images" not in file:
+            raise KeyError(f"{path}: no dataset 'images' (found {sorted(file)})")
+        stored = file["images"]
+        good = isinstance(stored, h5py.Dataset) and stored.dtype == np.uint8
+        if not good or stored.ndim != 4 or stored.shape[-1] != 3 or min(stored.shape[1:3]) < 1:
+            given = f"{stored.dtype} {stored.shape}" if isinstance(stored, h5py.Dataset) else "a group"
+            raise ValueError(f"{path}: dataset 'images' is {given}; images are uint8 (N, H, W, 3)")
+        source = _fast_source(path, stored) or H5Images(path, "images", stored.shape)
+        logger.info("%s: %d images %s read by %s", path, len(stored), stored.shape[1:], type(source).__name__)
+        if isinstance(source, H5Images):
+            logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
+        return source
 
 
 # --- encoded images ---------------------------------------------------------------------------------------------------
@@ -292,7 +263,7 @@ class EncodedImages:
         logged) instead of raising ImageReadError.
     """
 
-    def __init__(self, name: str, img_size: int, cache: ImageCache | None, allow_missing: bool) -> None:
+    def __init__(self, name: str, img_size: int, cache: ImageCache | None = None, allow_missing: bool = False) -> None:
         self.name, self.cache, self.allow_missing = name, cache, allow_missing
         self.image_shape = (img_size, img_size, 3)
         self.placeholders = 0
@@ -406,11 +377,9 @@ class PackedImages(EncodedImages):
       ValueError: another dtype or storage layout, or offsets that do not ascend from 0 to the number of bytes.
     """
 
-    def __init__(
-        self, path: str | Path, img_size: int, *, cache: ImageCache | None = None, allow_missing: bool = False
-    ) -> None:
-        super().__init__(str(path), img_size, cache, allow_missing)
-        with _open_h5(Path(path)) as file:
+    def __init__(self, path: Path, img_size: int) -> None:
+        super().__init__(str(path), img_size)
+        with _open_h5(path) as file:
             if "image_offsets" not in file:
                 raise KeyError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")
             data, offsets = file["image_bytes"], file["image_offsets"][:]

@@ -1,7 +1,7 @@
 """Whole batches through Grain: an index plan in, dictionaries of NumPy arrays out.
 
 The element that flows through Grain is one whole update, since handing single images between threads costs far more
-than copying them. Everything is a pure function of the update number, so that a loader restarts exactly at any update,
+than copying them. Everything is a pure function of the step, so that a loader restarts exactly at any step,
 whatever the number of threads or processes that read.
 """
 
@@ -19,6 +19,7 @@ from typing import Any, cast
 import grain
 import numpy as np
 from absl import flags
+from ml_collections import ConfigDict
 
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.batch_reader import BatchReader
@@ -32,21 +33,36 @@ logger = logging.getLogger("linnaeus_jax.data")
 
 
 @dataclass(frozen=True)
-class _Options:
-    """How batches are read ahead, see `TrainLoader`.
+class ReadSettings:
+    """How batches are read ahead.
+
+    Attributes:
+      num_threads: Grain threads that read whole updates; 0 reads in the calling thread.
+      buffer: updates that Grain keeps in flight, see `TrainLoader.memory_bytes`.
+      io_threads: decoding threads, shared by all updates in flight; 0 decodes in the reading thread.
+      worker_processes: processes that read whole updates instead of threads, for sources that hold the GIL or HDF5's
+        lock; each has `io_threads` decoding threads and its share of the cache. 0: none.
 
     Raises:
       ValueError: a number out of its range.
     """
 
-    num_threads: int
-    buffer: int
-    worker_processes: int
+    num_threads: int = 1
+    buffer: int = 2
+    io_threads: int = 1
+    worker_processes: int = 0
+
+    @classmethod
+    def from_config(cls, data: ConfigDict) -> ReadSettings:
+        """What the section `data` says."""
+        prefetch = data.prefetch
+        return cls(data.num_workers, prefetch.max_processed_batches, prefetch.num_io_threads, data.worker_processes)
 
     def __post_init__(self) -> None:
         for key, value, least in (
             ("data.num_workers", self.num_threads, 0),
             ("data.prefetch.max_processed_batches", self.buffer, 1),
+            ("data.prefetch.num_io_threads", self.io_threads, 0),
             ("data.worker_processes", self.worker_processes, 0),
         ):
             if value < least:
@@ -74,13 +90,13 @@ class _GrainReader:
         reader: BatchReader,
         plan: Callable[[int], EpochPlan],
         total: int,
-        options: _Options,
+        settings: ReadSettings,
         *,
         local_start: int = 0,
         start: int = 0,
     ) -> None:
         self._reader, self._plan, self._local_start, self._total = reader, plan, local_start, total
-        self.counters, self.options = reader.counters, options
+        self.counters, self.settings = reader.counters, settings
         self.next_index = start
         self._threads: set[threading.Thread] = set()
         self._reading: set[int] = set()
@@ -91,10 +107,10 @@ class _GrainReader:
         self.closed = False
 
     def _iterate(self, start: int) -> Any:
-        workers = self.options.worker_processes
+        workers = self.settings.worker_processes
         if not workers:
-            options = grain.ReadOptions(self.options.num_threads, self.options.buffer)
-            iterator = iter(grain.MapDataset.range(self._total).map(self._element).to_iter_dataset(options))
+            threads = grain.ReadOptions(self.settings.num_threads, self.settings.buffer)
+            iterator = iter(grain.MapDataset.range(self._total).map(self._element).to_iter_dataset(threads))
             iterator.set_state({"next_index": start})
             return iterator
         # The state of such an iterator belongs to its number of workers, so that it starts with a range instead.
@@ -102,13 +118,13 @@ class _GrainReader:
             flags.FLAGS.mark_as_parsed()  # Grain reads its own flags before it starts a process
         read = WorkerRead(self._reader, self._plan, self._local_start, workers)
         dataset = grain.MapDataset.range(start, self._total).map(read)
-        own = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=1))
-        processes = grain.MultiprocessingOptions(workers, self.options.per_worker)
-        return iter(own.mp_prefetch(processes, worker_init_fn=start_worker))
+        one_by_one = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=1))
+        processes = grain.MultiprocessingOptions(workers, self.settings.per_worker)
+        return iter(one_by_one.mp_prefetch(processes, worker_init_fn=start_worker))
 
     def _element(self, index: int) -> Batch | Exception:
         # An exception travels as an element, because Grain rewrites the messages of those it raises.
-        if self.options.depth:
+        if self.settings.depth:
             self._threads.add(threading.current_thread())
         with self.counters.lock:
             self._reading.add(index)
@@ -129,7 +145,7 @@ class _GrainReader:
         start = time.perf_counter()
         self._first_ask = start if self._first_ask is None else self._first_ask
         batch = next(self._iterator)
-        if self.options.worker_processes:
+        if self.settings.worker_processes:
             batch = self._receive(batch)
         if isinstance(batch, Exception):
             self._rewind()
@@ -151,8 +167,8 @@ class _GrainReader:
         return cast(Batch, {name: np.array(array) for name, array in result.items()})
 
     def _rewind(self) -> None:
-        """A retry after an error must not skip the update."""
-        if self.options.worker_processes:
+        """A retry after an error must not skip the batch."""
+        if self.settings.worker_processes:
             self._close_iterator()
             self._iterator = self._iterate(self.next_index)
         else:
@@ -165,12 +181,12 @@ class _GrainReader:
         with c.lock:
             reading, ready = len(self._reading), len(self._ready)
             idle = self._first_ask is None or self.closed
-            submitted = 0 if idle else min(self.options.depth, self._total - self.next_index)
-            seen = not self.options.worker_processes
+            submitted = 0 if idle else min(self.settings.depth, self._total - self.next_index)
+            counted_here = not self.settings.worker_processes  # the queues of other processes are not
             return PipelineStats(
-                batch_index_q=max(0, submitted - reading - ready) if seen else None,
-                preprocess_q=reading if seen else None,
-                processed_batch_q=ready if seen else None,
+                batch_index_q=max(0, submitted - reading - ready) if counted_here else None,
+                preprocess_q=reading if counted_here else None,
+                processed_batch_q=ready if counted_here else None,
                 batches=c.batches,
                 batches_read=c.batches_read,
                 samples=c.samples,
@@ -186,15 +202,15 @@ class _GrainReader:
     def _cache_stats(self, cache: ImageCache | None) -> CacheStats | None:
         if cache is None or not cache.capacity:
             return None
-        if self.options.worker_processes:
+        if self.settings.worker_processes:
             return CacheStats(*map(sum, zip(CacheStats(), *self._caches.values())))
         return cache.stats()
 
     def _close_iterator(self) -> None:
-        if self.options.worker_processes and self._first_ask is not None:
+        if self.settings.worker_processes and self._first_ask is not None:
             self._iterator.get_state()  # takes over the workers that it has started but not yet asked
         self._iterator.close()
-        if self.options.worker_processes:
+        if self.settings.worker_processes:
             gc.collect()  # an exhausted iterator of Grain keeps its last batch, in shared memory, in a cycle
 
     def close(self) -> None:
@@ -209,7 +225,7 @@ class _GrainReader:
 
 
 class TrainLoader:
-    """Iterator over (update, batch) for updates start_update ... stop_update - 1; arrays are `[A, B_local, ...]`.
+    """Iterator over (step, batch) for steps start_step ... stop_step - 1; arrays are `[A, B_local, ...]`.
 
     Keys of a batch: `linnaeus_jax.data.batch`; `partner` counts from the start of the global micro-batch. An exception
     while reading reaches `next()` unchanged. Use it as a context manager or call `close`.
@@ -220,13 +236,9 @@ class TrainLoader:
       rows: int64[n], row of the labels file of each split position.
       images: source of the pixels, indexed by row.
       plans: which positions form which update.
-      num_threads: Grain threads that read whole updates; 0 reads in the calling thread.
-      buffer: updates that Grain keeps in flight, see `memory_bytes`.
-      io_threads: decoding threads, shared by all updates in flight; 0 decodes in the reading thread.
-      worker_processes: processes that read whole updates instead of threads, for sources that hold the GIL or HDF5's
-        lock; each has `io_threads` decoding threads and its share of the cache. 0: none.
-      start_update: first update, e.g. the step of a restored state.
-      stop_update: end; None: the whole run.
+      settings: how they are read ahead.
+      start_step: first step, e.g. that of a restored state.
+      stop_step: end; None: the whole run.
 
     Raises:
       ValueError: arrays, rows and images that do not fit together, or a number out of its range.
@@ -238,23 +250,19 @@ class TrainLoader:
         rows: np.ndarray,
         images: ImageSource,
         plans: PlanSequence,
+        settings: ReadSettings = ReadSettings(),
         *,
-        num_threads: int = 1,
-        buffer: int = 2,
-        io_threads: int = 1,
-        worker_processes: int = 0,
-        start_update: int = 0,
-        stop_update: int | None = None,
+        start_step: int = 0,
+        stop_step: int | None = None,
     ) -> None:
-        stop = plans.total if stop_update is None else stop_update
-        if not 0 <= start_update <= stop <= plans.total:
-            raise ValueError(f"updates {start_update}..{stop} do not lie within the run of {plans.total} updates")
+        stop = plans.total if stop_step is None else stop_step
+        if not 0 <= start_step <= stop <= plans.total:
+            raise ValueError(f"steps {start_step}..{stop} do not lie within the run of {plans.total} updates")
         self._plans, self._images = plans, images
-        self._seen = PipelineStats()
-        self._reader = BatchReader(arrays, rows, images, io_threads)
-        options = _Options(num_threads, buffer, worker_processes)
+        self._last_interval = PipelineStats()
+        self._reader = BatchReader(arrays, rows, images, settings.io_threads)
         self._grain = _GrainReader(
-            self._reader, plans.update, stop, options, local_start=plans.local_start, start=start_update
+            self._reader, plans.plan_of_step, stop, settings, local_start=plans.local_start, start=start_step
         )
         logger.info("training batches in flight take at most %.0f MB", self.memory_bytes / 1e6)
 
@@ -262,11 +270,11 @@ class TrainLoader:
         return self
 
     def __next__(self) -> tuple[int, Batch]:
-        update = self._grain.next_index
-        return update, self._grain.next()
+        step = self._grain.next_index
+        return step, self._grain.next()
 
     def state(self) -> dict[str, int]:
-        """{"next_index": k}, the update that comes next; restart with `start_update=k`."""
+        """{"next_index": k}, the step that comes next; restart with `start_step=k`."""
         return {"next_index": self._grain.next_index}
 
     def stats(self) -> PipelineStats:
@@ -276,15 +284,14 @@ class TrainLoader:
     def interval(self) -> PipelineStats:
         """Queue depths now and counters since the last call, or since the start."""
         now = self.stats()
-        found, self._seen = now.since(self._seen), now
-        return found
+        since, self._last_interval = now.since(self._last_interval), now
+        return since
 
     @property
     def memory_bytes(self) -> int:
         """Most bytes of images in flight: the buffered updates, the one handed over and the one still in use."""
-        settings = self._plans.settings
-        rows = settings.accumulation_steps * self._plans.local_batch_size
-        return (self._grain.options.depth + 2) * rows * int(np.prod(self._images.image_shape))
+        rows = self._plans.settings.accumulation_steps * self._plans.local_batch_size
+        return (self._grain.settings.depth + 2) * rows * int(np.prod(self._images.image_shape))
 
     def close(self) -> None:
         """Stops reading; returns when no thread and no process is left. Harmless when repeated."""
@@ -304,8 +311,7 @@ class EvalLoader:
     The last batch is padded with rows of weight 0 to the static shape; nothing is mixed.
 
     Args:
-      arrays, rows, images, num_threads, buffer, io_threads, worker_processes: see `TrainLoader`; processes start anew
-        with every iteration.
+      arrays, rows, images, settings: see `TrainLoader`; worker processes start anew with every iteration.
       batch_size: rows of one batch over all devices of all processes.
       process_index: this process.
       process_count: number of processes that share a batch.
@@ -320,11 +326,8 @@ class EvalLoader:
         rows: np.ndarray,
         images: ImageSource,
         batch_size: int,
+        settings: ReadSettings = ReadSettings(),
         *,
-        num_threads: int = 1,
-        buffer: int = 2,
-        io_threads: int = 1,
-        worker_processes: int = 0,
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
@@ -335,8 +338,8 @@ class EvalLoader:
         self.batch_size, self._images = batch_size, images
         self._local = batch_size // process_count
         self._start = process_index * self._local
-        self._options = _Options(num_threads, buffer, worker_processes)
-        self._reader = BatchReader(arrays, rows, images, io_threads)
+        self._settings = settings
+        self._reader = BatchReader(arrays, rows, images, settings.io_threads)
         self._active: list[_GrainReader] = []
         self._last: _GrainReader | None = None
 
@@ -347,7 +350,7 @@ class EvalLoader:
         if len(self) == 0:
             return
         plan = functools.partial(_plan_in_order, len(self._reader.rows), self.batch_size, self._start, self._local)
-        reader = _GrainReader(self._reader, plan, len(self), self._options, local_start=self._start)
+        reader = _GrainReader(self._reader, plan, len(self), self._settings, local_start=self._start)
         self._active.append(reader)
         self._last = reader
         try:

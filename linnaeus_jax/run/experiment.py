@@ -103,7 +103,7 @@ def build_experiment(
         )
         resolved = stored or resolve_all_schedule_params(
             config,
-            steps_per_epoch=inputs.plans.updates_per_epoch.tolist(),
+            steps_per_epoch=inputs.plans.steps_per_epoch.tolist(),
             dataset_size=len(inputs.dataset.train),
             micro_batches_per_epoch=inputs.micro_batches_per_epoch,
             devices=placement.device_count,

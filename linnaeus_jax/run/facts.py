@@ -64,10 +64,10 @@ def run_facts(config: ConfigDict, inputs: Inputs, resolved: ResolvedSchedule, pr
             "validation rows": len(dataset.val),
             "images": type(inputs.images["train"]).__name__,
             "sampler": inputs.sampler,
-            "reading threads": 0 if inputs.worker_processes else inputs.num_threads,
-            "worker processes": inputs.worker_processes,
-            "decoding threads": inputs.io_threads,
-            "updates in flight": inputs.buffer,
+            "reading threads": 0 if inputs.reading.worker_processes else inputs.reading.num_threads,
+            "worker processes": inputs.reading.worker_processes,
+            "decoding threads": inputs.reading.io_threads,
+            "updates in flight": inputs.reading.buffer,
         },
         "losses": {
             task: {"criterion": criterion.name, "class weights": objective.class_weights is not None}

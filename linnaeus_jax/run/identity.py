@@ -61,7 +61,9 @@ def plan_identity(plans: PlanSequence, epoch: int) -> dict[str, Any]:
     """What the rows of the updates of `epoch` follow from, as JSON types."""
     sampler = dataclasses.asdict(plans.settings)
     del sampler["mix_block"]  # decides partners, not rows
-    groups = hashlib.sha256(np.ascontiguousarray(plans.groups_of_epoch(epoch)).tobytes()).hexdigest()
+    if not sampler["options"]:  # of a built-in sampler, which has none
+        del sampler["options"]
+    groups = hashlib.sha256(np.ascontiguousarray(plans.rows_of_epoch(epoch).group).tobytes()).hexdigest()
     return {"seed": plans.seed, "sampler": sampler, "groups": groups}
 
 
@@ -111,7 +113,7 @@ def plan_error(step: int, meta: Mapping[str, Any], plans: PlanSequence) -> str |
     epoch = len(past)
     if epoch >= plans.epochs:
         return None
-    planned = plans.updates_per_epoch[:epoch].tolist()
+    planned = plans.steps_per_epoch[:epoch].tolist()
     if past != planned:
         return f"finished epochs of {past} updates, but a newer one, whose arrays cannot be read, of {planned}"
     texts = list(differences(meta["plan"], plan_identity(plans, epoch))) if step > sum(past) else []

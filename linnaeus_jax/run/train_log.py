@@ -42,7 +42,7 @@ class TrainLog:
             self.sinks.write("probe", point.step, point.epoch, point.probe_row)
         if point is None or not self.experiment.is_coordinator or not point.streams:
             return
-        total = int(inputs.plans.updates_per_epoch[point.epoch])
+        total = int(inputs.plans.steps_per_epoch[point.epoch])
         completed = point.step - int(inputs.plans.boundaries[point.epoch]) + total  # of this epoch
         seconds_left = (total - completed) * self.throughput.seconds_per_update
         level = inputs.levels[point.epoch]
@@ -74,6 +74,6 @@ class TrainLog:
         if "console" in point.streams:
             log.debug("%s", schedule_line(point.step, host_floats(point.outputs.probabilities), level))
         if "pipeline" in point.streams:
-            capacity = dict.fromkeys(("batch_index_q", "preprocess_q", "processed_batch_q"), inputs.buffer)
+            capacity = dict.fromkeys(("batch_index_q", "preprocess_q", "processed_batch_q"), inputs.reading.buffer)
             for text in pipeline_lines(row, capacity):
                 log.debug("%s", text)

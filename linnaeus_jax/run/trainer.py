@@ -192,7 +192,7 @@ def train(
             waited = time.perf_counter() - waited
             placed = placement.to_device(batch, placement.update)
             images = batch["weight"].size * placement.process_count
-            position = f"epoch {epoch} [{within + 1}/{plans.updates_per_epoch[epoch]}]"
+            position = f"epoch {epoch} [{within + 1}/{plans.steps_per_epoch[epoch]}]"
             train_log.advance(completed, position, images, waited)
     finally:
         train_log.close()

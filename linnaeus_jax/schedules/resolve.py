@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.derived import active_components, global_batch_size, gradnorm_enabled
+from linnaeus_jax.config.derived import active_components, forms_groups, global_batch_size, gradnorm_enabled
 from linnaeus_jax.schedules.alternatives import (
     ALTERNATIVES,
     LOG_DEFAULTS,
@@ -164,7 +164,7 @@ class _Resolver:
     def mixing(self) -> Mixing:
         mixup, totals = self.config.schedule.mixup, self.totals
         enabled = mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled)
-        if enabled and self.config.data.sampler.type != "grouped":
+        if enabled and not forms_groups(self.config.data.sampler.type):
             self.notes.append(
                 f"data.sampler.type = {self.config.data.sampler.type!r} forms no groups, so nothing is mixed"
             )

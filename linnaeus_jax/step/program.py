@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.derived import gradnorm_enabled
+from linnaeus_jax.config.derived import forms_groups, gradnorm_enabled
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.learning import gradnorm, losses, mixing, optimizers, task_weights
 from linnaeus_jax.learning.augmentation import AugmentSettings
@@ -302,7 +302,7 @@ def build_program(
 def mix_settings(config: ConfigDict, block: int) -> mixing.MixSettings | None:
     """Mixing of the config; None where nothing is ever mixed."""
     mixup = config.schedule.mixup
-    on = mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled) and config.data.sampler.type == "grouped"
+    on = mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled) and forms_groups(config.data.sampler.type)
     if not on:
         return None
     return mixing.MixSettings.from_config(mixup, block)

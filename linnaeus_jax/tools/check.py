@@ -168,7 +168,7 @@ def check(argv: Sequence[str]) -> None:
         seconds = (time.perf_counter() - started) / TIMED_UPDATES
         rows.append([name, f"{step.seconds:.1f} s", f"{step.memory_bytes / 1e6:.0f} MB", f"{seconds:.3f} s"])
     plain = float(rows[0][3].split()[0])
-    updates = int(experiment.inputs.plans.updates_per_epoch[0])
+    updates = int(experiment.inputs.plans.steps_per_epoch[0])
     console.print(table("compiled steps", ["step", "compile", "memory per device", "time per update"], rows))
     console.print(f"loss after {1 + TIMED_UPDATES} updates on one batch: {float(outputs.loss):.4f}")
     console.print(

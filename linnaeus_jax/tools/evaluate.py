@@ -24,7 +24,6 @@ from ml_collections import ConfigDict
 
 if TYPE_CHECKING:
     from linnaeus_jax.data.dataset import Dataset
-    from linnaeus_jax.data.images import ImageSource
     from linnaeus_jax.data.splits import Split
     from linnaeus_jax.step.evaluation import Evaluation
     from linnaeus_jax.step.placement import Placement
@@ -63,7 +62,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     """
     from linnaeus_jax.config.saved import config_from_json
     from linnaeus_jax.data.dataset import build_dataset
-    from linnaeus_jax.data.plans import SamplerSettings
+    from linnaeus_jax.data.samplers import SamplerSettings
     from linnaeus_jax.files import RunDirectory
     from linnaeus_jax.metrics import table
     from linnaeus_jax.run.checkpoints import Checkpoints
@@ -241,21 +240,6 @@ def other_split(loaded: Loaded, labels: str, images: str) -> Split:
         raise EvaluateError(str(error)) from error
 
 
-def _images(loaded: Loaded, split: Split) -> ImageSource:
-    from linnaeus_jax.data.images import FolderImages, open_images
-
-    data = loaded.config.data
-    if Path(split.images).is_dir():
-        return FolderImages(
-            split.images,
-            split.table.identifiers,
-            data.hybrid.file_extension,
-            data.img_size,
-            allow_missing=data.hybrid.allow_missing_images,
-        )
-    return open_images(split.images, data.img_size, count=len(split.table))
-
-
 def evaluate(
     loaded: Loaded,
     phases: Mapping[str, np.ndarray],
@@ -275,7 +259,8 @@ def evaluate(
       EvaluateError: no rows, or images that cannot be read.
     """
     from linnaeus_jax.config.derived import global_batch_size
-    from linnaeus_jax.data.loader import EvalLoader
+    from linnaeus_jax.data.image_sources import open_split
+    from linnaeus_jax.data.loader import EvalLoader, ReadSettings
     from linnaeus_jax.run.inputs import split_arrays
     from linnaeus_jax.step.evaluation import Evaluator
     from linnaeus_jax.step.placement import evaluation_batch
@@ -289,12 +274,9 @@ def evaluate(
         loader = EvalLoader(
             split_arrays(split),
             split.rows,
-            _images(loaded, split),
+            open_split(data, split),
             evaluation_batch(size, devices),
-            num_threads=data.num_workers,
-            worker_processes=data.worker_processes,
-            buffer=data.prefetch.max_processed_batches,
-            io_threads=data.prefetch.num_io_threads,
+            ReadSettings.from_config(data),
         )
     except (OSError, ValueError, KeyError) as error:
         raise EvaluateError(f"the images cannot be read: {error}") from error

@@ -20,9 +20,9 @@ from ml_collections import ConfigDict
 from linnaeus_jax.checks.schedule import validate_schedule_config
 from linnaeus_jax.config import ConfigError, load_config
 from linnaeus_jax.config.derived import global_batch_size
+from linnaeus_jax.data.coverage import coverage_report
 from linnaeus_jax.data.dataset import build_dataset
-from linnaeus_jax.data.plans import SamplerSettings, micro_batches_per_epoch, updates_per_epoch
-from linnaeus_jax.run.inputs import coverage_report
+from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
@@ -70,17 +70,18 @@ def run(
                 dataset = build_dataset(config)
             except ValueError as error:
                 raise ValueError(f"{error}; or give steps_per_epoch or dataset_size") from error
-            groups = [dataset.train.group(level) for level in levels]
-            dataset_size = len(dataset.train)
-            report = coverage_report(dataset, sampler, dict(zip(levels, groups)))
+            label, dataset_size = dataset.train.labels, len(dataset.train)
+            rows = {level: TrainingRows(label, dataset.train.group(level)) for level in levels}
+            report = coverage_report(dataset, sampler, rows)
             notes = [*report.lines, *(f"! {warning}" for warning in report.warnings)]
         else:
-            if not sampler.keeps_leftovers:
+            if sampler.drops_leftovers:
                 notes = ["! data.sampler.leftovers = 'drop': without labels, these are the most updates there can be"]
                 sampler = dataclasses.replace(sampler, leftovers="keep")
-            groups = [np.zeros(dataset_size, np.int32)] * len(levels)
-        updates = [updates_per_epoch(group, sampler) for group in groups]
-        micro = [micro_batches_per_epoch(group, sampler) for group in groups]
+            label = np.zeros((dataset_size, len(config.data.task_keys_h5)), np.int32)
+            rows = dict.fromkeys(levels, TrainingRows(label, label[:, 0]))
+        updates = [sampler.steps_per_epoch(rows[level]) for level in levels]
+        micro = [sampler.micro_batches(rows[level]) for level in levels]
     by_level, micro_by_level = dict(zip(levels, updates)), dict(zip(levels, micro))
     used = level_of_epoch(levels, mixup.level_switch_steps, mixup.level_switch_epochs, by_level, config.train.epochs)
     resolved = resolve_all_schedule_params(

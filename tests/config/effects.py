@@ -31,7 +31,7 @@ from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.data import batch_reader, loader
 from linnaeus_jax.data.dataset import build_dataset
-from linnaeus_jax.data.plans import SamplerSettings
+from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.debugging import nonfinite
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.debugging.session import DebugSession

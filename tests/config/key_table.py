@@ -163,12 +163,12 @@ VERIFY = {
 OTHER_LABELS = "HOME/other/labels.h5"
 add(
     "data",
-    batch_size=Row(8, at("inputs.plans.updates_per_epoch.0"), 12),
-    batch_size_per_device=Row(8, at("inputs.plans.updates_per_epoch.0"), 12, {"data.batch_size": None}),
+    batch_size=Row(8, at("inputs.plans.steps_per_epoch.0"), 12),
+    batch_size_per_device=Row(8, at("inputs.plans.steps_per_epoch.0"), 12, {"data.batch_size": None}),
     batch_size_val=Row(8, lambda s: len(s.inputs.val_loader()), 3),
     img_size=Row(64, lambda s: s.inputs.images["train"].image_shape, (64, 64, 3)),
     num_workers=Row(5, lambda s: s.reading()["threads"], 5),
-    worker_processes=Row(2, at("inputs.worker_processes"), 2),
+    worker_processes=Row(2, at("inputs.reading.worker_processes"), 2),
     task_keys_h5=Row(
         ("taxa_L20", "taxa_L30"),
         lambda s: s.batch["label"].shape,
@@ -196,7 +196,7 @@ add(
     "data.sampler",
     type=Row("standard", lambda s: bool((s.plan().partner[0, 0] != np.arange(16)).any()), False),
     grouped_mode=Row("strict-group", lambda s: s.plan().partner[0, 0].tolist()),
-    leftovers=Row("drop", at("inputs.plans.updates_per_epoch.0"), given={"schedule.mixup.min_group_size": 8}),
+    leftovers=Row("drop", at("inputs.plans.steps_per_epoch.0"), given={"schedule.mixup.min_group_size": 8}),
 )
 add("data.partial", levels=Row(True, rows_of("dataset.train"), 96, {"data.partial.levels": False}))
 add("data.out_of_region", include=Row(False, lambda s: len(s.dataset.train) + len(s.dataset.val), 100))
@@ -219,11 +219,11 @@ add(
 add(
     "data.h5",
     labels_path=Row(OTHER_LABELS, lambda s: len(s.dataset.train.table), 60),
-    images_path=Row("HOME/other/images.h5", outcome("inputs.num_threads")),
+    images_path=Row("HOME/other/images.h5", outcome("inputs.reading.num_threads")),
     train_labels_path=Row(OTHER_LABELS, rows_of("dataset.train"), 60, TWO_FILES),
     val_labels_path=Row("HOME/data/labels.h5", rows_of("dataset.val"), 120, TWO_FILES),
-    train_images_path=Row("HOME/other/images.h5", outcome("inputs.num_threads"), given=TWO_FILES),
-    val_images_path=Row("HOME/data/images.h5", outcome("inputs.num_threads"), given=TWO_FILES),
+    train_images_path=Row("HOME/other/images.h5", outcome("inputs.reading.num_threads"), given=TWO_FILES),
+    val_images_path=Row("HOME/data/images.h5", outcome("inputs.reading.num_threads"), given=TWO_FILES),
     train_val_split_ratio=Row(0.5, rows_of("dataset.train"), 60),
     train_val_split_seed=Row(7, lambda s: s.dataset.train.rows.tolist()),
 )

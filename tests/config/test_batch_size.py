@@ -7,7 +7,7 @@ import pytest
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import get_config, load_yaml
 from linnaeus_jax.config.derived import global_batch_size
-from linnaeus_jax.data.plans import SamplerSettings
+from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.tools import schedule as tool
 from tests.tiny import tiny_config

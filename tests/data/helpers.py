@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
+from linnaeus_jax.data.samplers import TrainingRows
 
 COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")  # in the order of the golden arrays
 MISSING_FILES = [3, 17, 40, 41, 123, 250, 399]
@@ -48,6 +49,11 @@ def golden_config(fixtures: Path, name: str) -> ConfigDict:
     else:
         data.h5.labels_path, data.h5.images_path = str(fixtures / "data_labels.h5"), str(fixtures / "data_images.h5")
     return complete_open_nodes(config)
+
+
+def of_group(group: np.ndarray) -> TrainingRows:
+    """Training rows whose only label is their group."""
+    return TrainingRows(group[:, None], group)
 
 
 def golden_pixels(count: int = 400) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.cache import ImageCache
+from linnaeus_jax.data.image_sources import ImageFiles, open_images
 from linnaeus_jax.data.images import (
     ChunkMappedImages,
     FolderImages,
@@ -22,7 +23,6 @@ from linnaeus_jax.data.images import (
     ResizedImages,
     decode_image,
     image_path,
-    open_images,
     resize_area,
 )
 from linnaeus_jax.data.labels import read_identifiers
@@ -55,7 +55,7 @@ def identifiers():
 
 
 def test_golden_images(fixtures):
-    source = open_images(fixtures / "data_images.h5", 32, count=400)
+    source = open_images(ImageFiles(fixtures / "data_images.h5", 32, range(400)))
     out, ok = read(source, np.arange(400))
     np.testing.assert_array_equal(out, golden_pixels())
     assert ok.all()
@@ -66,7 +66,7 @@ def test_every_layout_gives_the_same_pixels(tmp_path, layout):
     options, expected = LAYOUTS[layout]
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file.create_dataset("images", data=golden_pixels(40), **options)
-    source = open_images(tmp_path / "i.h5", 32)
+    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
     assert type(source) is expected
     for one in (source, pickle.loads(pickle.dumps(source))):
         out, ok = read(one)
@@ -82,35 +82,25 @@ def test_a_shifted_file_is_not_mapped(tmp_path):
     """Behind a user block the offsets that HDF5 reports start elsewhere."""
     with h5py.File(tmp_path / "i.h5", "w", userblock_size=512) as file:
         file["images"] = golden_pixels(40)
-    np.testing.assert_array_equal(read(open_images(tmp_path / "i.h5", 32))[0], golden_pixels(40)[ROWS])
+    np.testing.assert_array_equal(read(open_images(ImageFiles(tmp_path / "i.h5", 32)))[0], golden_pixels(40)[ROWS])
 
 
 def test_chunks_never_written_are_zero(tmp_path):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         images = file.create_dataset("images", (40, 32, 32, 3), np.uint8, chunks=(1, 32, 32, 3))
         images[:10] = golden_pixels(10)
-    source = open_images(tmp_path / "i.h5", 32)
+    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
     assert isinstance(source, H5Images)
     out, _ = read(source, [3, 20])
     np.testing.assert_array_equal(out[0], golden_pixels(10)[3])
     assert not out[1].any()
 
 
-def test_h5_handle_reopens(tmp_path):
-    with h5py.File(tmp_path / "i.h5", "w") as file:
-        file.create_dataset("images", data=golden_pixels(40), compression="gzip")
-    source = open_images(tmp_path / "i.h5", 32)
-    assert isinstance(source, H5Images)
-    for _ in range(2):
-        np.testing.assert_array_equal(read(source)[0], golden_pixels(40)[ROWS])
-        source.close()
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "gzip"])
 def test_threads_share_a_source(tmp_path, layout):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file.create_dataset("images", data=golden_pixels(40), **LAYOUTS[layout][0])
-    source, wrong = open_images(tmp_path / "i.h5", 32), []
+    source, wrong = open_images(ImageFiles(tmp_path / "i.h5", 32)), []
 
     def work(seed):
         for rows in np.random.default_rng(seed).integers(0, 40, (20, 6)):
@@ -126,12 +116,12 @@ def test_threads_share_a_source(tmp_path, layout):
 
 
 def test_packed_png_is_exact_and_jpeg_is_near(tmp_path):
-    exact = open_images(write_packed(tmp_path / "png.h5", golden_pixels(40)), 32, count=40)
+    exact = open_images(ImageFiles(write_packed(tmp_path / "png.h5", golden_pixels(40)), 32, range(40)))
     assert isinstance(exact, PackedImages)
     for source in (exact, pickle.loads(pickle.dumps(exact))):
         np.testing.assert_array_equal(read(source)[0], golden_pixels(40)[ROWS])
     smooth = np.stack([cv2.resize(image[:2, :2], (32, 32)) for image in golden_pixels(40)])
-    near = open_images(write_packed(tmp_path / "jpg.h5", smooth, ".jpg"), 32)
+    near = open_images(ImageFiles(write_packed(tmp_path / "jpg.h5", smooth, ".jpg"), 32))
     assert np.abs(read(near)[0].astype(int) - smooth[ROWS]).mean() < 3
 
 
@@ -197,13 +187,13 @@ def test_golden_resize(fixtures, case):
 def test_stored_images_are_resized(tmp_path):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file["images"] = golden_pixels(40)
-    source = open_images(tmp_path / "i.h5", 16)
+    source = open_images(ImageFiles(tmp_path / "i.h5", 16))
     assert isinstance(source, ResizedImages)
     want = np.empty((len(ROWS), 16, 16, 3), np.uint8)
     for image, target in zip(golden_pixels(40)[ROWS], want):
         resize_area(image, target)
     np.testing.assert_array_equal(read(source)[0], want)
-    packed = open_images(write_packed(tmp_path / "p.h5", golden_pixels(40)), 16)
+    packed = open_images(ImageFiles(write_packed(tmp_path / "p.h5", golden_pixels(40)), 16))
     np.testing.assert_array_equal(read(packed)[0], want)
 
 
@@ -234,7 +224,7 @@ def test_undecodable_data(extension):
 def test_unusable_image_files(tmp_path, folder):
     path = tmp_path / "i.h5"
     with pytest.raises(FileNotFoundError, match=r"data\.h5\.\*images_path"):
-        open_images(path, 32)
+        open_images(ImageFiles(path, 32))
     with pytest.raises(FileNotFoundError, match=r"data\.hybrid\.images_dir"):
         FolderImages(tmp_path / "nowhere", ["a"], ".png", 32)
 
@@ -245,18 +235,18 @@ def test_unusable_image_files(tmp_path, folder):
 
     write(pictures=golden_pixels(4))
     with pytest.raises(KeyError, match=r"no dataset 'images' .*pictures"):
-        open_images(path, 32)
+        open_images(ImageFiles(path, 32))
     for wrong in (golden_pixels(4).astype(np.float32), golden_pixels(4)[..., :1], golden_pixels(4)[0]):
         write(images=wrong)
         with pytest.raises(ValueError, match=r"images are uint8 \(N, H, W, 3\)"):
-            open_images(path, 32)
+            open_images(ImageFiles(path, 32))
     write(images=golden_pixels(4))
     with pytest.raises(ValueError, match="4 images, but its labels file has 5 rows"):
-        open_images(path, 32, count=5)
+        open_images(ImageFiles(path, 32, range(5)))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(OSError, match="copy or build it again"):
-        open_images(path, 32)
+        open_images(ImageFiles(path, 32))
 
 
 @pytest.mark.parametrize(
@@ -272,11 +262,11 @@ def test_unusable_packed_files(tmp_path, data, offsets, message):
     with h5py.File(tmp_path / "p.h5", "w") as file:
         file["image_bytes"], file["image_offsets"] = data, offsets
     with pytest.raises(ValueError, match=message):
-        open_images(tmp_path / "p.h5", 32)
+        open_images(ImageFiles(tmp_path / "p.h5", 32))
 
 
 def test_packed_files_need_offsets(tmp_path):
     with h5py.File(tmp_path / "p.h5", "w") as file:
         file["image_bytes"] = np.zeros(9, np.uint8)
     with pytest.raises(KeyError, match="needs 'image_offsets'"):
-        open_images(tmp_path / "p.h5", 32)
+        open_images(ImageFiles(tmp_path / "p.h5", 32))

@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.images import FolderImages, ImageReadError, open_images
+from linnaeus_jax.data.image_sources import ImageFiles, open_images
+from linnaeus_jax.data.images import FolderImages, ImageReadError
 from linnaeus_jax.data.labels import read_identifiers
-from linnaeus_jax.data.loader import EvalLoader, TrainLoader
-from linnaeus_jax.data.plans import PlanSequence, SamplerSettings
+from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
+from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.samplers import SamplerSettings
 from tests.conftest import FIXTURES
-from tests.data.helpers import MISSING_FILES, golden_pixels, unpack_folder
+from tests.data.helpers import MISSING_FILES, golden_pixels, of_group, unpack_folder
 
 COUNT = 60  # images in the file
 ROWS = np.random.default_rng(5).permutation(COUNT)[:50]  # a split of 50 rows
@@ -39,20 +41,20 @@ def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("images") / "images.h5"
     with h5py.File(path, "w") as file:
         file["images"] = golden_pixels(COUNT)
-    return open_images(path, 32)
+    return open_images(ImageFiles(path, 32))
 
 
 def plans(epochs=3, process=(0, 1), **settings):
     sampler = SamplerSettings(**{"batch_size": 8, "mix_block": 2, "accumulation_steps": 2} | settings)
     index, count = process
-    groups = [ARRAYS["label"][:, 0]]
-    return PlanSequence(groups, [0] * epochs, sampler, seed=1, process_index=index, process_count=count)
+    rows = {"": of_group(ARRAYS["label"][:, 0])}
+    return PlanSequence(rows, [""] * epochs, sampler, seed=1, process_index=index, process_count=count)
 
 
-def train(source, plan=None, threads=(1, 1), **options):
-    num_threads, io_threads = threads
+def train(source, plan=None, threads=(1, 1), start_step=0, stop_step=None, **options):
+    settings = ReadSettings(**{"num_threads": threads[0], "io_threads": threads[1]} | options)
     plan = plans() if plan is None else plan
-    return TrainLoader(ARRAYS, ROWS, source, plan, num_threads=num_threads, io_threads=io_threads, **options)
+    return TrainLoader(ARRAYS, ROWS, source, plan, settings, start_step=start_step, stop_step=stop_step)
 
 
 def collect(loader):
@@ -74,7 +76,7 @@ def test_batches_are_what_the_plan_says(source):
     batches = collect(train(source, plan))
     assert [update for update, _ in batches] == list(range(plan.total))
     for update, batch in batches:
-        want = plan.update(update)
+        want = plan.plan_of_step(update)
         real = want.index >= 0
         rows = ROWS[want.index]
         assert batch["image"].shape == (2, 8, 32, 32, 3)
@@ -103,8 +105,8 @@ def test_threads_change_nothing(source):
 def test_resume_at_every_update(source, threads):
     want = collect(train(source, threads=(0, 0)))
     for start in range(len(want) + 1):
-        assert_same(collect(train(source, threads=threads, start_update=start)), want[start:])
-    assert_same(collect(train(source, threads=threads, start_update=2, stop_update=4)), want[2:4])
+        assert_same(collect(train(source, threads=threads, start_step=start)), want[start:])
+    assert_same(collect(train(source, threads=threads, start_step=2, stop_step=4)), want[2:4])
 
 
 @pytest.mark.parametrize("threads", THREADS)
@@ -161,7 +163,7 @@ def test_placeholders_have_no_weight_and_no_partner(tmp_path):
     names = read_identifiers(str(FIXTURES / "data_labels.h5"))
     images = FolderImages(folder, names, ".png", 32, allow_missing=True)
     rows = np.arange(32)
-    plan = PlanSequence([rows // 8], [0], SamplerSettings(batch_size=8, mix_block=2), seed=0)
+    plan = PlanSequence({"": of_group(rows // 8)}, [""], SamplerSettings(batch_size=8, mix_block=2), seed=0)
     with TrainLoader({"label": rows[:, None].astype(np.int32)}, rows, images, plan) as loader:
         batches = [batch for _, batch in loader]
         placeholders = loader.stats().placeholders
@@ -183,7 +185,7 @@ def test_placeholders_have_no_weight_and_no_partner(tmp_path):
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_validation_is_in_order_padded_and_repeatable(source, threads):
-    loader = EvalLoader(ARRAYS, ROWS, source, 16, num_threads=threads[0], io_threads=threads[1])
+    loader = EvalLoader(ARRAYS, ROWS, source, 16, ReadSettings(num_threads=threads[0], io_threads=threads[1]))
     passes = [list(loader) for _ in range(2)]
     assert len(loader) == len(passes[0]) == 4
     for batches in passes:
@@ -225,7 +227,7 @@ def test_closing_leaves_no_thread(source, threads):
     loader.close()
     with pytest.raises(ValueError, match="the loader is closed"):
         next(loader)
-    evaluation = EvalLoader(ARRAYS, ROWS, source, 16, num_threads=threads[0], io_threads=threads[1])
+    evaluation = EvalLoader(ARRAYS, ROWS, source, 16, ReadSettings(num_threads=threads[0], io_threads=threads[1]))
     for _ in evaluation:
         break  # an abandoned pass
     evaluation.close()
@@ -246,7 +248,7 @@ def test_counters(tmp_path):
     names = read_identifiers(str(FIXTURES / "data_labels.h5"))
     rows = np.setdiff1d(np.arange(40), MISSING_FILES)[:32]
     images = FolderImages(folder, names, ".png", 32, cache=ImageCache(2**24))
-    plan = PlanSequence([rows % 2], [0, 0], SamplerSettings(batch_size=16, mix_block=2), seed=0)
+    plan = PlanSequence({"": of_group(rows % 2)}, ["", ""], SamplerSettings(batch_size=16, mix_block=2), seed=0)
     with TrainLoader({"label": rows[:, None]}, rows, images, plan) as loader:
         assert sum(1 for _ in loader) == 4
         stats = loader.stats()
@@ -278,7 +280,7 @@ def test_no_cache_no_cache_metrics(source, tmp_path):
         ({"threads": (1, -1)}, r"data\.prefetch\.num_io_threads is -1"),
         ({"worker_processes": -1}, r"data\.worker_processes is -1"),
         ({"buffer": 0}, r"data\.prefetch\.max_processed_batches is 0"),
-        ({"start_update": 99}, "do not lie within the run"),
+        ({"start_step": 99}, "do not lie within the run"),
     ],
 )
 def test_unusable_numbers(source, options, message):
@@ -332,7 +334,7 @@ def test_worker_processes_change_nothing_and_leave_nothing(source):
     """Two processes, from the start and resumed, closed in the middle, one rewound after an error, one evaluation."""
     before, want = left_behind(), collect(train(source))
     assert_same(collect(train(Locked(source), threads=(0, 2), worker_processes=2)), want)
-    with train(source, worker_processes=2, start_update=3) as loader:
+    with train(source, worker_processes=2, start_step=3) as loader:
         assert_same([next(loader)], want[3:4])  # the second process has started, but was not asked yet
         assert loader.state() == {"next_index": 4}
         row = loader.stats().row()
@@ -347,7 +349,7 @@ def test_worker_processes_change_nothing_and_leave_nothing(source):
             with pytest.raises(RuntimeError, match=rf"^LockedError: row {bad} cannot be decoded$"):
                 next(loader)
         assert loader.state() == {"next_index": 1}
-    evaluation = EvalLoader(ARRAYS, ROWS, source, 16, worker_processes=1)
+    evaluation = EvalLoader(ARRAYS, ROWS, source, 16, ReadSettings(worker_processes=1))
     for batch, other in zip(evaluation, EvalLoader(ARRAYS, ROWS, source, 16), strict=True):
         assert_same([(0, batch)], [(0, other)])
     evaluation.close()
@@ -364,8 +366,8 @@ def test_worker_processes_share_the_cache_and_report(tmp_path):
     names = read_identifiers(str(FIXTURES / "data_labels.h5"))
     rows = np.setdiff1d(np.arange(40), MISSING_FILES)[:32]
     images = FolderImages(folder, names, ".png", 32, cache=ImageCache(2**24))
-    plan = PlanSequence([rows % 2], [0, 0], SamplerSettings(batch_size=16, mix_block=2), seed=0)
-    with TrainLoader({"label": rows[:, None]}, rows, images, plan, worker_processes=2) as loader:
+    plan = PlanSequence({"": of_group(rows % 2)}, ["", ""], SamplerSettings(batch_size=16, mix_block=2), seed=0)
+    with TrainLoader({"label": rows[:, None]}, rows, images, plan, ReadSettings(worker_processes=2)) as loader:
         assert sum(1 for _ in loader) == 4
         stats = loader.stats()
     assert (stats.samples, stats.batches) == (64, 4)
@@ -377,16 +379,20 @@ def test_worker_processes_share_the_cache_and_report(tmp_path):
 
 ORPHAN = """
 import os, signal, sys
+from pathlib import Path
 import numpy as np
-from linnaeus_jax.data.images import open_images
-from linnaeus_jax.data.loader import TrainLoader
-from linnaeus_jax.data.plans import PlanSequence, SamplerSettings
+from linnaeus_jax.data.image_sources import ImageFiles, open_images
+from linnaeus_jax.data.loader import ReadSettings, TrainLoader
+from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 
 if __name__ == "__main__":
     import multiprocessing
     rows = np.arange(32)
-    plans = PlanSequence([rows % 2], [0] * 100, SamplerSettings(batch_size=8, mix_block=2), seed=0)
-    loader = TrainLoader({"label": rows[:, None]}, rows, open_images(sys.argv[1], 32), plans, worker_processes=2)
+    settings = SamplerSettings(batch_size=8, mix_block=2)
+    plans = PlanSequence({"": TrainingRows(rows[:, None], rows % 2)}, [""] * 100, settings, seed=0)
+    images = open_images(ImageFiles(Path(sys.argv[1]), 32))
+    loader = TrainLoader({"label": rows[:, None]}, rows, images, plans, ReadSettings(worker_processes=2))
     next(loader), next(loader)  # both have started
     children = multiprocessing.active_children()
     for child in children:  # as a terminal and a batch system do

@@ -7,16 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from linnaeus_jax.data.plans import (
-    PlanSequence,
-    SamplerSettings,
-    coverage,
-    expected_draws,
-    micro_batches_per_epoch,
-    plan_epoch,
-    process_slice,
-    updates_per_epoch,
-)
+from linnaeus_jax.data.plans import PlanSequence, plan_epoch, process_slice
+from linnaeus_jax.data.samplers import SamplerSettings
+from tests.data.helpers import of_group
 
 
 def cases(fixtures):
@@ -48,14 +41,14 @@ def test_golden_counts_and_structure(fixtures):
             grouped_mode=case["mode"], leftovers="drop", batch_size=case["batch_size"] * world, mix_block=2
         )
         if case["mode"] == "mixed-pairs":
-            batches = micro_batches_per_epoch(group, settings)
+            batches = settings.micro_batches(of_group(group))
             assert batches == min(case["batches_per_rank"])
         elif world == 1:
-            assert micro_batches_per_epoch(group, settings) == case["total_batches"]
+            assert settings.micro_batches(of_group(group)) == case["total_batches"]
         else:
             continue  # a batch of one group, split over processes
         seen += 1
-        plans = [plan_epoch(group, settings, seed=1, epoch=epoch) for epoch in (0, 0, 1)]
+        plans = [plan_epoch(of_group(group), settings, seed=1, epoch=epoch) for epoch in (0, 0, 1)]
         index = plans[0].index
         np.testing.assert_array_equal(index, plans[1].index)
         assert len(np.unique(index)) == index.size
@@ -88,17 +81,18 @@ def test_kept_leftovers_and_labels(fixtures, mode, accumulation):
     group = np.load(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
     label = np.where(group < 0, 999, group)
     settings = SamplerSettings(grouped_mode=mode, batch_size=16, accumulation_steps=accumulation)
-    plan = plan_epoch(group, settings, seed=3, epoch=0)
-    assert plan.index.shape == (updates_per_epoch(group, settings), accumulation, 16)
+    plan = plan_epoch(of_group(group), settings, seed=3, epoch=0)
+    assert plan.index.shape == (settings.steps_per_epoch(of_group(group)), accumulation, 16)
     real = plan.index >= 0
     np.testing.assert_array_equal(plan.weight, real)
-    assert len(np.unique(plan.index[real])) == real.sum() == micro_batches_per_epoch(group, settings) * 16
+    assert len(np.unique(plan.index[real])) == real.sum() == settings.micro_batches(of_group(group)) * 16
     partner_index = np.take_along_axis(plan.index, plan.partner, axis=-1)
     mixed = plan.partner != np.arange(16)
     assert mixed.any()
     np.testing.assert_array_equal(label[plan.index[mixed]], label[partner_index[mixed]])
     assert (plan.group[mixed] >= 0).all()
-    available, drawn = coverage(expected_draws(group, settings), label, 1000)
+    available = np.bincount(label)
+    drawn = np.bincount(label, weights=settings.expected_draws(of_group(group)))
     assert available.sum() == 300
     assert (drawn <= available).all()
     assert drawn.sum() == pytest.approx(real.sum())
@@ -106,7 +100,7 @@ def test_kept_leftovers_and_labels(fixtures, mode, accumulation):
 
 def test_standard_is_a_permutation_without_partners(fixtures):
     group = np.load(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
-    plan = plan_epoch(group, SamplerSettings(type="standard", batch_size=7), seed=0, epoch=0)
+    plan = plan_epoch(of_group(group), SamplerSettings(type="standard", batch_size=7), seed=0, epoch=0)
     assert plan.index.shape == (42, 1, 7)
     assert len(np.unique(plan.index)) == plan.index.size
     assert (plan.partner == np.arange(7)).all()
@@ -116,14 +110,17 @@ def test_standard_is_a_permutation_without_partners(fixtures):
 def test_processes_share_one_plan(fixtures, mode):
     group = np.load(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
     settings = SamplerSettings(grouped_mode=mode, batch_size=16, mix_block=2)
-    whole = plan_epoch(group, settings, seed=0, epoch=2)
+    whole = plan_epoch(of_group(group), settings, seed=0, epoch=2)
     parts = [process_slice(whole, i, 4, block=2) for i in range(4)]
     np.testing.assert_array_equal(np.concatenate([part.index for part in parts], axis=-1), whole.index)
-    sequences = [PlanSequence([group], [0] * 3, settings, seed=0, process_index=i, process_count=4) for i in range(4)]
+    sequences = [
+        PlanSequence({"": of_group(group)}, [""] * 3, settings, seed=0, process_index=i, process_count=4)
+        for i in range(4)
+    ]
     assert len({sequence.total for sequence in sequences}) == 1
     for sequence, part in zip(sequences, parts):
-        update = 2 * sequence.updates_per_epoch[0] + 1
-        np.testing.assert_array_equal(sequence.update(update).index, part.index[1])
+        step = 2 * sequence.steps_per_epoch[0] + 1
+        np.testing.assert_array_equal(sequence.plan_of_step(step).index, part.index[1])
     with pytest.raises(ValueError, match="3 processes need equal shares"):
         process_slice(whole, 0, 3)
 
@@ -132,22 +129,24 @@ def test_levels_change_the_epochs(fixtures):
     group = np.load(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
     coarse = np.where(group >= 0, 0, -1).astype(np.int32)
     settings = SamplerSettings(leftovers="drop", batch_size=16)
-    plans = PlanSequence([group, coarse], [0, 1, 0], settings, seed=5)
-    lengths = [updates_per_epoch(g, settings) for g in (group, coarse, group)]
-    assert plans.updates_per_epoch.tolist() == lengths
+    plans = PlanSequence(
+        {"fine": of_group(group), "coarse": of_group(coarse)}, ["fine", "coarse", "fine"], settings, seed=5
+    )
+    lengths = [settings.steps_per_epoch(of_group(g)) for g in (group, coarse, group)]
+    assert plans.steps_per_epoch.tolist() == lengths
     assert plans.total == sum(lengths)
     assert plans.locate(lengths[0]) == (1, 0)
     assert plans.locate(plans.total - 1) == (2, lengths[2] - 1)
     with pytest.raises(IndexError, match="outside the run"):
         plans.locate(plans.total)
     with pytest.raises(ValueError, match="fill no batch"):
-        PlanSequence([group[:8]], [0], settings, seed=0)
+        PlanSequence({"": of_group(group[:8])}, [""], settings, seed=0)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"type": "random"}, r"data\.sampler\.type is 'random'"),
+        ({"type": "random"}, r"data\.sampler\.type = 'random' is unknown; choose one of grouped, standard"),
         ({"grouped_mode": "pairs"}, r"data\.sampler\.grouped_mode is 'pairs'"),
         ({"leftovers": "lose"}, r"data\.sampler\.leftovers is 'lose'"),
         ({"batch_size": 0}, r"data\.batch_size is 0"),

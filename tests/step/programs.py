@@ -22,7 +22,7 @@ def build(config: ConfigDict, directory: Path, devices: int = 1, **program: Any)
     inputs = build_inputs(config, devices=devices, output_dir=directory)
     resolved = resolve_all_schedule_params(
         config,
-        steps_per_epoch=inputs.plans.updates_per_epoch.tolist(),
+        steps_per_epoch=inputs.plans.steps_per_epoch.tolist(),
         dataset_size=len(inputs.dataset.train),
         micro_batches_per_epoch=inputs.micro_batches_per_epoch,
         devices=devices,

@@ -1,0 +1,109 @@
+"""How the images of a split are opened: by the kind of their file.
+
+A source of the user's own is a class or function registered in `IMAGE_SOURCES` under the suffix of its files, without
+the dot; it is called with an `ImageFiles`, and keyword-only arguments with a default are its options,
+`data.image_sources.<suffix>.<option>`. The built-in "h5" and "folder" are registered in the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ml_collections import ConfigDict
+from numpy.typing import NDArray
+
+from linnaeus_jax.data.cache import ImageCache
+from linnaeus_jax.data.images import FolderImages, ImageSource, ResizedImages, open_h5
+from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.data.splits import Split
+from linnaeus_jax.registry import IMAGE_SOURCES
+
+logger = logging.getLogger("linnaeus_jax.data")
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """What an image source is opened from."""
+
+    path: Path  # file or directory
+    img_size: int  # side of the square images; a source may deliver another size, which is then resized
+    table: Sized = ()  # rows of the labels file, with which the images are aligned
+    extension: str = ""  # data.hybrid.file_extension
+    cache: ImageCache | None = None  # for sources that decode
+    allow_missing: bool = False  # data.hybrid.allow_missing_images
+
+    @property
+    def identifiers(self) -> NDArray[Any]:
+        """StringDType [N]: file name or relative path of the image of each row."""
+        return cast(LabelTable, self.table).identifiers
+
+
+@IMAGE_SOURCES.register("folder")
+def open_folder(files: ImageFiles) -> ImageSource:
+    """Image files named by the identifiers of the labels file."""
+    return FolderImages(
+        files.path,
+        files.identifiers,
+        files.extension,
+        files.img_size,
+        cache=files.cache,
+        allow_missing=files.allow_missing,
+    )
+
+
+@IMAGE_SOURCES.register("h5")
+def open_h5_file(files: ImageFiles) -> ImageSource:
+    """An HDF5 file of raw or encoded images."""
+    return open_h5(files.path, files.img_size)
+
+
+def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] | None = None) -> ImageSource:
+    """The images of a file or directory at the training size, one for each row of the labels file.
+
+    Args:
+      kind: name of the source.
+      options: its options.
+
+    Raises:
+      FileNotFoundError: no such file or directory.
+      OSError: a truncated or damaged file.
+      KeyError: an HDF5 file lacks the dataset.
+      ValueError: wrong dtype, shape or number of images; an unknown kind.
+    """
+    source: ImageSource = IMAGE_SOURCES[kind](files, **(options or {}))
+    if source.image_shape != (files.img_size, files.img_size, 3):
+        logger.info("%s: resizing to data.img_size %d while reading", files.path, files.img_size)
+        source = ResizedImages(source, files.img_size)
+    if len(files.table) and len(source) != len(files.table):
+        raise ValueError(
+            f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "
+            "row-aligned"
+        )
+    return source
+
+
+def open_split(data: ConfigDict, split: Split, cache: ImageCache | None = None) -> ImageSource:
+    """The images of a split: a directory, a file whose suffix names a registered source, or else an HDF5 file.
+
+    Args:
+      data: the section `data` of the configuration.
+      cache: for decoded images.
+
+    Raises:
+      OSError, KeyError, ValueError: as `open_images`.
+    """
+    path = Path(split.images)
+    kind = path.suffix.removeprefix(".").lower()
+    if path.is_dir() or (data.hybrid.use_hybrid and not path.is_file()):
+        kind = "folder"
+    elif kind not in IMAGE_SOURCES:
+        kind = "h5"
+    files = ImageFiles(
+        path, data.img_size, split.table, data.hybrid.file_extension, cache, data.hybrid.allow_missing_images
+    )
+    options = {name: data.image_sources[kind][name] for name in IMAGE_SOURCES.options(kind)}
+    return open_images(files, kind, options)

@@ -1,0 +1,314 @@
+"""How the rows of an epoch are drawn.
+
+A sampler is a subclass of `Sampler` that `SAMPLERS.register` makes available by name; the built-in `grouped` and
+`standard` are registered in the same way. What is drawn depends on the training rows, the settings, the seed of the run
+and the epoch alone, so that every process draws the same.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+from numpy.typing import NDArray
+
+from linnaeus_jax.config.derived import forms_groups, global_batch_size
+from linnaeus_jax.registry import SAMPLERS
+
+#: epochs over which the draws of a sampler are counted that does not state them
+COUNTED_EPOCHS = 8
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """What a sampler knows of the training rows, in the order of the split."""
+
+    label: NDArray[np.int32]  # [n, T], class index at each rank, finest first
+    group: NDArray[np.int32]  # [n], rows of one group may be mixed; -1: never mixed
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The M micro-batches of an epoch, `[M, B]`."""
+
+    index: NDArray[np.int64]  # position within the split
+    group: NDArray[np.int32]  # the rows of one group may be mixed; -1: never mixed
+    partner: NDArray[np.int32]  # position within the micro-batch of the row to mix with; itself: none
+
+
+class Sampler:
+    """One way to draw the rows of an epoch.
+
+    A sampler of the user's own is a dataclass that implements `draw`; the fields are its options,
+    `data.sampler.<name>.<field>`. Its rows have no partners, so that nothing is mixed.
+    """
+
+    def micro_batches(self, rows: TrainingRows, settings: SamplerSettings) -> int:
+        """Micro-batches of every epoch; the schedule counts with them before the first row is drawn."""
+        return len(rows) // settings.batch_size
+
+    def draw(self, rows: TrainingRows, settings: SamplerSettings, rng: np.random.Generator) -> NDArray[np.integer]:
+        """Positions of the rows of one epoch, int [micro_batches * batch_size], in the order of the batches.
+
+        Args:
+          rng: follows from the seed of the run and the epoch.
+        """
+        raise NotImplementedError
+
+    def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> Drawn:
+        """The micro-batches of one epoch.
+
+        Raises:
+          ValueError: `draw` gives another number of rows, or positions outside of the split.
+        """
+        shape = self.micro_batches(rows, settings), settings.batch_size
+        rng = np.random.Generator(np.random.Philox(_seed_sequence(seed, epoch, "sampler")))
+        index = np.asarray(self.draw(rows, settings, rng))
+        count = shape[0] * shape[1]
+        inside = index.dtype.kind in "iu" and (not index.size or (index.min() >= 0 and index.max() < len(rows)))
+        if index.shape != (count,) or not inside:
+            raise ValueError(
+                f"data.sampler.type = {settings.type!r} draws {index.dtype} {index.shape}; it must give int ({count},) "
+                f"positions between 0 and {len(rows) - 1}"
+            )
+        position = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+        return Drawn(index.astype(np.int64).reshape(shape), np.full(shape, -1, np.int32), position)
+
+    def expected_draws(self, rows: TrainingRows, settings: SamplerSettings) -> NDArray[np.float64]:
+        """float64 [n]: how often each row comes in one epoch on average; here counted over a few epochs."""
+        epochs = [self.plan(rows, settings, seed=0, epoch=epoch).index.ravel() for epoch in range(COUNTED_EPOCHS)]
+        return np.bincount(np.concatenate(epochs), minlength=len(rows)) / COUNTED_EPOCHS
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """How rows are drawn.
+
+    Attributes:
+      type: name of the sampler. "grouped" draws rows so that partners share a group; "standard" is a plain permutation
+        without partners.
+      grouped_mode: "mixed-pairs" puts two rows of one group at positions (2j, 2j + 1) of a micro-batch with many
+        groups; "strict-group" fills a micro-batch from one group.
+      leftovers: "keep" also batches the rows that no pair or full batch could take (as group -1), and every row comes
+        equally often; "drop" leaves them out of the epoch.
+      batch_size: rows of one micro-batch over all devices of all processes (B).
+      accumulation_steps: micro-batches per update (A).
+      mix_block: partners lie within one block of this many rows; None is the smallest factor of `batch_size` (2 if
+        it is even), so that partners do not depend on the number of devices.
+      options: options of the sampler, where it has any.
+
+    Raises:
+      ValueError: an unknown name, or sizes that do not divide each other.
+    """
+
+    type: str = "grouped"
+    grouped_mode: str = "mixed-pairs"
+    leftovers: str = "keep"
+    batch_size: int = 64
+    accumulation_steps: int = 1
+    mix_block: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, config: ConfigDict, devices: int = 1) -> SamplerSettings:
+        """The sampler of the config; raises ValueError also for sizes that the devices do not divide."""
+        sampler = config.data.sampler
+        settings = cls(
+            type=sampler.type,
+            grouped_mode=sampler.grouped_mode,
+            leftovers=sampler.leftovers,
+            batch_size=global_batch_size(config, devices),
+            accumulation_steps=max(1, config.train.accumulation_steps),
+            mix_block=config.schedule.mixup.mix_block,
+            options={name: sampler[sampler.type][name] for name in SAMPLERS.options(sampler.type)},
+        )
+        settings.check_devices(devices)
+        return settings
+
+    def __post_init__(self) -> None:
+        for key, value, choices in (
+            ("data.sampler.grouped_mode", self.grouped_mode, ("mixed-pairs", "strict-group")),
+            ("data.sampler.leftovers", self.leftovers, ("keep", "drop")),
+        ):
+            if value not in choices:
+                raise ValueError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
+        for key, number in (
+            ("data.batch_size", self.batch_size),
+            ("train.accumulation_steps", self.accumulation_steps),
+            ("schedule.mixup.mix_block", self.block),
+        ):
+            if number < 1:
+                raise ValueError(f"{key} is {number}; it must be at least 1")
+        SAMPLERS[self.type](**self.options)  # reports an unknown name and options that the sampler refuses
+        if self.pairs and self.batch_size % 2:
+            raise ValueError(
+                f"data.batch_size is {self.batch_size}; mixed-pairs sampling fills batches with pairs and needs an "
+                "even number (or set data.sampler.grouped_mode to strict-group)"
+            )
+        if self.batch_size % self.block or (self.pairs and self.block % 2):
+            even = "be even and " if self.pairs else ""
+            raise ValueError(
+                f"schedule.mixup.mix_block is {self.block}; it must {even}divide data.batch_size ({self.batch_size})"
+            )
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The sampler with its options."""
+        return SAMPLERS[self.type](**self.options)
+
+    @property
+    def block(self) -> int:
+        """Rows per mixing block."""
+        if self.mix_block is not None:
+            return self.mix_block
+        return next((size for size in range(2, self.batch_size + 1) if self.batch_size % size == 0), 1)
+
+    @property
+    def groups(self) -> bool:
+        """True where rows have partners of their group."""
+        return forms_groups(self.type)
+
+    @property
+    def pairs(self) -> bool:
+        """True where micro-batches consist of pairs."""
+        return self.groups and self.grouped_mode == "mixed-pairs"
+
+    @property
+    def unit(self) -> int:
+        """Rows that are drawn together from one group."""
+        return 2 if self.pairs else self.batch_size
+
+    @property
+    def drops_leftovers(self) -> bool:
+        """True where a row comes only if its group's shuffle puts it into a whole unit."""
+        return self.groups and self.leftovers == "drop"
+
+    def check_devices(self, device_count: int) -> None:
+        """Checks that every device gets equal, whole mixing blocks.
+
+        Raises:
+          ValueError: the micro-batch or the mixing block does not fit the number of devices.
+        """
+        if self.batch_size % device_count:
+            raise ValueError(f"data.batch_size is {self.batch_size}; it must be a multiple of {device_count} devices")
+        per_device = self.batch_size // device_count
+        if self.groups and per_device % self.block:
+            raise ValueError(
+                f"schedule.mixup.mix_block is {self.block}; it must divide the {per_device} rows that data.batch_size "
+                f"{self.batch_size} gives each of {device_count} devices; change one of the two"
+            )
+
+    def micro_batches(self, rows: TrainingRows) -> int:
+        """Micro-batches of one epoch; the remainder that fills no micro-batch is dropped."""
+        return self.sampler.micro_batches(rows, self)
+
+    def steps_per_epoch(self, rows: TrainingRows) -> int:
+        """Optimizer updates of one epoch: micro-batches over accumulation steps, rounded up."""
+        return -(-self.micro_batches(rows) // self.accumulation_steps)
+
+    def expected_draws(self, rows: TrainingRows) -> NDArray[np.float64]:
+        """float64 [n]: how often each row comes in one epoch on average over the epochs."""
+        return self.sampler.expected_draws(rows, self)
+
+
+def _seed_sequence(seed: int, epoch: int, stream: str) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed, epoch, zlib.crc32(stream.encode())])
+
+
+def random_keys(seed: int, epoch: int, stream: str, count: int) -> NDArray[np.uint64]:
+    """uint64[count] of random bits, a pure function of its arguments.
+
+    Raw Philox output (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011) is sorted instead of calling
+    `Generator.permutation`, because only the raw bits are guaranteed to be the same in every NumPy release.
+    """
+    return np.random.Philox(_seed_sequence(seed, epoch, stream)).random_raw(count)
+
+
+def _chunks(group: np.ndarray, size: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts each shuffled group into whole chunks: positions (int64[m, size] of one group each, int64[r] the rest)."""
+    rows = np.flatnonzero(group >= 0)
+    order = rows[np.lexsort((keys[rows], group[rows]))]
+    sorted_group = group[order]
+    first = np.flatnonzero(np.diff(sorted_group, prepend=-1))
+    sizes = np.diff(first, append=len(order))
+    rank = np.arange(len(order)) - np.repeat(first, sizes)
+    whole = rank < np.repeat(sizes // size * size, sizes)
+    return order[whole].reshape(-1, size), np.concatenate([order[~whole], np.flatnonzero(group < 0)])
+
+
+@SAMPLERS.register("grouped")
+class Grouped(Sampler):
+    """Rows of one group together.
+
+    Rows are cut into units (pairs, or batches of one group); what is left forms units of group -1; the units are
+    shuffled together, so that rare rows are spread over the epoch. What fills no micro-batch is taken out before that,
+    uniformly over all rows, unless leftovers are dropped anyway. In strict-group mode a block's partners are a random
+    cyclic shift of the block.
+    """
+
+    def micro_batches(self, rows: TrainingRows, settings: SamplerSettings) -> int:
+        if not settings.drops_leftovers:
+            return super().micro_batches(rows, settings)
+        units = np.bincount(rows.group[rows.group >= 0]) // settings.unit
+        return int(units.sum()) * settings.unit // settings.batch_size
+
+    def expected_draws(self, rows: TrainingRows, settings: SamplerSettings) -> NDArray[np.float64]:
+        """The same for every row where leftovers are kept; where they are dropped, a row of group -1 never comes."""
+        drawn = self.micro_batches(rows, settings) * settings.batch_size
+        if not settings.drops_leftovers:
+            return np.full(len(rows), drawn / max(1, len(rows)))
+        grouped = rows.group >= 0
+        sizes = np.bincount(rows.group[grouped])
+        whole = sizes // settings.unit * settings.unit
+        per_group = whole / np.maximum(sizes, 1) * (drawn / max(1, int(whole.sum())))
+        draws = np.zeros(len(rows))
+        draws[grouped] = per_group[rows.group[grouped]]
+        return draws
+
+    def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> Drawn:
+        group, n, batch, unit = rows.group, len(rows), settings.batch_size, settings.unit
+        micro = self.micro_batches(rows, settings)
+        kept = np.arange(n)
+        if not settings.drops_leftovers and micro * batch < n:
+            kept = np.sort(np.argsort(random_keys(seed, epoch, "rows", n), kind="stable")[: micro * batch])
+        chunks = _chunks(group[kept], unit, random_keys(seed, epoch, "chunks", len(kept)))
+        whole, rest = (kept[part] for part in chunks)
+        unit_group = group[whole[:, 0]].astype(np.int32)
+        if not settings.drops_leftovers:
+            rest = rest[np.argsort(random_keys(seed, epoch, "leftovers", len(rest)), kind="stable")].reshape(-1, unit)
+            whole = np.concatenate([whole, rest])
+            unit_group = np.concatenate([unit_group, np.full(len(rest), -1, np.int32)])
+        order = np.argsort(random_keys(seed, epoch, "order", len(whole)), kind="stable")
+        order = order[: micro * (batch // unit)]
+        groups = np.repeat(unit_group[order], unit).reshape(micro, batch)
+
+        position = np.arange(batch, dtype=np.int32)
+        if settings.pairs:
+            drawn = np.broadcast_to((position ^ 1)[None, :], (micro, batch))
+        else:
+            block = settings.block
+            keys = random_keys(seed, epoch, "shift", micro * (batch // block))
+            shift = keys % np.uint64(max(block - 1, 1)) + np.uint64(1)
+            shift = np.repeat(shift.astype(np.int32).reshape(micro, batch // block), block, axis=1)
+            inner = position[None, :] % block
+            drawn = position[None, :] - inner + (inner + shift) % block
+        partner = np.where(groups >= 0, drawn, position[None, :]).astype(np.int32)
+        return Drawn(whole[order].reshape(micro, batch), groups, partner)
+
+
+@SAMPLERS.register("standard")
+class Standard(Grouped):
+    """A plain permutation: no row belongs to a group."""
+
+    def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> Drawn:
+        return super().plan(
+            TrainingRows(rows.label, np.full(len(rows), -1, np.int32)), settings, seed=seed, epoch=epoch
+        )
