@@ -44,7 +44,6 @@ LONG_FILES: dict[str, str] = {
     "config/defaults.py": "the whole default tree, read from top to bottom",
     "debugging/analysis.py": "to be taken apart",
     "debugging/flags.py": "to be taken apart",
-    "reporting/report.py": "to be taken apart",
 }
 
 

@@ -145,6 +145,11 @@ def keys(phase: str, tasks: Sequence[str]) -> dict[str, MetricInfo]:
     return entries
 
 
+def of_plugins() -> dict[str, MetricInfo]:
+    """The entries that plugins registered."""
+    return {name: info for name, info in TABLE.items() if name not in BUILT_IN}
+
+
 def entry(key: str) -> MetricInfo | None:
     """The entry of a key below the phase such as `loss` or `acc1_taxa_L10`, whatever the task; None: there is none."""
     if key in TABLE and TABLE[key].whole:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from linnaeus_jax.metrics.names import CHAINS
+from linnaeus_jax.metrics.table import BUILT_IN
 from linnaeus_jax.reporting.alerts import WAIT_SHARE
 from linnaeus_jax.reporting.metrics_log import RunError
 from linnaeus_jax.reporting.run_record import RunRecord
@@ -234,13 +236,13 @@ def losses(runs: Runs, phases: Mapping[str, str]) -> str:
 
 def accuracies(runs: Runs, tasks: Sequence[str]) -> str:
     """Top-1 accuracy per rank and of whole chains, training against validation."""
-    content: dict[str, list[Curve]] = {}
-    kinds = [(f"top-1, {task_name(task)}", f"acc1_{task}", 1.0) for task in tasks]
-    kinds += [("all ranks right (chain)", "chain_accuracy", 100.0)]
-    kinds += [("all known ranks right (partial chain)", "partial_chain_accuracy", 100.0)]
-    for title, name, scale in kinds:
-        validation = phase_curve(runs, "validation", "val", name, 1, scale=scale)
-        content[title] = training_curve(runs, name, scale) + validation
+    kinds = [(f"{BUILT_IN['acc1'].label}, {task_name(task)}", f"acc1_{task}", 1.0) for task in tasks]
+    for name, chain in zip(CHAINS, ("chain", "partial chain"), strict=True):
+        kinds.append((f"{BUILT_IN[name].label} ({chain})", name, BUILT_IN[name].scale))
+    content = {
+        title: training_curve(runs, name, scale) + phase_curve(runs, "validation", "val", name, 1, scale=scale)
+        for title, name, scale in kinds
+    }
     return panels("accuracies", content, "accuracy [%]", limits=dict.fromkeys(content, (-2.0, 102.0)), height=2.5)
 
 
@@ -259,38 +261,33 @@ def schedules(run: RunRecord) -> tuple[str, float | None]:
             f"{run.root}/assets/schedule_summary.json lacks the field {error}: another version wrote it; use that "
             "version, or remove the file to leave the schedules out"
         ) from error
-    updates = np.unique(np.linspace(0, resolved.total_steps - 1, 4 * POINTS).astype(np.int64))
-    rates, planned, worst = build_scheduler(resolved), curves(resolved), None
-    specs = [spec for spec in resolved.learning_rates if not spec.frozen]
+    steps = np.unique(np.linspace(0, resolved.total_steps - 1, 4 * POINTS).astype(np.int64))
+    rates, worst = build_scheduler(resolved), None
+    names = [spec.group for spec in resolved.learning_rates if not spec.frozen]
+    # panel, name, what is planned at given steps, metric that says what was applied
+    planned: list[tuple[str, str, Callable[[np.ndarray], Any], str]]
+    planned = [("learning rate", name, rates[name], f"train/lr/{name}") for name in names]
+    for name, curve in curves(resolved).items():
+        planned.append(("probabilities", name, np.vectorize(curve, otypes=[float]), APPLIED[name]))
     content: dict[str, list[Curve]] = {"learning rate": [], "probabilities": []}
-    for index, spec in enumerate(specs):
+    for index, (panel, name, plan, metric) in enumerate(planned):
         color = COLORS[index % len(COLORS)]
-        planned_rates = rates[spec.group](updates)
-        content["learning rate"].append(Curve(f"{spec.group}, planned", updates, planned_rates, color))
-        steps, applied = run.series(f"train/lr/{spec.group}")
-        if len(steps):
-            # the row after `step` updates tells the rate of the last of them, update step - 1
-            plan = rates[spec.group](steps - 1)
-            gap = float(np.max(np.abs(applied - plan) / np.maximum(np.abs(plan), 1e-30)))
-            worst = max(worst or 0.0, gap)
-            every = max(1, len(steps) // 60)
-            x, y = (steps - 1)[::every], applied[::every]
-            content["learning rate"].append(Curve(f"{spec.group}, applied", x, y, color, "", "."))
-    for index, (name, curve) in enumerate(planned.items()):
-        color = COLORS[(index + len(specs)) % len(COLORS)]
-        planned_values = [float(curve(int(k))) for k in updates]
-        content["probabilities"].append(Curve(f"{name}, planned", updates, planned_values, color))
-        steps, applied = run.series(APPLIED[name])
-        if len(steps):
-            every = max(1, len(steps) // 60)
-            x, y = (steps - 1)[::every], applied[::every]
-            content["probabilities"].append(Curve(f"{name}, applied", x, y, color, "", "."))
+        content[panel].append(Curve(f"{name}, planned", steps, plan(steps), color))
+        updates, applied = run.series(metric)
+        if len(updates):
+            x = updates - 1  # a row after `n` updates tells what the last of them used, that of step n - 1
+            if panel == "learning rate":
+                expected = plan(x)
+                gap = float(np.max(np.abs(applied - expected) / np.maximum(np.abs(expected), 1e-30)))
+                worst = max(worst or 0.0, gap)
+            every = max(1, len(x) // 60)
+            content[panel].append(Curve(f"{name}, applied", x[::every], applied[::every], color, "", "."))
     units = {"learning rate": "learning rate", "probabilities": "probability"}
     limits = {"probabilities": (-0.03, 1.03)}
     return panels("schedules", content, units, columns=2, height=2.9, limits=limits), worst
 
 
-def speed(runs: Runs) -> str:
+def speed(runs: Runs, _: Sequence[str]) -> str:
     """Images per second and share of waiting, over the run."""
     content: dict[str, list[Curve]] = {"throughput": [], "waiting for data": []}
     for index, (label, run) in enumerate(runs.items()):

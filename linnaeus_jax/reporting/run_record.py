@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax.metrics.table import MetricInfo
 from linnaeus_jax.reporting.metrics_log import Row, RunError, read_rows
+
+#: name -> fields of `MetricInfo`, of the metrics that plugins registered
+PLUGIN_METRICS_FILE = "assets/plugin_metrics.json"
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,18 @@ class RunRecord:
         return self.json("assets/schedule_summary.json") or {}
 
     @cached_property
+    def plugin_metrics(self) -> dict[str, MetricInfo]:
+        return {name: MetricInfo(**fields) for name, fields in (self.json(PLUGIN_METRICS_FILE) or {}).items()}
+
+    @cached_property
     def names(self) -> dict[str, None]:
         """Every metric name that occurs, in order of first occurrence."""
         return dict.fromkeys(name for row in self.rows for name in row.values)
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps int64 [N] and values float64 [N] of a numeric metric."""
-        found = [(row.step, row.values[name]) for row in self.rows if isinstance(row.values.get(name), (int, float))]
-        steps, values = zip(*found) if found else ((), ())
+        points = [(row.step, row.values[name]) for row in self.rows if isinstance(row.values.get(name), (int, float))]
+        steps, values = zip(*points) if points else ((), ())
         return np.asarray(steps, np.int64), np.asarray(values, np.float64)
 
     def last(self, name: str) -> float | None:

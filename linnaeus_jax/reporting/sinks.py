@@ -42,7 +42,7 @@ class Sink(Protocol):
     def alert(self, title: str, text: str) -> None:
         """Tells a person; `title` has fewer than 64 characters."""
 
-    def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
+    def close(self, exit_code: int = 0) -> None:
         """Hands over what is buffered and ends; a code other than 0 marks the run as failed."""
 
 
@@ -87,9 +87,9 @@ class Sinks:
             log.warning("%s: %s", title, text)
         self._each("alert", lambda sink: sink.alert(title, text))
 
-    def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
+    def close(self, exit_code: int = 0) -> None:
         """Closes every sink; may be called again without effect."""
-        self._each("close", lambda sink: sink.close(final, exit_code))
+        self._each("close", lambda sink: sink.close(exit_code))
         self.optional = []
 
     def open(self, name: str, make: Callable[[], Sink]) -> None:

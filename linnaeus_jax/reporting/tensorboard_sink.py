@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.metrics.names import split_result
+from linnaeus_jax.metrics.table import entry
 
 
 class TensorBoardSink:
@@ -54,7 +56,7 @@ class TensorBoardSink:
         new = {name: value for name, value in {**values, "epoch": epoch}.items() if name not in self._tags}
         self._tags |= new.keys()
         summaries = [
-            self._summary.Summary.Value(tag=name, simple_value=float(value))
+            self._summary.Summary.Value(tag=name, simple_value=float(value), metadata=self._description(name))
             if isinstance(value, (int, float))
             else self._text(name, str(value))
             for name, value in new.items()
@@ -74,14 +76,22 @@ class TensorBoardSink:
         """Adds a text `alerts/<title>` at the step of the last row."""
         self._add(self._step, None, [self._text(f"alerts/{title}", text)])
 
-    def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
-        """Ends the file; the final metrics are already in the row of event "final"."""
+    def close(self, exit_code: int = 0) -> None:
+        """Ends the file."""
         self._writer.close()
 
     def _add(self, step: int, timestamp: float | None, values: list[Any]) -> None:
         wall_time = time.time() if timestamp is None else timestamp
         summary = self._summary.Summary(value=values)
         self._writer.add_event(self._event.Event(wall_time=wall_time, step=step, summary=summary))
+
+    def _description(self, tag: str) -> Any:
+        """What TensorBoard tells of a scalar: formula and unit of its metric; None without any."""
+        info = entry(split_result(tag)[1])
+        if info is None:
+            return None
+        plugin = self._summary.SummaryMetadata.PluginData(plugin_name="scalars")
+        return self._summary.SummaryMetadata(plugin_data=plugin, summary_description=info.description)
 
     def _text(self, tag: str, text: str) -> Any:
         kind = self._summary.SummaryMetadata(

@@ -118,11 +118,9 @@ class WandbSink:
         """Sends a notification to the people whom the W&B project notifies."""
         self.run.alert(title=title, text=text, level="WARN")
 
-    def close(self, final: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
-        """Sends the last row, puts `final` into the summary and ends the run."""
+    def close(self, exit_code: int = 0) -> None:
+        """Sends the last row and ends the run."""
         self._flush()
-        if final:
-            self.run.summary.update(strict(dict(final)))
         self.run.finish(exit_code=exit_code)
 
     def _flush(self) -> None:

@@ -28,7 +28,7 @@ def finish(experiment: Experiment, host: HostState, checkpoints: Checkpoints, si
     plot_schedule(experiment.resolved, directory.assets / "schedule.png", applied=log_file.applied_rates())
     log_file.supersede(progress.global_step, frozenset({"final"}))
     sinks.write("final", progress.global_step, progress.current_epoch, final)
-    sinks.close(final)
+    sinks.close()
     title = "last results; of a rank, over the rows labelled there"
     for part in phase_tables(title, host.tracker.latest_by_phase(), experiment.inputs.dataset.tasks, console.width):
         console.print(part)

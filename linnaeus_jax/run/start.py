@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import numpy as np
@@ -11,7 +12,9 @@ from linnaeus_jax.config.saved import plain
 from linnaeus_jax.data.dataset import write_assets
 from linnaeus_jax.files import write_json
 from linnaeus_jax.learning.optimizers import FROZEN
+from linnaeus_jax.metrics import table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting.run_record import PLUGIN_METRICS_FILE
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.reporting.wandb_sink import new_run_id
 from linnaeus_jax.run.experiment import Experiment
@@ -37,6 +40,9 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
         return Sinks(None)
     write_json(directory.config_json, plain(config))
     write_json(directory.assets / "versions.json", versions.versions())
+    if plugin_metrics := table.of_plugins():
+        fields = {name: dataclasses.asdict(info) for name, info in plugin_metrics.items()}
+        write_json(directory.root / PLUGIN_METRICS_FILE, fields)
     write_assets(inputs.dataset, directory.assets, directory.metadata)
     write_json(directory.metadata / "epoch_coverage.json", inputs.coverage.to_json())
     write_summary(experiment.resolved, directory.assets)

@@ -312,6 +312,7 @@ def save_predictions(path: Path, found: Evaluation, dataset: Dataset) -> None:
 def show(found: Evaluation, tasks: Iterable[str], title: str) -> None:
     """Prints the phases against each other, and what each rank's predictions are worth in `val` or the first phase."""
     from linnaeus_jax.metrics.names import phase_label
+    from linnaeus_jax.metrics.table import of_plugins
     from linnaeus_jax.reporting.display import phase_tables, table
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.taxonomy.ranks import task_name
@@ -332,6 +333,12 @@ def show(found: Evaluation, tasks: Iterable[str], title: str) -> None:
     for part in phase_tables(f"{title}; of a rank, over the rows labelled there", found.metrics, tasks, console.width):
         console.print(part)
     console.print(table(f"{phase_label(first)}, all rows", ["rank", *columns.values()], rows))
+    rows = [
+        [info.heading, *(info.scale * values[name] if name in values else "-" for values in found.metrics.values())]
+        for name, info in of_plugins().items()
+    ]
+    if rows:
+        console.print(table("metrics of plugins", ["metric", *map(phase_label, found.metrics)], rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -58,7 +58,7 @@ def rebuild(
         run_id = run_id or new_run_id()
         sink = WandbSink(experiment, directory=directory, config=record.config, run_id=run_id, new=True)
     replay(record.rows, sink)
-    sink.close(next((row.values for row in reversed(record.rows) if row.event == "final"), None))
+    sink.close()
     return len(record.rows)
 
 

@@ -142,11 +142,11 @@ def test_a_run_of_one_row_has_a_report_and_its_name_is_escaped(tmp_path: Path) -
 
 def test_numbers_of_the_tables(run: Path) -> None:
     record = RunRecord.load(run)
-    assert tasks_of({"": record}) == list(TASKS)
+    assert tasks_of([record]) == list(TASKS)
     assert status(record) == "finished"
     value = record.series("val/chain_accuracy")[1]
-    assert best(record, "val/chain_accuracy") == (pytest.approx(value.max()), EPOCHS - 1)
-    assert best(record, "val/loss") == (pytest.approx(record.series("val/loss")[1].min()), EPOCHS - 1)
+    assert best(record, "val/chain_accuracy", higher=True) == (pytest.approx(value.max()), EPOCHS - 1)
+    assert best(record, "val/loss", higher=False) == (pytest.approx(record.series("val/loss")[1].min()), EPOCHS - 1)
     found = worth(record, TASKS)
     assert list(found) == ["all metadata", "SPATIAL", "TEMPORAL"]
     for phase, label in (("val_mask_meta", "all metadata"), ("val_mask_SPATIAL", "SPATIAL")):

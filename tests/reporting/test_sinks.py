@@ -24,7 +24,7 @@ class Memory:
     def __init__(self, fail_after: int = 10**9) -> None:
         self.rows: list[tuple[str, int, int, dict[str, Any]]] = []
         self.alerts: list[tuple[str, str]] = []
-        self.closed: list[tuple[Any, int]] = []
+        self.closed: list[int] = []
         self.fail_after = fail_after
         self.rows_replayed = 0
 
@@ -39,8 +39,8 @@ class Memory:
     def alert(self, title: str, text: str) -> None:
         self.alerts.append((title, text))
 
-    def close(self, final: Any = None, exit_code: int = 0) -> None:
-        self.closed.append((final, exit_code))
+    def close(self, exit_code: int = 0) -> None:
+        self.closed.append(exit_code)
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def test_every_sink_gets_every_row(tmp_path: Path) -> None:
     sinks.write("epoch", 10, 0, {"val_mask_TEMPORAL/loss": float("nan")})
     assert [row["global_step"] for row in rows_of(tmp_path / "log.jsonl")] == [5, 6, 10]
     assert [row[1] for row in first.rows] == [row[1] for row in second.rows] == [5, 10]
-    sinks.close({"final_val_loss": 1.0})
     sinks.close()
-    assert first.closed == [({"final_val_loss": 1.0}, 0)]
+    sinks.close()
+    assert first.closed == [0]
 
 
 def test_a_failing_sink_is_dropped_with_one_warning(tmp_path: Path, caught: pytest.LogCaptureFixture) -> None:
@@ -77,7 +77,7 @@ def test_a_failing_sink_is_dropped_with_one_warning(tmp_path: Path, caught: pyte
     assert len(rows_of(tmp_path / "log.jsonl")) == len(good.rows) == 4
     assert len(bad.rows) == 1
     assert bad.closed == []
-    assert good.closed == [(None, 1)]
+    assert good.closed == [1]
     (record,) = caught.records
     for part in ("memory is off", "the server is gone", "tools.replay_metrics"):
         assert part in record.getMessage()

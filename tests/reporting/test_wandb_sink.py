@@ -53,7 +53,7 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sinks.write("train", 10, 0, {"train/loss": 1.5, "train/skipped_updates": 1, "train/grad_norm": float("inf")})
     sinks.write("epoch", 10, 0, {"val/loss": 1.25, "val_mask_TEMPORAL/loss": 1.75, "early_stop/reason": "patience"})
     sinks.write("final", 10, 0, {"final_val_loss": 1.25})
-    sinks.close({"final_val_loss": 1.25}, exit_code=3)
+    sinks.close(exit_code=3)
 
     found = contents(tmp_path)
     run = found["run"]

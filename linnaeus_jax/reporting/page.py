@@ -1,0 +1,77 @@
+"""The HTML of the run report: a self-contained page, tables, notes."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+STYLE = """
+body{font:15px/1.45 system-ui,"Segoe UI",Helvetica,Arial,sans-serif;color:#1b1f24;background:#fff;
+max-width:1180px;margin:0 auto;padding:12px 10px 60px}
+h1{font-size:26px;margin:14px 0 2px}
+h2{font-size:20px;margin:34px 0 6px;border-bottom:1px solid #d5dae0;padding-bottom:3px}
+h3{font-size:16px;margin:14px 0 4px}h4{font-size:14px;margin:8px 0 2px}p{margin:4px 0 8px;max-width:900px;color:#444c56}
+nav{margin:8px 0;font-size:13px}nav a{margin-right:12px;color:#0b5cad;text-decoration:none;white-space:nowrap}
+img{width:100%;height:auto;display:block;margin:6px 0}
+table{border-collapse:collapse;font-size:13.5px;margin:4px 0 10px;font-variant-numeric:tabular-nums}
+th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #e4e8ec;vertical-align:top}
+th{font-weight:600;background:#f4f6f8}th:first-child,td:first-child{text-align:left}
+td.text{text-align:left;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12.5px;overflow-wrap:anywhere}
+td.best{font-weight:700;background:#e8f4ec}.side{display:flex;flex-wrap:wrap;gap:8px 36px}
+.pictures{display:flex;flex-wrap:wrap;gap:8px 14px}figure{margin:0;width:128px;font-size:12px;line-height:1.3}
+figure img{width:auto;height:96px;max-width:128px;margin:2px 0}
+.wide{flex:1 0 100%}table.text th{text-align:left}
+ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{overflow-x:auto}
+"""
+
+
+class Html(str):
+    """Text that is markup already and is not escaped again."""
+
+
+def cell(value: Any) -> str:
+    """A value as people read it; None is a dash."""
+    if isinstance(value, Html):
+        return value
+    if value is None:
+        return "–"
+    return html.escape(f"{value:,.4g}" if isinstance(value, float) else str(value))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool = False) -> Html:
+    """A table; a row may hold `(value, "best")` pairs, which are marked. With `text` all columns are left-aligned."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = []
+    for row in rows:
+        parts = []
+        for item in row:
+            value, kind = item if isinstance(item, tuple) else (item, "text" if text else "")
+            parts.append(f'<td class="{kind}">{cell(value)}</td>' if kind else f"<td>{cell(value)}</td>")
+        body.append(f"<tr>{''.join(parts)}</tr>")
+    if not body:
+        return Html("")
+    kind = ' class="text"' if text else ""
+    return Html(f'<div class="scroll"><table{kind}><tr>{head}</tr>{"".join(body)}</table></div>')
+
+
+def percent(value: float | None, factor: float = 1.0) -> str | None:
+    """A percentage with two decimals."""
+    return None if value is None else f"{factor * value:.2f}"
+
+
+def note(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
+def page(title: str, sections: Mapping[str, str]) -> str:
+    """A whole page: heading -> content of each section, without those that are empty."""
+    shown = [(f"s{number}", html.escape(name), text) for number, (name, text) in enumerate(sections.items()) if text]
+    links = " ".join(f'<a href="#{anchor}">{name}</a>' for anchor, name, _ in shown)
+    body = "".join(f'<section id="{anchor}"><h2>{name}</h2>{text}</section>' for anchor, name, text in shown)
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
+        f"<nav>{links}</nav>{body}</body></html>\n"
+    )
