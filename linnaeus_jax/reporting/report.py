@@ -429,7 +429,8 @@ def plugin_metrics(run: RunRecord, _: Tasks) -> str:
         values = [run.last(result_name(phase, name)) for phase in phases]
         top = best(run, f"val/{name}", higher=info.higher_is_better)
         numbers = [None if value is None else info.scale * value for value in [*values, top and top[0]]]
-        rows.append([info.heading, *numbers, info.formula])
+        if any(number is not None for number in numbers):
+            rows.append([info.heading, *numbers, info.formula])
     return table(["metric", *phases.values(), "best validation", "formula"], rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.files import RunDirectory, write_json
 from linnaeus_jax.metrics import names
+from linnaeus_jax.metrics.table import MetricInfo
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
+from linnaeus_jax.reporting.run_record import PLUGIN_METRICS_FILE
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.summary import write_summary
@@ -34,7 +37,7 @@ def phase_values(rng: np.random.Generator, skill: float, tasks: Sequence[str] = 
 
 def extras(rng: np.random.Generator, skill: float) -> dict[str, float]:
     """What a validation measures beyond the base."""
-    values = {"consistency_rate": 0.9 + 0.1 * skill}
+    values = {"consistency_rate": 0.9 + 0.1 * skill, "unsureness": 0.6 - 0.5 * skill}
     for task in TASKS:
         values |= {f"taxonomic_distance_{task}": 5 - skill, f"ece_{task}": 0.1 * (1 - skill), f"aurc_{task}": 0.1}
         values |= {f"coverage_at_risk_{level}_{task}": skill * level / 10 for level in (1, 5, 10)}
@@ -103,6 +106,8 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
         {"train": dict.fromkeys(TASKS, 90.0), "val": dict.fromkeys(TASKS, 91.0)},
     )
     write_json(directory.metadata / "class_label_counts.json", {"train": {t: list(range(30)) for t in TASKS}})
+    unsureness = MetricInfo("unsureness", "1 - p of the best class", "fraction", higher_is_better=False)
+    write_json(directory.root / PLUGIN_METRICS_FILE, {"unsureness": dataclasses.asdict(unsureness)})
     write_summary(resolved, directory.assets)
     write_rows(directory.metrics_log, resolved, rng, skill)
     return root
