@@ -30,7 +30,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -76,7 +75,7 @@ def with_constants(program: Program) -> Program:
     """The same program with learning rates and probabilities that do not depend on the step."""
 
     def constant(value: float | bool) -> StepFunction:
-        return StepFunction(lambda k: np.asarray(value)[()], lambda k: jnp.asarray(value))
+        return StepFunction(lambda xp, k: value)
 
     rates = {name: optax.constant_schedule(1e-4) for name in program.settings.learning_rates}
     fixed = Probabilities(

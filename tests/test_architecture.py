@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
         "config": "registry",
         "taxonomy": "",
         "metrics": "registry",
-        "schedules": "config files metrics",
+        "schedules": "config files metrics registry",
         "data": "config files metrics registry taxonomy",
         "models": "",
         "learning": "config",

@@ -82,13 +82,14 @@ class OpsSchedule:
           grad_norm: global norm of the last update before clipping.
         """
         last = max(0, self.progress.global_step - 1)
+        rates = self.get_lr(last)
         trained = [spec for spec in self.resolved.learning_rates if not spec.frozen]
         self.early_stop_state, decision = early_stop.check(
             self.resolved.early_stop,
             self.early_stop_state,
             step=self.progress.global_step,
             metric=metric,
-            learning_rate=max((self.learning_rates[spec.group](last) for spec in trained), default=math.inf),
+            learning_rate=max((rates[spec.group] for spec in trained), default=math.inf),
             grad_norm=grad_norm,
             in_warmup=any(last < spec.warmup_steps for spec in trained),
         )

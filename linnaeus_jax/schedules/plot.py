@@ -64,7 +64,7 @@ def plot_schedule(
     rate_axes.grid(alpha=0.3)
 
     for name, curve in curves(resolved).items():
-        probability_axes.plot(steps, [curve(int(k)) for k in steps], label=name)
+        probability_axes.plot(steps, curve(steps), label=name)
     probability_axes.set_ylabel("probability")
     probability_axes.set_ylim(-0.03, 1.03)
     if probability_axes.lines:

@@ -1,12 +1,8 @@
-"""Scheduled probabilities of masking and mixing, pure functions of the update index."""
+"""Scheduled probabilities of masking and mixing, pure functions of the step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from linnaeus_jax.schedules.resolved import PartialMasking, ResolvedSchedule
 from linnaeus_jax.schedules.step_function import StepFunction, linear_ramp
@@ -14,7 +10,7 @@ from linnaeus_jax.schedules.step_function import StepFunction, linear_ramp
 
 @dataclass(frozen=True)
 class Probabilities:
-    """Each member maps an update index to a probability in [0, 1] (`partial_active`: to a bool)."""
+    """Each member maps a 0-based step to a probability in [0, 1] (`partial_active`: to a bool)."""
 
     meta_mask: StepFunction  # all metadata of a sample is masked
     partial_active: StepFunction  # inside the window of partial masking
@@ -25,17 +21,12 @@ class Probabilities:
 
 def partial_window(partial: PartialMasking) -> StepFunction:
     """start_steps <= k < end_steps; False everywhere where partial masking is disabled."""
-    if not partial.enabled:
-        return StepFunction(lambda k: np.bool_(False), lambda k: jnp.zeros((), jnp.bool_))
     start, end = partial.start_steps, partial.end_steps
-
-    def host(k: np.ndarray) -> np.ndarray:
-        return (k >= start) if end is None else (k >= start) & (k < end)
-
-    def traced(k: jax.Array) -> jax.Array:
-        return (k >= start) if end is None else (k >= start) & (k < end)
-
-    return StepFunction(host, traced)
+    if not partial.enabled:
+        return StepFunction(lambda xp, k: False)
+    if end is None:
+        return StepFunction(lambda xp, k: k >= start)
+    return StepFunction(lambda xp, k: (k >= start) & (k < end))
 
 
 def build_probabilities(resolved: ResolvedSchedule) -> Probabilities:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import active_components, forms_groups, global_batch_size, gradnorm_enabled
+from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.alternatives import (
     ALTERNATIVES,
     LOG_DEFAULTS,
@@ -19,6 +20,7 @@ from linnaeus_jax.schedules.alternatives import (
     to_steps,
 )
 from linnaeus_jax.schedules.early_stop import parse_metric_name
+from linnaeus_jax.schedules.kinds import configured_kind
 from linnaeus_jax.schedules.learning_rate import apply_lr_scaling
 from linnaeus_jax.schedules.level_switching import configured_levels, level_at
 from linnaeus_jax.schedules.resolved import (
@@ -74,13 +76,6 @@ class _Resolver:
                         f"lr_scheduler.parameter_groups.{name} matches no optimizer group ({', '.join(names)}), "
                         f"so it has no effect"
                     )
-        if scheduler.name.lower() == "wsd":
-            stable, decay = scheduler.stable_duration_fraction, scheduler.decay_duration_fraction
-            if max(stable, decay, stable + decay) > 1:
-                self.notes.append(
-                    f"lr_scheduler.stable_duration_fraction = {stable} and decay_duration_fraction = {decay} exceed "
-                    f"the time after warmup"
-                )
         return tuple(self._learning_rate(name) for name in names)
 
     def _learning_rate(self, group: str) -> LearningRateSpec:
@@ -97,7 +92,7 @@ class _Resolver:
             given = bool(own) and choose(self.config, mine).unit != "off"
             return self.steps(mine if given else ALTERNATIVES[name])
 
-        name = str(own.get("name") or scheduler.name).lower()
+        name, options = configured_kind(scheduler, own.get("name") or scheduler.name)
         frozen = bool(optimizer_group.get("frozen", False))
         multiplier = float(optimizer_group.get("lr_multiplier", 1.0))
         peak = 0.0 if frozen else scheduler.base_lr * multiplier * totals.lr_factor
@@ -106,14 +101,6 @@ class _Resolver:
                 self.notes.append(f"group {group!r}: {key} = {setting(key)} is lowered to the peak rate {peak:.4g}")
         warmup = duration("warmup")
         span = max(1, totals.total_steps - warmup)
-        shape: dict[str, int] = {}
-        if name == "step":
-            shape = {"decay_steps": duration("decay")}
-        elif name == "wsd":
-            shape = {
-                "stable_steps": max(1, int(span * scheduler.stable_duration_fraction)),
-                "decay_steps": max(1, int(span * scheduler.decay_duration_fraction)),
-            }
         return LearningRateSpec(
             group=group,
             name=name,
@@ -127,7 +114,8 @@ class _Resolver:
             decay_rate=setting("decay_rate"),
             decay_type=scheduler.decay_type.lower(),
             frozen=frozen,
-            **shape,
+            options=options,
+            **SCHEDULES[name](**options).durations(scheduler, span, lambda: duration("decay")),
         )
 
     def ramp(self, node: ConfigDict, enabled: bool, end_steps: int, disabled_value: float = 0.0) -> Ramp:

@@ -9,9 +9,11 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
+
+from linnaeus_jax.registry import SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class LearningRateSpec:
     """Learning-rate curve of one parameter group; all durations in updates, all rates after scaling and clamping."""
 
     group: str
-    name: str  # cosine | linear | step | wsd
+    name: str  # of a kind in registry.SCHEDULES
     base_lr: float
     multiplier: float
     peak: float
@@ -73,30 +75,35 @@ class LearningRateSpec:
     stable_steps: int = 0  # wsd: length of the stable phase
     decay_type: str = "cosine"  # wsd: shape of the decay
     frozen: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # of the kind
 
     @property
     def decay_span(self) -> int:
         """Updates between the end of warmup and the end of training, at least 1."""
         return max(1, self.total_steps - self.warmup_steps)
 
+    @property
+    def kind(self) -> Any:
+        """The `ScheduleKind` with its options.
+
+        Raises:
+          ValueError: `name` is not registered, as where a plugin of the run is not imported.
+        """
+        return SCHEDULES[self.name](**self.options)
+
     def phases(self) -> tuple[tuple[str, int, int], ...]:
-        """(name, first update, last update) of each phase that has updates; together they cover 0 .. T-1."""
-        ends = [("warmup", self.warmup_steps)]
-        if self.name == "wsd":
-            ends += [("stable", self.warmup_steps + self.stable_steps)]
-            ends += [("decay", self.warmup_steps + self.stable_steps + self.decay_steps)]
-        ends += [("tail" if self.name == "wsd" else self.name, self.total_steps)]
+        """(name, first step, last step) of each phase that has updates; together they cover 0 .. T-1."""
         result, start = [], 0
-        for name, end in ends:
-            end = min(end, self.total_steps)
+        for name, length in (("warmup", self.warmup_steps), *self.kind.phases(self)):
+            end = min(start + length, self.total_steps)
             if end > start:
                 result.append((name, start, end - 1))
                 start = end
         return tuple(result)
 
     def drops(self) -> tuple[int, ...]:
-        """Updates at which a step schedule lowers the rate."""
-        if self.name != "step" or not self.decay_steps:
+        """Steps at which a stepwise schedule lowers the rate."""
+        if not self.kind.stepwise or not self.decay_steps:
             return ()
         return tuple(range(self.warmup_steps + self.decay_steps, self.total_steps, self.decay_steps))
 

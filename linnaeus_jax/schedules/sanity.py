@@ -15,13 +15,7 @@ def _lr_findings(spec: LearningRateSpec, total: int) -> Iterator[str]:
         yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, so only the ramp is seen"
     elif spec.warmup_steps >= total / 2:
         yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, half of the run or more"
-    if spec.name == "step" and not spec.drops():
-        yield f"{who}: the step schedule never drops within {total} updates"
-    if spec.name == "wsd" and spec.stable_steps + spec.decay_steps > spec.decay_span:
-        yield (
-            f"{who}: stable and decay phase take {spec.stable_steps} + {spec.decay_steps} of {spec.decay_span} updates "
-            f"after warmup, so training ends before lr_scheduler.min_lr is reached"
-        )
+    yield from (f"{who}: {text}" for text in spec.kind.findings(spec))
 
 
 def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:

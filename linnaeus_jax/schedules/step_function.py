@@ -1,59 +1,52 @@
-"""A quantity that depends on the update index alone, traced inside the step and exact on the host."""
+"""A quantity that depends on the 0-based step alone, traced inside the update and exact on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from linnaeus_jax.schedules.resolved import Ramp
 
 
 @dataclass(frozen=True)
 class StepFunction:
-    """f(k) in two forms of the same rule.
+    """f(k), written once over an array namespace.
 
-    Called with a `jax.Array` of int32 (a tracer included) it evaluates `traced`, built from optax combinators:
-    float32 of the same shape. Called with a Python or NumPy integer it never touches a device: `host` computes in
-    float64, and a scalar comes back as a Python number.
+    Called with a `jax.Array` of int32 (a tracer included) it computes with `jax.numpy`: float32 or bool of the same
+    shape. Called with a Python or NumPy integer it never touches a device: it computes with NumPy in float64, and a
+    scalar comes back as a Python number. Both subtract counts as integers, so that no step beyond 2**24 is rounded.
     """
 
-    host: Callable[[np.ndarray], np.ndarray | np.generic]
-    traced: Callable[[jax.Array], Any]
+    rule: Callable[[ModuleType, Any], Any]  # of numpy or jax.numpy, and k
 
     def __call__(self, step: Any) -> Any:
         if isinstance(step, jax.Array):
-            value = jnp.asarray(self.traced(step))
+            value = jnp.asarray(self.rule(jnp, step))
             value = value if value.dtype == jnp.bool_ else value.astype(jnp.float32)
             return jnp.broadcast_to(value, step.shape)
         index = np.asarray(step, dtype=np.int64)
-        result = np.broadcast_to(self.host(index), index.shape)
+        result = np.broadcast_to(self.rule(np, index), index.shape)
         return result.item() if result.ndim == 0 else result
 
 
-def linear(start: float, end: float, steps: int) -> optax.Schedule:
-    """optax.linear_schedule that stays between its ends and is exactly `end` from `steps` on.
+def linear(xp: ModuleType, k: Any, start: float, end: float, steps: int) -> Any:
+    """From `start` at 0 to `end` at `steps`, between them in any rounding, and exactly `end` from there on.
 
     Compiled, the division may become a product with a rounded reciprocal, so that k / steps misses 1 by a rounding.
     """
-    inner, low, high = optax.linear_schedule(start, end, steps), min(start, end), max(start, end)
-    return optax.join_schedules([lambda k: jnp.clip(inner(k), low, high), optax.constant_schedule(end)], [steps])
+    value = (start - end) * (1 - k / steps) + end
+    return xp.where(k < steps, xp.clip(value, min(start, end), max(start, end)), end)
 
 
 def linear_ramp(ramp: Ramp) -> StepFunction:
-    """start + (end - start) * k / end_steps below `end_steps`, then exactly `end`; a constant where disabled."""
+    """Probability of a ramp; a constant where it is disabled or has no length."""
     if not ramp.enabled or ramp.end_steps <= 0:
         value = ramp.end if ramp.enabled else ramp.disabled_value
-        return StepFunction(lambda k: np.float64(value), optax.constant_schedule(value))
-    start, end, steps = ramp.start, ramp.end, ramp.end_steps
-    low, high = min(start, end), max(start, end)
-
-    def host(k: np.ndarray) -> np.ndarray:
-        return np.where(k >= steps, end, np.clip(start + (end - start) * k / steps, low, high))
-
-    return StepFunction(host, linear(start, end, steps))
+        return StepFunction(lambda xp, k: value)
+    return StepFunction(lambda xp, k: linear(xp, k, ramp.start, ramp.end, ramp.end_steps))

@@ -1,18 +1,18 @@
-"""The schedule for the eye and for programs: `schedule_summary.txt` and `schedule_summary.json`.
+"""The schedule as text and as JSON: `schedule_summary.txt` and `schedule_summary.json`.
 
 Everything shown comes from the resolved schedule and the functions that the training loop calls.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.schedules.learning_rate import build_scheduler
-from linnaeus_jax.schedules.probabilities import build_probabilities
+from linnaeus_jax.schedules.ops_schedule import OpsSchedule
 from linnaeus_jax.schedules.resolved import Interval, LearningRateSpec, Ramp, ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Stage, exhaustive_combos, firing_epochs, phase_name
 
@@ -29,17 +29,17 @@ EVENTS = {
 }
 
 
-def curves(resolved: ResolvedSchedule) -> dict[str, Callable[[int], float]]:
-    """Every probability that is in use, by name; the partial one with its window applied."""
-    probabilities = build_probabilities(resolved)
-    named: dict[str, tuple[bool, Callable[[int], float]]] = {
-        "meta mask": (resolved.meta_masking.enabled, probabilities.meta_mask),
+def curves(resolved: ResolvedSchedule) -> dict[str, Callable[[Any], Any]]:
+    """Every probability that is in use, by name, as a function of steps; the partial one with its window applied."""
+    ops = OpsSchedule(resolved)
+    named: dict[str, tuple[bool, Callable[[Any], Any]]] = {
+        "meta mask": (resolved.meta_masking.enabled, ops.get_meta_mask_prob),
         "partial mask": (
             resolved.partial_masking.enabled,
-            lambda k: probabilities.partial_mask(k) * probabilities.partial_active(k),
+            lambda k: ops.get_partial_mask_prob(k) * ops.get_partial_mask_enabled(k),
         ),
-        "null inclusion": (resolved.null_masking.enabled, probabilities.null_mask),
-        "mixing": (resolved.mixing.prob.enabled, probabilities.mix),
+        "null inclusion": (resolved.null_masking.enabled, ops.get_null_mask_prob),
+        "mixing": (resolved.mixing.prob.enabled, ops.get_mixup_prob),
     }
     return {name: curve for name, (enabled, curve) in named.items() if enabled}
 
@@ -89,7 +89,7 @@ def _learning_rate(resolved: ResolvedSchedule, spec: LearningRateSpec) -> list[s
         f"{spec.group}: {spec.name}",
         f"  peak {spec.peak:.6g} = base {spec.base_lr:.6g} x multiplier {spec.multiplier:.6g} x factor "
         f"{resolved.totals.lr_factor:.6g}; warmup from {spec.warmup_lr:.6g}; "
-        + ("no floor" if spec.name == "step" else f"floor {spec.min_lr:.6g}"),
+        + ("no floor" if spec.kind.stepwise else f"floor {spec.min_lr:.6g}"),
         f"  warmup {_when(resolved, spec.warmup_steps)}",
     ]
     for name, first, last in spec.phases():
@@ -98,7 +98,7 @@ def _learning_rate(resolved: ResolvedSchedule, spec: LearningRateSpec) -> list[s
         if name != "warmup":
             share += f", {_percent(length, spec.decay_span)} of the time after warmup"
         lines.append(f"  {name:<8} updates {first} .. {last}  ({length}; {share})")
-    if spec.name == "step":
+    if spec.kind.stepwise:
         every = f"every {spec.decay_steps} updates" if spec.decay_steps else "never"
         lines.append(f"  drops by factor {spec.decay_rate:.6g} {every}, at updates {_elided(spec.drops())}")
     return lines
@@ -219,7 +219,7 @@ def _logging(resolved: ResolvedSchedule) -> list[str]:
 
 
 def text_chart(resolved: ResolvedSchedule) -> list[str]:
-    """Fixed-width chart over updates 0 .. T-1: curves as levels of ink, boundaries as marks, an epoch axis."""
+    """Fixed-width chart over updates 0 .. T-1: curves as levels of ink, ends of epochs as marks, an epoch axis."""
     total = resolved.total_steps
     columns = [min(total - 1, (2 * column + 1) * total // (2 * _WIDTH)) for column in range(_WIDTH)]
 
@@ -287,9 +287,7 @@ def summary_dict(resolved: ResolvedSchedule) -> dict[str, Any]:
 
 def write_summary(resolved: ResolvedSchedule, directory: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Writes `schedule_summary.txt` and `schedule_summary.json` below `directory`; returns their paths."""
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    text, data = folder / "schedule_summary.txt", folder / "schedule_summary.json"
-    text.write_text(schedule_summary(resolved), encoding="utf-8")
-    data.write_text(json.dumps(summary_dict(resolved), indent=1) + "\n", encoding="utf-8")
+    text, data = Path(directory) / "schedule_summary.txt", Path(directory) / "schedule_summary.json"
+    write_atomically(text, schedule_summary(resolved))
+    write_json(data, summary_dict(resolved))
     return text, data

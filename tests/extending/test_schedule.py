@@ -1,0 +1,93 @@
+"""The door of a learning-rate schedule, tried from outside: the example trains, resumes, is shown and is checked."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.checks import validate_schedule_config
+from linnaeus_jax.config import ConfigError, get_config, load_config
+from linnaeus_jax.config.defaults import complete_open_nodes
+from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.registry import SCHEDULES
+from linnaeus_jax.schedules import ResolvedSchedule, build_scheduler
+from linnaeus_jax.tools import schedule as tool
+from tests.extending.common import EXAMPLES, train_resume_evaluate
+
+GROUP = "lr_scheduler.parameter_groups.heads"
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    monkeypatch.setattr(SCHEDULES, "entries", dict(SCHEDULES.entries))
+
+
+@pytest.fixture
+def config(monkeypatch):
+    for name in [name for name in __import__("sys").modules if name.endswith("schedule_example.py")]:
+        monkeypatch.delitem(__import__("sys").modules, name)
+    config = get_config()
+    config.env.plugins = (str(EXAMPLES / "schedule_example.py"),)
+    import_plugins(config)
+    complete_open_nodes(config)
+    config.train.epochs, config.lr_scheduler.warmup_steps = 4, 8
+    return config
+
+
+def test_example_trains_resumes_and_is_evaluated(tmp_path, monkeypatch, capsys):
+    overrides = {"lr_scheduler__name": "polynomial", "lr_scheduler__polynomial__power": 3.0}
+    overrides |= {"lr_scheduler__warmup_steps": 1, "schedule__metrics__lr_interval": 1}
+    outcome = train_resume_evaluate(tmp_path, "schedule_example.py", monkeypatch, capsys, **overrides)
+    summary = json.loads((outcome.run / "assets" / "schedule_summary.json").read_text())
+    (spec,) = ResolvedSchedule.from_dict(summary["resolved"]).learning_rates
+    assert (spec.name, spec.options) == ("polynomial", {"power": 3.0})
+    assert "polynomial updates 1 .. 5" in (outcome.run / "assets" / "schedule_summary.txt").read_text()
+    applied = {row["step"]: row["train/lr"] for row in outcome.rows if "train/lr" in row}
+    for step in (5, 6):  # of the resumed run, which is 6 updates long
+        expected = spec.min_lr + (spec.peak - spec.min_lr) * (1 - (step - 2) / 5) ** 3
+        assert applied[step] == pytest.approx(expected, rel=1e-6)
+
+
+def test_one_group_alone_takes_it_and_the_dry_run_shows_it(config, capsys, tmp_path):
+    config.optimizer.parameter_groups.enabled = config.lr_scheduler.parameter_groups.enabled = True
+    with config.unlocked():
+        config.optimizer.parameter_groups.heads = {"lr_multiplier": 2.0}
+        config.lr_scheduler.parameter_groups.heads = {"name": "Polynomial".lower(), "warmup_steps": 4}
+    complete_open_nodes(config)
+    assert validate_schedule_config(config) == []
+    resolved = tool.run(config, 10, out=tmp_path)
+    assert "heads: polynomial" in capsys.readouterr().out
+    heads, default = resolved.learning_rates
+    assert (heads.name, heads.options, default.name) == ("polynomial", {"power": 2.0}, "cosine")
+    assert ResolvedSchedule.from_dict(json.loads(json.dumps(resolved.to_dict()))) == resolved
+    rate, steps = build_scheduler(resolved)["heads"], np.arange(45)
+    np.testing.assert_allclose(jax.jit(rate)(jnp.asarray(steps, jnp.int32)), rate(steps), rtol=2e-6)
+    assert rate(3) < rate(4) == pytest.approx(heads.peak)
+    assert rate(40) == rate(44) == pytest.approx(heads.min_lr)
+
+
+def test_a_wrong_option_is_one_clear_error(config):
+    config.lr_scheduler.name = "polynomial"
+    config.lr_scheduler.polynomial.power = -1.0
+    (error,) = validate_schedule_config(config)
+    assert error == "lr_scheduler.polynomial: power = -1.0 must be above 0; 1 is a linear decay"
+    config.lr_scheduler.name = "quadratic"
+    (error,) = validate_schedule_config(config)
+    assert "lr_scheduler.name = 'quadratic' is unknown; choose one of cosine, linear, step, wsd, polynomial" in error
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"), [("polynomial.powr=2", "lr_scheduler.polynomial.power"), ("polynomial.power=high", "power")]
+)
+def test_unknown_options_and_wrong_types_are_refused(tmp_path, flag, message, config):
+    path = tmp_path / "config.py"
+    path.write_text(
+        "from linnaeus_jax.config.defaults import get_config as default\n"
+        f"def get_config():\n    config = default()\n    config.env.plugins = {config.env.plugins!r}\n    return config\n"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_config([f"--config={path}", f"--config.lr_scheduler.{flag}"])
