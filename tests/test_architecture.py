@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
         "step": "config data files learning metrics models registry schedules",
         "reporting": "config data files metrics schedules taxonomy",
         "debugging": "config data files learning models reporting schedules step versions",
-        "checks": "config data debugging learning models schedules step taxonomy",
+        "checks": "config data debugging learning models registry schedules step taxonomy",
         "run": "checks config data debugging files learning metrics reporting schedules step versions",
         "demo": "",
         "tools": "checks config data debugging demo files learning metrics reporting run schedules step taxonomy",

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from linnaeus_jax.checks.config import CHOICES, NOT_EMPTY, TUPLES, WITHIN, _expand, config_errors
+from linnaeus_jax.checks.config import config_errors
+from linnaeus_jax.checks.tables import CHOICES, NOT_EMPTY, TUPLES, WITHIN, expand
 from linnaeus_jax.config.tree import assign
 from tests.tiny import tiny_config
 
@@ -63,7 +64,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"aug.random_resized_crop.scale": (0.9, 0.5)}, "aug.random_resized_crop.scale is (0.9, 0.5)", "low <= high"),
     ({"schedule.mixup.min_group_size": 0}, "schedule.mixup.min_group_size = 0", "1 or more"),
     ({"schedule.mixup.cutmix.minmax": (0.5, 0.2)}, "schedule.mixup.cutmix.minmax = (0.5, 0.2)", "low <= high"),
-    ({"schedule.checkpoint.keep_top_n": -1}, "schedule.checkpoint.keep_top_n = -1", "0 or above"),
+    ({"schedule.checkpoint.keep_top_n": -1}, "schedule.checkpoint.keep_top_n = -1", "0 or more"),
     ({"schedule.null_masking.end_prob": 1.5}, "schedule.null_masking.end_prob = 1.5", "[0, 1]"),
     ({"metrics.rarity_percentiles": (50, 10)}, "metrics.rarity_percentiles = (50, 10)", "rise strictly"),
     ({"debug.underflow_overflow.max_frames_to_save": 0}, "max_frames_to_save = 0", "1 or more"),
@@ -144,7 +145,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "train.early_stop.metric = 'val_accuracy'",
         "write <phase>_<metric>",
     ),
-    ({"train.early_stop.max_loss": float("inf")}, "train.early_stop.max_loss = inf", "None to switch it off"),
+    ({"train.early_stop.max_loss": float("inf")}, "train.early_stop.max_loss = inf", "must be finite"),
     ({"env.output.bucket.enabled": True}, "env.output.bucket.remote is empty", "name an rclone destination"),
     ({"experiment.name": ""}, "experiment.name is empty", "give it a value"),
     (
@@ -192,5 +193,6 @@ def test_tables_name_keys_of_the_tree(data):
     """A renamed key must not silently lose its check."""
     config = tiny_config(data)
     assign(config, ("optimizer", "parameter_groups", "biases", "lr_multiplier"), 1.0)
+    assign(config, ("lr_scheduler", "parameter_groups", "biases", "name"), "linear")
     for key in (*CHOICES, *WITHIN, *TUPLES, *NOT_EMPTY):
-        assert list(_expand(config, key)), key
+        assert list(expand(config, key)), key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +29,8 @@ def own_registry(monkeypatch):
 
 @pytest.fixture
 def config(monkeypatch):
-    for name in [name for name in __import__("sys").modules if name.endswith("schedule_example.py")]:
-        monkeypatch.delitem(__import__("sys").modules, name)
+    for name in [name for name in sys.modules if name.endswith("schedule_example.py")]:
+        monkeypatch.delitem(sys.modules, name)  # so that it registers again
     config = get_config()
     config.env.plugins = (str(EXAMPLES / "schedule_example.py"),)
     import_plugins(config)
@@ -46,7 +47,7 @@ def test_example_trains_resumes_and_is_evaluated(tmp_path, monkeypatch, capsys):
     (spec,) = ResolvedSchedule.from_dict(summary["resolved"]).learning_rates
     assert (spec.name, spec.options) == ("polynomial", {"power": 3.0})
     assert "polynomial updates 1 .. 5" in (outcome.run / "assets" / "schedule_summary.txt").read_text()
-    applied = {row["step"]: row["train/lr"] for row in outcome.rows if "train/lr" in row}
+    applied = {row["global_step"]: row["train/lr"] for row in outcome.rows if "train/lr" in row}
     for step in (5, 6):  # of the resumed run, which is 6 updates long
         expected = spec.min_lr + (spec.peak - spec.min_lr) * (1 - (step - 2) / 5) ** 3
         assert applied[step] == pytest.approx(expected, rel=1e-6)
@@ -56,7 +57,7 @@ def test_one_group_alone_takes_it_and_the_dry_run_shows_it(config, capsys, tmp_p
     config.optimizer.parameter_groups.enabled = config.lr_scheduler.parameter_groups.enabled = True
     with config.unlocked():
         config.optimizer.parameter_groups.heads = {"lr_multiplier": 2.0}
-        config.lr_scheduler.parameter_groups.heads = {"name": "Polynomial".lower(), "warmup_steps": 4}
+        config.lr_scheduler.parameter_groups.heads = {"name": "POLYNOMIAL", "warmup_steps": 4}
     complete_open_nodes(config)
     assert validate_schedule_config(config) == []
     resolved = tool.run(config, 10, out=tmp_path)
@@ -87,7 +88,8 @@ def test_unknown_options_and_wrong_types_are_refused(tmp_path, flag, message, co
     path = tmp_path / "config.py"
     path.write_text(
         "from linnaeus_jax.config.defaults import get_config as default\n"
-        f"def get_config():\n    config = default()\n    config.env.plugins = {config.env.plugins!r}\n    return config\n"
+        "def get_config():\n"
+        f"    config = default()\n    config.env.plugins = {config.env.plugins!r}\n    return config\n"
     )
     with pytest.raises(ConfigError, match=message):
         load_config([f"--config={path}", f"--config.lr_scheduler.{flag}"])
