@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import cloudpickle
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
@@ -38,6 +39,7 @@ def _import_file(path: Path) -> None:
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    cloudpickle.register_pickle_by_value(module)  # worker processes cannot import it by this name
     try:
         spec.loader.exec_module(module)
     except BaseException:
