@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.debugging.analysis import analyse, logs_in, parse_event
+from linnaeus_jax.debugging.analysis import analyse
+from linnaeus_jax.debugging.event_reader import logs_in, parse_event
 from linnaeus_jax.files import write_json
 from linnaeus_jax.learning.optimizers import FROZEN, ParameterRow
 from linnaeus_jax.reporting.metrics_log import strict

@@ -12,8 +12,9 @@ import tracemalloc
 import matplotlib.image
 import pytest
 
-from linnaeus_jax.debugging.analysis import analyse
+from linnaeus_jax.debugging.analysis import analyse, plot, report
 from linnaeus_jax.debugging.event_log import DebugEventLog, event_line, supersede
+from linnaeus_jax.debugging.event_reader import log_files
 from linnaeus_jax.tools import analyze_debug_logs
 
 STEPS = 60  # logged steps of the constructed logs
@@ -269,7 +270,7 @@ def test_an_odd_line_breaks_nothing(tmp_path, capsys, odd):
 def test_odd_lines_are_drawn(tmp_path):
     path = tmp_path / "debug_log_1.jsonl"
     path.write_text("\n".join(text for text, _ in ODD_LINES.values()), errors="replace")
-    analyze_debug_logs.plot([path], tmp_path / "out.png")
+    plot([path], tmp_path / "out.png")
     assert (tmp_path / "out.png").stat().st_size > 10_000
 
 
@@ -318,7 +319,7 @@ def test_improvement_windows_never_overlap(tmp_path):
     assert found["loss"]["last10"] == pytest.approx(4.575)
     assert found["loss"]["status"] == found["accuracy"]["status"] == "IMPROVED"
     assert analysed(tmp_path, events[:1])["improvement"]["loss"]["change"] is None
-    lines = [text for text, _ in analyze_debug_logs.report(analysed(tmp_path, events[:1]))]
+    lines = [text for text, _ in report(analysed(tmp_path, events[:1]))]
     assert "First 0 steps:   Loss=none, Acc=none" in lines
 
 
@@ -340,7 +341,7 @@ def test_a_long_log_is_listed_in_part(tmp_path):
     assert found["training"]["epochs"] == [0, 1299]
     sign = next(sign for sign in found["findings"] if sign["sign"] == "nonfinite_loss")
     assert (sign["count"], len(sign["steps"])) == (1300, 1000)
-    text = "\n".join(text for text, _ in analyze_debug_logs.report(found))
+    text = "\n".join(text for text, _ in report(found))
     assert "300 epochs in the middle are left out" in text
     assert "and 1295 more" in text
 
@@ -358,7 +359,7 @@ def test_a_resumed_run_is_one_run(tmp_path):
     write(tmp_path / "debug_log_10.jsonl", [e for e in events if e["step"] >= 250])
     (tmp_path / "debug_log_1.jsonl").unlink()
     (tmp_path / "events.superseded.jsonl").write_text(json.dumps(events[-1]) + "\n")
-    parts = analyze_debug_logs.log_files([tmp_path])
+    parts = log_files([tmp_path])
     assert [path.name for path in parts] == ["debug_log_9.jsonl", "debug_log_10.jsonl"]
     resumed = analyse(parts)
     resumed["files"] = whole["files"]
