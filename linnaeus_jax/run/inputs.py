@@ -151,9 +151,12 @@ def plan_levels(
     steps = {level: sampler.steps_per_epoch(at_level) for level, at_level in rows.items()}
     if schedule is not None:
         return Levels(rows, steps, schedule.mixing.level_of_epoch)
-    past_steps = [count for count, _ in past_epochs]
     of_epoch = level_of_epoch(
-        names, mixup.level_switch_steps, mixup.level_switch_epochs, steps, config.train.epochs, past_steps
+        names,
+        mixup.level_switch_steps,
+        mixup.level_switch_epochs,
+        config.train.epochs,
+        lambda epoch, level: past_epochs[epoch][0] if epoch < len(past_epochs) else steps[level],
     )
     return Levels(rows, steps, of_epoch)
 

@@ -53,7 +53,7 @@ def parse_metric_name(name: str, *, tasks: Sequence[str] = (), components: Seque
                 if rest.lower() == spelling.lower():
                     is_loss = key.partition("_taxa_")[0] == "loss"
                     return MonitoredMetric(phase, spelling, info.higher_is_better, key, is_loss)
-        # which subsets there are is known with the data, see `require_measured`
+        # whether the subset exists depends on the data, see `require_measured`
         if any(re.fullmatch(rf"subset/[^/]+/[^/]+/acc1_{re.escape(task)}", rest) for task in tasks):
             return MonitoredMetric(phase, rest, True, rest, False)
     whole = [name for name, info in table.TABLE.items() if info.whole]
@@ -130,11 +130,11 @@ def check(
     grad_norm: float | None,
     in_warmup: bool,
 ) -> tuple[State, Decision]:
-    """One decision at a boundary, after its validations.
+    """One decision at the end of an epoch, after its validations.
 
     Args:
       step: completed updates.
-      metric: the monitored value if it was refreshed at this boundary, else None. NaN never improves.
+      metric: the monitored value if it was measured at this end, else None. NaN never improves.
       learning_rate: highest rate over the groups, of the last update; ignored while `in_warmup`.
       grad_norm: global norm of the last update before clipping; None where there is none.
 

@@ -6,7 +6,7 @@ epoch of that 0-based index. As the updates of an epoch depend on the level alon
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from ml_collections import ConfigDict
@@ -47,42 +47,26 @@ def level_switch_errors(
     return errors
 
 
-def level_at(
-    group_levels: Sequence[str],
-    level_switch_steps: Sequence[int],
-    level_switch_epochs: Sequence[int],
-    epoch: int,
-    start_step: int,
-) -> str:
-    """Level of the epoch with 0-based index `epoch` that starts after `start_step` updates."""
-    passed = sum(switch <= start_step for switch in level_switch_steps)
-    passed += sum(switch <= epoch for switch in level_switch_epochs)
-    return group_levels[passed]
-
-
 def level_of_epoch(
     group_levels: Sequence[str],
     level_switch_steps: Sequence[int],
     level_switch_epochs: Sequence[int],
-    steps_per_epoch: Mapping[str, int],
     epochs: int,
-    past_updates: Sequence[int] = (),
+    length: Callable[[int, str], int],
 ) -> tuple[str, ...]:
     """Level of every epoch.
 
     Args:
       group_levels: ranks in order of use.
       level_switch_steps, level_switch_epochs: where the next rank begins, without `level_switch_errors`.
-      steps_per_epoch: rank -> optimizer updates of one epoch grouped by it.
       epochs: length of the run.
-      past_updates: updates that the first epochs took, where they were made with other settings.
-
-    Raises:
-      KeyError: a level has no update count.
+      length: (epoch, its level) -> optimizer updates of that epoch.
     """
     levels: list[str] = []
     step = 0
     for epoch in range(epochs):
-        levels.append(level_at(group_levels, level_switch_steps, level_switch_epochs, epoch, step))
-        step += past_updates[epoch] if epoch < len(past_updates) else steps_per_epoch[levels[-1]]
+        passed = sum(switch <= step for switch in level_switch_steps)
+        passed += sum(switch <= epoch for switch in level_switch_epochs)
+        levels.append(group_levels[passed])
+        step += length(epoch, levels[-1])
     return tuple(levels)

@@ -6,20 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from linnaeus_jax.metrics.step_logger import log_due
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.triggers import Due, due_at_boundary, gradnorm_due
+from linnaeus_jax.schedules.triggers import Due, due_at_epoch_end, gradnorm_due
 
 
 class OpsSchedule:
-    """Answers from the resolved schedule, by default for where `progress` stands; holds the state of early stopping.
-
-    `step` is the 0-based index of an update, in `should_log` the number of completed updates.
-    """
+    """Answers from the resolved schedule, by default for where `progress` stands; holds the state of early stopping."""
 
     def __init__(self, resolved: ResolvedSchedule, progress: TrainingProgress | None = None) -> None:
         self.resolved = resolved
@@ -58,19 +54,17 @@ class OpsSchedule:
         trigger = self.resolved.gradnorm
         return trigger.enabled and bool(gradnorm_due(self._step(step), trigger.warmup_steps, trigger.interval))
 
-    def should_log(self, stream: str, step: int | None = None) -> bool:
-        """Whether stream "step", "console", "wandb", "lr" or "pipeline" records once `step` updates are completed."""
-        return log_due(self._step(step), self.resolved.logging[stream])
-
     def due(self) -> Due:
         """Everything due at the end of the current epoch."""
         progress = self.progress
-        return due_at_boundary(self.resolved, progress.current_epoch, progress.global_step, progress.last_boundary_step)
+        return due_at_epoch_end(
+            self.resolved, progress.current_epoch, progress.global_step, progress.last_boundary_step
+        )
 
     def due_at_early_stop(self) -> Due:
         """What the last epoch of a complete run would have in addition to `due`, for a run that ends early."""
         step = self.progress.global_step
-        return due_at_boundary(self.resolved, self.progress.current_epoch, step, step, is_last=True)
+        return due_at_epoch_end(self.resolved, self.progress.current_epoch, step, step, is_last=True)
 
     def should_stop_early(self, metric: float | None, grad_norm: float | None = None) -> bool:
         """Decides at the end of an epoch, after its validations; `stop_reason` then says why.

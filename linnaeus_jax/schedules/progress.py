@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,8 +31,8 @@ class TrainingProgress:
     pending_validations: list[str] = field(default_factory=list)
     completed_validations: list[str] = field(default_factory=list)
     partial_validation_indices: list[int] = field(default_factory=list)  # whitelist entries still to run
-    epoch_complete: bool = False  # the last update of current_epoch is done
-    last_boundary_step: int = 0  # updates at the boundary before the one of current_epoch
+    epoch_complete: bool = False  # the last update of current_epoch is made
+    last_boundary_step: int = 0  # completed updates at the end of the epoch before current_epoch
     micro_step: int = 0  # micro-batches consumed
     samples_seen: int = 0  # rows consumed, over all processes
     stop_reason: str | None = None  # why early stopping ended the run
@@ -148,18 +147,3 @@ class TrainingProgress:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes JSON so that a reader finds the old or the new state, never a part."""
         write_json(Path(path), self.state_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> TrainingProgress:
-        """Reads what `save` wrote.
-
-        Raises:
-          FileNotFoundError: no such file.
-          ValueError: not the progress of this program; the text names the file.
-        """
-        progress = cls()
-        try:
-            progress.load_state_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-        return progress

@@ -22,7 +22,7 @@ from linnaeus_jax.schedules.alternatives import (
 from linnaeus_jax.schedules.early_stop import parse_metric_name
 from linnaeus_jax.schedules.kinds import configured_kind
 from linnaeus_jax.schedules.learning_rate import apply_lr_scaling
-from linnaeus_jax.schedules.level_switching import configured_levels, level_at
+from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.resolved import (
     Checkpointing,
     EarlyStopSpec,
@@ -44,7 +44,7 @@ _FEW_STEPS = 10
 
 
 class _Resolver:
-    """Resolves one configuration; `notes` collects what the user should hear about."""
+    """Resolves one configuration; `notes` collects what it decided for the user."""
 
     def __init__(self, config: ConfigDict, totals: Totals) -> None:
         self.config, self.totals = config, totals
@@ -82,17 +82,17 @@ class _Resolver:
         scheduler, totals = self.config.lr_scheduler, self.totals
         groups, overrides = self.config.optimizer.parameter_groups, self.config.lr_scheduler.parameter_groups
         optimizer_group = groups[group] if groups.enabled else ConfigDict()
-        own = overrides[group] if overrides.enabled and group in overrides else ConfigDict()
+        override = overrides[group] if overrides.enabled and group in overrides else ConfigDict()
 
         def setting(key: str) -> float:
-            return scheduler[key] if own.get(key) is None else own[key]
+            return scheduler[key] if override.get(key) is None else override[key]
 
         def duration(name: str) -> int:
-            mine = of_group(name, group)  # unset and 0 both mean the global value
-            given = bool(own) and choose(self.config, mine).unit != "off"
-            return self.steps(mine if given else ALTERNATIVES[name])
+            of_this = of_group(name, group)  # unset and 0 both mean the global value
+            given = bool(override) and choose(self.config, of_this).unit != "off"
+            return self.steps(of_this if given else ALTERNATIVES[name])
 
-        name, options = configured_kind(scheduler, own.get("name") or scheduler.name)
+        name, options = configured_kind(scheduler, override.get("name") or scheduler.name)
         frozen = bool(optimizer_group.get("frozen", False))
         multiplier = float(optimizer_group.get("lr_multiplier", 1.0))
         peak = 0.0 if frozen else scheduler.base_lr * multiplier * totals.lr_factor
@@ -164,11 +164,15 @@ class _Resolver:
                 f"{mixup.prob.end_prob} from the start"
             )
         levels = configured_levels(self.config)
-        switches = (levels, mixup.level_switch_steps, mixup.level_switch_epochs)
-        starts = (0, *totals.boundaries[:-1])
         return Mixing(
             prob=self.ramp(mixup.prob, enabled, end),
-            level_of_epoch=tuple(level_at(*switches, epoch, start) for epoch, start in enumerate(starts)),
+            level_of_epoch=level_of_epoch(
+                levels,
+                mixup.level_switch_steps,
+                mixup.level_switch_epochs,
+                totals.epochs,
+                lambda epoch, level: totals.steps_per_epoch[epoch],
+            ),
             group_levels=levels,
             min_group_size=mixup.min_group_size,
             exclude_null_samples=mixup.exclude_null_samples,

@@ -1,6 +1,6 @@
 """The resolved schedule: immutable values in optimizer updates, written once at start-up and read by everything else.
 
-`k` is the 0-based index of an update, `S_e` the updates of epoch `e`, `T` all updates of the run.
+`k` is a 0-based step, `S_e` the updates of epoch `e`, `T` all updates of the run.
 """
 
 from __future__ import annotations
@@ -150,11 +150,11 @@ class Mixing:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """How often an event fires at epoch boundaries."""
+    """How often an event fires at the ends of epochs."""
 
     unit: str = "off"  # off | epochs | steps | fraction
     value: float = 0
-    steps: int = 0  # updates between thresholds; 0 where the unit is epochs or off
+    steps: int = 0  # updates between multiples of the interval; 0 where the unit is epochs or off
     explicit: bool = False  # chosen by the user, not a default
 
 
@@ -243,12 +243,17 @@ class ResolvedSchedule:
         return _build(cls, data)
 
 
+#: fields that schedules stored by earlier versions lack
+_ADDED = {"options"}
+
+
 def _build(kind: Any, data: Any) -> Any:
     """Rebuilds a value of the annotated type `kind` from JSON data."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return typing.cast(Any, kind)(**{f.name: _build(hints[f.name], data[f.name]) for f in dataclasses.fields(kind)})
+        fields = [f.name for f in dataclasses.fields(kind) if f.name in data or f.name not in _ADDED]
+        return typing.cast(Any, kind)(**{name: _build(hints[name], data[name]) for name in fields})
     if origin is tuple:
         return tuple(_build(arguments[0], item) for item in data)
     if origin is types.UnionType:

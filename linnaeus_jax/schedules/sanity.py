@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+import numpy as np
+
+from linnaeus_jax.schedules.learning_rate import learning_rate
 from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
-from linnaeus_jax.schedules.triggers import Stage, due_at_boundary, firing_epochs, interval_epochs, phases_of
+from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end, firing_epochs, interval_epochs, phases_of
 
 
 def _lr_findings(spec: LearningRateSpec, total: int) -> Iterator[str]:
@@ -16,6 +19,11 @@ def _lr_findings(spec: LearningRateSpec, total: int) -> Iterator[str]:
     elif spec.warmup_steps >= total / 2:
         yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, half of the run or more"
     yield from (f"{who}: {text}" for text in spec.kind.findings(spec))
+    steps = np.unique(np.linspace(0, total - 1, 1000).astype(np.int64))
+    rates = learning_rate(spec)(steps)
+    wrong = steps[~((rates >= 0) & (rates < np.inf))]
+    if len(wrong):
+        yield f"{who}: the rate of schedule {spec.name!r} is negative or not finite, first at step {wrong[0]}"
 
 
 def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
@@ -26,7 +34,7 @@ def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
         "partial-mask validation": ("schedule.validation.partial_mask_meta.interval", validation.partial),
         "checkpoint": ("schedule.checkpoint.interval", resolved.checkpoint.interval),
     }
-    final = due_at_boundary(resolved, epochs - 1, total, resolved.totals.boundaries[-2] if epochs > 1 else 0)
+    final = due_at_epoch_end(resolved, epochs - 1, total, resolved.totals.boundaries[-2] if epochs > 1 else 0)
     at_end = {"validation": Stage.VALIDATION_NORMAL in final.stages, "checkpoint": final.save}
     validated = any(fired for stage, fired in firing_epochs(resolved).items() if stage != "CHECKPOINT")
     for name, (path, interval) in named.items():
@@ -91,16 +99,16 @@ def _early_stop_findings(resolved: ResolvedSchedule) -> Iterator[str]:
     if stop.max_loss is not None and not stop.is_loss:
         yield f"train.early_stop.max_loss has no effect on {stop.phase}/{stop.metric}, which is no loss"
     if stop.phase == "train":
-        seen: tuple[int, ...] = tuple(range(resolved.epochs))
+        measured: tuple[int, ...] = tuple(range(resolved.epochs))
     else:
         fired = firing_epochs(resolved)
         stages = [Stage(name) for name in fired if name != "CHECKPOINT"]
         with_phase = [s for s in stages if stop.phase in {phase.name for phase in phases_of(resolved, s)}]
-        seen = tuple(sorted({epoch for stage in with_phase for epoch in fired[stage]}))
-    if not seen:
-        yield f"train.early_stop.metric watches phase {stop.phase}, which is never run"
+        measured = tuple(sorted({epoch for stage in with_phase for epoch in fired[stage]}))
+    if not measured:
+        yield f"train.early_stop.metric is of phase {stop.phase}, which is never run"
         return
-    ends = [resolved.totals.boundaries[epoch] for epoch in seen]
+    ends = [resolved.totals.boundaries[epoch] for epoch in measured]
     spacing = max([ends[0]] + [b - a for a, b in pairwise(ends)])
     if stop.patience_steps and stop.patience_steps < spacing:
         yield (
@@ -112,27 +120,27 @@ def _early_stop_findings(resolved: ResolvedSchedule) -> Iterator[str]:
 def validate_schedule_sanity(resolved: ResolvedSchedule) -> list[str]:
     """Warnings about a valid schedule: what never fires, is cut off, is clamped or was decided by a fall-back."""
     totals, total = resolved.totals, resolved.total_steps
-    found = list(resolved.notes)
+    findings = list(resolved.notes)
     if totals.reference_bs != 512:
-        found.append(f"lr_scheduler.reference_bs = {totals.reference_bs} differs from the usual 512")
+        findings.append(f"lr_scheduler.reference_bs = {totals.reference_bs} differs from the usual 512")
     for spec in resolved.learning_rates:
         if not spec.frozen:
-            found += _lr_findings(spec, total)
+            findings += _lr_findings(spec, total)
     if all(spec.frozen or spec.peak == 0 for spec in resolved.learning_rates):
-        found.append("every learning rate is 0: this run trains nothing and only evaluates")
-    found += _interval_findings(resolved)
-    found += _probability_findings(resolved)
-    found += _early_stop_findings(resolved)
+        findings.append("every learning rate is 0: this run trains nothing and only evaluates")
+    findings += _interval_findings(resolved)
+    findings += _probability_findings(resolved)
+    findings += _early_stop_findings(resolved)
     silent = [f"{stream} (every {interval})" for stream, interval in resolved.logging.items() if interval > total]
     if silent:
-        found.append(
+        findings.append(
             f"schedule.metrics: {', '.join(silent)} records nothing within {total} updates; lower these intervals, or "
             f"set them to 0"
         )
     every, logged = resolved.gradnorm.interval, resolved.logging["step"]
     if resolved.gradnorm.enabled and every <= logged:
-        found.append(
+        findings.append(
             f"GradNorm changes the task weights every {every} updates, but metrics are recorded every {logged}: "
             f"divergence may stay hidden"
         )
-    return found
+    return findings

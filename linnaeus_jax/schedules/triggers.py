@@ -1,6 +1,6 @@
-"""When things happen: validations and checkpoints at epoch boundaries, GradNorm updates and log records between them.
+"""What is due when: validations and checkpoints at the end of an epoch, GradNorm at a step.
 
-Boundary of epoch `e` = after its last update, when `step` updates of the run are completed.
+At the end of an epoch, after its last update, `step` counts the completed updates of the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from linnaeus_jax.schedules.resolved import Interval, ResolvedSchedule
 
 
 class Stage(StrEnum):
-    """What the run is busy with, in canonical order; stored by name."""
+    """What the run is doing, in canonical order; stored by name."""
 
     TRAINING = "TRAINING"
     VALIDATION_NORMAL = "VALIDATION_NORMAL"
@@ -39,7 +39,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Due:
-    """What is due at a boundary: stages and their phases in canonical order, and whether a checkpoint is scheduled."""
+    """What an end of an epoch has due: stages and phases in canonical order, and whether a checkpoint is scheduled."""
 
     stages: tuple[Stage, ...]
     phases: tuple[Phase, ...]
@@ -47,18 +47,18 @@ class Due:
 
     @property
     def save(self) -> bool:
-        """A checkpoint precedes every validation, so that a killed validation pass can be repeated."""
+        """A checkpoint precedes every validation, so that a validation that a kill cuts off can be repeated."""
         return self.checkpoint or bool(self.stages)
 
 
 def interval_fires(interval: Interval, epoch: int, step: int, previous_step: int, mode: str = "crossing") -> bool:
-    """Whether an event of this interval fires at the boundary of `epoch`.
+    """Whether an event of this interval fires at the end of `epoch`.
 
     Args:
       epoch: 0-based. An interval of N epochs fires at N, 2N, ...; N = 1 fires at epoch 0 as well.
       step: completed updates.
-      previous_step: completed updates at the boundary before, 0 at the start.
-      mode: "crossing" fires at the first boundary at or after each multiple of the interval, each served once;
+      previous_step: completed updates at the end of the epoch before, 0 at the start.
+      mode: "crossing" fires once at the first end of an epoch at or after each multiple of the interval;
         "exact" only where `step` is a multiple itself.
     """
     if interval.unit == "off":
@@ -72,11 +72,11 @@ def interval_fires(interval: Interval, epoch: int, step: int, previous_step: int
 
 
 def interval_epochs(resolved: ResolvedSchedule, interval: Interval) -> tuple[int, ...]:
-    """0-based epochs at whose boundary the interval fires by itself."""
+    """0-based epochs at whose end the interval fires by itself."""
     ends = resolved.totals.boundaries
-    boundaries = enumerate(zip(ends, (0, *ends)))
+    spans = enumerate(zip(ends, (0, *ends)))
     mode = resolved.step_trigger_mode
-    return tuple(epoch for epoch, (end, start) in boundaries if interval_fires(interval, epoch, end, start, mode))
+    return tuple(epoch for epoch, (end, start) in spans if interval_fires(interval, epoch, end, start, mode))
 
 
 def phase_name(masked: Sequence[str] | None) -> str:
@@ -104,15 +104,15 @@ def phases_of(resolved: ResolvedSchedule, stage: Stage) -> tuple[Phase, ...]:
     return tuple(Phase(phase_name(masked), stage, masked, index) for index, masked in enumerate(combos))
 
 
-def due_at_boundary(
+def due_at_epoch_end(
     resolved: ResolvedSchedule, epoch: int, step: int, previous_step: int, is_last: bool | None = None
 ) -> Due:
-    """Everything due at the boundary of `epoch`.
+    """Everything due at the end of `epoch`.
 
     Args:
       epoch: 0-based.
-      step: completed updates; `previous_step`: those at the boundary before.
-      is_last: no further epoch follows; None: `epoch` is the last one planned. The last boundary adds a normal
+      step: completed updates; `previous_step`: those at the end of the epoch before.
+      is_last: no further epoch follows; None: `epoch` is the last one planned. The last end adds a normal
         validation and a checkpoint (where `at_end` is set) and the exhaustive phases, which replace the partial ones.
     """
     is_last = epoch >= resolved.epochs - 1 if is_last is None else is_last
@@ -134,11 +134,11 @@ def due_at_boundary(
 
 
 def firing_epochs(resolved: ResolvedSchedule) -> dict[str, tuple[int, ...]]:
-    """0-based epochs at whose boundary each validation stage and the checkpoint ("CHECKPOINT") is due."""
+    """0-based epochs at whose end each validation stage and the checkpoint ("CHECKPOINT") is due."""
     fired: dict[str, list[int]] = {name: [] for name in (*VALIDATION_STAGES, "CHECKPOINT")}
     previous = 0
     for epoch, step in enumerate(resolved.totals.boundaries):
-        due = due_at_boundary(resolved, epoch, step, previous)
+        due = due_at_epoch_end(resolved, epoch, step, previous)
         for stage in due.stages:
             fired[stage].append(epoch)
         if due.checkpoint:

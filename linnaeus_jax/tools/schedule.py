@@ -83,7 +83,13 @@ def run(
         updates = [sampler.steps_per_epoch(rows[level]) for level in levels]
         micro = [sampler.micro_batches(rows[level]) for level in levels]
     by_level, micro_by_level = dict(zip(levels, updates)), dict(zip(levels, micro))
-    used = level_of_epoch(levels, mixup.level_switch_steps, mixup.level_switch_epochs, by_level, config.train.epochs)
+    used = level_of_epoch(
+        levels,
+        mixup.level_switch_steps,
+        mixup.level_switch_epochs,
+        config.train.epochs,
+        lambda epoch, level: by_level[level],
+    )
     resolved = resolve_all_schedule_params(
         config,
         steps_per_epoch=[by_level[level] for level in used],

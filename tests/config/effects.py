@@ -60,7 +60,7 @@ from linnaeus_jax.schedules import OpsSchedule, early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
-from linnaeus_jax.schedules.triggers import due_at_boundary, firing_epochs
+from linnaeus_jax.schedules.triggers import due_at_epoch_end, firing_epochs
 from linnaeus_jax.step import program as step_program
 from tests.tiny import tiny_config, write_tiny_data
 
@@ -375,7 +375,7 @@ class Site:
 
     def phases(self, epoch: int) -> tuple[str, ...]:
         """Names of the phases that the boundary of an epoch evaluates."""
-        due = due_at_boundary(self.resolved, epoch, UPDATES * (epoch + 1), UPDATES * epoch)
+        due = due_at_epoch_end(self.resolved, epoch, UPDATES * (epoch + 1), UPDATES * epoch)
         return tuple(phase.name for phase in due.phases)
 
     def logs(self, stream: str) -> list[int]:

@@ -17,7 +17,7 @@ from linnaeus_jax.learning.losses import make_criterion, task_loss_sums
 from linnaeus_jax.learning.optimizers import ParameterRow
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.schedules.resolved import Interval
-from linnaeus_jax.schedules.triggers import due_at_boundary, interval_fires
+from linnaeus_jax.schedules.triggers import due_at_epoch_end, interval_fires
 from tests.schedules.helpers import make_schedule
 
 NOT_FLAGS = {"crash_bundle", "nans", "infs"}  # switches of jax, without lines of their own
@@ -213,7 +213,7 @@ def events(epoch: int, changes: Mapping[str, object] | None = None, **given: Any
     """What the boundary of `epoch` shows of a run of 10 epochs of 10 updates: event -> (setting, due, why)."""
     schedule = make_schedule(changes, epochs=10)
     ends = schedule.totals.boundaries
-    due = due_at_boundary(schedule, epoch, ends[epoch], ends[epoch - 1] if epoch else 0)
+    due = due_at_epoch_end(schedule, epoch, ends[epoch], ends[epoch - 1] if epoch else 0)
     options: dict[str, Any] = {"validation_rows": 8, "stopped": None, **given}
     found = f.boundary_events(schedule, due, epoch, ends[epoch], **options)
     return {name: (setting, "DUE" if is_due else "no", why) for name, setting, is_due, why in found}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
-from linnaeus_jax.schedules.triggers import Stage, due_at_boundary
+from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end
 from tests.schedules.helpers import make_schedule
 
 _PREFIX = {
@@ -121,14 +121,13 @@ def test_save_is_atomic_and_exact(tmp_path):
     path = tmp_path / "progress.json"
     progress = TrainingProgress(global_step=7, pending_validations=["VALIDATION_NORMAL"])
     progress.save(path)
-    assert TrainingProgress.load(path) == progress
+    restored = TrainingProgress()
+    restored.load_state_dict(json.loads(path.read_text()))
+    assert restored == progress
     progress.advance(3)
     progress.save(path)
-    assert TrainingProgress.load(path).global_step == 10
+    assert json.loads(path.read_text())["global_step"] == 10
     assert [entry.name for entry in tmp_path.iterdir()] == ["progress.json"]
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"progress\.json"):
-        TrainingProgress.load(path)
 
 
 def test_skipping_validations_clears_them():
@@ -142,7 +141,7 @@ def test_due_takes_the_stored_boundary():
     ops = OpsSchedule(resolved, TrainingProgress(current_epoch=2, global_step=30, last_boundary_step=20))
     assert ops.due().stages == (Stage.VALIDATION_NORMAL, Stage.VALIDATION_MASK_META)
     assert ops.due().save
-    assert due_at_boundary(resolved, 2, 30, 29).stages == (Stage.VALIDATION_MASK_META,)
+    assert due_at_epoch_end(resolved, 2, 30, 29).stages == (Stage.VALIDATION_MASK_META,)
 
 
 def test_an_early_end_adds_what_the_last_epoch_would_have():

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.schedules import OpsSchedule, TrainingProgress, build_scheduler
-from linnaeus_jax.schedules.triggers import Stage, due_at_boundary, firing_epochs
+from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end, firing_epochs
 from tests.schedules.helpers import make_schedule
 
 _FEW = settings(
@@ -131,5 +131,5 @@ def test_host_functions_take_scalars_and_arrays_alike(resolved):
 
 def test_a_boundary_is_idempotent():
     resolved = make_schedule({"schedule.validation.interval_steps": 7}, epochs=5)
-    first = due_at_boundary(resolved, 1, 20, 10)
-    assert first == due_at_boundary(resolved, 1, 20, 10)
+    first = due_at_epoch_end(resolved, 1, 20, 10)
+    assert first == due_at_epoch_end(resolved, 1, 20, 10)

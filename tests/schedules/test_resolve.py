@@ -262,11 +262,14 @@ def test_round_trip_through_json():
 
 def test_level_switching():
     updates = {"a": 10, "b": 7, "c": 5}
-    levels = level_of_epoch(("a", "b", "c"), (15, 24), (), updates, 6)
-    assert levels == ("a", "a", "b", "b", "c", "c")[:2] + ("b", "c", "c", "c")
-    assert level_of_epoch(("a", "b"), (10,), (), updates, 3) == ("a", "b", "b")
-    assert level_of_epoch(("a", "b", "c"), (), (2, 3), updates, 5) == ("a", "a", "b", "c", "c")
-    assert level_of_epoch(("a", "b"), (), (), updates, 2) == ("a", "a")
+
+    def levels(ranks, steps, epochs, total):
+        return "".join(level_of_epoch(ranks, steps, epochs, total, lambda epoch, level: updates[level]))
+
+    assert levels("abc", (15, 24), (), 6) == "aabccc"
+    assert levels("ab", (10,), (), 3) == "abb"
+    assert levels("abc", (), (2, 3), 5) == "aabcc"
+    assert levels("ab", (), (), 2) == "aa"
     for ranks, steps, epochs, text in (
         ("ab", (5, 6), (), "one switch fewer than levels"),
         ("abc", (6, 6), (), "rise strictly"),

@@ -9,7 +9,7 @@ import pytest
 from linnaeus_jax.metrics.step_logger import log_due
 from linnaeus_jax.schedules.triggers import (
     Stage,
-    due_at_boundary,
+    due_at_epoch_end,
     exhaustive_combos,
     firing_epochs,
     gradnorm_due,
@@ -93,7 +93,7 @@ def test_phases_are_named_once_and_in_canonical_order():
     settings["schedule.validation.partial_mask_meta.whitelist"] = (("SPATIAL", "TEMPORAL"), ("SPATIAL",))
     settings["schedule.validation.partial_mask_meta.interval_epochs"] = 1
     resolved = make_schedule(settings, epochs=3)
-    due = due_at_boundary(resolved, 0, 10, 0)
+    due = due_at_epoch_end(resolved, 0, 10, 0)
     assert [phase.name for phase in due.phases] == [
         "val",
         "val_mask_meta",
@@ -117,8 +117,8 @@ def test_the_end_of_the_run():
     fired = firing_epochs(resolved)
     assert fired[Stage.VALIDATION_NORMAL] == (5,)
     assert fired["CHECKPOINT"] == (4, 5)
-    assert not due_at_boundary(resolved, 2, 30, 20).save
-    early = due_at_boundary(resolved, 2, 30, 20, is_last=True)
+    assert not due_at_epoch_end(resolved, 2, 30, 20).save
+    early = due_at_epoch_end(resolved, 2, 30, 20, is_last=True)
     assert early.save
     assert early.checkpoint
     names = ["val_mask_TEMPORAL", "val_mask_SPATIAL", "val_mask_TEMPORAL_SPATIAL"]
@@ -127,6 +127,6 @@ def test_the_end_of_the_run():
 
 def test_a_validation_is_preceded_by_a_checkpoint():
     resolved = make_schedule({"schedule.checkpoint.interval_epochs": 4}, epochs=6)
-    due = due_at_boundary(resolved, 1, 20, 10)
+    due = due_at_epoch_end(resolved, 1, 20, 10)
     assert not due.checkpoint
     assert due.save
