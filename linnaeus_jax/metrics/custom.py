@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from linnaeus_jax.metrics import table
 from linnaeus_jax.metrics.table import PHASES, MetricInfo
-from linnaeus_jax.registry import METRICS
+from linnaeus_jax.registry import METRICS, options_of
 
 if TYPE_CHECKING:
     import jax
@@ -103,28 +103,22 @@ def register(
     Raises:
       ValueError: the name is malformed or taken, or a phase is unknown.
     """
-    if update_fn is None:
-        return functools.partial(
-            register,
-            name,
-            formula=formula,
-            unit=unit,
-            init_value=init_value,
-            higher_is_better=higher_is_better,
-            phases=phases,
-        )
-    _check_name("metric", name)
-    if not phases or not set(phases) <= set(PHASES):
-        raise ValueError(f"custom metric {name!r}: phases={tuple(phases)} must name one or more of {PHASES}")
-    if table.entry(name) is not None and name not in METRICS:
-        raise ValueError(f"custom metric {name!r} has the name of a built-in one; choose another name")
-    METRICS.register(name)(update_fn)
-    if METRICS.options(name) and not name.isidentifier():
-        raise ValueError(f"custom metric {name!r} has options, so its name must be one word: metrics.<name>.<option>")
-    higher = table.guess(name) if higher_is_better is None else higher_is_better
-    text = formula or (update_fn.__doc__ or "").strip().partition("\n")[0]
-    table.TABLE[name] = MetricInfo(name, text, unit, higher, tuple(phases), init_value=init_value)
-    return update_fn
+
+    def add(function: UpdateFn) -> UpdateFn:
+        _check_name("metric", name)
+        if not phases or not set(phases) <= set(PHASES):
+            raise ValueError(f"custom metric {name!r}: phases={tuple(phases)} must name one or more of {PHASES}")
+        if table.entry(name) is not None and name not in METRICS:
+            raise ValueError(f"custom metric {name!r} has the name of a built-in one; choose another name")
+        if options_of(function) and not name.isidentifier():
+            raise ValueError(f"custom metric {name!r} has options: its name must be one word, metrics.<name>.<option>")
+        METRICS.register(name)(function)
+        higher = table.guess(name) if higher_is_better is None else higher_is_better
+        text = formula or (function.__doc__ or "").strip().partition("\n")[0]
+        table.TABLE[name] = MetricInfo(name, text, unit, higher, tuple(phases), init_value=init_value)
+        return function
+
+    return add if update_fn is None else add(update_fn)
 
 
 def register_subset(kind: str, function: SubsetFn) -> None:

@@ -27,18 +27,73 @@ CALIBRATION_BINS = 15
 RISK_POINTS = 1000
 
 
+@dataclass(frozen=True)
+class SubsetMetricWrapper:
+    """Accuracy in the subsets of one kind; its state is a dict of sums, which merge by addition.
+
+    Attributes:
+      kind: what the subsets have in common, e.g. "habitat".
+      names: the subsets.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+
+    def zeros(self, tasks: Sequence[str]) -> Sums:
+        """The sums of no row."""
+        return {
+            f"subset/{self.kind}/count": jnp.zeros(len(self.names), jnp.int32),
+            f"subset/{self.kind}/correct": jnp.zeros((len(self.names), len(tasks)), jnp.int32),
+        }
+
+    def sums(self, membership: jax.Array, right: jax.Array, valid: jax.Array) -> Sums:
+        """The sums of one batch.
+
+        Args:
+          membership: bool [B, S], or the position int32 [B], where a value outside 0..S-1 means none.
+          right: bool [B, T], the prediction is the label.
+          valid: bool [B], the row is no padding.
+
+        Raises:
+          ValueError: `membership` has another number of columns.
+        """
+        if membership.ndim == 1:
+            membership = membership[:, None] == jnp.arange(len(self.names), dtype=membership.dtype)[None, :]
+        if membership.shape[1] != len(self.names):
+            given = membership.shape[1]
+            raise ValueError(f"membership of subset kind {self.kind!r} has {given} columns for {len(self.names)} names")
+        member = membership.astype(bool) & valid[:, None]
+        # a product of zeros and ones: exact in every matmul precision
+        correct = jnp.einsum("bs,bt->st", member.astype(jnp.float32), right.astype(jnp.float32))
+        return {
+            f"subset/{self.kind}/count": member.sum(axis=0, dtype=jnp.int32),
+            f"subset/{self.kind}/correct": correct.astype(jnp.int32),
+        }
+
+    def compute(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
+        """`subset/<kind>/<name>/count`, and `.../acc1_<task>` in percent of subsets with rows."""
+        values: dict[str, float] = {}
+        for s, name in enumerate(self.names):
+            rows = int(sums[f"subset/{self.kind}/count"][s])
+            values[f"subset/{self.kind}/{name}/count"] = rows
+            for t, task in enumerate(tasks if rows else ()):
+                correct = float(sums[f"subset/{self.kind}/correct"][s][t])
+                values[f"subset/{self.kind}/{name}/acc1_{task}"] = 100 * correct / rows
+        return values
+
+
 @dataclass(frozen=True, eq=False)
 class PhaseExtras:
     """Static choice of what is measured; the default measures nothing more than the base sums.
 
     Attributes:
       subsets: kind of subset -> names of its subsets, e.g. {"taxa": ("birds",), "metadata": META_STATES}. A batch then
-        brings, for each kind, bool [B, S] or the position int32 [B], where a value outside 0..S-1 means none.
+        brings the membership of each kind, see `SubsetMetricWrapper.sums`.
       ancestors: per task, finest first, int32 [C_t, T - t]: ancestor d ranks up of each class, itself in column 0, -1
         where there is none. Turns on taxonomic distance and consistency.
       confidence: calibration, proper scores and risk-coverage.
-      custom: metrics of the user's own.
-      kinds: kinds of subsets of the user's own, those of the columns of `subsets` in a batch.
+      custom: metrics of plugins.
+      kinds: kinds of subsets of plugins and labels files, in the order of the columns of `subsets` in a batch.
     """
 
     subsets: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -52,12 +107,16 @@ class PhaseExtras:
         for t, table in enumerate(self.ancestors):
             if table.ndim != 2 or table.shape[1] != len(self.ancestors) - t:
                 raise ValueError(
-                    f"ancestors[{t}] has shape {table.shape}; it needs one column per rank from its own up, "
+                    f"ancestors[{t}] has shape {table.shape}; it needs one column per rank from that of the task up, "
                     f"{len(self.ancestors) - t}"
                 )
 
+    @property
+    def subset_metrics(self) -> list[SubsetMetricWrapper]:
+        return [SubsetMetricWrapper(kind, tuple(names)) for kind, names in self.subsets.items()]
+
     def zeros(self, tasks: Sequence[str]) -> Sums:
-        """The neutral element of addition.
+        """The sums of no row.
 
         Raises:
           ValueError: `ancestors` fit another number of tasks.
@@ -65,21 +124,20 @@ class PhaseExtras:
         if len(self.ancestors) not in (0, len(tasks)):
             raise ValueError(f"ancestors has {len(self.ancestors)} tables for {len(tasks)} tasks; give one per task")
         count = len(tasks)
-        found: Sums = {}
-        for kind, names in self.subsets.items():
-            found[f"subset/{kind}/count"] = jnp.zeros(len(names), jnp.int32)
-            found[f"subset/{kind}/correct"] = jnp.zeros((len(names), count), jnp.int32)
+        sums: Sums = {}
+        for subset_metric in self.subset_metrics:
+            sums |= subset_metric.zeros(tasks)
         if self.ancestors:
-            found["consistent"] = jnp.zeros((), jnp.int32)
-            found["distance"] = jnp.zeros((count, count + 1), jnp.int32)
+            sums["consistent"] = jnp.zeros((), jnp.int32)
+            sums["distance"] = jnp.zeros((count, count + 1), jnp.int32)
         if self.confidence:
-            found["calibration/count"] = jnp.zeros((count, CALIBRATION_BINS), jnp.int32)
-            found["calibration/correct"] = jnp.zeros((count, CALIBRATION_BINS), jnp.int32)
-            found["calibration/confidence"] = jnp.zeros((count, CALIBRATION_BINS), jnp.float32)
-            found["nll"] = found["brier"] = jnp.zeros(count, jnp.float32)
+            sums["calibration/count"] = jnp.zeros((count, CALIBRATION_BINS), jnp.int32)
+            sums["calibration/correct"] = jnp.zeros((count, CALIBRATION_BINS), jnp.int32)
+            sums["calibration/confidence"] = jnp.zeros((count, CALIBRATION_BINS), jnp.float32)
+            sums["nll"] = sums["brier"] = jnp.zeros(count, jnp.float32)
         for metric in self.custom:
-            found[f"custom/{metric.name}"] = jnp.zeros(2, jnp.float32)
-        return found
+            sums[f"custom/{metric.name}"] = jnp.zeros(2, jnp.float32)
+        return sums
 
     def sums(
         self,
@@ -87,7 +145,7 @@ class PhaseExtras:
         label: jax.Array,
         weight: jax.Array,
         right: jax.Array,
-        known: jax.Array,
+        labelled: jax.Array,
         membership: Mapping[str, jax.Array],
         columns: Mapping[str, jax.Array] | None = None,
     ) -> Sums:
@@ -98,20 +156,23 @@ class PhaseExtras:
           label: int32 [B, T].
           weight: float32 [B], 0 for padding.
           right: bool [B, T], the prediction is the label.
-          known: bool [B, T], the label is not null.
-          membership: see `subsets`; kinds that are not measured are ignored.
+          labelled: bool [B, T], the label is not null.
+          membership: kind of subset -> bool [B, S] or int32 [B]; kinds that are not measured are ignored.
           columns: other columns of the batch: `subsets` int32 [B, len(kinds)] where there are `kinds`, and for custom
             metrics `row`, `group`, `meta` and `meta_valid`, see `MetricInputs`.
 
         Raises:
           ValueError: `membership` lacks a kind of `subsets`, or has another number of columns.
         """
-        valid, found = weight > 0, Sums()
-        own = {kind: columns["subsets"][:, position] for position, kind in enumerate(self.kinds)} if columns else {}
-        membership = {**membership, **own}
-        for kind, names in self.subsets.items():
-            found |= _subset_sums(kind, _member(kind, len(names), membership) & valid[:, None], right)
-        counted = valid[:, None] & known
+        valid, sums = weight > 0, Sums()
+        plugins = {kind: columns["subsets"][:, i] for i, kind in enumerate(self.kinds)} if columns else {}
+        membership = {**membership, **plugins}
+        for subset_metric in self.subset_metrics:
+            if subset_metric.kind not in membership:
+                given = sorted(membership)
+                raise ValueError(f"the batch brings no membership of subset kind {subset_metric.kind!r}, only {given}")
+            sums |= subset_metric.sums(membership[subset_metric.kind], right, valid)
+        counted = valid[:, None] & labelled
         if self.ancestors:
             predicted = [predict(z) for z in logits.values()]
             agree = [  # a class without a parent contradicts nothing
@@ -123,23 +184,23 @@ class PhaseExtras:
                 )
             ]
             consistent = jnp.stack([valid, *agree], axis=1).all(axis=1)
-            found["consistent"] = consistent.sum(dtype=jnp.int32)
+            sums["consistent"] = consistent.sum(dtype=jnp.int32)
             levels = [
                 levels_to_common_ancestor(jnp.asarray(table), p, label[:, t])
                 for t, (table, p) in enumerate(zip(self.ancestors, predicted, strict=True))
             ]
-            found["distance"] = _histogram(jnp.stack(levels, axis=1), counted, len(self.ancestors) + 1)
+            sums["distance"] = _histogram(jnp.stack(levels, axis=1), counted, len(self.ancestors) + 1)
         if self.confidence:
-            found |= _confidence_sums(logits, label, right, counted)
+            sums |= _confidence_sums(logits, label, right, counted)
         if self.custom:
             given = {name: columns[name] for name in ("row", "group", "meta", "meta_valid")} if columns else {}
-            inputs = MetricInputs(logits, label, weight, subsets=own, **given)
+            inputs = MetricInputs(logits, label, weight, subsets=plugins, **given)
             for metric in self.custom:
-                found[f"custom/{metric.name}"] = custom_sums(metric, inputs)
-        return found
+                sums[f"custom/{metric.name}"] = custom_sums(metric, inputs)
+        return sums
 
     def check(self, num_classes: Mapping[str, int], meta_columns: int, components: int) -> None:
-        """Tries the metrics of the user's own on abstract inputs; ValueError as of `custom_sums`."""
+        """Tries the metrics of plugins on abstract inputs; ValueError as of `custom_sums`."""
         rows, ints = 2, jnp.int32
 
         def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
@@ -167,36 +228,33 @@ class PhaseExtras:
         Args:
           scores: float32 [n, T], `signed_confidence` of every row, in any order; None: no risk-coverage.
         """
-        found: dict[str, float] = {}
-        for kind, names in self.subsets.items():
-            for s, name in enumerate(names):
-                rows = int(sums[f"subset/{kind}/count"][s])
-                found[f"subset/{kind}/{name}/count"] = rows
-                for t, task in enumerate(tasks if rows else ()):
-                    correct = float(sums[f"subset/{kind}/correct"][s][t])
-                    found[f"subset/{kind}/{name}/acc1_{task}"] = 100 * correct / rows
+        values: dict[str, float] = {}
+        for subset_metric in self.subset_metrics:
+            values |= subset_metric.compute(sums, tasks)
         if self.ancestors and sums["count"]:
-            found["consistency_rate"] = float(sums["consistent"]) / float(sums["count"])
+            values["consistency_rate"] = float(sums["consistent"]) / float(sums["count"])
         for t, task in enumerate(tasks if self.ancestors else ()):
             errors = np.asarray(sums["distance"][t], np.int64)[1:]
             if errors.sum():
-                found[f"taxonomic_distance_{task}"] = float(2 * (errors @ np.arange(1, 1 + len(errors))) / errors.sum())
+                values[f"taxonomic_distance_{task}"] = float(
+                    2 * (errors @ np.arange(1, 1 + len(errors))) / errors.sum()
+                )
         if self.confidence:
-            found |= _summarise_confidence(sums, tasks)
+            values |= _summarise_confidence(sums, tasks)
         for t, task in enumerate(tasks if scores is not None else ()):
             tied, wrong = ranked(scores[:, t])  # type: ignore[index]
             if not len(tied):
                 continue
-            found[f"aurc_{task}"] = area_under_risk_coverage(tied, wrong)
+            values[f"aurc_{task}"] = area_under_risk_coverage(tied, wrong)
             coverage, risk = risk_coverage(tied, wrong)
             for percent in RISK_LEVELS:
                 accepted = coverage[risk <= percent / 100]
-                found[f"coverage_at_risk_{percent}_{task}"] = float(accepted.max(initial=0.0))
+                values[f"coverage_at_risk_{percent}_{task}"] = float(accepted.max(initial=0.0))
         for metric in self.custom:
             total, count = (float(x) for x in sums[f"custom/{metric.name}"])
             if count:
-                found[metric.name] = total / count
-        return found
+                values[metric.name] = total / count
+        return values
 
     def curves(
         self, sums: Mapping[str, np.ndarray], tasks: Sequence[str], scores: np.ndarray | None = None
@@ -207,28 +265,30 @@ class PhaseExtras:
         of errors among the covered], most confident first, at most `RISK_POINTS` evenly spread over the curve;
         `distance`: {edges between label and prediction: rows}.
         """
-        found: dict[str, dict[str, Any]] = {task: {} for task in tasks}
+        curves: dict[str, dict[str, Any]] = {task: {} for task in tasks}
         for t, task in enumerate(tasks):
             if self.confidence:
                 count, correct = (np.asarray(sums[f"calibration/{name}"][t]) for name in ("count", "correct"))
                 bins = np.flatnonzero(count)
                 mean = np.asarray(sums["calibration/confidence"][t])[bins] / count[bins]
-                found[task]["reliability"] = np.stack([mean, correct[bins] / count[bins], count[bins]], axis=1).tolist()
+                curves[task]["reliability"] = np.stack(
+                    [mean, correct[bins] / count[bins], count[bins]], axis=1
+                ).tolist()
             if scores is not None:
-                curve = np.stack(risk_coverage(*ranked(scores[:, t])), axis=1)
-                shown = np.linspace(0, len(curve) - 1, min(len(curve), RISK_POINTS)).round().astype(int)
-                found[task]["risk_coverage"] = curve[shown].tolist()
+                points = np.stack(risk_coverage(*ranked(scores[:, t])), axis=1)
+                shown = np.linspace(0, len(points) - 1, min(len(points), RISK_POINTS)).round().astype(int)
+                curves[task]["risk_coverage"] = points[shown].tolist()
             if self.ancestors:
                 reachable = sums["distance"][t][: len(tasks) - t + 1]
-                found[task]["distance"] = {str(2 * up): int(rows) for up, rows in enumerate(reachable)}
-        return found
+                curves[task]["distance"] = {str(2 * up): int(rows) for up, rows in enumerate(reachable)}
+        return curves
 
 
 NO_EXTRAS = PhaseExtras()
 
 
 def custom_sums(metric: CustomMetric, inputs: MetricInputs) -> jax.Array:
-    """float32 [2], what a metric of the user's own makes of one batch: sum and count.
+    """float32 [2], sum and count that a metric of a plugin gives for one batch.
 
     Raises:
       ValueError: the function fails, or returns something else.
@@ -241,44 +301,6 @@ def custom_sums(metric: CustomMetric, inputs: MetricInputs) -> jax.Array:
             "a MetricInputs and returns (sum, count), two scalars"
         ) from error
     return jnp.stack([total, count])
-
-
-class SubsetMetricWrapper:
-    """Accuracy in subsets of the user's own, fed batch by batch outside of the step; the sums stay on the device.
-
-    Args:
-      kind: what the subsets have in common, e.g. "habitat".
-      names: the subsets.
-      tasks: ranks, finest first.
-    """
-
-    def __init__(self, kind: str, names: Sequence[str], tasks: Sequence[str]) -> None:
-        self.tasks = tuple(tasks)
-        self.extras = PhaseExtras(subsets={kind: names})
-        self.kind = kind
-        self.reset()
-
-    def reset(self) -> None:
-        """Starts a new phase."""
-        self._sums = self.extras.zeros(self.tasks)
-
-    def update(
-        self,
-        logits: Mapping[str, jax.Array],
-        label: jax.Array,
-        membership: jax.Array,
-        weight: jax.Array | None = None,
-    ) -> None:
-        """Adds a batch: logits [B, C_t] by task, label int32 [B, T], membership bool [B, S] or int32 [B]."""
-        weight = jnp.ones(label.shape[0]) if weight is None else weight
-        right = jnp.stack([predict(logits[task]) == label[:, t] for t, task in enumerate(self.tasks)], axis=1)
-        every = jnp.ones_like(right)
-        batch = self.extras.sums(logits, label, weight, right, every, {self.kind: membership})
-        self._sums = jax.tree.map(jnp.add, self._sums, batch)
-
-    def compute(self) -> dict[str, float]:
-        """`subset/<kind>/<name>/acc1_<task>` in percent and `.../count`, for `MetricsTracker.update`."""
-        return self.extras.summarise(jax.device_get(self._sums), self.tasks)
 
 
 def predict(logits: jax.Array) -> jax.Array:
@@ -301,26 +323,6 @@ def levels_to_common_ancestor(ancestors: jax.Array, one: jax.Array, other: jax.A
     return jnp.where(shared.any(axis=1), jnp.argmax(shared, axis=1), ancestors.shape[1]).astype(jnp.int32)
 
 
-def _member(kind: str, size: int, membership: Mapping[str, jax.Array]) -> jax.Array:
-    if kind not in membership:
-        raise ValueError(f"the batch brings no membership of subset kind {kind!r}, only {sorted(membership)}")
-    given = membership[kind]
-    if given.ndim == 1:
-        return given[:, None] == jnp.arange(size, dtype=given.dtype)[None, :]
-    if given.shape[1] != size:
-        raise ValueError(f"membership of subset kind {kind!r} has {given.shape[1]} columns for {size} names")
-    return given.astype(bool)
-
-
-def _subset_sums(kind: str, member: jax.Array, right: jax.Array) -> Sums:
-    # a product of zeros and ones: exact in every matmul precision
-    correct = jnp.einsum("bs,bt->st", member.astype(jnp.float32), right.astype(jnp.float32))
-    return {
-        f"subset/{kind}/count": member.sum(axis=0, dtype=jnp.int32),
-        f"subset/{kind}/correct": correct.astype(jnp.int32),
-    }
-
-
 def _histogram(bins: jax.Array, counted: jax.Array, size: int) -> jax.Array:
     """int32 [T, size] from int32 [B, T], counting where bool [B, T]."""
 
@@ -336,43 +338,43 @@ def _scores(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array, 
     shifted = shifted - shifted.max(axis=1, keepdims=True)
     log_z = jnp.log(jnp.exp(shifted).sum(axis=1))
     log_p = shifted - log_z[:, None]
-    own = jnp.take_along_axis(log_p, label[:, None], axis=1)[:, 0]
-    brier = jnp.exp(2 * log_p).sum(axis=1) - 2 * jnp.exp(own) + 1
+    log_p_label = jnp.take_along_axis(log_p, label[:, None], axis=1)[:, 0]
+    brier = jnp.exp(2 * log_p).sum(axis=1) - 2 * jnp.exp(log_p_label) + 1
     confidence = jnp.exp(-log_z)
-    return jnp.where(jnp.isnan(confidence), 0.0, confidence), -own, brier
+    return jnp.where(jnp.isnan(confidence), 0.0, confidence), -log_p_label, brier
 
 
 def _confidence_sums(logits: Mapping[str, jax.Array], label: jax.Array, right: jax.Array, counted: jax.Array) -> Sums:
     scores = [_scores(z, label[:, t]) for t, z in enumerate(logits.values())]
     confidence, nll, brier = (jnp.stack(columns, axis=1) for columns in zip(*scores, strict=True))
-    found: Sums = {name: jnp.where(counted, x, 0.0).sum(axis=0) for name, x in (("nll", nll), ("brier", brier))}
+    sums: Sums = {name: jnp.where(counted, x, 0.0).sum(axis=0) for name, x in (("nll", nll), ("brier", brier))}
     # the bins are (low, high], as in the source
     level = jnp.clip(jnp.ceil(confidence * CALIBRATION_BINS).astype(jnp.int32) - 1, 0, CALIBRATION_BINS - 1)
-    found["calibration/count"] = _histogram(level, counted, CALIBRATION_BINS)
-    found["calibration/correct"] = _histogram(level, counted & right, CALIBRATION_BINS)
+    sums["calibration/count"] = _histogram(level, counted, CALIBRATION_BINS)
+    sums["calibration/correct"] = _histogram(level, counted & right, CALIBRATION_BINS)
     # float sums by comparison, not by scatter, whose order of addition is not fixed on a GPU
     inside = (level[:, :, None] == jnp.arange(CALIBRATION_BINS)[None, None, :]) & counted[:, :, None]
-    found["calibration/confidence"] = jnp.where(inside, confidence[:, :, None], 0.0).sum(axis=0)
-    return found
+    sums["calibration/confidence"] = jnp.where(inside, confidence[:, :, None], 0.0).sum(axis=0)
+    return sums
 
 
 def _summarise_confidence(sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for t, task in enumerate(tasks):
         total = float(np.sum(sums["calibration/count"][t]))
         if not total:
             continue
         gap = np.asarray(sums["calibration/correct"][t], np.float64) - sums["calibration/confidence"][t]
-        found[f"ece_{task}"] = float(np.abs(gap).sum()) / total
-        found[f"nll_{task}"] = float(sums["nll"][t]) / total
-        found[f"brier_{task}"] = float(sums["brier"][t]) / total
-        found[f"perplexity_{task}"] = float(np.exp(found[f"nll_{task}"]))
-        found[f"error_rate_{task}"] = 1 - float(np.sum(sums["calibration/correct"][t])) / total
+        values[f"ece_{task}"] = float(np.abs(gap).sum()) / total
+        values[f"nll_{task}"] = float(sums["nll"][t]) / total
+        values[f"brier_{task}"] = float(sums["brier"][t]) / total
+        values[f"perplexity_{task}"] = float(np.exp(values[f"nll_{task}"]))
+        values[f"error_rate_{task}"] = 1 - float(np.sum(sums["calibration/correct"][t])) / total
     for name in ("ece", "nll", "brier", "perplexity", "error_rate"):
-        measured = [found[f"{name}_{task}"] for task in tasks if f"{name}_{task}" in found]
+        measured = [values[f"{name}_{task}"] for task in tasks if f"{name}_{task}" in values]
         if measured:
-            found[name] = float(np.mean(measured))
-    return found
+            values[name] = float(np.mean(measured))
+    return values
 
 
 def signed_confidence(probability: jax.Array, right: jax.Array, counted: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,13 +35,9 @@ class Metric:
         self.value = float(value)
         self.last_step = step
         self.count += 1
-        if not math.isnan(self.value) and self._improves(self.value):
+        better = operator.gt if self.higher_is_better else operator.lt
+        if not math.isnan(self.value) and (self.best is None or better(self.value, self.best)):
             self.best, self.best_epoch, self.best_step = self.value, epoch, step
-
-    def _improves(self, value: float) -> bool:
-        if self.best is None:
-            return True
-        return value > self.best if self.higher_is_better else value < self.best
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
@@ -99,7 +96,7 @@ class MetricsTracker:
 
         Args:
           values: metric -> value.
-          seconds, samples: what the phase took and saw, for `epoch_duration_sec` and `avg_samples_per_sec`.
+          seconds, samples: duration of the phase and number of its rows, for `epoch_duration_sec` and `avg_samples_per_sec`.
         """
         values = dict(values)
         if seconds is not None:
@@ -126,12 +123,12 @@ class MetricsTracker:
 
     def latest_by_phase(self, step: int | None = None) -> dict[str, dict[str, float]]:
         """Phase -> metric -> last value, of the metrics measured at `step` (None: at any)."""
-        found: dict[str, dict[str, float]] = {}
+        results: dict[str, dict[str, float]] = {}
         for key, metric in self.metrics.items():
             phase, name = names.split_result(key)
             if phase and metric.count and metric.value is not None and step in (None, metric.last_step):
-                found.setdefault(phase, {})[name] = metric.value
-        return found
+                results.setdefault(phase, {})[name] = metric.value
+        return results
 
     def get_wandb_metrics(self, step: int | None = None) -> names.Row:
         """Flat row under the documented names, holding only what was measured.
@@ -149,18 +146,10 @@ class MetricsTracker:
 
     def final_metrics(self) -> dict[str, float]:
         """`final_<phase>_<metric>` -> best value observed in the run."""
-        return {name: entry["value"] for name, entry in self.final_summary().items()}
-
-    def final_summary(self) -> dict[str, dict[str, Any]]:
-        """`final_<phase>_<metric>` -> {value, epoch, step} of the best value observed in the run."""
         return {
-            "final_" + "_".join(filter(None, names.split_result(key))): {
-                "value": metric.best,
-                "epoch": metric.best_epoch,
-                "step": metric.best_step,
-            }
+            "final_" + "_".join(filter(None, names.split_result(key))): metric.best
             for key, metric in sorted(self.metrics.items())
-            if metric.best_epoch is not None and not key.endswith("/count")
+            if metric.best is not None and metric.best_epoch is not None and not key.endswith("/count")
         }
 
     # ---- state --------------------------------------------------------------------------------------------------

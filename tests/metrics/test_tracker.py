@@ -143,7 +143,8 @@ def test_final_values_say_when():
         values = {"loss": loss, "chain_accuracy": accuracy, "subset/taxa/birds/count": 3}
         tracker.update("val_mask_meta", values, epoch, 10 * epoch + 10)
     assert tracker.final_metrics() == {"final_val_mask_meta_loss": 1.0, "final_val_mask_meta_chain_accuracy": 0.4}
-    assert tracker.final_summary()["final_val_mask_meta_loss"] == {"value": 1.0, "epoch": 1, "step": 20}
+    best = tracker.metrics["val_mask_meta/loss"]
+    assert (best.best, best.best_epoch, best.best_step) == (1.0, 1, 20)
 
 
 def test_state_round_trip_is_exact_and_bounded():
@@ -184,8 +185,8 @@ def test_a_metric_added_by_a_method_is_logged_saved_and_final():
     resumed.update_custom_metric(0.2, 1)
     assert resumed.get_wandb_metrics() == {"custom_metric": 0.2}
     assert resumed.get_wandb_metrics(step=3)["custom_metric"] == 0.2
-    assert resumed.final_summary() == {"final_custom_metric": {"value": 0.7, "epoch": 0, "step": None}}
-    assert resumed.custom_metric.count == 2
+    assert resumed.final_metrics() == {"final_custom_metric": 0.7}
+    assert (resumed.custom_metric.best_epoch, resumed.custom_metric.count) == (0, 2)
 
 
 @pytest.fixture
