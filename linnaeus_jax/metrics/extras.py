@@ -169,8 +169,8 @@ class PhaseExtras:
         membership = {**membership, **plugins}
         for subset_metric in self.subset_metrics:
             if subset_metric.kind not in membership:
-                given = sorted(membership)
-                raise ValueError(f"the batch brings no membership of subset kind {subset_metric.kind!r}, only {given}")
+                kinds = sorted(membership)
+                raise ValueError(f"the batch brings no membership of subset kind {subset_metric.kind!r}, only {kinds}")
             sums |= subset_metric.sums(membership[subset_metric.kind], right, valid)
         counted = valid[:, None] & labelled
         if self.ancestors:

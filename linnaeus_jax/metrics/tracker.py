@@ -96,7 +96,7 @@ class MetricsTracker:
 
         Args:
           values: metric -> value.
-          seconds, samples: duration of the phase and number of its rows, for `epoch_duration_sec` and `avg_samples_per_sec`.
+          seconds, samples: duration and rows of the phase, for `epoch_duration_sec` and `avg_samples_per_sec`.
         """
         values = dict(values)
         if seconds is not None:
