@@ -15,9 +15,11 @@ configuration is completed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -76,6 +78,19 @@ class Registry(Generic[T]):
         """Default of every option of an entry; empty for an unknown name."""
         return options_of(self.entries[name]) if name in self.entries else {}
 
+    def bind(self, name: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> functools.partial[Any]:
+        """The entry with its options filled in, and with what it asks for of `given`, see `asked_of`."""
+        item: Any = self[name]
+        return functools.partial(item, **{key: given[key] for key in asked_of(item) if key in given} | dict(options))
+
+    @contextlib.contextmanager
+    def errors_of(self, name: str) -> Iterator[None]:
+        """Makes whatever an entry raises one ValueError that begins with the entry's config section."""
+        try:
+            yield
+        except Exception as error:  # the entry may be a user's: it may raise anything
+            raise ValueError(f"{self.section}.{name}: {' '.join(str(error).split())}") from error
+
 
 def options_of(item: Any) -> dict[str, Any]:
     """Keyword-only arguments of a function, or fields of a dataclass, that have a default value."""
@@ -84,6 +99,12 @@ def options_of(item: Any) -> dict[str, Any]:
         return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
     parameters = inspect.signature(item).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+
+
+def asked_of(item: Any) -> frozenset[str]:
+    """Keyword-only arguments of a function without a default value: what the program gives it by name."""
+    parameters = inspect.signature(item).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
 
 
 def _origin(item: Any) -> tuple[str, str]:

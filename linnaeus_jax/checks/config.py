@@ -21,10 +21,15 @@ from linnaeus_jax.data.splits import check_percentiles
 from linnaeus_jax.debugging.profiler import schedule_errors
 from linnaeus_jax.learning import augmentation
 from linnaeus_jax.learning.filters import parse_filter
+from linnaeus_jax.learning.losses import TAXONOMY, make_criterion
+from linnaeus_jax.learning.optimizers import read_groups
 from linnaeus_jax.models import model_variants, stage_of
 from linnaeus_jax.step.probes import registered_probes
 from linnaeus_jax.step.program import model_from_config
 from linnaeus_jax.taxonomy.ranks import check_task_order
+
+#: classes of the task on which losses are tried
+TRIAL_CLASSES = 1000
 
 
 def config_errors(config: ConfigDict) -> list[str]:
@@ -126,11 +131,18 @@ def _loss_errors(config: ConfigDict) -> list[str]:
         funcs = tuple(loss.task_specific[split].funcs)
         funcs *= len(tasks) if len(funcs) == 1 else 1
         rows = zip(tasks, funcs, smoothed, strict=True)
-        if bare := [task for task, name, on in rows if name == "TaxonomyAwareLabelSmoothing" and not on]:
+        if bare := [task for task, name, on in rows if name == TAXONOMY and not on]:
             errors.append(
                 f"loss.task_specific.{split}.funcs = {loss.task_specific[split].funcs!r} asks for taxonomy smoothing; "
                 f"set loss.taxonomy_smoothing.enabled to True for {', '.join(bare)}"
             )
+    smoothing = config.model.label_smoothing
+    for name in {*loss.task_specific.train.funcs, *loss.task_specific.val.funcs} - {TAXONOMY}:
+        errors += caught(
+            lambda name=name: make_criterion(  # type: ignore[misc]
+                name, num_classes=TRIAL_CLASSES, label_smoothing=smoothing, options=loss.get(name)
+            )
+        )
     weighting = loss.grad_weighting.task
     weights = weighting.init_weights
     if weights and (len(weights) != len(tasks) or not math.fsum(weights) > 0):
@@ -143,12 +155,4 @@ def _loss_errors(config: ConfigDict) -> list[str]:
 
 
 def _optimizer_errors(config: ConfigDict) -> list[str]:
-    settings, groups, errors = config.optimizer, config.optimizer.parameter_groups, []
-    names = [name for name in groups if name not in ("enabled", "default")] if groups.enabled else []
-    for name in names:
-        key = f"optimizer.parameter_groups.{name}.filter"
-        errors += caught(lambda name=name, key=key: parse_filter(groups[name].filter, key, stage_of=stage_of))  # type: ignore[misc]
-    used = {settings.name.lower()} | {groups[name].optimizer.lower() for name in (*names, "default") if groups.enabled}
-    if "ademamix" in used and len(settings.betas) < 3:
-        errors.append(f"optimizer.betas = {settings.betas!r} has {len(settings.betas)} items; ademamix needs 3")
-    return errors
+    return read_groups(config.optimizer, stage_of=stage_of)[2]

@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.learning.class_weights import METHODS
-from linnaeus_jax.learning.losses import CRITERIA
-from linnaeus_jax.learning.optimizers import OPTIMIZERS
+from linnaeus_jax.learning.losses import LOSSES
+from linnaeus_jax.learning.transforms import OPTIMIZERS
 from linnaeus_jax.learning.task_weights import STRATEGIES
 from linnaeus_jax.registry import SCHEDULES, Registry
 
@@ -169,8 +169,8 @@ TUPLES = {
     "model.rope_stages.mlp_ratio": Items(float, lengths=(1, 2), within="(0, inf)"),
     "model.rope_stages.num_heads": Items(lengths=(2,), **_COUNTS),  # type: ignore[arg-type]
     "optimizer.betas": Items(float, lengths=(2, 3), within="[0, 1)"),
-    "loss.task_specific.train.funcs": Items(str, choices=CRITERIA, per_task=True),
-    "loss.task_specific.val.funcs": Items(str, choices=CRITERIA, per_task=True),
+    "loss.task_specific.train.funcs": Items(str, choices=LOSSES, per_task=True),
+    "loss.task_specific.val.funcs": Items(str, choices=LOSSES, per_task=True),
     "loss.taxonomy_smoothing.enabled": Items(bool, per_task=True, optional=True),
     "loss.grad_weighting.class_weights.method": Items(str, choices=METHODS, per_task=True),
     "loss.grad_weighting.class_weights.smoothing_factor": Items(float, within="(0, inf)", per_task=True),

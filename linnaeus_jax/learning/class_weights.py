@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax.learning.mixing import interpolate
 from linnaeus_jax.learning.task_weights import per_task
 
 METHODS = ("none", "smoothing", "capping", "exponential", "logarithmic")
@@ -113,11 +114,7 @@ def mixture_weight(
     lam: jax.Array | None = None,
 ) -> jax.Array:
     """``lam * weights[label] + (1 - lam) * weights[partner_label]``; `weights` [C], the rest [B]."""
-    table = jnp.asarray(weights)
-    weight = table[label]
-    if partner_label is None or lam is None:
-        return weight
-    return lam * weight + (1.0 - lam) * table[partner_label]
+    return interpolate(jnp.asarray(weights).__getitem__, label, partner_label, lam)
 
 
 def _require(condition: bool, name: str, value: float, task: str, text: str) -> None:

@@ -1,57 +1,133 @@
-"""Per-sample criteria on two-class mixtures of labels, and the per-task loss sums of a micro-batch.
+"""Per-sample losses on two-class mixtures of labels, and the per-task loss sums of a micro-batch.
 
-A target is never a dense vector: it is (label, partner_label, lam): weight ``lam`` on `label`, ``1 - lam`` on
-`partner_label`.
-Every criterion is cross entropy against a smoothed target q(target), linear in the target, so mixed labels cost two
-gathers, not a [B, C] array.
+A loss is a function ``(logits [B, C], label int32 [B], *, option=default, ...) -> [B]``, registered by name:
+
+    @LOSSES.register("FocalLoss")
+    def focal_loss(logits, label, *, gamma: float = 2.0): ...
+
+Logits are at least float32. Its options are the keys ``loss.FocalLoss.<option>``; a ValueError that it raises is a
+config error. Targets under mixing are (label, partner_label, lam), never a dense vector, and the loss of such a row is
+``lam * loss(label) + (1 - lam) * loss(partner_label)``. A function that has the keyword-only arguments
+`partner_label` and `lam` (both may be None) mixes by itself; those here do: cross entropy is linear in the target, so
+they mix the picked logits. `label_smoothing` and `smoothing` (of the task) are given to who asks for them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from linnaeus_jax.learning.class_weights import mixture_weight
+from linnaeus_jax.learning.mixing import interpolate
 from linnaeus_jax.learning.smoothing import TaxonomySmoothing
-from linnaeus_jax.learning.task_weights import per_task
+from linnaeus_jax.registry import LOSSES, asked_of
 
-CRITERIA = (
-    "CrossEntropyLoss",
-    "LabelSmoothingCrossEntropy",
-    "SoftTargetCrossEntropy",
-    "TaxonomyAwareLabelSmoothing",
-)
+TAXONOMY = "TaxonomyAwareLabelSmoothing"
+
+
+@LOSSES.register("CrossEntropyLoss")
+@LOSSES.register("SoftTargetCrossEntropy")
+def cross_entropy(
+    logits: jax.Array, label: jax.Array, *, partner_label: jax.Array | None, lam: jax.Array | None
+) -> jax.Array:
+    """``-sum_c t_c lp_c`` with t = lam * [label] + (1 - lam) * [partner_label] and lp = log_softmax."""
+    return _against(logits, lambda shifted: interpolate(functools.partial(_pick, shifted), label, partner_label, lam))
+
+
+@LOSSES.register("LabelSmoothingCrossEntropy")
+def label_smoothing_cross_entropy(
+    logits: jax.Array,
+    label: jax.Array,
+    *,
+    partner_label: jax.Array | None,
+    lam: jax.Array | None,
+    label_smoothing: float,
+) -> jax.Array:
+    """`cross_entropy` with 1 - `label_smoothing` on the class and the rest spread evenly over the C - 1 other ones.
+
+    Szegedy et al. 2016, but without mass for the class itself in the spread.
+    """
+    if label_smoothing == 0.0 or logits.shape[1] == 1:
+        return cross_entropy(logits, label, partner_label=partner_label, lam=lam)
+    each = label_smoothing / (logits.shape[1] - 1)
+
+    def expected(shifted: jax.Array) -> jax.Array:
+        picked = interpolate(functools.partial(_pick, shifted), label, partner_label, lam)
+        return (1.0 - label_smoothing - each) * picked + each * jnp.sum(shifted, axis=1)
+
+    return _against(logits, expected)
+
+
+@LOSSES.register(TAXONOMY)
+def taxonomy_smoothing_cross_entropy(
+    logits: jax.Array,
+    label: jax.Array,
+    *,
+    partner_label: jax.Array | None,
+    lam: jax.Array | None,
+    smoothing: TaxonomySmoothing | None,
+) -> jax.Array:
+    """``-sum_c (t M)_c lp_c``, M = `smoothing`; t and lp as in `cross_entropy`.
+
+    Raises:
+      ValueError: no smoothing, or of another number of classes.
+    """
+    if smoothing is None:
+        raise ValueError("needs taxonomy smoothing for its task: set loss.taxonomy_smoothing.enabled to True for it")
+    if smoothing.num_classes != logits.shape[1]:
+        raise ValueError(f"the smoothing has {smoothing.num_classes} classes, the task {logits.shape[1]}")
+
+    def expected(shifted: jax.Array) -> jax.Array:
+        label_mass = jnp.asarray(smoothing.label_mass)
+        # mixed before the reduction: one [B, C] array is kept for the backward pass instead of two
+        spread = jnp.sum(interpolate(smoothing.spread_mass, label, partner_label, lam) * shifted, axis=1)
+        return spread + interpolate(lambda index: label_mass[index] * _pick(shifted, index), label, partner_label, lam)
+
+    return _against(logits, expected)
+
+
+def _against(logits: jax.Array, expected: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Cross entropy [B] against a target under which `expected` gives the expected logit [B]."""
+    # Shifted logits: log Z and the expected logit are then both small, so their difference keeps its digits.
+    shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=1, keepdims=True))
+    log_z = jnp.log(jnp.sum(jnp.exp(shifted), axis=1))
+    return log_z - expected(shifted)
+
+
+def _pick(logits: jax.Array, index: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(logits, index[:, None], axis=1)[:, 0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Criterion:
-    """Cross entropy against a smoothed target; see `make_criterion`.
+    """The loss of one task; see `make_criterion`.
 
     Attributes:
-      name: one of `CRITERIA`.
+      name: as registered.
       num_classes: C.
-      label_smoothing: mass spread evenly over the C - 1 other classes; 0 for none and where C = 1.
-      smoothing: taxonomy smoothing, instead of the even one.
+      function: what is registered, with its options.
+      smoothing: taxonomy smoothing that `function` uses; None: it uses none.
     """
 
     name: str
     num_classes: int
-    label_smoothing: float = 0.0
+    function: Callable[..., jax.Array]
     smoothing: TaxonomySmoothing | None = None
 
     def __call__(
         self, logits: jax.Array, label: jax.Array, partner_label: jax.Array | None = None, lam: jax.Array | None = None
     ) -> jax.Array:
-        """Loss per sample, in nats.
+        """Loss per row; of the built-in functions in nats.
 
         Args:
           logits: [B, C], promoted to at least float32.
-          label: int32 [B], in [0, C); beyond it the loss is NaN.
+          label: int32 [B], in [0, C); beyond it the built-in losses are NaN.
           partner_label: int32 [B], label of the mixing partner; None: nothing is mixed.
           lam: float32 [B], weight of `label`; 1 where nothing is mixed.
 
@@ -64,82 +140,41 @@ class Criterion:
         if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise ValueError(f"{self.name} expects logits [B, {self.num_classes}], got shape {logits.shape}")
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        # Shifted logits: log Z and the expected logit are then both small, so their difference keeps its digits.
-        shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=1, keepdims=True))
-        log_z = jnp.log(jnp.sum(jnp.exp(shifted), axis=1))
-        return log_z - self._expected(shifted, label, partner_label, lam)
-
-    def _expected(
-        self, logits: jax.Array, label: jax.Array, partner_label: jax.Array | None, lam: jax.Array | None
-    ) -> jax.Array:
-        """Expected logit [B] under the smoothed target."""
-
-        def mix(of: Callable[[jax.Array], jax.Array]) -> jax.Array:
-            value = of(label)
-            if partner_label is None or lam is None:
-                return value
-            weight = lam.reshape((-1,) + (1,) * (value.ndim - 1))
-            return weight * value + (1.0 - weight) * of(partner_label)
-
-        def pick(index: jax.Array) -> jax.Array:
-            return jnp.take_along_axis(logits, index[:, None], axis=1)[:, 0]
-
-        if self.smoothing is not None:
-            label_mass = jnp.asarray(self.smoothing.label_mass)
-            # mixed before the reduction: one [B, C] array is kept for the backward pass instead of two
-            spread = jnp.sum(mix(self.smoothing.spread_mass) * logits, axis=1)
-            return spread + mix(lambda index: label_mass[index] * pick(index))
-        if self.label_smoothing == 0.0:
-            return mix(pick)
-        each = self.label_smoothing / (self.num_classes - 1)
-        return (1.0 - self.label_smoothing - each) * mix(pick) + each * jnp.sum(logits, axis=1)
+        if "partner_label" in asked_of(self.function):
+            return self.function(logits, label, partner_label=partner_label, lam=lam)
+        return interpolate(functools.partial(self.function, logits), label, partner_label, lam)
 
 
 def make_criterion(
-    name: str, *, num_classes: int, label_smoothing: float = 0.0, smoothing: TaxonomySmoothing | None = None
+    name: str,
+    *,
+    num_classes: int,
+    label_smoothing: float = 0.0,
+    smoothing: TaxonomySmoothing | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Criterion:
-    """The criterion of a configured name, for t = lam * [label] + (1 - lam) * [partner_label] and lp = log_softmax:
+    """The criterion of a registered name; its function is tried on shapes alone.
 
-    * ``CrossEntropyLoss``, ``SoftTargetCrossEntropy``: -sum_c t_c lp_c
-    * ``LabelSmoothingCrossEntropy`` (Szegedy et al. 2016, without self-smoothing): 1 - s on the class, s / (C - 1) on
-      every other one, s = `label_smoothing`
-    * ``TaxonomyAwareLabelSmoothing``: -sum_c (t M)_c lp_c, M = `smoothing`
+    Args:
+      label_smoothing, smoothing: for functions that ask for them.
+      options: section ``loss.<name>`` of the configuration.
 
     Raises:
-      ValueError: unknown name, smoothing out of [0, 1), missing or with another number of classes.
+      ValueError: unknown name, no classes, or whatever the function raises, beginning with ``loss.<name>``.
     """
-    if name not in CRITERIA:
-        raise ValueError(f"criterion {name!r} is unknown; choose one of {', '.join(CRITERIA)}")
+    given = {"label_smoothing": label_smoothing, "smoothing": smoothing}
+    function = LOSSES.bind(name, options or {}, given)
+    criterion = Criterion(name, num_classes, function, function.keywords.get("smoothing"))
     if num_classes < 1:
         raise ValueError(f"{name} needs at least one class, got num_classes={num_classes}")
-    if name == "LabelSmoothingCrossEntropy":
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"model.label_smoothing={label_smoothing} must lie in [0, 1)")
-        return Criterion(name, num_classes, label_smoothing=float(label_smoothing) if num_classes > 1 else 0.0)
-    if name == "TaxonomyAwareLabelSmoothing":
-        if smoothing is None:
-            raise ValueError(
-                f"{name} needs taxonomy smoothing for its task: set loss.taxonomy_smoothing.enabled to True for it"
-            )
-        if smoothing.num_classes != num_classes:
-            raise ValueError(f"{name}: the smoothing has {smoothing.num_classes} classes, the task {num_classes}")
-        return Criterion(name, num_classes, smoothing=smoothing)
-    return Criterion(name, num_classes)
-
-
-def resolve_funcs(
-    funcs: str | Sequence[str], tasks: Sequence[str], key: str = "loss.task_specific.train.funcs"
-) -> tuple[str, ...]:
-    """Names of the tasks' criteria, [T], from one name for all or one per task.
-
-    Raises:
-      ValueError: wrong length or an unknown name.
-    """
-    names = per_task(funcs, tasks, key)
-    for task, name in zip(tasks, names, strict=True):
-        if name not in CRITERIA:
-            raise ValueError(f"{key}={name!r} ({task}) is unknown; choose one of {', '.join(CRITERIA)}")
-    return names
+    rows = 2
+    with LOSSES.errors_of(name):
+        loss = jax.eval_shape(
+            criterion, jax.ShapeDtypeStruct((rows, num_classes), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)
+        )
+        if getattr(loss, "shape", None) != (rows,):
+            raise ValueError(f"must return one loss per row, shape ({rows},) for {rows} rows, not {loss}")
+    return criterion
 
 
 class TaskLosses(NamedTuple):

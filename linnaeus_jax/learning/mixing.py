@@ -9,7 +9,7 @@ drawn per sample. Labels are not interpolated: losses get `label`, `partner_labe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -128,6 +128,24 @@ def check_partners(partner: np.ndarray, group: np.ndarray, block: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- in the step
+def interpolate(
+    of: Callable[[jax.Array], jax.Array], label: jax.Array, partner_label: jax.Array | None, lam: jax.Array | None
+) -> jax.Array:
+    """``lam * of(label) + (1 - lam) * of(partner_label)``, or ``of(label)`` where nothing is mixed.
+
+    Args:
+      of: int32 [B] -> [B, ...].
+      label: int32 [B].
+      partner_label: int32 [B], or None.
+      lam: float32 [B], or None.
+    """
+    value = of(label)
+    if partner_label is None or lam is None:
+        return value
+    weight = lam.reshape((-1,) + (1,) * (value.ndim - 1))
+    return weight * value + (1.0 - weight) * of(partner_label)
+
+
 def draw_mix(
     key: jax.Array, p_mix: jax.Array | float, batch_size: int, image_size: tuple[int, int], settings: MixSettings
 ) -> MixDraws:

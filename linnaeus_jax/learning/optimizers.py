@@ -3,6 +3,18 @@
 Every optimizer here is linear in the learning rate, decoupled weight decay included. So the optax transform leaves the
 learning rate and the sign out, and the step multiplies by the learning rate of each group: state and structure of the
 optimizer do not depend on schedules, and the rate that is logged is the rate that was applied.
+
+An optimizer is a function ``(*, option=default, ...) -> optax.GradientTransformation``, registered by name:
+
+    @OPTIMIZERS.register("signum")
+    def signum(*, beta: float = 0.9): ...
+
+It returns what turns gradients into what is subtracted per unit of learning rate, such as `optax.scale_by_adam`; the
+step applies learning rate and sign. Its options are the keys ``optimizer.signum.<option>``; a ValueError that it raises
+is a config error. Keyword-only arguments without a default are given by name: the keys of the `optimizer` section
+(`betas`, `eps`, `momentum`, ...), `ndim` (see `Optimizer`, by path) and `add_decay`, the transform that adds
+``weight_decay * parameter``. Where a function does not ask for `add_decay`, the decay is decoupled: it is added after
+the function's transform.
 """
 
 from __future__ import annotations
@@ -20,8 +32,8 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import optimizer_group
 from linnaeus_jax.learning.filters import Filter, Parameter, parse_filter
+from linnaeus_jax.registry import OPTIMIZERS, asked_of
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lion", "muon", "ademamix")
 DEFAULT_GROUP = "default"
 FROZEN = "frozen"
 #: lower-case parts of names whose matrices are lookup tables or classifiers, not maps between hidden spaces
@@ -37,7 +49,7 @@ class ParameterRow:
     name: str
     shape: tuple[int, ...]
     group: str
-    optimizer: str  # one of OPTIMIZERS, or "frozen"
+    optimizer: str  # as registered, or "frozen"
     weight_decay: float
     lr_multiplier: float  # multiplier of the group times the layer factor
 
@@ -49,7 +61,6 @@ class Optimizer:
     Attributes:
       transform: optax transformation from gradients to what is subtracted per unit of learning rate; zeros for frozen
         parameters. Its state depends only on which optimizer a parameter has.
-      group: group name of each canonical parameter name.
       factor: tree like the parameters; learning-rate factor of each leaf (layer-wise decay), a float, or float32
         `[layers, 1, ...]` for stacked layers.
       lr_multipliers: learning-rate multiplier of each trainable group, in configuration order. A multiplier of 0 is a
@@ -61,7 +72,6 @@ class Optimizer:
     """
 
     transform: optax.GradientTransformation
-    group: dict[str, str]
     factor: Any
     lr_multipliers: dict[str, float]
     rows: tuple[ParameterRow, ...]
@@ -73,8 +83,8 @@ class Optimizer:
         """(what trains, what is frozen) of a tree like the parameters, each with None for the other."""
         trains = jax.tree.map(lambda group: group in self.lr_multipliers, self.group_tree)
         return (
-            jax.tree.map(lambda mine, part: part if mine else None, trains, tree),
-            jax.tree.map(lambda mine, part: None if mine else part, trains, tree),
+            jax.tree.map(lambda train, part: part if train else None, trains, tree),
+            jax.tree.map(lambda train, part: None if train else part, trains, tree),
         )
 
     def apply_learning_rates(self, updates: optax.Updates, lrs: Mapping[str, jax.typing.ArrayLike]) -> optax.Updates:
@@ -104,7 +114,9 @@ def join_frozen(trained: Any, frozen: Any) -> Any:
     """The whole tree that `Optimizer.split_frozen` parted; `trained` itself where `frozen` is None."""
     if frozen is None:
         return trained
-    return jax.tree.map(lambda mine, rest: rest if mine is None else mine, trained, frozen, is_leaf=lambda x: x is None)
+    return jax.tree.map(
+        lambda part, rest: rest if part is None else part, trained, frozen, is_leaf=lambda x: x is None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,14 +153,8 @@ def build_optimizer(
       ValueError: all problems of the section in one message: unknown optimizer, bad filter, filter without a match,
         group left empty by earlier ones, wrong number of betas.
     """
-    groups, filters, errors = _read_groups(settings, checkpoint_shapes, stage_of)
+    groups, filters, errors = read_groups(settings, checkpoint_shapes=checkpoint_shapes, stage_of=stage_of)
     assigned, overlaps = _assign(parameters, filters, errors)
-    used = {groups[name].optimizer for name in assigned.values()} - {FROZEN}
-    betas = 3 if "ademamix" in used else 2
-    if not len(settings.betas) >= betas or not all(0 <= beta < 1 for beta in settings.betas):
-        errors.append(f"optimizer.betas = {tuple(settings.betas)}: need {betas} numbers in [0, 1)")
-    if not 0 < settings.layer_decay <= 1:
-        errors.append(f"optimizer.layer_decay = {settings.layer_decay}: must be in (0, 1]; 1 turns it off")
     if settings.layer_decay != 1 and layer_index is None:
         errors.append(
             f"optimizer.layer_decay = {settings.layer_decay}: this model does not number its layers; set it to 1"
@@ -172,15 +178,14 @@ def build_optimizer(
         )
         rows.append(row)
         leaves.setdefault(tuple(parameter.path), []).append((row, factor))
-    labels = {path: _agreed(path, members).optimizer for path, members in leaves.items()}
+    kinds = {path: _agreed(path, members).optimizer for path, members in leaves.items()}
     decay = {path: members[0][0].weight_decay for path, members in leaves.items()}
     ndim = {path: len(members[0][0].shape) for path, members in leaves.items()}
-    names = [name for name in (*OPTIMIZERS, FROZEN) if name in labels.values()]
+    names = [name for name in (*OPTIMIZERS, FROZEN) if name in kinds.values()]
     if "lamb" in names and any(len(members) > 1 for members in leaves.values()):
         raise ValueError("optimizer 'lamb' scales every layer by its own norm and cannot be used with stacked layers")
     return Optimizer(
-        transform=optax.partition({name: _direction(name, settings, decay, ndim) for name in names}, _nest(labels)),
-        group={row.name: row.group for row in rows},
+        transform=optax.partition({name: build_transform(name, settings, decay, ndim) for name in names}, _nest(kinds)),
         factor=_nest({path: _factor(members, ndim[path]) for path, members in leaves.items()}),
         lr_multipliers={
             g.name: g.lr_multiplier for g in groups.values() if g.optimizer != FROZEN and g.name in assigned.values()
@@ -192,12 +197,14 @@ def build_optimizer(
     )
 
 
-def _read_groups(
+def read_groups(
     settings: ConfigDict,
-    checkpoint_shapes: Mapping[str, tuple[int, ...]] | None,
-    stage_of: Callable[[str], str] | None,
+    *,
+    checkpoint_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    stage_of: Callable[[str], str] | None = None,
 ) -> tuple[dict[str, _Group], dict[str, Filter], list[str]]:
-    """Groups by name ("default" last), their filters, and the problems found."""
+    """Groups by name ("default" last), their filters, and everything that is wrong with either or their optimizers."""
+    registered = {name.lower(): name for name in OPTIMIZERS}
     node = settings.parameter_groups
     # ConfigDict iterates over its keys alphabetically; only its fields keep the order of the configuration.
     order = [key for key in node._fields if key not in ("enabled", DEFAULT_GROUP)] if node.enabled else []
@@ -205,10 +212,16 @@ def _read_groups(
     for name in (*order, DEFAULT_GROUP):
         key = f"optimizer.parameter_groups.{name}"
         given = node[name] if node.enabled else optimizer_group()
-        optimizer = (given.optimizer or settings.name).lower()
+        asked = given.optimizer or settings.name
+        optimizer = registered.get(asked.lower(), asked)
         if optimizer not in OPTIMIZERS:
             where = f"{key}.optimizer" if given.optimizer else "optimizer.name"
-            errors.append(f"{where} = {optimizer!r} is unknown; choose one of: {', '.join(OPTIMIZERS)}")
+            errors.append(f"{where} = {asked!r} is unknown; choose one of {', '.join(OPTIMIZERS)}")
+        else:
+            try:
+                build_transform(optimizer, settings)
+            except ValueError as error:
+                errors.append(str(error))
         decay = settings.weight_decay if given.weight_decay is None else given.weight_decay
         frozen = given.get("frozen", False)
         groups[name] = _Group(
@@ -229,15 +242,15 @@ def _assign(
 ) -> tuple[dict[str, str], list[str]]:
     """Group of each parameter name and the overlaps; adds groups without parameters to `errors`."""
     assigned, overlaps = dict[str, str](), list[str]()
-    wanted = dict.fromkeys(filters, 0)
+    match_counts = dict.fromkeys(filters, 0)
     for parameter in parameters:
         matches = [name for name, matches in filters.items() if matches(parameter)]
         for name in matches:
-            wanted[name] += 1
+            match_counts[name] += 1
         assigned[parameter.name] = (*matches, DEFAULT_GROUP)[0]
         if len(matches) > 1:
             overlaps.append(f"{parameter.name} matches {', '.join(matches)}; {matches[0]} takes it")
-    for name, count in wanted.items():
+    for name, count in match_counts.items():
         key = f"optimizer.parameter_groups.{name}"
         if not count:
             errors.append(f"{key}.filter matches none of the {len(parameters)} parameters; correct or remove it")
@@ -291,44 +304,98 @@ def _path(keys: tuple[Any, ...]) -> Path:
     return tuple(key.key for key in keys)
 
 
-def _direction(
-    name: str, settings: ConfigDict, decay: Mapping[Path, float], ndim: Mapping[Path, int]
+def build_transform(
+    name: str, settings: ConfigDict, decay: Mapping[Path, float] | None = None, ndim: Mapping[Path, int] | None = None
 ) -> optax.GradientTransformation:
-    """The update direction of one optimizer, before the learning rate and the sign.
+    """The transform of one optimizer, or of frozen parameters, with weight decay but without learning rate and sign.
 
-    AdamW, LAMB, Lion, AdEMAMix and Muon decay weights apart from the gradient; SGD (Nesterov) and Adam add the decay
-    to the gradient, as their torch namesakes do.
+    Args:
+      settings: the `optimizer` section of the configuration.
+      decay: weight decay of every parameter; None: it is only tried whether the transform can be built.
+      ndim: axes of one layer's parameter.
+
+    Raises:
+      ValueError: whatever the registered function raises, beginning with ``optimizer.<name>``.
     """
     if name == FROZEN:
         return optax.set_to_zero()
 
-    def decayed(update: jax.Array, weight: jax.Array, amount: float) -> jax.Array:
+    def decayed(keys: tuple[Any, ...], update: jax.Array, weight: jax.Array) -> jax.Array:
+        amount = (decay or {})[_path(keys)]
         return update + amount * weight if amount else update
 
-    add_decay = optax.stateless(
-        lambda updates, params: jax.tree_util.tree_map_with_path(
-            lambda keys, update, weight: decayed(update, weight, decay[_path(keys)]), updates, params
-        )
-    )
-    b1, b2, *rest = settings.betas
-    adam = optax.scale_by_adam(b1, b2, settings.eps)
-    match name:
-        case "adamw":
-            return optax.chain(adam, add_decay)
-        case "adam":
-            return optax.chain(add_decay, adam)
-        case "sgd":
-            return optax.chain(add_decay, optax.trace(settings.momentum, nesterov=True))
-        case "lamb":
-            return optax.chain(adam, add_decay, optax.scale_by_trust_ratio())
-        case "lion":
-            return optax.chain(optax.scale_by_lion(b1, b2), add_decay)
-        case "muon":
-            momentum = optax.trace(settings.muon.momentum, nesterov=settings.muon.nesterov)
-            return optax.chain(momentum, _orthogonalize(settings.muon.ns_steps, ndim), add_decay)
-        case _:
-            alpha, b3 = _ademamix_schedules(settings.alpha, b1, rest[0], settings.t_alpha_beta3)
-            return optax.chain(optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, settings.eps), add_decay)
+    add_decay = optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(decayed, updates, params))
+    given = {**settings, "add_decay": add_decay, "ndim": ndim or {}}
+    with OPTIMIZERS.errors_of(name):
+        transform = OPTIMIZERS.bind(name, settings.get(name) or {}, given)()
+        if not isinstance(transform, optax.GradientTransformation):
+            raise ValueError(f"must return an optax.GradientTransformation, not {transform!r}")
+    return transform if "add_decay" in asked_of(OPTIMIZERS[name]) else optax.chain(transform, add_decay)
+
+
+@OPTIMIZERS.register("adamw")
+def adamw(*, betas: Sequence[float], eps: float) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba, 2015) with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+    b1, b2, *_ = betas
+    return optax.scale_by_adam(b1, b2, eps)
+
+
+@OPTIMIZERS.register("adam")
+def adam(
+    *, betas: Sequence[float], eps: float, add_decay: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Adam with the decay added to the gradient, as torch's."""
+    return optax.chain(add_decay, adamw(betas=betas, eps=eps))
+
+
+@OPTIMIZERS.register("sgd")
+def sgd(*, momentum: float, add_decay: optax.GradientTransformation) -> optax.GradientTransformation:
+    """SGD with Nesterov momentum and the decay added to the gradient, as torch's."""
+    return optax.chain(add_decay, optax.trace(momentum, nesterov=True))
+
+
+@OPTIMIZERS.register("lamb")
+def lamb(
+    *, betas: Sequence[float], eps: float, add_decay: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """LAMB (You et al., 2020)."""
+    return optax.chain(adamw(betas=betas, eps=eps), add_decay, optax.scale_by_trust_ratio())
+
+
+@OPTIMIZERS.register("lion")
+def lion(*, betas: Sequence[float]) -> optax.GradientTransformation:
+    """Lion (Chen et al., 2023)."""
+    b1, b2, *_ = betas
+    return optax.scale_by_lion(b1, b2)
+
+
+@OPTIMIZERS.register("muon")
+def muon(
+    *,
+    momentum: float,
+    nesterov: bool,
+    ns_steps: int,
+    ndim: Mapping[Path, int],
+    add_decay: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Muon (Jordan et al., 2024), for matrices and convolution kernels."""
+    return optax.chain(optax.trace(momentum, nesterov=nesterov), _orthogonalize(ns_steps, ndim), add_decay)
+
+
+@OPTIMIZERS.register("ademamix")
+def ademamix(
+    *, betas: Sequence[float], eps: float, alpha: float, t_alpha_beta3: int | None
+) -> optax.GradientTransformation:
+    """AdEMAMix (Pagliardini et al., 2024).
+
+    Raises:
+      ValueError: fewer than three betas.
+    """
+    if len(betas) < 3:
+        raise ValueError(f"optimizer.betas = {tuple(betas)}: need 3 numbers in [0, 1)")
+    b1, b2, last_beta3 = betas
+    last_alpha, beta3 = _ademamix_schedules(alpha, b1, last_beta3, t_alpha_beta3)
+    return optax.contrib.scale_by_ademamix(b1, b2, beta3, last_alpha, eps)
 
 
 def _orthogonalize(ns_steps: int, ndim: Mapping[Path, int]) -> optax.GradientTransformation:

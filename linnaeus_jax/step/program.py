@@ -147,14 +147,14 @@ def build_criteria(config: ConfigDict, dataset: Dataset, split: str) -> dict[str
     """
     tasks, settings = dataset.tasks, config.loss.taxonomy_smoothing
     key = f"loss.task_specific.{split}.funcs"
-    names = losses.resolve_funcs(tuple(config.loss.task_specific[split].funcs), tasks, key)
+    names = task_weights.per_task(tuple(config.loss.task_specific[split].funcs), tasks, key)
     enabled = task_weights.per_task(tuple(settings.enabled) or (False,), tasks, "loss.taxonomy_smoothing.enabled")
     parents = [dataset.tree.parent(task) for task in tasks]
     criteria = {}
     for index, (task, name) in enumerate(zip(tasks, names, strict=True)):
         smoothing = None
         if enabled[index]:
-            name = "TaxonomyAwareLabelSmoothing"
+            name = losses.TAXONOMY
             smoothing = TaxonomySmoothing.from_parents(
                 parents,
                 index,
@@ -167,6 +167,7 @@ def build_criteria(config: ConfigDict, dataset: Dataset, split: str) -> dict[str
             num_classes=dataset.num_classes[task],
             label_smoothing=config.model.label_smoothing,
             smoothing=smoothing,
+            options=config.loss.get(name),
         )
     return criteria
 

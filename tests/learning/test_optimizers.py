@@ -276,7 +276,7 @@ def test_adaptive_clipping_of_stacked_layers_is_per_layer(shape):
     stacked = build_optimizer(settings(name="sgd"), infos)
     found, norm = clip({"w": grads}, "adaptive", 0.1, params={"w": weights}, ndim=stacked.ndim)
     apart = build_optimizer(settings(name="sgd"), [Info(i.name, (i.name,), shape) for i in infos])
-    one_by_one = [dict(zip(apart.group, x, strict=True)) for x in (grads, weights)]
+    one_by_one = [dict(zip([row.name for row in apart.rows], x, strict=True)) for x in (grads, weights)]
     expected, norm_apart = clip(one_by_one[0], "adaptive", 0.1, params=one_by_one[1], ndim=apart.ndim)
     np.testing.assert_array_equal(found["w"], jnp.stack(list(expected.values())))
     np.testing.assert_allclose(norm, norm_apart, rtol=1e-6)

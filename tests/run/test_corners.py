@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from linnaeus_jax.learning.optimizers import OPTIMIZERS
+from linnaeus_jax.registry import OPTIMIZERS
 from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.placement import Placement

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from linnaeus_jax.registry import ALL
+
+PLUGIN = "linnaeus_jax_plugin:"
+
+
+@pytest.fixture(autouse=True)
+def without_plugins_afterwards() -> Iterator[None]:
+    """What an example registers is gone after the test that imported it."""
+    yield
+    for registry in ALL:
+        for name in [name for name, item in registry.entries.items() if getattr(item, "__module__", "").startswith(PLUGIN)]:
+            del registry.entries[name]
+    for name in [name for name in sys.modules if name.startswith(PLUGIN)]:
+        del sys.modules[name]
