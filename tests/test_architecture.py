@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
         "schedules": "config files metrics registry",
         "data": "config files metrics registry taxonomy",
         "models": "",
-        "learning": "config",
+        "learning": "config registry",
         "step": "config data files learning metrics models registry schedules",
         "reporting": "config data files metrics schedules taxonomy",
         "debugging": "config data files learning models reporting schedules step versions",

@@ -31,8 +31,8 @@ from linnaeus_jax.registry import LOSSES, asked_of
 TAXONOMY = "TaxonomyAwareLabelSmoothing"
 
 
-@LOSSES.register("CrossEntropyLoss")
 @LOSSES.register("SoftTargetCrossEntropy")
+@LOSSES.register("CrossEntropyLoss")
 def cross_entropy(
     logits: jax.Array, label: jax.Array, *, partner_label: jax.Array | None, lam: jax.Array | None
 ) -> jax.Array:

@@ -15,7 +15,9 @@ def without_plugins_afterwards() -> Iterator[None]:
     """What an example registers is gone after the test that imported it."""
     yield
     for registry in ALL:
-        for name in [name for name, item in registry.entries.items() if getattr(item, "__module__", "").startswith(PLUGIN)]:
+        for name in [
+            name for name, item in registry.entries.items() if getattr(item, "__module__", "").startswith(PLUGIN)
+        ]:
             del registry.entries[name]
     for name in [name for name in sys.modules if name.startswith(PLUGIN)]:
         del sys.modules[name]

@@ -12,7 +12,8 @@ import pytest
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import ConfigError, load_config
-from linnaeus_jax.learning.optimizers import build_optimizer, build_transform
+from linnaeus_jax.learning.optimizers import build_optimizer
+from linnaeus_jax.learning.transforms import build_transform
 from linnaeus_jax.registry import OPTIMIZERS
 from tests.extending.common import EXAMPLES, train_resume_evaluate
 from tests.learning.test_filters import Info
@@ -58,7 +59,7 @@ def test_the_step_applies_rate_and_sign_and_the_program_adds_the_decay(decay):
     np.testing.assert_allclose(updates["b"], -0.1, rtol=1e-6)
 
 
-def test_one_group_may_use_it(tmp_path):
+def test_one_group_may_use_it():
     config = config_with("--config.optimizer.parameter_groups.enabled=True")
     config.optimizer.parameter_groups.default.optimizer = "signum"
     assert not [error for error in config_errors(config) if error.startswith("optimizer")]
