@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.learning.class_weights import METHODS
 from linnaeus_jax.learning.losses import LOSSES
-from linnaeus_jax.learning.transforms import OPTIMIZERS
 from linnaeus_jax.learning.task_weights import STRATEGIES
+from linnaeus_jax.learning.transforms import OPTIMIZERS
 from linnaeus_jax.registry import SCHEDULES, Registry
 
 #: fixed names, or a registry, whose names are looked up when a configuration is checked

@@ -186,25 +186,20 @@ def read_groups(
     stage_of: Callable[[str], str] | None = None,
 ) -> tuple[dict[str, _Group], dict[str, Filter], list[str]]:
     """Groups by name ("default" last), their filters, and everything that is wrong with either or their optimizers."""
-    registered = {name.lower(): name for name in OPTIMIZERS}
     node = settings.parameter_groups
     # ConfigDict iterates over its keys alphabetically; only its fields keep the order of the configuration.
     order = [key for key in node._fields if key not in ("enabled", DEFAULT_GROUP)] if node.enabled else []
-    groups, filters = dict[str, _Group](), dict[str, Filter]()
-    asked = {"optimizer.name": settings.name}
-    asked |= {f"optimizer.parameter_groups.{key}.optimizer": node[key].optimizer for key in node if key != "enabled"}
-    errors = [
-        f"{key} = {name!r} is unknown; choose one of {', '.join(OPTIMIZERS)}"
-        for key, name in asked.items()
-        if name and name.lower() not in registered
-    ]
+    groups, filters, errors = dict[str, _Group](), dict[str, Filter](), list[str]()
     for name in (*order, DEFAULT_GROUP):
         key = f"optimizer.parameter_groups.{name}"
         given = node[name] if node.enabled else optimizer_group()
-        optimizer = registered.get((given.optimizer or settings.name).lower(), "")
+        asked = given.optimizer or settings.name
+        optimizer = asked if asked in OPTIMIZERS else asked.lower()
         try:
-            if optimizer:
-                build_transform(optimizer, settings)
+            if optimizer not in OPTIMIZERS:
+                where = f"{key}.optimizer" if given.optimizer else "optimizer.name"
+                raise ValueError(f"{where} = {asked!r} is unknown; choose one of {', '.join(OPTIMIZERS)}")
+            build_transform(optimizer, settings)
         except ValueError as error:
             errors.append(str(error))
         decay = settings.weight_decay if given.weight_decay is None else given.weight_decay
