@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path` so that a reader or a crash sees the old or the new text, never a part; obeys the umask."""
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+    """Replaces `path` so that a reader or a crash sees the old or the new text, never a part; obeys the umask.
+
+    Args:
+      text: the whole of it, or its parts.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with unfinished.open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines((text,) if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)

@@ -199,8 +199,8 @@ def _start_signs(training: Training, peak: float) -> Iterator[Sign]:
     rate, gain = steps[-1][3], (better or 0.0) - (accuracy or 0.0)
     if loss - later <= FLAT_LOSS * abs(loss) and gain <= FLAT_ACCURACY:
         level = "note" if rate < 0.1 * peak else "warning"
-        values = {"updates": FIRST_UPDATES, "loss": loss, "later": later, "rate": rate, "peak": peak}
-        yield _sign(f"{level} flat_start", **values)
+        key = f"{level} flat_start"
+        yield _sign(key, updates=FIRST_UPDATES, loss=loss, later=later, rate=rate, peak=peak)
 
 
 def _trend_signs(improvement: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]:
@@ -209,7 +209,7 @@ def _trend_signs(improvement: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]
         return
     change, gain = loss["change"], accuracy["change"] or 0.0
     scale = abs(loss["first10"]) or 1.0
-    values = {"first": loss["first10"], "last": loss["last10"], "gain": gain}
+    values: dict[str, Any] = {"first": loss["first10"], "last": loss["last10"], "gain": gain}
     if change > RISING_LOSS * scale:
         yield _sign("warning rising_loss", **values)
     elif change > -FLAT_LOSS * scale and gain < FLAT_ACCURACY:

@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from linnaeus_jax.debugging.flags import DebugFlags
+from linnaeus_jax.debugging.log_filter import FilterError, is_of, prefix
 from linnaeus_jax.reporting.logs import setup_logging
 from linnaeus_jax.tools import filter_logs
-from linnaeus_jax.tools.filter_logs import FilterError, is_of, prefix
 
 STAMP = "2026-01-02 03:04:05,006"
 
@@ -116,7 +116,7 @@ def test_reads_what_our_logging_writes(tmp_path):
         setup_logging(None, process=1, level="INFO", data_level="INFO")
         for name in ("linnaeus_jax", "linnaeus_jax.data"):
             logging.getLogger(name).propagate = True
-    path, count = filter_logs.run(tmp_path, flags=["SCHEDULING", "DATALOADER"])
+    path, count = filter_logs.filter_logs(tmp_path, flags=["SCHEDULING", "DATALOADER"])
     assert count == 2
     lines = [line for line in path.read_text().splitlines() if not line.startswith("==>")]
     assert [line.rpartition("] ")[2] for line in lines] == ["one", "two", "queue"]

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import pytest
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.debugging.profile_summary import covered, find_traces, self_times, summarise
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.tools import profile_summary
-from linnaeus_jax.tools.profile_summary import length, overlap, self_times, union
 
 
-def test_intervals():
-    merged = union([(5, 7), (0, 2), (1, 3), (6, 9), (4, 4)])
-    assert merged == [(0, 3), (5, 9)]
-    assert length(merged) == 7
-    assert overlap(merged, [(2, 6), (8, 20)]) == 1 + 1 + 1
+def test_covered_time_counts_overlaps_once():
+    spans = [(5.0, 7.0), (0.0, 2.0), (1.0, 3.0), (6.0, 9.0), (4.0, 4.0)]
+    assert covered(spans) == 3 + 4
+    assert covered([*spans, (2.0, 6.0), (8.0, 20.0)]) == 20
+    assert covered([]) == 0
 
 
 def test_self_times_leave_out_nested_operations():
@@ -47,7 +47,7 @@ def traces(tmp_path_factory):
 
 
 def test_summary_of_a_real_trace(traces):
-    first, second = (profile_summary.summarise(path) for path in profile_summary.find_traces(traces))
+    first, second = (summarise(path) for path in find_traces(traces))
     assert (first["run"], first["steps"]) == ("cycle_0001", [1, 2, 3])
     assert (second["run"], second["steps"]) == ("cycle_0002", [5, 6, 7])
     [device] = first["devices"].values()
