@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks.common import Ratios
+from linnaeus_jax import models  # noqa: F401  # registers the families
 from linnaeus_jax.config import complete_open_nodes, get_config
 from linnaeus_jax.data.dataset import Dataset, build_dataset
 from linnaeus_jax.data.loader import ReadSettings, TrainLoader
@@ -21,7 +22,7 @@ from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.models import model_variants
+from linnaeus_jax.registry import MODELS as FAMILIES
 from linnaeus_jax.run.inputs import plan_levels, split_arrays
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.step.compilation import compile_step
@@ -32,7 +33,7 @@ TASKS = ("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40")
 CLASSES = (1000, 300, 60, 15)  # species, genera, families, orders
 ROWS_PER_SPECIES = 6
 NULL_SHARE = 0.1  # of rows without a species, and of rows without a place or a date
-MODELS = tuple(f"{family}-{variant}" for family, variants in model_variants().items() for variant in variants)
+MODELS = tuple(f"{family}-{variant}" for family in FAMILIES for variant in FAMILIES[family].variants)
 
 Batches = list[dict[str, jax.Array]]
 

@@ -47,6 +47,7 @@ from benchmarks.step_common import (
     repeated,
     write_labels,
 )
+from linnaeus_jax.config import get_config
 from linnaeus_jax.models import build_model
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS, depthwise_conv
 from linnaeus_jax.schedules.probabilities import Probabilities
@@ -175,8 +176,9 @@ def depthwise(options: Options) -> list[Row]:
     """Value and both gradients of the convolution, in the shapes of the two convolutional stages."""
     case = options.cases[-1]
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    family, variant = case.model.rsplit("-", 1)
-    model = build_model(family, variant=variant, components=(), num_classes={"task": 2}, img_size=case.img_size)
+    section = get_config().model
+    section.type, section.variant = case.model.rsplit("-", 1)
+    model = build_model(section, components=(), num_classes={"task": 2}, img_size=case.img_size)
     baseline, *others = (impl for impl in DEPTHWISE_IMPLS if impl != "auto")
     rows = []
     for stage, channels in enumerate(model.dims[:2]):

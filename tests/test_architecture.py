@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
         "metrics": "registry",
         "schedules": "config files metrics registry",
         "data": "config files metrics registry taxonomy",
-        "models": "",
+        "models": "registry",
         "learning": "config registry",
         "step": "config data files learning metrics models registry schedules",
         "reporting": "config data files metrics schedules taxonomy",

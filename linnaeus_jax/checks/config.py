@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 
 from ml_collections import ConfigDict
 
@@ -23,9 +22,9 @@ from linnaeus_jax.learning import augmentation
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.losses import TAXONOMY, make_criterion
 from linnaeus_jax.learning.optimizers import read_groups
-from linnaeus_jax.models import model_variants, stage_of
+from linnaeus_jax.models import ModelFamily, build_model
+from linnaeus_jax.registry import MODELS
 from linnaeus_jax.step.probes import registered_probes
-from linnaeus_jax.step.program import model_from_config
 from linnaeus_jax.taxonomy.ranks import check_task_order
 
 #: classes of the task on which losses are tried
@@ -39,7 +38,7 @@ def config_errors(config: ConfigDict) -> list[str]:
     errors += [f"{key} is empty; give it a value" for key in NOT_EMPTY if not value_of(config, key)]
     checks: tuple[tuple[Callable[[ConfigDict], list[str]], tuple[str, ...]], ...] = (
         (_data_errors, ("data", "metrics", "schedule.mixup")),
-        (_model_errors, ("model", "data")),
+        (_model_errors, ("data",)),
         (_loss_errors, ("loss.task_specific", "loss.taxonomy_smoothing", "loss.grad_weighting.task", "data")),
         (_optimizer_errors, ("optimizer",)),
         (lambda config: augmentation.validate(config.aug), ("aug",)),
@@ -95,32 +94,24 @@ def _data_errors(config: ConfigDict) -> list[str]:
 
 
 def _model_errors(config: ConfigDict) -> list[str]:
-    known, model, errors = model_variants(), config.model, []
-    if model.type not in known:
-        return [f"model.type = {model.type!r} is unknown; choose one of {', '.join(sorted(known))}"]
-    if model.variant not in known[model.type]:
-        variants = ", ".join(known[model.type])
-        errors.append(f"model.variant = {model.variant!r} is unknown for {model.type}; choose one of {variants}")
-    if model.img_size is not None and model.img_size != config.data.img_size:
-        errors.append(
-            f"model.img_size = {model.img_size} differs from data.img_size = {config.data.img_size}; "
-            "leave model.img_size unset"
-        )
-    if errors or any(error.startswith(("model.", "data.img_size")) for error in value_errors(config)):
-        return errors
-    # the builder has the last word; what it would ask the devices for is left out
-    trial = config.copy_and_resolve_references()
-    trial.train.compute_dtype, trial.model.attn_impl = "float32", "auto"
+    data = config.data
 
     def build() -> None:
-        tasks = tuple(config.data.task_keys_h5)
-        components = component_layout(component_settings(config.data.meta))
-        model_from_config(
-            trial,
-            SimpleNamespace(components=components, tasks=tasks, num_classes=dict.fromkeys(tasks, 2)),  # type: ignore[arg-type]
+        components = component_layout(component_settings(data.meta))
+        build_model(
+            config.model,
+            components=[(component.name, component.stop - component.start) for component in components],
+            num_classes=dict.fromkeys(data.task_keys_h5, 2),
+            img_size=data.img_size,
         )
 
     return [error if error.startswith(("model.", "data.")) else f"model: {error}" for error in caught(build)]
+
+
+def _family(config: ConfigDict) -> type[ModelFamily]:
+    """The model family, or the base of all where its name is unknown."""
+    family: type[ModelFamily] = MODELS.entries.get(config.model.type, ModelFamily)
+    return family
 
 
 def _loss_errors(config: ConfigDict) -> list[str]:
@@ -151,8 +142,8 @@ def _loss_errors(config: ConfigDict) -> list[str]:
             f"{tasks}, not all 0"
         )
     key = "loss.grad_weighting.task.exclude_config"
-    return errors + caught(lambda: parse_filter(weighting.exclude_config, key, stage_of=stage_of))
+    return errors + caught(lambda: parse_filter(weighting.exclude_config, key, stage_of=_family(config).stage_of))
 
 
 def _optimizer_errors(config: ConfigDict) -> list[str]:
-    return read_groups(config.optimizer, stage_of=stage_of)[2]
+    return read_groups(config.optimizer, stage_of=_family(config).stage_of)[2]

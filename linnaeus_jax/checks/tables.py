@@ -1,7 +1,7 @@
 """Which values a key of the configuration may have, one row per key, and the errors of those that have others.
 
 A key may contain `*` for the entries of an open node. Types of single values are checked where they are set
-(`config.tree`).
+(`config.tree`); a model family checks its own keys.
 """
 
 from __future__ import annotations
@@ -34,10 +34,6 @@ CHOICES: dict[str, Names] = {
     "data.upward_major_mode": ("all-finer", "no-gaps"),
     "train.compute_dtype": ("auto", "float32", "bfloat16"),
     "train.clip_mode": ("norm", "adaptive"),
-    "model.depthwise_impl": ("auto", "lax", "shift"),
-    "model.attn_impl": ("auto", "xla", "cudnn"),
-    "model.rope_stages.rope_mode": ("rotary", "cos_only"),
-    "model.rope_stages.rope_init": ("random_direction", "rope_vit"),
     "lr_scheduler.name": SCHEDULES,
     "lr_scheduler.parameter_groups.*.name": SCHEDULES,
     "lr_scheduler.decay_type": ("cosine", "linear"),
@@ -68,13 +64,7 @@ WITHIN = {
     "data.prefetch.max_processed_batches": "[1, inf)",
     "data.prefetch.num_io_threads": "[0, inf)",
     "data.parent_conflict_limit": "[0, 1]",
-    "model.in_chans": "[3, 3]",
-    "model.drop_rate": "[0, 1)",
-    "model.attn_drop_rate": "[0, 1)",
-    "model.drop_path_rate": "[0, 1)",
     "model.label_smoothing": "[0, 1)",
-    "model.convnext_stages.layer_scale_init_value": "[0, inf)",
-    "model.rope_stages.rope_theta": "(0, inf)",
     "train.epochs": "[1, inf)",
     "train.seed": "[0, inf)",
     "train.accumulation_steps": "[0, inf)",
@@ -156,18 +146,12 @@ class Items:
     optional: bool = False
 
 
-_COUNTS = {"kind": int, "within": "[1, inf)", "optional": True}
 #: key -> items of its tuple
 TUPLES = {
     "experiment.wandb.tags": Items(str),
     "data.task_keys_h5": Items(str),
     "env.plugins": Items(str),
     "data.meta.components.*.columns": Items(str),
-    "model.convnext_stages.depths": Items(lengths=(2, 4), **_COUNTS),  # type: ignore[arg-type]
-    "model.convnext_stages.dims": Items(lengths=(4,), **_COUNTS),  # type: ignore[arg-type]
-    "model.rope_stages.depths": Items(lengths=(2,), **_COUNTS),  # type: ignore[arg-type]
-    "model.rope_stages.mlp_ratio": Items(float, lengths=(1, 2), within="(0, inf)"),
-    "model.rope_stages.num_heads": Items(lengths=(2,), **_COUNTS),  # type: ignore[arg-type]
     "optimizer.betas": Items(float, lengths=(2, 3), within="[0, 1)"),
     "loss.task_specific.train.funcs": Items(str, choices=LOSSES, per_task=True),
     "loss.task_specific.val.funcs": Items(str, choices=LOSSES, per_task=True),

@@ -162,8 +162,6 @@ def model() -> ConfigDict:
         dict(
             type="mFormerV1",
             variant="sm",  # tiny | sm | md | lg | xl; the keys below override the variant where they are set
-            img_size=placeholder(int),  # None: data.img_size
-            in_chans=3,
             drop_rate=placeholder(float),
             attn_drop_rate=placeholder(float),
             drop_path_rate=placeholder(float),
@@ -455,11 +453,22 @@ def debug() -> ConfigDict:
 
 
 def head(given: ConfigDict | None = None) -> ConfigDict:
-    """A head of the type that `given` names, with the options of that type."""
-    kind = "Linear" if given is None else given.get("type", "Linear")
-    return ConfigDict(
-        {"type": kind, **(HEADS.options(kind) if kind in HEADS and kind != "Linear" else {"use_bias": True})}
-    )
+    """A head of the type that `given` names, with the options of that type.
+
+    A type that is still unknown, because a plugin may bring it, keeps what is given and has the option of Linear; once
+    it is known, that option is taken out of `given` where nobody has set it.
+    """
+    given = ConfigDict() if given is None else given
+    kind, linear = given.get("type", "Linear"), {"use_bias": True}
+    if kind == "Linear":
+        return ConfigDict({"type": kind, **linear})
+    if kind not in HEADS:
+        return ConfigDict({**linear, **given})
+    options = HEADS.options(kind)
+    for option in linear.keys() - options.keys():
+        if given.get(option) == linear[option]:
+            del given[option]
+    return ConfigDict({"type": kind, **{option: _typed(default) for option, default in options.items()}})
 
 
 #: open node -> (defaults of an entry from what is given of it, keys of the node itself)

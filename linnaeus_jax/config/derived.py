@@ -7,6 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.registry import MODELS
+
 #: `data.batch_size` where neither key of a batch size is given
 DEFAULT_BATCH_SIZE = 64
 
@@ -19,6 +21,12 @@ def active_components(meta: Mapping[str, Any]) -> tuple[str, ...]:
     components = meta["components"]
     used = [name for name in components if components[name]["enabled"] and components[name]["idx"] >= 0]
     return tuple(sorted(used, key=lambda name: (components[name]["idx"], name))) if meta["active"] else ()
+
+
+def architecture(config: ConfigDict) -> str:
+    """Name of the model: its family and, where the family has any, its variant."""
+    model = config.model
+    return f"{model.type}_{model.variant}" if MODELS[model.type].variants else str(model.type)
 
 
 def global_batch_size(config: ConfigDict, devices: int) -> int:

@@ -14,6 +14,8 @@ from linnaeus_jax.config.plugins import import_plugins
 #: parts of a key that mark its value as a secret
 SECRET_MARKS = ("api_key", "app_key", "password", "secret", "token", "credential")
 REDACTED = "<redacted>"
+#: keys of configs saved by earlier versions, which had but one value
+FORMER_KEYS = ("model.in_chans", "model.img_size")
 
 
 def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
@@ -27,13 +29,13 @@ def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
     def tuples(value: Any) -> Any:
         return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
-    def fill(node: ConfigDict, saved: Mapping[str, Any]) -> None:
+    def fill(node: ConfigDict, saved: Mapping[str, Any], prefix: str = "") -> None:
         for key, value in saved.items():
             if isinstance(value, Mapping):
                 if key not in node:
                     node[key] = ConfigDict()
-                fill(node[key], value)
-            else:
+                fill(node[key], value, f"{prefix}{key}.")
+            elif f"{prefix}{key}" not in FORMER_KEYS:
                 node[key] = tuples(value)
 
     config = get_config()

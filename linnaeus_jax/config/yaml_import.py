@@ -102,6 +102,8 @@ COMPATIBILITY = {
     "DEBUG.DATASET.*": "the flag dataloader covers it",
     "MODEL.NAME": "type, variant and the stages describe the model; experiment.name names the run",
     "MODEL.NUM_CLASSES": "class counts come from the labels",
+    "MODEL.IN_CHANS": "images always have three channels",
+    "MODEL.IMG_SIZE": "the model takes images of data.img_size",
     "MODEL.EXTRA_TOKEN_NUM": "it follows from the enabled metadata components",
     "MODEL.USE_FLASH_ATTN": "attn_impl chooses the attention kernel",
     "MODEL.*.USE_FLASH_ATTN": "attn_impl chooses the attention kernel",
@@ -123,6 +125,7 @@ COMPATIBILITY = {
 
 #: keys that are harmless only with these values -> what to do about others
 _HARMLESS = {
+    "MODEL.IN_CHANS": ((3, None), "only images with three channels are offered; set it to 3"),
     "MODEL.ROPE_STAGES.ROPE_MIXED": ((True,), "only mixed rotary frequencies are offered; set it to True"),
     "DATA.AUTOBATCH.ENABLED": ((False,), "set it to False and choose DATA.BATCH_SIZE"),
     "MODEL.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
@@ -188,6 +191,7 @@ def load_yaml(path: str | Path) -> ConfigDict:
         merged |= _targets(document, errors)
     _unset_zero_rivals(merged)
     _check_widths(merged, errors)
+    _check_image_size(config, merged, errors)
     _join_bucket(merged)
     _leave_out_v0(merged, errors)
     ignored = dict[str, list[str]]()
@@ -413,6 +417,16 @@ def _check_widths(merged: Mapping[tuple[str, ...], _Entry], errors: list[str]) -
         )
 
 
+def _check_image_size(config: ConfigDict, merged: Mapping[tuple[str, ...], _Entry], errors: list[str]) -> None:
+    """The model takes images of DATA.IMG_SIZE, which a file may repeat."""
+    size, given = merged.get(("model", "img_size")), merged.get(("data", "img_size"))
+    needed = given.value if given else config.data.img_size
+    if size is not None and size.value not in (None, needed):
+        errors.append(
+            f"{size.where}: {size.spelled} = {size.value!r} differs from DATA.IMG_SIZE = {needed!r}; remove the first"
+        )
+
+
 def _join_bucket(merged: dict[tuple[str, ...], _Entry]) -> None:
     """REMOTE and BUCKET of a file are one destination of rclone, remote:bucket."""
     remote, bucket = merged.get(_REMOTE), merged.get(_BUCKET)
@@ -447,7 +461,7 @@ def _excuse(entry: _Entry, errors: list[str]) -> str | None:
     for pattern, (harmless, fix) in _HARMLESS.items():
         if fnmatch.fnmatchcase(entry.spelled.upper(), pattern):
             if entry.value in harmless:
-                return "this is how it always works here"
+                return excuse_of(entry.spelled) or "this is how it always works here"
             errors.append(f"{entry.where}: {entry.spelled} = {entry.shown}: {fix}")
             return ""
     return excuse_of(entry.spelled)

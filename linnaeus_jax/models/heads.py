@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from linnaeus_jax.models.layers import Linear
+from linnaeus_jax.registry import HEADS
 
 
 class HeadSpec(NamedTuple):
@@ -21,6 +22,7 @@ class HeadSpec(NamedTuple):
     options: tuple[tuple[str, Any], ...]
 
 
+@HEADS.register("Linear")
 class LinearHead(nn.Module):
     """One affine map, child `fc`, in float32."""
 
@@ -32,29 +34,28 @@ class LinearHead(nn.Module):
         return Linear(self.num_classes, use_bias=self.use_bias, dtype=jnp.float32, name="fc")(feats_BD)
 
 
-#: head type -> (module, names of its options)
-HEAD_TYPES: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {"Linear": (LinearHead, ("use_bias",))}
 #: head types of Polli Linnaeus that are still to come
 HIERARCHICAL = ("ConditionalClassifier", "HierarchicalSoftmax")
 
 
-def head_specs(num_classes: Mapping[str, int], heads: Mapping[str, Mapping[str, Any]] | None) -> tuple[HeadSpec, ...]:
-    """Checks the heads' settings and returns them in the order of `num_classes`; the default type is Linear.
+def head_specs(num_classes: Mapping[str, int], heads: Mapping[str, Mapping[str, Any]]) -> tuple[HeadSpec, ...]:
+    """Checks the heads' settings and returns them in the order of `num_classes`.
 
     Args:
       num_classes: task -> number of classes, in the order in which logits are returned.
-      heads: task -> {"type": name, option: value ...}; tasks that are not listed get a Linear head with bias.
+      heads: the section `model.classification.heads`: task -> {"type": name, option: value ...}; tasks that are not
+        listed get a Linear head with bias.
 
     Raises:
       ValueError: no task, a task name that is no identifier, a class count below 1, a head for a task that does not
         exist, an unknown head type or an option that the type does not have.
     """
-    heads = heads or {}
+    section = "model.classification.heads"
     if not num_classes:
         raise ValueError("num_classes names no task; give at least one task with its number of classes")
     unknown = [task for task in heads if task not in num_classes]
     if unknown:
-        raise ValueError(f"heads.{unknown[0]}: no such task; the tasks are {', '.join(num_classes)}")
+        raise ValueError(f"{section} names {unknown[0]!r}, which is no task; tasks are {', '.join(num_classes)}")
     specs = []
     for task, count in num_classes.items():
         if not task.isidentifier():
@@ -65,20 +66,26 @@ def head_specs(num_classes: Mapping[str, int], heads: Mapping[str, Mapping[str, 
         kind = options.pop("type", "Linear")
         if kind in HIERARCHICAL:
             raise ValueError(
-                f"heads.{task}.type is {kind!r}: hierarchical heads come with a later version; until then use Linear "
-                "for every task"
+                f"{section}.{task}.type = {kind!r}: hierarchical heads come with a later version; until then use "
+                "Linear for every task"
             )
-        if kind not in HEAD_TYPES:
-            raise ValueError(f"heads.{task}.type is {kind!r}; known types: {', '.join(sorted(HEAD_TYPES))}")
-        extra = sorted(set(options) - set(HEAD_TYPES[kind][1]))
-        if extra:
-            raise ValueError(f"heads.{task}.{extra[0]}: {kind} has no such option; it takes {HEAD_TYPES[kind][1]}")
+        if kind not in HEADS:
+            raise ValueError(f"{section}.{task}.type = {kind!r} is unknown; choose one of {', '.join(HEADS)}")
+        if extra := sorted(options.keys() - HEADS.options(kind)):
+            choices = ", ".join(HEADS.options(kind)) or "none"
+            raise ValueError(
+                f"{section}.{task}.{extra[0]} = {options[extra[0]]!r} is no option of {kind}; its options: {choices}"
+            )
         specs.append(HeadSpec(task, int(count), kind, tuple(sorted(options.items()))))
     return tuple(specs)
 
 
 class ClassificationHeads(nn.Module):
-    """All heads of a model, each a child named like its task."""
+    """All heads of a model, each a child named like its task.
+
+    The type of a head is a Linen module with the field `num_classes`, registered in `HEADS`; fields with a default
+    value are its options.
+    """
 
     specs: tuple[HeadSpec, ...]
 
@@ -86,9 +93,5 @@ class ClassificationHeads(nn.Module):
     def __call__(self, feats_BD: jax.Array) -> dict[str, jax.Array]:
         """Maps features [B, D] to {task: float32 logits [B, C]} in task order."""
         feats_BD = feats_BD.astype(jnp.float32)
-        return {
-            spec.task: HEAD_TYPES[spec.type][0](num_classes=spec.num_classes, name=spec.task, **dict(spec.options))(
-                feats_BD
-            )
-            for spec in self.specs
-        }
+        heads = {s.task: HEADS[s.type](num_classes=s.num_classes, name=s.task, **dict(s.options)) for s in self.specs}
+        return {task: head(feats_BD) for task, head in heads.items()}

@@ -6,7 +6,10 @@ Token order is [class token, metadata tokens in component order, patches in row-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import operator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -15,10 +18,11 @@ import jax.numpy as jnp
 
 from linnaeus_jax.models.convnext import ConvNeXtStage, Downsample, Stem
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
-from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, head_specs
-from linnaeus_jax.models.layers import ClsProjection, Conv1d, Dtype, LayerNorm, MetaHead, drop_path_rates, weight_init
-from linnaeus_jax.models.registry import register_model
+from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.models.heads import ClassificationHeads
+from linnaeus_jax.models.layers import ClsProjection, Conv1d, LayerNorm, MetaHead, drop_path_rates, weight_init
 from linnaeus_jax.models.rotary import ATTN_IMPLS, ROPE_INITS, ROPE_MODES, RotaryStage
+from linnaeus_jax.registry import MODELS
 
 MIN_SIZE = 32  # four halvings after the stem's patches of 4 leave one patch
 
@@ -62,48 +66,134 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-class MFormerV1(nn.Module):
-    """The network; build it with `build_model("mFormerV1", ...)`, which fills in and checks the fields.
+#: field -> its key in the `model` section
+KEYS = {
+    "dims": "convnext_stages.dims",
+    "depths": "convnext_stages.depths",
+    "rope_depths": "rope_stages.depths",
+    "num_heads": "rope_stages.num_heads",
+    "drop_rate": "drop_rate",
+    "attn_drop_rate": "attn_drop_rate",
+    "drop_path_rate": "drop_path_rate",
+    "mlp_ratio": "rope_stages.mlp_ratio",
+    "rope_theta": "rope_stages.rope_theta",
+    "rope_mode": "rope_stages.rope_mode",
+    "rope_init": "rope_stages.rope_init",
+    "layer_scale_init_value": "convnext_stages.layer_scale_init_value",
+    "only_last_cls": "only_last_cls",
+    "scan_layers": "scan_layers",
+    "depthwise_impl": "depthwise_impl",
+    "attn_impl": "attn_impl",
+}
 
-    `encode_image`, `encode_tokens` and `classify` composed are `__call__`; they are separate so that several
-    evaluations of the same images under different metadata share the convolutional part.
-    """
+#: group of parameters -> canonical names that belong to it; the first match counts
+STAGES = {
+    "stages.rope_freqs": re.compile(r"attn\.freqs$"),
+    "heads.classification_heads": re.compile(r"^head\."),
+    "heads.meta_heads": re.compile(r"^meta_"),
+    "embeddings": re.compile(r"^cls_token"),
+    "aggregation": re.compile(r"^(cl_1_fc|aggregate|final_norm)\."),
+    "stages.convnext_stages": re.compile(r"^(stem|stages\.[01]|downsample_layers\.[01])\."),
+    "stages.rope_stages": re.compile(r"^(stages\.[23]|downsample_layers\.2)\."),
+    "norm_layers": re.compile(r"^norm_[12]\."),
+}
+
+
+@MODELS.register("mFormerV1")
+class MFormerV1(ModelFamily):
+    """The network. `KEYS` says where the fields stand in the `model` section; `in_chans` and `rope_mixed` are fixed."""
 
     dims: tuple[int, ...]
     depths: tuple[int, ...]
     rope_depths: tuple[int, ...]
     num_heads: tuple[int, ...]
-    components: tuple[tuple[str, int], ...]
-    head_specs: tuple[HeadSpec, ...]
-    img_size: tuple[int, int]
-    in_chans: int = 3
-    drop_rate: float = 0.0
-    attn_drop_rate: float = 0.0
-    drop_path_rate: float = 0.0
-    mlp_ratio: tuple[float, ...] = (4.0, 4.0)
-    rope_theta: float = 10000.0
-    rope_mode: str = "rotary"
-    rope_init: str = "random_direction"
-    rope_mixed: bool = True
-    layer_scale_init_value: float = 1e-6
-    only_last_cls: bool = False
-    dtype: Dtype = jnp.float32
-    remat: bool = False
-    scan_layers: bool = False
-    depthwise_impl: str = "auto"
-    attn_impl: str = "auto"
+    in_chans: int
+    drop_rate: float
+    attn_drop_rate: float
+    drop_path_rate: float
+    mlp_ratio: tuple[float, ...]
+    rope_theta: float
+    rope_mode: str
+    rope_init: str
+    rope_mixed: bool
+    layer_scale_init_value: float
+    only_last_cls: bool
+    scan_layers: bool
+    depthwise_impl: str
+    attn_impl: str
+
+    variants = VARIANTS
+
+    @classmethod
+    def build(cls, model: Mapping[str, Any], **given: Any) -> MFormerV1:
+        """See `ModelFamily.build`; None or an empty tuple takes the variant's value, and a dropout rate of 0."""
+        settings = {field: functools.reduce(operator.getitem, key.split("."), model) for field, key in KEYS.items()}
+        fields: dict[str, Any] = {"drop_rate": 0.0, "attn_drop_rate": 0.0, **VARIANTS[model["variant"]]}
+        fields |= {field: value for field, value in settings.items() if value is not None and value != ()}
+        # entries 3 and 4 of ConvNeXt's own depths have no stage here; one ratio serves both stages
+        fields["depths"] = fields["depths"][:2] if len(fields["depths"]) == 4 else fields["depths"]
+        fields["mlp_ratio"] = tuple(map(float, fields["mlp_ratio"])) * (2 if len(fields["mlp_ratio"]) == 1 else 1)
+        built = cls(**fields, in_chans=3, rope_mixed=True, **given)
+        if errors := list(_errors(built)):
+            raise ValueError("\n".join(errors))
+        return built
+
+    @staticmethod
+    def stage_of(name: str) -> str:
+        """The group, one of `STAGES`, of the parameter with a canonical name; every parameter has exactly one.
+
+        Norms inside a stage belong to the stage; `norm_layers` are those between stages.
+
+        Raises:
+          ValueError: the name belongs to no group.
+        """
+        for stage, pattern in STAGES.items():
+            if pattern.search(name):
+                return stage
+        raise ValueError(f"parameter {name!r} belongs to none of the stages {', '.join(STAGES)}")
+
+    @nn.nowrap
+    def layer_index(self, name: str) -> int:
+        """Depth of a parameter for layer-wise learning-rate decay (Clark et al. 2020; Bao et al. 2022 for images).
+
+        0 is the stem, 1 ... L the blocks in the order of computation, L + 1 the heads with the aggregation and the
+        norms that feed them. What enters before a stage (downsampling, class token, metadata heads, `norm_1`) counts
+        as its first block.
+
+        Raises:
+          ValueError: the name belongs to no layer of the model.
+        """
+        depths = self.block_depths
+        first = [1 + sum(depths[:stage]) for stage in range(len(depths))]
+        if block := re.match(r"stages\.(\d+)\.(\d+)\.", name):
+            stage, position = int(block[1]), int(block[2])
+            if stage < len(depths) and position < depths[stage]:
+                return first[stage] + position
+        elif name.startswith("stem."):
+            return 0
+        elif down := re.match(r"downsample_layers\.([012])\.", name):
+            return first[int(down[1]) + 1]
+        elif entry := re.match(r"cls_token_([12])$|meta_\w+_head_([12])\.", name):
+            return first[int(entry[1] or entry[2]) + 1]
+        elif name.startswith("norm_1."):
+            return first[3]
+        elif re.match(r"(norm_2|final_norm|cl_1_fc|aggregate|head)\.", name):
+            return sum(depths) + 1
+        raise ValueError(f"parameter {name!r} belongs to no layer of a model with {depths} blocks per stage")
 
     @property
     def block_depths(self) -> tuple[int, ...]:
         """Number of blocks of each stage, in the order of computation."""
         return (*self.depths, *self.rope_depths)
 
-    @property
-    def meta_dim(self) -> int:
-        """Number of metadata columns."""
-        return sum(dim for _, dim in self.components)
-
     def setup(self) -> None:
+        if self.attn_impl == "cudnn":
+            backend, bfloat16 = jax.default_backend(), jnp.dtype(self.dtype) == jnp.bfloat16
+            if backend != "gpu" or not bfloat16 or self.attn_drop_rate > 0:
+                raise ValueError(
+                    "model.attn_impl = 'cudnn' needs a GPU, bfloat16 and attn_drop_rate 0 (here: "
+                    f"{backend}, {jnp.dtype(self.dtype)}, {self.attn_drop_rate}); use 'auto'"
+                )
         rates = drop_path_rates(self.block_depths, self.drop_path_rate)
         self.stem = Stem(self.dims[0], self.dtype, name="stem")
         self.conv_stages = [
@@ -157,21 +247,6 @@ class MFormerV1(nn.Module):
             "attn_impl": self.attn_impl,
             "dtype": self.dtype,
         }
-
-    def __call__(
-        self, image_BHWC: jax.Array, meta_BD: jax.Array | None = None, *, train: bool = False
-    ) -> dict[str, jax.Array]:
-        """Returns {task: float32 logits [B, C]} in task order.
-
-        Args:
-          image_BHWC: float [B, H, W, in_chans], already normalised; H and W at least 32.
-          meta_BD: float [B, sum of the components' columns]; a masked component is zero, None is all zero.
-          train: whether dropout and drop path act, with the rng streams `dropout` and `drop_path`.
-
-        Raises:
-          ValueError: an image or metadata of the wrong shape.
-        """
-        return self.classify(self.encode_tokens(self.encode_image(image_BHWC, train=train), meta_BD, train=train))
 
     def encode_image(self, image_BHWC: jax.Array, *, train: bool = False) -> jax.Array:
         """The convolutional part, which no metadata enter: [B, H, W, in_chans] -> [B, H // 16, W // 16, dims[2]]."""
@@ -227,119 +302,43 @@ def _grid(x_BhwD: jax.Array) -> tuple[int, int]:
     return x_BhwD.shape[1], x_BhwD.shape[2]
 
 
-@register_model("mFormerV1", tuple(VARIANTS))
-def mformer_v1(
-    *,
-    variant: str,
-    components: Sequence[tuple[str, int]],
-    num_classes: Mapping[str, int],
-    img_size: int | Sequence[int],
-    in_chans: int = 3,
-    dims: Sequence[int] | None = None,
-    depths: Sequence[int] | None = None,
-    rope_depths: Sequence[int] | None = None,
-    num_heads: Sequence[int] | None = None,
-    drop_rate: float | None = None,
-    attn_drop_rate: float | None = None,
-    drop_path_rate: float | None = None,
-    mlp_ratio: float | Sequence[float] = 4.0,
-    heads: Mapping[str, Mapping[str, Any]] | None = None,
-    **settings: Any,
-) -> MFormerV1:
-    """Builds mFormerV1 from a variant; None or an empty sequence takes the variant's value.
-
-    Args:
-      variant: `tiny`, `sm`, `md`, `lg` or `xl`.
-      components: (name, columns) of the active metadata components in the order of their columns.
-      num_classes: task -> classes, in the order of the returned logits.
-      img_size: nominal size; any size of at least 32 works at run time.
-      depths: blocks of the two convolutional stages; entries 3 and 4 of ConvNeXt's own list have no stage here.
-      mlp_ratio: hidden width of the MLPs over the width of a block, one number or one per transformer stage.
-      heads: see `head_specs`.
-      settings: the remaining fields of `MFormerV1` (`rope_mode`, `remat`, `dtype`, ...).
-
-    Raises:
-      ValueError: a setting that does not fit, with its name, value and the fix.
-    """
-    chosen = dict(VARIANTS[variant])
-    chosen.update({"drop_rate": 0.0, "attn_drop_rate": 0.0})
-    given = {
-        "dims": dims,
-        "depths": depths,
-        "rope_depths": rope_depths,
-        "num_heads": num_heads,
-        "drop_rate": drop_rate,
-        "attn_drop_rate": attn_drop_rate,
-        "drop_path_rate": drop_path_rate,
+def _errors(model: MFormerV1) -> Iterator[str]:
+    """What cannot work, one line each with key, value and fix."""
+    sizes = {"dims": 4, "depths": 2, "rope_depths": 2, "num_heads": 2}
+    wrong = {
+        field: f"must be {length} integers of at least 1"
+        for field, length in sizes.items()
+        if len(getattr(model, field)) != length or not all(type(x) is int and x > 0 for x in getattr(model, field))
     }
-    chosen.update({name: value for name, value in given.items() if value is not None and value != ()})
-    for name, lengths in (("dims", (4,)), ("depths", (2, 4)), ("rope_depths", (2,)), ("num_heads", (2,))):
-        chosen[name] = _positive(name, chosen[name], lengths)
-    ratios = (mlp_ratio,) if isinstance(mlp_ratio, int | float) else tuple(mlp_ratio)
-    size = (img_size, img_size) if isinstance(img_size, int) else tuple(int(side) for side in img_size)
-    model = MFormerV1(
-        **{**chosen, "depths": chosen["depths"][:2]},
-        components=tuple((str(name), int(dim)) for name, dim in components),
-        head_specs=head_specs(num_classes, heads),
-        img_size=size,  # type: ignore[arg-type]
-        in_chans=in_chans,
-        mlp_ratio=tuple(map(float, ratios * 2 if len(ratios) == 1 else ratios)),
-        **settings,
-    )
-    _check(model)
-    return model
-
-
-def _positive(name: str, values: Sequence[int], lengths: tuple[int, ...]) -> tuple[int, ...]:
-    result = tuple(int(value) for value in values)
-    if len(result) not in lengths or min(result) < 1:
-        wanted = " or ".join(str(length) for length in lengths)
-        raise ValueError(f"{name} is {result}; {wanted} numbers of at least 1 are needed")
-    return result
-
-
-def _check(model: MFormerV1) -> None:
-    """Raises ValueError for the first field that cannot work."""
-    if len(model.img_size) != 2 or min(model.img_size) < MIN_SIZE:
-        raise ValueError(
-            f"img_size is {model.img_size}; one number or (height, width) of at least {MIN_SIZE} is needed"
-        )
-    for name in ("drop_rate", "attn_drop_rate", "drop_path_rate"):
-        if not 0.0 <= getattr(model, name) < 1.0:
-            raise ValueError(f"{name} is {getattr(model, name)}; it must lie in [0, 1)")
-    for name, choices in (
+    if len(model.mlp_ratio) != 2 or min(model.mlp_ratio) <= 0:
+        wrong["mlp_ratio"] = "must be one number above 0, or one per transformer stage"
+    for field in ("drop_rate", "attn_drop_rate", "drop_path_rate"):
+        if not 0.0 <= getattr(model, field) < 1.0:
+            wrong[field] = "is out of range; it must be within [0, 1)"
+    if not model.layer_scale_init_value >= 0:
+        wrong["layer_scale_init_value"] = "is out of range; it must be 0 or more"
+    if not model.rope_theta > 0:
+        wrong["rope_theta"] = "is out of range; it must be above 0"
+    for field, choices in (
         ("rope_mode", ROPE_MODES),
         ("rope_init", ROPE_INITS),
         ("depthwise_impl", DEPTHWISE_IMPLS),
         ("attn_impl", ATTN_IMPLS),
     ):
-        if getattr(model, name) not in choices:
-            raise ValueError(f"{name} is {getattr(model, name)!r}; use one of {', '.join(choices)}")
-    if len(model.mlp_ratio) != 2 or min(model.mlp_ratio) <= 0:
-        raise ValueError(
-            f"mlp_ratio is {model.mlp_ratio}; one positive number, or one per transformer stage, is needed"
-        )
-    for name in ("rope_theta", "in_chans"):
-        if getattr(model, name) <= 0:
-            raise ValueError(f"{name} is {getattr(model, name)}; it must be positive")
+        if getattr(model, field) not in choices:
+            wrong[field] = f"is unknown; choose one of {', '.join(choices)}"
+    multiple = 4 if model.rope_init == "rope_vit" or not model.rope_mixed else 2
+    if not wrong.keys() & sizes.keys():
+        pairs = zip(model.num_heads, model.dims[2:])
+        if any(dim % heads or (dim // heads) % multiple for heads, dim in pairs):
+            wrong["num_heads"] = f"must divide dims[2:] = {model.dims[2:]} into heads of a multiple of {multiple}"
+    yield from (f"model.{KEYS[field]} = {getattr(model, field)!r} {text}" for field, text in wrong.items())
+    if min(model.img_size) < MIN_SIZE:
+        yield f"data.img_size = {model.img_size[0]} is out of range; it must be {MIN_SIZE} or more"
     names = [name.lower() for name, _ in model.components]
     for name, dim in model.components:
         if not name.isidentifier() or names.count(name.lower()) > 1 or dim < 1:
-            raise ValueError(
+            yield (
                 f"metadata component ({name!r}, {dim}) needs a name of letters, digits and _, used once, and at "
                 "least one column"
-            )
-    multiple = 4 if model.rope_init == "rope_vit" or not model.rope_mixed else 2
-    for heads, dim in zip(model.num_heads, model.dims[2:]):
-        if dim % heads or (dim // heads) % multiple:
-            raise ValueError(
-                f"num_heads {model.num_heads} do not divide dims[2:] {model.dims[2:]} into heads of a width that is a "
-                f"multiple of {multiple}"
-            )
-    if model.attn_impl == "cudnn":
-        backend, bfloat16 = jax.default_backend(), jnp.dtype(model.dtype) == jnp.bfloat16
-        if backend != "gpu" or not bfloat16 or model.attn_drop_rate > 0:
-            raise ValueError(
-                f"attn_impl is 'cudnn', which needs a GPU, bfloat16 and attn_drop_rate 0 (here: {backend}, "
-                f"{jnp.dtype(model.dtype)}, {model.attn_drop_rate}); use 'auto'"
             )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.derived import architecture
 from linnaeus_jax.debugging.flags import taxonomy_lines
 from linnaeus_jax.run.inputs import Inputs
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -49,7 +50,7 @@ def run_facts(config: ConfigDict, inputs: Inputs, resolved: ResolvedSchedule, pr
         }
 
     return {
-        "architecture": f"{config.model.type}_{config.model.variant}",
+        "architecture": architecture(config),
         "total_examples": len(dataset.train),
         "training": training,
         "loop": {

@@ -8,6 +8,7 @@ import logging
 import numpy as np
 
 from linnaeus_jax import versions
+from linnaeus_jax.config.derived import architecture
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.data.dataset import write_assets
 from linnaeus_jax.files import write_json
@@ -81,7 +82,7 @@ def _keep_run_id(experiment: Experiment, host: HostState) -> None:
 
 def _tracker_facts(experiment: Experiment) -> dict[str, object]:
     """What describes the run in W&B besides its configuration."""
-    dataset, model = experiment.inputs.dataset, experiment.config.model
+    dataset = experiment.inputs.dataset
     return {
         "dataset_metadata": {
             "num_classes": dataset.num_classes,
@@ -94,7 +95,7 @@ def _tracker_facts(experiment: Experiment) -> dict[str, object]:
         },
         "model_info": {
             "parameters": sum(int(np.prod(row.shape)) for row in experiment.program.parameters),
-            "architecture": f"{model.type}_{model.variant}",
+            "architecture": architecture(experiment.config),
         },
         "system_info": versions.versions(),
     }

@@ -23,7 +23,7 @@ from linnaeus_jax.learning.smoothing import TaxonomySmoothing
 from linnaeus_jax.metrics import custom
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.names import split_result
-from linnaeus_jax.models import ParameterInfo, build_model, layer_index, parameter_table, stage_of
+from linnaeus_jax.models import ModelFamily, ParameterInfo, build_model, parameter_table
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
@@ -43,7 +43,7 @@ PREVIEW_ROWS = 10
 class Program:
     """The pure functions of a run and what describes them."""
 
-    model: nn.Module
+    model: ModelFamily
     objective: Objective
     gradnorm_objective: Objective  # the same numbers; only what the backward pass recomputes may differ
     settings: StepSettings
@@ -54,11 +54,8 @@ class Program:
 
     def initial_state(self) -> TrainState:
         """Parameters and optimizer state of step 0, from the seed; pure, to be jitted with the wanted placement."""
-        size = self.model.img_size
-        variables = self.model.init(
-            stream(self.objective.seed, "init"), jnp.zeros((1, *size, self.model.in_chans), jnp.float32), None
-        )
-        variables = dict(variables)
+        image = jnp.zeros((1, *self.model.img_size, 3), jnp.float32)
+        variables = dict(self.model.init(stream(self.objective.seed, "init"), image, None))
         params = variables.pop("params")
         zero = jnp.zeros((), jnp.int32)
         return TrainState(
@@ -97,45 +94,20 @@ def compute_dtype(config: ConfigDict) -> Any:
     return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
 
 
-def model_from_config(config: ConfigDict, dataset: Dataset, variant: str = "plain") -> nn.Module:
-    """The model that the config names, sized for the data, as the `variant` of the step uses it.
+def model_from_config(config: ConfigDict, dataset: Dataset, step_name: str = "plain") -> ModelFamily:
+    """The model that the config names, sized for the data, as the step `plain` or `gradnorm` uses it.
 
     Raises:
       ValueError: a setting that does not fit, naming key, value and fix.
     """
-    model, remat = config.model, config.train.gradient_checkpointing
-    heads = {task: dict(head) for task, head in model.classification.heads.items()}
-    unknown = set(heads) - set(dataset.tasks)
-    if unknown:
-        raise ValueError(
-            f"model.classification.heads names {sorted(unknown)[0]!r}, which is no task; tasks are {dataset.tasks}"
-        )
+    remat = config.train.gradient_checkpointing
     return build_model(
-        model.type,
-        variant=model.variant,
-        components=tuple((component.name, component.stop - component.start) for component in dataset.components),
+        config.model,
+        components=[(component.name, component.stop - component.start) for component in dataset.components],
         num_classes=dataset.num_classes,
-        img_size=model.img_size or config.data.img_size,
-        in_chans=model.in_chans,
-        dims=model.convnext_stages.dims,
-        depths=model.convnext_stages.depths,
-        rope_depths=model.rope_stages.depths,
-        num_heads=model.rope_stages.num_heads,
-        drop_rate=model.drop_rate,
-        attn_drop_rate=model.attn_drop_rate,
-        drop_path_rate=model.drop_path_rate,
-        heads=heads,
-        mlp_ratio=model.rope_stages.mlp_ratio,
-        rope_theta=model.rope_stages.rope_theta,
-        rope_mode=model.rope_stages.rope_mode,
-        rope_init=model.rope_stages.rope_init,
-        layer_scale_init_value=model.convnext_stages.layer_scale_init_value,
-        only_last_cls=model.only_last_cls,
+        img_size=config.data.img_size,
         dtype=compute_dtype(config),
-        remat=remat.enabled_gradnorm_steps if variant == "gradnorm" else remat.enabled_normal_steps,
-        scan_layers=model.scan_layers,
-        depthwise_impl=model.depthwise_impl,
-        attn_impl=model.attn_impl,
+        remat=remat.enabled_gradnorm_steps if step_name == "gradnorm" else remat.enabled_normal_steps,
     )
 
 
@@ -246,14 +218,12 @@ def build_program(
     )
 
     # ---- step settings: what happens to the gradient
-    image = jax.ShapeDtypeStruct((1, *model.img_size, model.in_chans), jnp.float32)
-    shapes = jax.eval_shape(lambda key, x: model.init(key, x), jax.random.key(0), image)
-    parameters = tuple(parameter_table(model, shapes["params"]))
+    parameters = tuple(parameter_table(model))
     optimizer = optimizers.build_optimizer(
         config.optimizer,
         parameters,
-        layer_index=lambda name: layer_index(name, model),
-        stage_of=stage_of,
+        layer_index=model.layer_index if config.optimizer.layer_decay != 1 else None,
+        stage_of=model.stage_of,
     )
     weights = task_weights.initial_task_weights(
         dataset.tasks,
@@ -269,7 +239,9 @@ def build_program(
         clip_mode=train.clip_mode,
         clip_limit=train.clip_grad,
         ema_decay=train.ema.decay if train.ema.enabled else None,
-        gradnorm=_gradnorm_settings(config, dataset, parameters, optimizer) if gradnorm_enabled(config) else None,
+        gradnorm=_gradnorm_settings(config, dataset, parameters, optimizer, model.stage_of)
+        if gradnorm_enabled(config)
+        else None,
     )
 
     # ---- evaluation
@@ -310,13 +282,21 @@ def mix_settings(config: ConfigDict, block: int) -> mixing.MixSettings | None:
 
 
 def _gradnorm_settings(
-    config: ConfigDict, dataset: Dataset, parameters: tuple[ParameterInfo, ...], optimizer: optimizers.Optimizer
+    config: ConfigDict,
+    dataset: Dataset,
+    parameters: tuple[ParameterInfo, ...],
+    optimizer: optimizers.Optimizer,
+    stage_of: Callable[[str], str],
 ) -> GradNormSettings:
     weighting = config.loss.grad_weighting.task
     # Measured are the labelled samples alone; that is what trains where null labels never do.
     nulls_left_out = not dataset.null_possible or config.train.phase1_mask_null_loss
     zero_metadata = weighting.zero_aux_info and bool(dataset.components)
-    excluded = parse_filter(weighting.exclude_config, key="loss.grad_weighting.task.exclude_config", stage_of=stage_of)
+    excluded = parse_filter(
+        weighting.exclude_config,
+        key="loss.grad_weighting.task.exclude_config",
+        stage_of=stage_of,
+    )
     shared = {
         parameter.path: row.optimizer != optimizers.FROZEN and not excluded(parameter)
         for parameter, row in zip(parameters, optimizer.rows, strict=True)

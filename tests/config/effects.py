@@ -39,8 +39,7 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.losses import task_loss_sums
 from linnaeus_jax.learning.optimizers import build_optimizer
 from linnaeus_jax.metrics.step_logger import log_due
-from linnaeus_jax.models import stage_of
-from linnaeus_jax.models.heads import ClassificationHeads
+from linnaeus_jax.models import ClassificationHeads, MFormerV1, ModelFamily
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
 from linnaeus_jax.reporting.metrics_log import MetricsLog
@@ -157,14 +156,11 @@ def rounded(values: Any, digits: int = 5) -> Any:
     return np.round(np.asarray(values, np.float64), digits).tolist()
 
 
-class Small(nn.Module):
+class Small(ModelFamily):
     """Stands in for the network where its numbers do not matter: heads on a few features of picture and metadata."""
 
-    head_specs: tuple[Any, ...]
-    img_size: tuple[int, int]
-    meta_dim: int
-    in_chans: int = 3
-    block_depths: tuple[int, ...] = (1, 1, 1, 1)
+    def layer_index(self, name: str) -> int:
+        return ("stem", "norm_1", "head").index(name.partition(".")[0])
 
     @nn.compact
     def __call__(self, image: jax.Array, meta: jax.Array | None = None, *, train: bool = False) -> dict[str, jax.Array]:
@@ -269,7 +265,8 @@ class Site:
     @functools.cached_property
     def small_program(self) -> Any:
         """The program with `Small` in place of the network."""
-        small = Small(self.model.head_specs, self.model.img_size, self.model.meta_dim)
+        given = {field.name: getattr(self.model, field.name) for field in dataclasses.fields(ModelFamily)}
+        small = Small(**given)
         block = SamplerSettings.from_config(self.config).block
         with mock.patch.object(step_program, "model_from_config", return_value=small):
             return step_program.build_program(self.config, self.dataset, self.resolved, block)
@@ -327,7 +324,7 @@ class Site:
         """Whether the backward pass of the real network recomputes: in normal steps, in those of GradNorm."""
 
         def text(model: nn.Module) -> str:
-            shape = (1, *model.img_size, model.in_chans)
+            shape = (1, *model.img_size, 3)
             variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))
             return str(jax.make_jaxpr(model.apply)(variables, jnp.zeros(shape)))
 
@@ -423,7 +420,10 @@ class Site:
     @functools.cached_property
     def optimizer(self) -> Any:
         return build_optimizer(
-            self.config.optimizer, TOY, layer_index=lambda name: int(name.startswith("head")), stage_of=stage_of
+            self.config.optimizer,
+            TOY,
+            layer_index=lambda name: int(name.startswith("head")),
+            stage_of=MFormerV1.stage_of,
         )
 
     def transformed(self) -> list[Any]:

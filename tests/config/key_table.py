@@ -291,8 +291,6 @@ add(
     "model",
     type=Row("mFormerV9", refused("model.type"), True),
     variant=Row("md", at("model.rope_depths"), (10, 2), VARIANT),
-    img_size=Row(64, refused("model.img_size"), True),
-    in_chans=Row(1, refused("model.in_chans"), True),
     drop_rate=Row(0.1, at("model.drop_rate"), 0.1),
     attn_drop_rate=Row(0.2, at("model.attn_drop_rate"), 0.2),
     drop_path_rate=Row(0.3, at("model.drop_path_rate"), 0.3),

@@ -11,18 +11,16 @@ import pytest
 
 from linnaeus_jax.debugging.frame_recorder import COLLECTION, FrameRecorder
 from linnaeus_jax.debugging.frames import Frame, Row, merge
-from linnaeus_jax.models import build_model
+from tests.models.builds import build
 
 
 def tiny(**settings):
-    return build_model(
-        "mFormerV1",
-        variant="tiny",
+    return build(
         components=(("TEMPORAL", 2),),
         num_classes={"taxa_L10": 5, "taxa_L20": 3},
         img_size=32,
-        dims=(8, 8, 16, 16),
-        num_heads=(2, 2),
+        convnext_stages__dims=(8, 8, 16, 16),
+        rope_stages__num_heads=(2, 2),
         only_last_cls=True,
         **settings,
     )

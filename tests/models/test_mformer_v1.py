@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.models import build_model, parameter_table, params_from_torch, params_to_torch
 from linnaeus_jax.models.convnext import ConvNeXtStage
+from linnaeus_jax.models.heads import head_specs
 from linnaeus_jax.models.layers import drop_path_rates, drop_path_scales
 from linnaeus_jax.models.mformer_v1 import VARIANTS
-from linnaeus_jax.models.names import flax_path, named_leaves
+from linnaeus_jax.models.names import named_leaves, params_from_torch, params_to_torch
 from linnaeus_jax.models.rotary import RotaryStage
+from tests.models.builds import build
 
 COMPONENTS = (("TEMPORAL", 2), ("SPATIAL", 3))
 TASKS = {"taxa_L10": 5, "taxa_L20": 3}
@@ -31,22 +32,20 @@ def cfg(golden):
 
 def golden_model(cfg, **settings):
     kw = cfg["kw"]
-    return build_model(
-        "mFormerV1",
-        variant="tiny",
+    return build(
         components=[(name, dim) for name, dim, _ in cfg["meta"]],
         num_classes=cfg["tasks"],
         img_size=kw["img"],
-        dims=kw["dims"],
-        depths=kw["depths01"],
-        rope_depths=kw["rope_depths"],
-        num_heads=kw["heads"],
+        convnext_stages__dims=kw["dims"],
+        convnext_stages__depths=kw["depths01"],
+        rope_stages__depths=kw["rope_depths"],
+        rope_stages__num_heads=kw["heads"],
         **settings,
     )
 
 
 def shapes(model):
-    image = jax.ShapeDtypeStruct((1, *model.img_size, model.in_chans), jnp.float32)
+    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
     return jax.eval_shape(model.init, jax.random.key(0), image)["params"]
 
 
@@ -142,7 +141,7 @@ def test_golden_numbers_rotary(golden, cfg, rotary_run):
 
 
 def test_golden_numbers_cos_only(golden, cfg, params, inputs):
-    check_golden(golden, cfg, watched(golden_model(cfg, rope_mode="cos_only"), params, inputs), "cos")
+    check_golden(golden, cfg, watched(golden_model(cfg, rope_stages__rope_mode="cos_only"), params, inputs), "cos")
 
 
 def test_all_parameters_get_finite_gradients(rotary_run):
@@ -310,8 +309,8 @@ def test_sharded_batch_draws_and_computes_the_same(cfg, params, inputs):
 
 
 def tiny(**settings):
-    defaults = {"variant": "tiny", "components": COMPONENTS, "num_classes": TASKS, "img_size": 64}
-    return build_model("mFormerV1", **{**defaults, **settings})
+    defaults = {"components": COMPONENTS, "num_classes": TASKS, "img_size": 64}
+    return build(**{**defaults, **settings})
 
 
 def count(tree):
@@ -335,7 +334,7 @@ def test_parameter_counts(fixtures, variant):
 
 @pytest.mark.parametrize(("ratio", "widths"), [(2.0, (192, 256)), ((0.5,), (48, 64)), ((2, 3.0), (192, 384))])
 def test_mlp_ratio_is_one_number_or_one_per_stage(ratio, widths):
-    tree = {name: leaf.shape for name, _, leaf in named_leaves(shapes(tiny(mlp_ratio=ratio)))}
+    tree = {name: leaf.shape for name, _, leaf in named_leaves(shapes(tiny(rope_stages__mlp_ratio=ratio)))}
     assert tree["stages.2.0.mlp.fc1.weight"] == tree["stages.2.1.mlp.fc1.weight"] == (96, widths[0])
     assert tree["stages.3.0.mlp.fc1.weight"] == (128, widths[1])
 
@@ -390,13 +389,16 @@ def test_initial_values():
 
 
 def test_optional_parts_leave_out_their_parameters():
-    names = [name for name, _, _ in named_leaves(shapes(tiny(only_last_cls=True, layer_scale_init_value=0.0)))]
+    names = [
+        name
+        for name, _, _ in named_leaves(shapes(tiny(only_last_cls=True, convnext_stages__layer_scale_init_value=0.0)))
+    ]
     assert not [name for name in names if name.startswith(("cl_1_fc", "aggregate")) or name.endswith("gamma")]
-    plain = [name for name, _, _ in named_leaves(shapes(tiny(components=(), rope_mixed=False)))]
+    plain = [name for name, _, _ in named_leaves(shapes(tiny(components=()).clone(rope_mixed=False)))]
     assert not [name for name in plain if name.startswith("meta_") or name.endswith("freqs")]
     bare = [
         name
-        for name, _, _ in named_leaves(shapes(tiny(heads={"taxa_L10": {"type": "Linear", "use_bias": False}})))
+        for name, _, _ in named_leaves(shapes(tiny(classification__heads__taxa_L10__use_bias=False)))
         if name.startswith("head.")
     ]
     assert bare == ["head.taxa_L10.fc.weight", "head.taxa_L20.fc.bias", "head.taxa_L20.fc.weight"]
@@ -405,29 +407,30 @@ def test_optional_parts_leave_out_their_parameters():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"variant": "huge"}, "no variant 'huge'; known variants: tiny, sm, md, lg, xl"),
-        ({"dims": (8, 16, 32)}, r"dims is \(8, 16, 32\); 4 numbers"),
-        ({"rope_depths": (2, 0)}, r"rope_depths is \(2, 0\)"),
-        ({"depths": (1, 1, 1)}, "2 or 4 numbers"),
-        ({"num_heads": (5, 4)}, r"num_heads \(5, 4\) do not divide"),
-        ({"num_heads": (16, 4), "rope_init": "rope_vit"}, "multiple of 4"),
-        ({"rope_mode": "sine"}, "rope_mode is 'sine'; use one of rotary, cos_only"),
-        ({"rope_init": "x"}, "rope_init is 'x'"),
-        ({"attn_impl": "flash"}, "attn_impl is 'flash'"),
-        ({"attn_impl": "cudnn"}, "needs a GPU"),
-        ({"depthwise_impl": "x"}, "depthwise_impl is 'x'"),
-        ({"drop_path_rate": 1.0}, r"drop_path_rate is 1.0; it must lie in \[0, 1\)"),
-        ({"img_size": 16}, r"img_size is \(16, 16\)"),
-        ({"mlp_ratio": 0.0}, r"mlp_ratio is \(0.0, 0.0\)"),
-        ({"mlp_ratio": (4.0, 4.0, 4.0)}, "one per transformer stage"),
+        ({"variant": "huge"}, "model.variant = 'huge' is unknown for mFormerV1; choose one of tiny, sm, md, lg, xl"),
+        ({"convnext_stages__dims": (8, 16, 32)}, r"model.convnext_stages.dims = \(8, 16, 32\) must be 4 integers"),
+        ({"convnext_stages__dims": (8, 16, 32.5, 64)}, "must be 4 integers"),
+        ({"rope_stages__depths": (2, 0)}, r"model.rope_stages.depths = \(2, 0\) must be 2 integers of at least 1"),
+        ({"convnext_stages__depths": (1, 1, 1)}, r"model.convnext_stages.depths = \(1, 1, 1\) must be 2"),
+        ({"rope_stages__num_heads": (5, 4)}, r"model.rope_stages.num_heads = \(5, 4\) must divide dims"),
+        ({"rope_stages__num_heads": (16, 4), "rope_stages__rope_init": "rope_vit"}, "multiple of 4"),
+        ({"rope_stages__rope_mode": "sine"}, "rope_mode = 'sine' is unknown; choose one of rotary, cos_only"),
+        ({"rope_stages__rope_init": "x"}, "rope_init = 'x'"),
+        ({"rope_stages__rope_theta": 0.0}, "rope_theta = 0.0 is out of range; it must be above 0"),
+        ({"attn_impl": "flash"}, "attn_impl = 'flash'"),
+        ({"depthwise_impl": "x"}, "depthwise_impl = 'x'"),
+        ({"drop_path_rate": 1.0}, r"drop_path_rate = 1.0 is out of range; it must be within \[0, 1\)"),
+        ({"convnext_stages__layer_scale_init_value": -1.0}, "layer_scale_init_value = -1.0 is out of range"),
+        ({"img_size": 16}, "data.img_size = 16 is out of range"),
+        ({"rope_stages__mlp_ratio": 0.0}, r"mlp_ratio = \(0.0, 0.0\)"),
+        ({"rope_stages__mlp_ratio": (4.0, 4.0, 4.0)}, "one per transformer stage"),
         ({"components": (("A", 2), ("a", 3))}, "used once"),
         ({"components": (("A", 0),)}, "at least one column"),
         ({"num_classes": {}}, "names no task"),
         ({"num_classes": {"a": 0}}, r"num_classes\['a'\] is 0"),
         ({"num_classes": {"a.b": 2}}, "task name 'a.b'"),
-        ({"heads": {"nope": {}}}, "heads.nope: no such task"),
-        ({"heads": {"taxa_L10": {"type": "Deep"}}}, "heads.taxa_L10.type is 'Deep'; known types: Linear"),
-        ({"heads": {"taxa_L10": {"temperature": 2}}}, "heads.taxa_L10.temperature: Linear has no such option"),
+        ({"classification__heads__nope__type": "Linear"}, "model.classification.heads names 'nope', which is no task"),
+        ({"classification__heads__taxa_L10__type": "Deep"}, "taxa_L10.type = 'Deep' is unknown; choose one of Linear"),
     ],
 )
 def test_settings_that_cannot_work(settings, message):
@@ -435,11 +438,19 @@ def test_settings_that_cannot_work(settings, message):
         tiny(**settings)
 
 
-def test_unknown_type_and_setting():
-    with pytest.raises(ValueError, match=r"model type 'resnet' is unknown; known types: .*mFormerV1"):
-        build_model("resnet", variant="sm")
-    with pytest.raises(TypeError, match="patch_size"):
-        tiny(patch_size=3)
+def test_options_of_heads():
+    with pytest.raises(ValueError, match=r"taxa_L10.temperature = 2 is no option of Linear; its options: use_bias"):
+        head_specs(TASKS, {"taxa_L10": {"temperature": 2}})
+
+
+def test_fused_attention_needs_a_gpu():
+    with pytest.raises(ValueError, match=r"attn_impl = 'cudnn' needs a GPU"):
+        shapes(tiny(attn_impl="cudnn"))
+
+
+def test_unknown_type():
+    with pytest.raises(ValueError, match=r"model.type = 'resnet' is unknown; choose one of .*mFormerV1"):
+        tiny(type="resnet")
 
 
 @pytest.mark.parametrize(
@@ -461,8 +472,3 @@ def test_every_variant_states_the_same_settings():
     assert {tuple(variant) for variant in VARIANTS.values()} == {
         ("dims", "depths", "rope_depths", "num_heads", "drop_path_rate")
     }
-
-
-def test_modules_are_named_like_their_parameters(cfg, params):
-    for info in parameter_table(golden_model(cfg), params):
-        assert flax_path(info.name) == info.path

@@ -6,13 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.models import build_model, names
-from linnaeus_jax.models.registry import model_variants, register_model
+from linnaeus_jax.models import MFormerV1, names
+from linnaeus_jax.models.mformer_v1 import STAGES
+from linnaeus_jax.registry import MODELS
+from tests.models.builds import build
 
 
-def make(variant="tiny", **settings):
+def make(**settings):
     defaults = {"components": (("TEMPORAL", 2),), "num_classes": {"taxa_L10": 3, "taxa_L20": 2}, "img_size": 32}
-    return build_model("mFormerV1", variant=variant, **{**defaults, **settings})
+    return build(**{**defaults, **settings})
 
 
 def shapes(model):
@@ -31,17 +33,16 @@ def tree(model):
 
 
 @pytest.fixture(scope="module")
-def table(model, tree):
-    return names.parameter_table(model, tree)
+def table(model):
+    return names.parameter_table(model)
 
 
 def test_names_and_shapes_are_those_of_torch(fixtures):
     golden = json.loads((fixtures / "models_torch_names.json").read_text())
     components = [(name, dim) for name, dim, _ in golden["meta"]]
-    tree = shapes(make("sm", components=components, num_classes=golden["num_classes"]))
+    tree = shapes(make(variant="sm", components=components, num_classes=golden["num_classes"]))
     ours = {}
     for name, path, leaf in names.named_leaves(tree):
-        assert names.flax_path(name) == path
         ours[name] = list(names.to_torch_layout(path, np.broadcast_to(np.float32(0), leaf.shape)).shape)
     assert ours == golden["mFormerV1_sm"]
 
@@ -64,10 +65,8 @@ def test_import_refuses_what_does_not_fit(tree):
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match=r"ends in 'running_mean'"):
-        names.flax_path("bn1.running_mean")
     with pytest.raises(ValueError, match=r"'x.weight' belongs to none of the stages"):
-        names.stage_of("x.weight")
+        MFormerV1.stage_of("x.weight")
 
 
 def test_layer_types(table):
@@ -82,18 +81,18 @@ def test_layer_types(table):
 
 
 def test_every_parameter_has_one_stage(table):
-    found = Counter(names.stage_of(info.name) for info in table)
-    assert set(found) == set(names.STAGES)
-    assert names.stage_of("stages.2.0.attn.freqs") == "stages.rope_freqs"
-    assert names.stage_of("stages.2.0.norm1.bias") == "stages.rope_stages"
-    assert names.stage_of("downsample_layers.1.conv.weight") == "stages.convnext_stages"
+    found = Counter(MFormerV1.stage_of(info.name) for info in table)
+    assert set(found) == set(STAGES)
+    assert MFormerV1.stage_of("stages.2.0.attn.freqs") == "stages.rope_freqs"
+    assert MFormerV1.stage_of("stages.2.0.norm1.bias") == "stages.rope_stages"
+    assert MFormerV1.stage_of("downsample_layers.1.conv.weight") == "stages.convnext_stages"
     assert found["norm_layers"] == 4
     assert found["embeddings"] == 2
 
 
 def test_layer_index_orders_the_depth(model, table):
-    index = {info.name: names.layer_index(info.name, model) for info in table}
-    assert set(index.values()) == set(range(names.num_layers(model)))
+    index = {info.name: model.layer_index(info.name) for info in table}
+    assert set(index.values()) == set(range(7))
     assert index["stem.1.bias"] == 0
     assert index["stages.0.0.gamma"] == 1
     assert index["downsample_layers.0.norm.bias"] == index["stages.1.0.gamma"] == 2
@@ -101,10 +100,11 @@ def test_layer_index_orders_the_depth(model, table):
     assert index["cls_token_2"] == index["norm_1.bias"] == index["stages.3.0.attn.freqs"] == 5
     assert index["head.taxa_L20.fc.bias"] == index["final_norm.bias"] == index["aggregate.bias"] == 6
     with pytest.raises(ValueError, match=r"'stages.2.7.norm1.bias' belongs to no layer"):
-        names.layer_index("stages.2.7.norm1.bias", model)
+        model.layer_index("stages.2.7.norm1.bias")
 
 
 def test_registry_lists_and_refuses_a_second_registration():
-    assert model_variants()["mFormerV1"] == ("tiny", "sm", "md", "lg", "xl")
-    with pytest.raises(ValueError, match="registered already"):
-        register_model("mFormerV1", ())(make)
+    assert tuple(MODELS["mFormerV1"].variants) == ("tiny", "sm", "md", "lg", "xl")
+    assert MODELS.options("mFormerV1") == {}  # its keys stand in the default tree
+    with pytest.raises(ValueError, match="'mFormerV1' is registered twice"):
+        MODELS.register("mFormerV1")(make)
