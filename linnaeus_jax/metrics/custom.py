@@ -1,4 +1,4 @@
-"""Metrics and subsets of the user's own, from a plugin: a module that `env.plugins` names.
+"""Metrics and subsets of plugins, the modules that `env.plugins` names.
 
 A metric is measured inside the compiled step and, like the built-in ones, logged, kept in checkpoints, reported at the
 end, and may drive early stopping and the ranking of checkpoints. Keyword-only arguments with a default value are its
@@ -49,7 +49,7 @@ class MetricInputs:
     row: jax.Array  # int32 [B], row of the labels file
     group: jax.Array  # int32 [B], rows of one group may be mixed; -1: never, as in validation
     meta: jax.Array  # float32 [B, D], as the model sees it: masked and invalid components are zero
-    meta_valid: jax.Array  # bool [B, K], components that are known and not masked
+    meta_valid: jax.Array  # bool [B, K], components that are present and not masked
     subsets: Mapping[str, jax.Array]  # kind of custom subset -> int32 [B], position of the row's subset; -1: in none
 
     @property

@@ -383,7 +383,7 @@ def signed_confidence(probability: jax.Array, right: jax.Array, counted: jax.Arr
     Args:
       probability: float32 [B, T], of the best class; NaN counts as 0.
       right: bool [B, T], the prediction is the label.
-      counted: bool [B, T], the label is known and the row no padding.
+      counted: bool [B, T], the label is not null and the row no padding.
 
     Returns:
       float32 [B, T]: the probability, its sign set where the prediction is wrong (-0.0 for 0), 2 where not counted:

@@ -27,14 +27,14 @@ class Mistakes:
           score: float32 [n], see `extras.signed_confidence`.
         """
         wrong = np.signbit(score) & ~np.isnan(score)
-        found = np.empty(int(wrong.sum()), self._rows.dtype)
+        mistakes = np.empty(int(wrong.sum()), self._rows.dtype)
         for name, values in (("score", score), ("row", row), ("label", label), ("predicted", predicted)):
-            found[name] = values[wrong]
-        merged = np.concatenate([self._rows, found])
+            mistakes[name] = values[wrong]
+        merged = np.concatenate([self._rows, mistakes])
         # ties of confidence, such as 1.0, are broken by the row, so that batches and processes do not matter
         self._rows = merged[np.lexsort((merged["row"], merged["score"]))[:ROWS]]
-        pairs = np.concatenate([self._pairs, np.stack([found["label"], found["predicted"]], axis=1)])
-        counts = np.concatenate([self._counts, np.ones(len(found), np.int64)])
+        pairs = np.concatenate([self._pairs, np.stack([mistakes["label"], mistakes["predicted"]], axis=1)])
+        counts = np.concatenate([self._counts, np.ones(len(mistakes), np.int64)])
         self._pairs, place = np.unique(pairs, axis=0, return_inverse=True)
         self._counts = np.bincount(place.reshape(-1), counts, len(self._pairs)).astype(np.int64)
 

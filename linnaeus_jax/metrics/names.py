@@ -42,13 +42,13 @@ def split_result(key: str) -> tuple[str, str]:
 
 def phase_label(phase: str) -> str:
     """What people call a phase: `val_mask_TEMPORAL` -> "without TEMPORAL"."""
-    known = {
+    labels = {
         "train": "training",
         "val": "validation",
         "val_mask_meta": "without metadata",
         "val_no_mask": "all metadata",
     }
-    return known.get(phase, phase.replace("val_mask_", "without ", 1))
+    return labels.get(phase, phase.replace("val_mask_", "without ", 1))
 
 
 def core_prefix(phase: str) -> str:
@@ -62,8 +62,8 @@ def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str]
 
     Args:
       values: as of `phase.summarise`, with `loss`.
-      null_tasks: tasks whose values are also shown apart for null and known labels; None: all. The accuracy on known
-        labels is shown of every task.
+      null_tasks: tasks whose values are also shown apart for null and other labels; None: all. The accuracy
+        on labels that are not null is shown of every task.
     """
     row: Row = {}
     core = core_prefix(phase)
@@ -113,7 +113,7 @@ def schedule_values(values: Mapping[str, float], mixup_group: str | None = None)
 
 
 def null_masking(total: int, included: int, probability: float | None = None, phase1: bool | None = None) -> Row:
-    """Null labels seen and kept in the loss; no percentage where none was seen."""
+    """Null labels of the interval, and how many of them count in the loss; no percentage without any."""
     prefix = "schedule/null_masking"
     row: Row = {f"{prefix}/null_samples_total": int(total), f"{prefix}/null_samples_included": int(included)}
     if total:
@@ -143,7 +143,7 @@ def loss_components(total: float, task_losses: Mapping[str, float]) -> Row:
 
 
 def actual_valid_pct(components: Sequence[str], valid: Sequence[int] | np.ndarray, count: int, phase: str) -> Row:
-    """Percent of samples whose metadata component is known after mixing and masking; empty without samples."""
+    """Percent of samples whose metadata component is valid after mixing and masking; empty without samples."""
     return {
         f"meta_masking/actual_valid_pct/{name}/{phase}": 100.0 * int(x) / int(count)
         for name, x in zip(components, valid, strict=True)
@@ -152,6 +152,6 @@ def actual_valid_pct(components: Sequence[str], valid: Sequence[int] | np.ndarra
 
 
 def pipeline(values: Mapping[str, float], phase: str = "train") -> Row:
-    """Counters of the input pipeline such as `cache/hits`; phases other than training have a section of their own."""
+    """Counters of the input pipeline such as `cache/hits`; phases other than training name theirs."""
     prefix = "pipeline/" if phase == "train" else f"pipeline/{phase}/"
     return {prefix + name.removeprefix("pipeline/"): value for name, value in values.items()}

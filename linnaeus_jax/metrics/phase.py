@@ -15,7 +15,7 @@ from linnaeus_jax.metrics.extras import NO_EXTRAS, PhaseExtras, Sums
 
 
 def empty_sums(tasks: Sequence[str], extras: PhaseExtras = NO_EXTRAS) -> Sums:
-    """The neutral element of `add` for sums of these tasks and extras."""
+    """The sums of no row."""
     count = jnp.zeros((), jnp.int32)
     per_task_int, per_task_float = jnp.zeros(len(tasks), jnp.int32), jnp.zeros(len(tasks), jnp.float32)
     return {
@@ -52,9 +52,9 @@ def rank_of_label(logits: jax.Array, label: jax.Array) -> jax.Array:
       int32 [B]; 0 means that the prediction is right.
     """
     logits = jnp.where(jnp.isnan(logits), jnp.inf, logits)
-    own = jnp.take_along_axis(logits, label[:, None], axis=1)
+    label_logit = jnp.take_along_axis(logits, label[:, None], axis=1)
     index = jnp.arange(logits.shape[1], dtype=label.dtype)[None, :]
-    before = (logits > own) | ((logits == own) & (index < label[:, None]))
+    before = (logits > label_logit) | ((logits == label_logit) & (index < label[:, None]))
     return before.sum(axis=1, dtype=jnp.int32)
 
 
@@ -81,13 +81,13 @@ def batch_sums(
       null_possible: whether class 0 stands for "unknown".
       extras: what is measured besides.
       membership: kind of subset -> bool [B, S] or int32 [B], see `PhaseExtras.subsets`.
-      columns: other columns of the batch, for what is the user's own, see `PhaseExtras.sums`.
+      columns: other columns of the batch, for metrics and subsets of plugins, see `PhaseExtras.sums`.
     """
     valid = weight > 0
     ranks = jnp.stack([rank_of_label(z, label[:, t]) for t, z in enumerate(logits.values())], axis=1)
     widths = jnp.asarray([min(3, z.shape[1]) for z in logits.values()], jnp.int32)
     right = ranks == 0
-    known = (label != 0) if null_possible else jnp.ones_like(label, bool)
+    labelled = (label != 0) if null_possible else jnp.ones_like(label, bool)
     rows = valid[:, None]
 
     def total(mask: jax.Array) -> jax.Array:
@@ -96,17 +96,17 @@ def batch_sums(
     return {
         "count": total(valid),
         "chain": total(valid & right.all(axis=1)),
-        "partial_chain": total(valid & known.any(axis=1) & (right | ~known).all(axis=1)),
-        "has_label": total(valid & known.any(axis=1)),
+        "partial_chain": total(valid & labelled.any(axis=1) & (right | ~labelled).all(axis=1)),
+        "has_label": total(valid & labelled.any(axis=1)),
         "correct1": total(rows & right),
         "correct3": total(rows & (ranks < widths[None, :])),
-        "non_null": total(rows & known),
-        "correct1_non_null": total(rows & known & right),
+        "non_null": total(rows & labelled),
+        "correct1_non_null": total(rows & labelled & right),
         "loss": jnp.where(rows, loss, 0.0).sum(axis=0),
-        "loss_non_null": jnp.where(rows & known, loss, 0.0).sum(axis=0),
-        "loss_null": jnp.where(rows & ~known, loss, 0.0).sum(axis=0),
+        "loss_non_null": jnp.where(rows & labelled, loss, 0.0).sum(axis=0),
+        "loss_null": jnp.where(rows & ~labelled, loss, 0.0).sum(axis=0),
         "loss_weighted": jnp.where(valid, loss_weighted, 0.0).sum(),
-    } | extras.sums(logits, label, weight, right, known, membership or {}, columns)
+    } | extras.sums(logits, label, weight, right, labelled, membership or {}, columns)
 
 
 def summarise(
@@ -124,22 +124,22 @@ def summarise(
         return float(numerator) / float(denominator) if denominator else None
 
     count = sums["count"]
-    found: dict[str, float | None] = {
+    values: dict[str, float | None] = {
         "loss_weighted": ratio(sums["loss_weighted"], count),
         "loss_unweighted": ratio(float(np.mean(sums["loss"])), count),
         "chain_accuracy": ratio(sums["chain"], count),
         "partial_chain_accuracy": ratio(sums["partial_chain"], sums["has_label"]),
     }
     for t, task in enumerate(tasks):
-        known, unknown = sums["non_null"][t], count - sums["non_null"][t]
-        found[f"acc1_{task}"] = ratio(100 * sums["correct1"][t], count)
-        found[f"acc3_{task}"] = ratio(100 * sums["correct3"][t], count)
-        found[f"loss_{task}"] = ratio(sums["loss"][t], count)
-        found[f"non_null/acc1_{task}"] = ratio(100 * sums["correct1_non_null"][t], known)
-        found[f"non_null/loss_{task}"] = ratio(sums["loss_non_null"][t], known)
-        found[f"null/acc1_{task}"] = ratio(100 * (sums["correct1"][t] - sums["correct1_non_null"][t]), unknown)
-        found[f"null/loss_{task}"] = ratio(sums["loss_null"][t], unknown)
-    return {name: value for name, value in found.items() if value is not None} | extras.summarise(sums, tasks, scores)
+        labelled, unlabelled = sums["non_null"][t], count - sums["non_null"][t]
+        values[f"acc1_{task}"] = ratio(100 * sums["correct1"][t], count)
+        values[f"acc3_{task}"] = ratio(100 * sums["correct3"][t], count)
+        values[f"loss_{task}"] = ratio(sums["loss"][t], count)
+        values[f"non_null/acc1_{task}"] = ratio(100 * sums["correct1_non_null"][t], labelled)
+        values[f"non_null/loss_{task}"] = ratio(sums["loss_non_null"][t], labelled)
+        values[f"null/acc1_{task}"] = ratio(100 * (sums["correct1"][t] - sums["correct1_non_null"][t]), unlabelled)
+        values[f"null/loss_{task}"] = ratio(sums["loss_null"][t], unlabelled)
+    return {name: value for name, value in values.items() if value is not None} | extras.summarise(sums, tasks, scores)
 
 
 def accuracy(

@@ -1,4 +1,4 @@
-"""Training logs between epoch boundaries: which streams are due, current and averaged values, console lines.
+"""Training logs between the ends of epochs: which streams are due, current and averaged values, console lines.
 
 Takes host values only; reading them from the device is the recorder's task.
 """
@@ -34,7 +34,7 @@ STREAMS = (
     ("pipeline/", frozenset({"pipeline"})),
     ("", MEASURED),
 )
-#: averaging windows; `epoch` ends at a boundary, the others at a log point of their stream
+#: averaging windows; `epoch` ends with an epoch, the others at a log point of their stream
 WINDOWS = ("epoch", "wandb")
 #: seconds between two estimates of the remaining time in the logged rows
 ETA_EVERY = 30.0
@@ -55,8 +55,8 @@ class StepMetricsLogger:
     """Cadence, averaging and names of the training log.
 
     A row holds current values under plain names (`train/loss`) and, where the `wandb` stream is due, means over all
-    updates since its last row under `train/step_avg_...`. Windows run on over epoch boundaries; `flush` gives what the
-    last, partial one holds when the run ends.
+    updates since its last row under `train/step_avg_...`. Windows go on from one epoch to the next; `flush` gives what
+    the last, partial one holds when the run ends.
     """
 
     def __init__(
@@ -205,12 +205,12 @@ class StepMetricsLogger:
 
 def due_part(row: names.Row, streams: frozenset[str]) -> names.Row:
     """What of a full row is due where only these streams are: of W&B, `wandb`, `lr`, `pipeline` and `gradnorm`."""
-    owners = {name: next(found for start, found in STREAMS if name.startswith(start)) for name in row}
+    owners = {name: next(owning for start, owning in STREAMS if name.startswith(start)) for name in row}
     return {name: value for name, value in row.items() if owners[name] & streams}
 
 
 def clock(seconds: float) -> str:
-    """`h:mm:ss`; `?` for what is not known."""
+    """`h:mm:ss`; `?` for what is unknown."""
     return str(datetime.timedelta(seconds=int(seconds))) if math.isfinite(seconds) and seconds >= 0 else "?"
 
 
@@ -233,7 +233,7 @@ def pipeline_lines(row: Mapping[str, float], capacity: Mapping[str, int]) -> lis
     depths = [
         f"{label}={int(row[f'pipeline/queue_depths/{q}'])}/{capacity[q]}"
         for label, q in queues
-        if f"pipeline/queue_depths/{q}" in row  # worker processes keep their own
+        if f"pipeline/queue_depths/{q}" in row  # not with worker processes
     ] or ["none"]
     parts = [f"{row['pipeline/cache/size']:.1f}% usage" if "pipeline/cache/size" in row else "none"]
     for name in ("hits", "misses", "evictions"):
@@ -256,15 +256,15 @@ def _wide(x: Any) -> np.ndarray:
 
 def _merged(window: Mapping[str, Any], interval: Interval) -> dict[str, Any]:
     """`window` + `interval`; a sum that the restored window lacks or has in another shape starts anew."""
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for key, value in interval.items():
         old = window.get(key)
         if isinstance(value, Mapping):
-            found[key] = _merged(old or {}, value)
+            merged[key] = _merged(old or {}, value)
         elif old is not None and np.shape(old) == np.shape(value):
-            found[key] = old + _wide(value)
+            merged[key] = old + _wide(value)
         else:
             if window:
                 log.warning("the restored training statistics do not fit %r: its average starts anew", key)
-            found[key] = _wide(value)
-    return found
+            merged[key] = _wide(value)
+    return merged

@@ -63,7 +63,7 @@ class MetricsTracker:
     """
 
     def __init__(self, null_tasks: Sequence[str] | None = None) -> None:
-        """Args: null_tasks: tasks logged apart for null and known labels; None: all."""
+        """Args: null_tasks: tasks logged apart for null and other labels; None: all."""
         self.metrics: dict[str, Metric] = {}
         self.latest: names.Row = {}
         self.null_tasks = null_tasks

@@ -22,17 +22,17 @@ class Watch:
 
     def findings(self, step: int, values: Mapping[str, Any]) -> list[tuple[str, str]]:
         """(title, text) of each alert that the row gives rise to."""
-        found = []
+        alerts = []
         if "train/skipped_updates" in values:
             skipped = int(values["train/skipped_updates"])
             grew = skipped > (self._skipped or 0)
             if grew and not self._growing:
-                found.append(
+                alerts.append(
                     ("Non-finite updates", f"{skipped} updates with non-finite values skipped up to step {step}")
                 )
             self._skipped, self._growing = skipped, grew
         if "early_stop/reason" in values:
-            found.append(("Early stop", f"training ends after {step} updates: {values['early_stop/reason']}"))
+            alerts.append(("Early stop", f"training ends after {step} updates: {values['early_stop/reason']}"))
         share = values.get(WAIT_SHARE)
         if share is not None:
             if share > STARVING:
@@ -40,7 +40,7 @@ class Watch:
             elif share < FED:
                 self._starving = 0
             if share > STARVING and self._starving == STARVING_ROWS:
-                found.append(
+                alerts.append(
                     (
                         "Starved of data",
                         f"{100 * share:.0f} % of the time up to step {step} was spent waiting for data; raise "
@@ -48,4 +48,4 @@ class Watch:
                         "GIL, data.worker_processes, or store the images at the training size",
                     )
                 )
-        return found
+        return alerts

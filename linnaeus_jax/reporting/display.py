@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from linnaeus_jax.metrics.names import CHAINS, phase_label
+from linnaeus_jax.metrics.step_logger import clock
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.taxonomy.ranks import task_name
 
@@ -66,7 +66,7 @@ class TrainingProgressBar:
             self._task = self._progress.add_task("training", total=total, completed=start, facts="")
 
     def update(self, step: int, description: str, throughput: Throughput, loss: float | None = None) -> None:
-        """Shows that `step` updates are done."""
+        """Shows that `step` updates are completed."""
         if self._progress is None or self._task is None:
             return
         facts = f"{throughput.images_per_second:7.0f} img/s  wait {100 * throughput.wait_share:3.0f} %"
@@ -82,20 +82,18 @@ class TrainingProgressBar:
 
 
 def eta(seconds: float) -> str:
-    """`h:mm:ss`; `?` for what is not known yet."""
-    if not math.isfinite(seconds) or seconds <= 0:
-        return "?"
-    return str(datetime.timedelta(seconds=int(seconds)))
+    """`h:mm:ss`; `?` for what is not yet estimated."""
+    return clock(seconds if seconds > 0 else math.nan)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """A table with left-aligned first column and right-aligned rest."""
-    found = Table(title=title, title_justify="left")
+    result = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        found.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        result.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        found.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
-    return found
+        result.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+    return result
 
 
 def phase_tables(
@@ -103,7 +101,7 @@ def phase_tables(
 ) -> list[Table]:
     """What every phase measured, one column each, in as many tables as fit `width` characters.
 
-    Accuracies of a rank are over the rows whose label is known there.
+    Accuracies of a rank are over the rows with a label there.
     """
     phases = [phase for phase in results if not set(CHAINS).isdisjoint(results[phase])]
     measured = [("loss, mean of ranks", "loss_unweighted", 1.0, ".3f")]
@@ -113,14 +111,14 @@ def phase_tables(
     first = 3 + max(len(label) for label, *_ in measured)
     words = [max(map(len, phase_label(phase).split())) for phase in phases]
     columns = max(1, (width - 1 - first) // (3 + max(words, default=1)))
-    found = []
+    tables = []
     for start in range(0, len(phases), columns):
         part = phases[start : start + columns]
         rows = [
             [label, *(f"{scale * results[phase][name]:{form}}" if name in results[phase] else "–" for phase in part)]
             for label, name, scale, form in measured
         ]
-        found.append(
+        tables.append(
             table("" if start else title, ["", *(phase_label(phase).replace(" ", "\n") for phase in part)], rows)
         )
-    return found
+    return tables

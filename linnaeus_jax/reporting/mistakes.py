@@ -30,19 +30,19 @@ def thumbnail(image: np.ndarray) -> str:
     return base64.b64encode(data.tobytes()).decode()
 
 
-def write_mistakes(path: Path, found: Mapping[str, Mapping[str, list[dict[str, Any]]]], images: ImageSource) -> None:
+def write_mistakes(path: Path, mistakes: Mapping[str, Mapping[str, list[dict[str, Any]]]], images: ImageSource) -> None:
     """Writes the mistakes of every task with a picture of each confident one.
 
     Args:
-      found: task -> result of `metrics.mistakes.Mistakes`.
+      mistakes: task -> result of `metrics.mistakes.Mistakes`.
       images: of the validation split, by row.
     """
-    rows = sorted({entry["row"] for one in found.values() for entry in one["confident"]})
+    rows = sorted({entry["row"] for one in mistakes.values() for entry in one["confident"]})
     pixels = np.empty((len(rows), *images.image_shape), np.uint8)
     images.read(np.asarray(rows, np.int64), pixels)
     pictures = {row: thumbnail(image) for row, image in zip(rows, pixels, strict=True)}
     content = {
         task: {**one, "confident": [{**entry, "image": pictures[entry["row"]]} for entry in one["confident"]]}
-        for task, one in found.items()
+        for task, one in mistakes.items()
     }
     write_json(path, content)

@@ -111,7 +111,7 @@ def best(run: RunRecord, name: str, *, higher: bool) -> tuple[float, int] | None
 
 
 def accuracy_names(run: RunRecord, phase: str, tasks: Tasks) -> list[str]:
-    """Per task the top-1 accuracy on rows whose label is known, or on all rows where labels are never missing."""
+    """Per task the top-1 accuracy on rows with a label, or on all rows where labels are never missing."""
     names = [[result_name(phase, f"{kind}acc1_{task}") for kind in ("non_null/", "")] for task in tasks]
     return [labelled if labelled in run.names else all_rows for labelled, all_rows in names]
 

@@ -6,7 +6,7 @@ import base64
 import html
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +40,8 @@ APPLIED = {
     "mixing": "schedule/mixup_prob",
 }
 UPDATES = "optimizer updates"
+#: limits of y around 0 to 100 %
+PERCENT = (-2.0, 102.0)
 
 #: one report, several runs: label -> run
 Runs = Mapping[str, RunRecord]
@@ -56,6 +58,18 @@ class Curve:
     dash: str = "-"
     marker: str = ""
     width: float = 1.6
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes; without `limits`, y fits its curves."""
+
+    title: str
+    curves: Sequence[Curve]
+    y_label: str
+    x_label: str = UPDATES
+    limits: tuple[float, float] | None = None
+    log_scale: bool = False
 
 
 def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -108,53 +122,43 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     )
 
 
-def panels(
-    title: str,
-    content: Mapping[str, Sequence[Curve]],
-    y_label: str | Mapping[str, str],
-    *,
-    x_label: str | Mapping[str, str] = UPDATES,
-    columns: int = 3,
-    height: float = 2.7,
-    log_scale: Sequence[str] = (),
-    limits: Mapping[str, tuple[float, float]] | None = None,
-) -> str:
-    """Panels of curves: panel title -> its curves, label of each axis, limits of y; panels with logarithmic y."""
+def panels(title: str, content: Sequence[Panel], *, columns: int = 3, height: float = 2.7) -> str:
+    """Panels of curves, without those that hold no finite value."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    content = {name: [c for c in lines if np.isfinite(c.y).any()] for name, lines in content.items()}
-    content = {name: lines for name, lines in content.items() if lines}
+    content = [replace(panel, curves=[c for c in panel.curves if np.isfinite(c.y).any()]) for panel in content]
+    content = [panel for panel in content if panel.curves]
     if not content:
         return ""
     figure, axes = grid(len(content), columns, height)
-    end = max(float(np.max(line.x)) for lines in content.values() for line in lines)
-    for panel, (name, lines) in zip(axes, content.items(), strict=True):
-        for line in lines:
-            x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
-            few = len(x) == 1 and not line.marker
+    end = max(float(np.max(curve.x)) for panel in content for curve in panel.curves)
+    for axis, panel in zip(axes, content, strict=True):
+        for curve in panel.curves:
+            x, y = np.asarray(curve.x, np.float64), np.asarray(curve.y, np.float64)
+            single = len(x) == 1 and not curve.marker
             x, y = thinned(x, np.where(np.isfinite(y), y, np.nan))
-            panel.plot(
+            axis.plot(
                 x,
                 y,
-                color=line.color,
-                linestyle=line.dash,
-                marker="o" if few else line.marker,
+                color=curve.color,
+                linestyle=curve.dash,
+                marker="o" if single else curve.marker,
                 ms=4.5,
-                lw=line.width,
-                label=line.label,
+                lw=curve.width,
+                label=curve.label,
             )
-        panel.set_title(name, fontsize=10)
-        panel.set_xlabel(x_label if isinstance(x_label, str) else x_label[name], fontsize=9)
-        panel.set_ylabel(y_label if isinstance(y_label, str) else y_label[name], fontsize=9)
-        panel.tick_params(labelsize=8)
-        panel.set_xlim(-0.02 * end, 1.02 * end)
-        if name in log_scale:
-            panel.set_yscale("log")
-            panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            panel.yaxis.set_minor_formatter(NullFormatter())
-        panel.yaxis.set_major_formatter("{x:g}")
-        if limits is not None and name in limits:
-            panel.set_ylim(*limits[name])
+        axis.set_title(panel.title, fontsize=10)
+        axis.set_xlabel(panel.x_label, fontsize=9)
+        axis.set_ylabel(panel.y_label, fontsize=9)
+        axis.tick_params(labelsize=8)
+        axis.set_xlim(-0.02 * end, 1.02 * end)
+        if panel.log_scale:
+            axis.set_yscale("log")
+            axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.yaxis.set_major_formatter("{x:g}")
+        if panel.limits is not None:
+            axis.set_ylim(*panel.limits)
     legend(figure, axes)
     return image(figure, title)
 
@@ -195,13 +199,13 @@ def phase_curve(
 
     Phases differ by marker, and by colour where there is one run; with several, the colour is that of the run.
     """
-    found = []
+    drawn = []
     for index, (run_label, run) in enumerate(runs.items()):
         if f"{phase}/{name}" not in run.names:
             continue
         x, y = run.series(f"{phase}/{name}")
         several = len(runs) > 1
-        found.append(
+        drawn.append(
             Curve(
                 f"{run_label}: {label}" if several else label,
                 x,
@@ -212,7 +216,7 @@ def phase_curve(
                 width=1.6 if dots else 1.0,
             )
         )
-    return found
+    return drawn
 
 
 def training_curve(runs: Runs, name: str, scale: float = 1.0) -> list[Curve]:
@@ -228,10 +232,11 @@ def losses(runs: Runs, phases: Mapping[str, str]) -> str:
         phase: phase_curve(runs, label, phase, "loss_unweighted", order)
         for order, (phase, label) in enumerate(phases.items(), 1)
     }
-    content = {"training and validation": train + lines.get("val", [])}
+    unit = "mean loss over ranks [nats]"
+    content = [Panel("training and validation", train + lines.get("val", []), unit)]
     if len(phases) > 1:
-        content["validation phases"] = [line for found in lines.values() for line in found]
-    return panels("losses", content, "mean loss over ranks [nats]", columns=2, height=3.4)
+        content.append(Panel("validation phases", [line for phase in lines.values() for line in phase], unit))
+    return panels("losses", content, columns=2, height=3.4)
 
 
 def accuracies(runs: Runs, tasks: Sequence[str]) -> str:
@@ -239,11 +244,11 @@ def accuracies(runs: Runs, tasks: Sequence[str]) -> str:
     kinds = [(f"{BUILT_IN['acc1'].label}, {task_name(task)}", f"acc1_{task}", 1.0) for task in tasks]
     for name, chain in zip(CHAINS, ("chain", "partial chain"), strict=True):
         kinds.append((f"{BUILT_IN[name].label} ({chain})", name, BUILT_IN[name].scale))
-    content = {
-        title: training_curve(runs, name, scale) + phase_curve(runs, "validation", "val", name, 1, scale=scale)
-        for title, name, scale in kinds
-    }
-    return panels("accuracies", content, "accuracy [%]", limits=dict.fromkeys(content, (-2.0, 102.0)), height=2.5)
+    content = []
+    for title, name, scale in kinds:
+        drawn = training_curve(runs, name, scale) + phase_curve(runs, "validation", "val", name, 1, scale=scale)
+        content.append(Panel(title, drawn, "accuracy [%]", limits=PERCENT))
+    return panels("accuracies", content, height=2.5)
 
 
 def schedules(run: RunRecord) -> tuple[str, float | None]:
@@ -269,10 +274,10 @@ def schedules(run: RunRecord) -> tuple[str, float | None]:
     planned = [("learning rate", name, rates[name], f"train/lr/{name}") for name in names]
     for name, curve in curves(resolved).items():
         planned.append(("probabilities", name, np.vectorize(curve, otypes=[float]), APPLIED[name]))
-    content: dict[str, list[Curve]] = {"learning rate": [], "probabilities": []}
+    drawn: dict[str, list[Curve]] = {"learning rate": [], "probabilities": []}
     for index, (panel, name, plan, metric) in enumerate(planned):
         color = COLORS[index % len(COLORS)]
-        content[panel].append(Curve(f"{name}, planned", steps, plan(steps), color))
+        drawn[panel].append(Curve(f"{name}, planned", steps, plan(steps), color))
         updates, applied = run.series(metric)
         if len(updates):
             x = updates - 1  # a row after `n` updates tells what the last of them used, that of step n - 1
@@ -281,48 +286,52 @@ def schedules(run: RunRecord) -> tuple[str, float | None]:
                 gap = float(np.max(np.abs(applied - expected) / np.maximum(np.abs(expected), 1e-30)))
                 worst = max(worst or 0.0, gap)
             every = max(1, len(x) // 60)
-            content[panel].append(Curve(f"{name}, applied", x[::every], applied[::every], color, "", "."))
-    units = {"learning rate": "learning rate", "probabilities": "probability"}
-    limits = {"probabilities": (-0.03, 1.03)}
-    return panels("schedules", content, units, columns=2, height=2.9, limits=limits), worst
+            drawn[panel].append(Curve(f"{name}, applied", x[::every], applied[::every], color, "", "."))
+    content = [
+        Panel("learning rate", drawn["learning rate"], "learning rate"),
+        Panel("probabilities", drawn["probabilities"], "probability", limits=(-0.03, 1.03)),
+    ]
+    return panels("schedules", content, columns=2, height=2.9), worst
 
 
 def speed(runs: Runs, _: Sequence[str]) -> str:
     """Images per second and share of waiting, over the run."""
-    content: dict[str, list[Curve]] = {"throughput": [], "waiting for data": []}
+    rates, waits = [], []
     for index, (label, run) in enumerate(runs.items()):
         color = COLORS[index % len(COLORS)]
-        content["throughput"].append(Curve(label, *run.series("train/images_per_sec"), color))
+        rates.append(Curve(label, *run.series("train/images_per_sec"), color))
         x, y = run.series(WAIT_SHARE)
-        content["waiting for data"].append(Curve(label, x, 100 * y, color))
-    units = {"throughput": "images per second", "waiting for data": "share of time [%]"}
-    fastest = max((float(np.max(line.y)) for line in content["throughput"] if len(line.y)), default=1.0)
-    limits = {"throughput": (0.0, 1.1 * max(fastest, 1.0)), "waiting for data": (-2.0, 102.0)}
-    return panels("speed", content, units, columns=2, limits=limits)
+        waits.append(Curve(label, x, 100 * y, color))
+    fastest = max((float(np.max(line.y)) for line in rates if len(line.y)), default=1.0)
+    content = [
+        Panel("throughput", rates, "images per second", limits=(0.0, 1.1 * max(fastest, 1.0))),
+        Panel("waiting for data", waits, "share of time [%]", limits=PERCENT),
+    ]
+    return panels("speed", content, columns=2)
 
 
 def gradients(runs: Runs, tasks: Sequence[str]) -> str:
     """Gradient norm, and GradNorm's task weights where they move."""
-    norm = "gradient norm before clipping"
-    content: dict[str, list[Curve]] = {norm: [], "task weights": []}
+    norms, weights = [], []
+    several = len(runs) > 1
     for index, (label, run) in enumerate(runs.items()):
-        steps, norms = run.series("train/grad_norm")
-        content[norm].append(Curve(label, steps, norms, COLORS[index % len(COLORS)]))
+        norms.append(Curve(label, *run.series("train/grad_norm"), COLORS[index % len(COLORS)]))
         for order, task in enumerate(tasks):
-            x, y = run.series(f"gradnorm/weight/{task}")
-            several = len(runs) > 1
             color = COLORS[(index if several else order + 1) % len(COLORS)]
             name = f"{label}: weight of {task_name(task)}" if several else f"weight of {task_name(task)}"
-            content["task weights"].append(Curve(name, x, y, color, DASHES[order % len(DASHES)]))
-    units = {norm: "L2 norm", "task weights": "weight"}
-    return panels("gradients", content, units, columns=2, log_scale=[norm])
+            weights.append(Curve(name, *run.series(f"gradnorm/weight/{task}"), color, DASHES[order % len(DASHES)]))
+    content = [
+        Panel("gradient norm before clipping", norms, "L2 norm", log_scale=True),
+        Panel("task weights", weights, "weight"),
+    ]
+    return panels("gradients", content, columns=2)
 
 
-def confidence(found: Mapping[str, Mapping[str, Any]]) -> str:
+def confidence(curves: Mapping[str, Mapping[str, Any]]) -> str:
     """Reliability and risk-coverage of one run: task -> `reliability` and `risk_coverage`."""
     reliable: list[Curve] = []
     risk: list[Curve] = []
-    for index, (task, one) in enumerate(found.items()):
+    for index, (task, one) in enumerate(curves.items()):
         color = COLORS[index % len(COLORS)]
         if one.get("reliability"):
             mean, right, _ = np.asarray(one["reliability"], np.float64).T
@@ -332,19 +341,16 @@ def confidence(found: Mapping[str, Mapping[str, Any]]) -> str:
             risk.append(Curve(task, 100 * coverage, 100 * wrong, color))
     if reliable:
         reliable.append(Curve("perfectly calibrated", (0, 100), (0, 100), "#999999", "--", width=1.0))
-    return panels(
-        "confidence",
-        {"reliability": reliable, "risk against coverage": risk},
-        {"reliability": "right predictions [%]", "risk against coverage": "errors among the answered [%]"},
-        x_label={"reliability": "confidence [%]", "risk against coverage": "answered, most confident first [%]"},
-        columns=2,
-        height=3.2,
-    )
+    content = [
+        Panel("reliability", reliable, "right predictions [%]", "confidence [%]"),
+        Panel("risk against coverage", risk, "errors among the answered [%]", "answered, most confident first [%]"),
+    ]
+    return panels("confidence", content, columns=2, height=3.2)
 
 
-def distances(found: Mapping[str, Mapping[str, Any]]) -> str:
+def distances(curves: Mapping[str, Mapping[str, Any]]) -> str:
     """Share of the validation rows by taxonomic distance between label and prediction, one group per distance."""
-    tasks = {task: one["distance"] for task, one in found.items() if sum(one.get("distance", {}).values())}
+    tasks = {task: one["distance"] for task, one in curves.items() if sum(one.get("distance", {}).values())}
     steps = sorted({int(edges) for counts in tasks.values() for edges in counts if int(edges) > 0})
     content = {
         task: [100 * counts[str(edges)] / sum(counts.values()) if str(edges) in counts else None for edges in steps]

@@ -28,7 +28,7 @@ class Sink(Protocol):
         """Takes one row.
 
         Args:
-          event: "train" (a log point), "epoch" (a boundary) or "final" (best values of the run); "step", a log point
+          event: "train" (a log point), "epoch" (its end) or "final" (best values of the run); "step", a log point
             of `schedule.metrics.step_interval`, is for the metrics log alone.
           step: optimizer updates completed.
           epoch: index of the epoch.

@@ -45,10 +45,10 @@ def records(path: Path) -> Iterator[Any]:
 
 def last_step(directory: Path, run_id: str) -> int | None:
     """The last step that earlier starts of a run wrote below `directory`; None without any."""
-    found = [
+    steps = [
         record.history.step.num
         for path in directory.glob(f"wandb/*run-*/run-{glob.escape(run_id)}.wandb")
         for record in records(path)
         if record.WhichOneof("record_type") == "history"
     ]
-    return max(found, default=None)
+    return max(steps, default=None)
