@@ -66,10 +66,10 @@ class RunDirectory:
         for directory in (self.checkpoints, self.logs, self.assets, self.metadata):
             directory.mkdir(parents=True, exist_ok=True)
 
-    def keep_run_id(self, wanted: str) -> str:
+    def keep_run_id(self, run_id: str) -> str:
         """The identity of the run in external trackers: that of an earlier start, else `wanted`, which is kept."""
         if not self.run_id_file.exists():
-            write_atomically(self.run_id_file, wanted + "\n")
+            write_atomically(self.run_id_file, run_id + "\n")
         return self.run_id_file.read_text().strip()
 
     def resolve(self, path: str) -> Path:

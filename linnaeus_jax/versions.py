@@ -18,12 +18,12 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 @cache
 def versions() -> dict[str, str]:
     """Versions of the program and its libraries, the device, and the git commit where there is one."""
-    found = {"linnaeus_jax": linnaeus_jax.__version__, "python": platform.python_version()}
-    found |= {name: importlib.metadata.version(name) for name in PACKAGES}
-    found["platform"] = platform.platform()
-    found["device"] = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-    found["git_sha"] = git_sha()
-    return found
+    result = {"linnaeus_jax": linnaeus_jax.__version__, "python": platform.python_version()}
+    result |= {name: importlib.metadata.version(name) for name in PACKAGES}
+    result["platform"] = platform.platform()
+    result["device"] = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    result["git_sha"] = git_sha()
+    return result
 
 
 def git_sha() -> str:

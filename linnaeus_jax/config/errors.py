@@ -1,4 +1,4 @@
-"""What ends the program with a message of its own."""
+"""Exceptions whose message is all that the user sees."""
 
 from __future__ import annotations
 

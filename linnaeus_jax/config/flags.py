@@ -149,21 +149,21 @@ def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, str]], 
 
 def _documented_switches(options: dict[str, str], errors: list[str]) -> list[tuple[str, str]]:
     """Overrides that the documented switches stand for."""
-    found = []
+    overrides = []
     if "debug" in options:
         if options["debug"] == "underflow_overflow":
-            found.append(("debug.underflow_overflow.enabled", "true"))
+            overrides.append(("debug.underflow_overflow.enabled", "true"))
         else:
             errors.append(f"--debug {options['debug']!r} is unknown; the only choice is underflow_overflow")
     if "enable_debug_logger" in options and "no_enable_debug_logger" in options:
         errors.append("--enable_debug_logger and --no-enable_debug_logger contradict each other; keep one")
     elif "enable_debug_logger" in options or "no_enable_debug_logger" in options:
-        found.append(("debug.jsonl.enabled", str("enable_debug_logger" in options)))
+        overrides.append(("debug.jsonl.enabled", str("enable_debug_logger" in options)))
     if "debug_log_dir" in options:
-        found.append(("debug.jsonl.dir", options["debug_log_dir"]))
+        overrides.append(("debug.jsonl.dir", options["debug_log_dir"]))
     if "skip_validation" in options:
-        found.append(("train.skip_validation", "true"))
-    return found
+        overrides.append(("train.skip_validation", "true"))
+    return overrides
 
 
 def _parse(text: str, kind: type | None) -> Any:

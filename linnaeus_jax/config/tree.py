@@ -18,12 +18,12 @@ _KIND_NAMES = {bool: "true or false", int: "an integer", float: "a number", str:
 
 def known_keys(config: ConfigDict, prefix: str = "") -> list[str]:
     """Dotted paths of all values of the tree."""
-    found = []
+    keys = []
     for key in config:
         path = f"{prefix}{key}"
         is_section = isinstance(config[key], ConfigDict) and key not in FILTER_KEYS
-        found += known_keys(config[key], f"{path}.") if is_section else [path]
-    return found
+        keys += known_keys(config[key], f"{path}.") if is_section else [path]
+    return keys
 
 
 def nearest_key(config: ConfigDict, path: str) -> str | None:

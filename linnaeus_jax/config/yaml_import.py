@@ -354,13 +354,15 @@ class _Reader:
                 yield _Entry(below, self._plain(child, below), f"{self.file}:{line}")
 
     def _pairs(self, node: yaml.MappingNode, path: tuple[str, ...]) -> list[tuple[str, int, yaml.Node]]:
-        seen: dict[str, int] = {}
+        line_of: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
-            if key.value in seen and key.value != "<<":
+            if key.value in line_of and key.value != "<<":
                 dotted = ".".join((*path, key.value))
-                self.errors.append(f"{self.file}:{line}: {dotted} is already given in line {seen[key.value]}; keep one")
-            seen.setdefault(key.value, line)
+                self.errors.append(
+                    f"{self.file}:{line}: {dotted} is already given in line {line_of[key.value]}; keep one"
+                )
+            line_of.setdefault(key.value, line)
         self.loader.flatten_mapping(node)  # merge keys "<<"
         return [(key.value, key.start_mark.line + 1, child) for key, child in node.value]
 

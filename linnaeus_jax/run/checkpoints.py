@@ -2,7 +2,7 @@
 
 A checkpoint's key is the global step. `boundary_<step>.json` beside it says that the epoch boundary at that step was
 finished after the save (validation, ranking, early stop, log) and holds the host state from after it; without the file
-the boundary is run again as a whole after a restart.
+the hooks at the end of that epoch are all rerun after a restart.
 """
 
 from __future__ import annotations
@@ -134,8 +134,10 @@ class Checkpoints:
             raise ValueError("the array metadata is missing")
         sharding = jax.tree.leaves(abstract_state)[0].sharding
         for name in as_stored:
-            found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), stored.tree[name])
-            abstract_state = abstract_state.replace(**{name: found})
+            shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), stored.tree[name]
+            )
+            abstract_state = abstract_state.replace(**{name: shapes})
         _compare(stored.tree, abstract_state, self.directory, step)
         return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state)))[
             "state"
@@ -213,7 +215,7 @@ class Checkpoints:
         return dropped
 
     def close(self) -> None:
-        """Ends the background threads. What a save met is raised by `wait`; here it must not hide a run's own error."""
+        """Ends the background threads. `wait` raises errors of a save; here they must not hide the error of a run."""
         if "_manager" in self.__dict__:
             try:
                 self.__dict__.pop("_manager").close()
@@ -233,9 +235,9 @@ def leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape) for name, leaf in _leaves(tree).items()}
 
 
-def _compare(stored: Any, wanted: Any, directory: Path, step: int) -> None:
+def _compare(stored: Any, abstract_state: Any, directory: Path, step: int) -> None:
     """Raises CheckpointError at the first leaf whose presence, shape or dtype differs."""
-    have, want = _leaves(stored), _leaves(wanted)
+    have, want = _leaves(stored), _leaves(abstract_state)
     problems = [f"{name} is in the checkpoint but not in this run" for name in sorted(have.keys() - want.keys())]
     problems += [f"{name} is in this run but not in the checkpoint" for name in sorted(want.keys() - have.keys())]
     for name in sorted(have.keys() & want.keys()):

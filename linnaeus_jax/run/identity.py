@@ -92,11 +92,11 @@ def identity_error(stored: Mapping[str, Any], current: Mapping[str, Any], *, opt
       optimizer: False for a run that starts its optimizer anew.
     """
     sections = [section for section in SECTIONS if optimizer or section != "optimizer"]
-    found = {s: list(differences(stored.get(s), current.get(s), s)) for s in sections}
-    texts = [text for section in sections for text in found[section]]
+    texts_of = {s: list(differences(stored.get(s), current.get(s), s)) for s in sections}
+    texts = [text for section in sections for text in texts_of[section]]
     if not texts:
         return None
-    what = list(dict.fromkeys(SECTIONS[section] for section in sections if found[section]))
+    what = list(dict.fromkeys(SECTIONS[section] for section in sections if texts_of[section]))
     more = f" (and {len(texts) - SHOWN} more differences)" if len(texts) > SHOWN else ""
     return f"belongs to {', '.join(what)}: {'; '.join(texts[:SHOWN])}{more}"
 

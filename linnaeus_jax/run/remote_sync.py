@@ -67,17 +67,17 @@ class RemoteSync:
           RemoteSyncError: it holds another run, or files of unknown origin. A remote that cannot be reached is only
             warned about and asked again before each copy.
         """
-        own = (self.source / self.identity).read_text().strip()
-        code, found, reason = self._run("cat", f"{self.remote}/{self.identity}", seconds=QUESTION_SECONDS)
-        if code in NOT_FOUND or (code == 0 and not found.strip()):  # stores of objects have no missing directories
+        run_id = (self.source / self.identity).read_text().strip()
+        code, remote_id, reason = self._run("cat", f"{self.remote}/{self.identity}", seconds=QUESTION_SECONDS)
+        if code in NOT_FOUND or (code == 0 and not remote_id.strip()):  # stores of objects have no missing directories
             code, names, reason = self._run("lsf", self.remote, seconds=QUESTION_SECONDS)
             if code == 0 and names.strip():
                 self._refuse(f"holds {names.split()[0]} and more but no {self.identity}, so it may be anything")
             if code == 0 or code in NOT_FOUND:
                 mark = (str(self.source / self.identity), f"{self.remote}/{self.identity}")
                 code, _, reason = self._run("copyto", *mark, seconds=QUESTION_SECONDS)
-        elif code == 0 and found.strip() != own:
-            self._refuse(f"holds run {found.strip()} and this is run {own}")
+        elif code == 0 and remote_id.strip() != run_id:
+            self._refuse(f"holds run {remote_id.strip()} and this is run {run_id}")
         self.claimed = code == 0
         if code:
             self._failed(reason)

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of step variants, with what they cost."""
+"""Ahead-of-time compilation of train steps, with their time, memory and operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("linnaeus_jax")
 
 @dataclass(frozen=True, eq=False)
 class CompiledStep:
-    """A compiled variant: callable, and a description."""
+    """A compiled train step: callable, and a description."""
 
     name: str
     function: Callable[..., Any]  # what was compiled
@@ -49,7 +49,7 @@ def compile_steps(
 def compile_step(
     step: Callable[..., Any], state: Any, batch: Any, placement: Placement, name: str, *, donate: bool = True
 ) -> CompiledStep:
-    """Compiles one variant for the shapes of `state` and `batch`; `donate` writes the new state over the old one.
+    """Compiles one train step for the shapes of `state` and `batch`; `donate` writes the new state over the old one.
 
     No later call can trigger another compilation: other shapes are an error.
     """
@@ -71,6 +71,6 @@ def compile_step(
             "temporaries": int(analysis.temp_size_in_bytes),
         }
     cost = compiled.cost_analysis() or {}
-    found = CompiledStep(name, step, compiled, time.perf_counter() - started, memory, float(cost.get("flops", 0.0)))
-    log.info("compiled %s step in %.1f s, %.0f MB per device", name, found.seconds, found.memory_bytes / 1e6)
-    return found
+    result = CompiledStep(name, step, compiled, time.perf_counter() - started, memory, float(cost.get("flops", 0.0)))
+    log.info("compiled %s step in %.1f s, %.0f MB per device", name, result.seconds, result.memory_bytes / 1e6)
+    return result

@@ -25,17 +25,17 @@ from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
 
-#: what every phase needs of a batch besides the image
+#: columns of a batch that every phase needs besides the image
 USED = ("label", "meta", "weight", "row", "rarity", "taxa_subset")
-#: what is read of single rows of every phase, and besides of those of `val`
-OF_ROWS, OF_MISTAKES = ("score",), ("row", "label", "predicted")
-#: numbers about single rows that may wait on the device before they are read; 4 bytes each
+#: fields of each row that are read from the device in every phase, and in `val` besides
+SCORE_FIELDS, MISTAKE_FIELDS = ("score",), ("row", "label", "predicted")
+#: fields of rows that may be held on the device before they are read, in numbers of 4 bytes
 HELD_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What one phase says of every row, in the order of the split, without padding."""
+    """Predictions of one phase, in the order of the split, without padding."""
 
     row: np.ndarray  # int32 [n], row of the labels file
     label: np.ndarray  # int32 [n, T]
@@ -54,7 +54,7 @@ class Evaluation:
     predictions: dict[str, Predictions]
     #: task -> wrong predictions of the phase `val`, as of `metrics.mistakes`; empty where it did not run
     mistakes: dict[str, dict[str, list[dict[str, Any]]]]
-    #: what the metrics were made of
+    #: phase -> sums that the metrics were computed from
     sums: dict[str, dict[str, np.ndarray]]
 
 
@@ -74,16 +74,16 @@ class EvaluationProgram:
     extras: PhaseExtras
 
     def features(self, params: Any, model_state: Any, image: jax.Array) -> jax.Array:
-        """uint8 [B, H, W, 3] -> what the metadata-free stages make of it."""
+        """uint8 [B, H, W, 3] -> output of the stages that see no metadata."""
         pixels = normalize(image, self.mean, self.std)
-        found: Any = self.model.apply({"params": params, **model_state}, pixels, train=False, method="encode_image")
-        return found
+        features: Any = self.model.apply({"params": params, **model_state}, pixels, train=False, method="encode_image")
+        return features
 
     def logits(self, params: Any, model_state: Any, features: jax.Array, meta: jax.Array) -> dict[str, jax.Array]:
         variables = {"params": params, **model_state}
         tokens = self.model.apply(variables, features, meta, train=False, method="encode_tokens")
-        found: Any = self.model.apply(variables, tokens, method="classify")
-        return found
+        logits: Any = self.model.apply(variables, tokens, method="classify")
+        return logits
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -128,11 +128,11 @@ class EvaluationProgram:
             "score": signed_confidence(probability, predicted == label, counted),
             "logits": logits,
         }
-        seen = {**batch, "meta": meta}
+        columns = {**batch, "meta": meta}
         if self.extras.custom:
-            seen["meta_valid"] = batch["meta_valid"] & component_mask[None, :]
-        found = self._batch_sums(task_weights, logits, seen) | self._class_sums(predicted, batch)
-        return add(sums, found), {name: fields[name] for name in samples}
+            columns["meta_valid"] = batch["meta_valid"] & component_mask[None, :]
+        new = self._batch_sums(task_weights, logits, columns) | self._class_sums(predicted, batch)
+        return add(sums, new), {name: fields[name] for name in samples}
 
     def _batch_sums(
         self, task_weights: jax.Array, logits: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]
@@ -157,11 +157,13 @@ class EvaluationProgram:
 
     def _class_sums(self, predicted: jax.Array, batch: Mapping[str, jax.Array]) -> Sums:
         label, valid = batch["label"], batch["weight"] > 0
-        found = {}
+        class_sums = {}
         for t, (task, criterion) in enumerate(self.criteria.items()):
             counted = jnp.stack([valid, valid & (predicted[:, t] == label[:, t])], axis=1).astype(jnp.int32)
-            found[f"classes/{task}"] = jnp.zeros((criterion.num_classes, 2), jnp.int32).at[label[:, t]].add(counted)
-        return found
+            class_sums[f"classes/{task}"] = (
+                jnp.zeros((criterion.num_classes, 2), jnp.int32).at[label[:, t]].add(counted)
+            )
+        return class_sums
 
 
 class Evaluator:
@@ -195,53 +197,40 @@ class Evaluator:
 
         Args:
           task_weights: float32 [T], for `loss_weighted`.
-          predictions: also keep what is said of every single row.
+          predictions: also keep the predictions of every row.
           logits: with the predictions, keep all logits; large for many classes.
           after_first: gets the sums of every phase after one batch.
         """
         samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
         samples = samples if predictions or logits else ()
-        rows = _Rows(tuple(phases), self.program.tasks) if self.program.extras.confidence else None
-        wanted = tuple(dict.fromkeys((*samples, *(OF_ROWS + OF_MISTAKES if rows else ()))))
+        scores = _RowScores(tuple(phases), self.program.tasks) if self.program.extras.confidence else None
+        fields = tuple(dict.fromkeys((*samples, *(SCORE_FIELDS + MISTAKE_FIELDS if scores else ()))))
         masks = {name: self.placement.replicate(mask) for name, mask in phases.items()}
         empty = jax.tree.map(np.asarray, self.program.empty_sums())
         sums = {name: self.placement.replicate(empty) for name in phases}
         parts: dict[str, list[dict[str, Any]]] = {name: [] for name in phases}
         ahead = RunAhead()
         for batch in batches:
-            found = self._add_batch(params, model_state, task_weights, batch, masks, sums, wanted)
+            rows = self._add_batch(params, model_state, task_weights, batch, masks, sums, fields)
             ahead.add(jax.tree.leaves(sums)[:1])
-            if rows is not None:
-                rows.add(found)
+            if scores is not None:
+                scores.add(rows)
             if samples:
-                asked = {name: {field: fields[field] for field in samples} for name, fields in found.items()}
-                for name, part in fetch(asked).items():
+                kept = {name: {field: values[field] for field in samples} for name, values in rows.items()}
+                for name, part in fetch(kept).items():
                     parts[name].append(part)
             if after_first is not None:
                 after_first(fetch(sums))
                 after_first = None
-        host, rest = fetch((sums, None if rows is None else rows.held))
-        each = dict.fromkeys(phases) if rows is None else rows.scores(rest)
+        host_sums, rest = fetch((sums, None if scores is None else scores.held))
+        by_phase = dict.fromkeys(phases) if scores is None else scores.result(rest)
         return Evaluation(
-            metrics={name: self._metrics(host[name], each[name]) for name in phases},
-            curves={name: self._curves(host[name], each[name]) for name in phases},
-            predictions={name: _joined(found) for name, found in parts.items() if found},
-            mistakes={} if rows is None else rows.mistakes(),
-            sums=host,
+            metrics={name: self._metrics(host_sums[name], by_phase[name]) for name in phases},
+            curves={name: self._curves(host_sums[name], by_phase[name]) for name in phases},
+            predictions={name: _joined(batches) for name, batches in parts.items() if batches},
+            mistakes={} if scores is None else scores.mistakes(),
+            sums=host_sums,
         )
-
-    def predict(
-        self,
-        params: Any,
-        model_state: Any,
-        task_weights: jax.Array,
-        batches: Iterable[Mapping[str, object]],
-        phases: Mapping[str, np.ndarray],
-        *,
-        logits: bool = False,
-    ) -> dict[str, Predictions]:
-        """Phase -> what it says of every row; arguments as of `run`."""
-        return self.run(params, model_state, task_weights, batches, phases, predictions=True, logits=logits).predictions
 
     def _add_batch(
         self,
@@ -257,24 +246,24 @@ class Evaluator:
         used = {name: np.asarray(batch[name]) for name in ("image", *self.program.used)}
         placed = self.placement.to_device(used, self.placement.batch)
         features = self._features(params, model_state, placed.pop("image"))
-        found = {}
+        rows = {}
         for name, mask in masks.items():
-            sums[name], found[name] = self._phase(
+            sums[name], rows[name] = self._phase(
                 params, model_state, task_weights, features, placed, mask, sums[name], samples
             )
-        return found
+        return rows
 
     def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray | None) -> dict[str, float]:
         values = summarise(sums, self.program.tasks, self.program.extras, scores)
         return {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
 
     def _curves(self, sums: Mapping[str, np.ndarray], scores: np.ndarray | None) -> dict[str, dict[str, Any]]:
-        found = self.program.extras.curves(sums, self.program.tasks, scores)
-        return {task: {**curves, "classes": sums[f"classes/{task}"].tolist()} for task, curves in found.items()}
+        by_task = self.program.extras.curves(sums, self.program.tasks, scores)
+        return {task: {**curves, "classes": sums[f"classes/{task}"].tolist()} for task, curves in by_task.items()}
 
 
-class _Rows:
-    """What is said of single rows: some of it on the device, in batches, until it is too much."""
+class _RowScores:
+    """Scores of every row for AURC and the worst mistakes; held on the device up to `HELD_NUMBERS`."""
 
     def __init__(self, phases: tuple[str, ...], tasks: tuple[str, ...]) -> None:
         self.held: dict[str, list[dict[str, jax.Array]]] = {name: [] for name in phases}
@@ -283,27 +272,27 @@ class _Rows:
         self._count = 0
 
     def add(self, batch: Mapping[str, Mapping[str, jax.Array]]) -> None:
-        """Takes the fields `OF_ROWS` and `OF_MISTAKES` of a batch, by phase."""
+        """Takes the fields `SCORE_FIELDS` and `MISTAKE_FIELDS` of a batch, by phase."""
         for name, fields in batch.items():
-            kept = {field: fields[field] for field in OF_ROWS + (OF_MISTAKES if name == "val" else ())}
+            kept = {field: fields[field] for field in SCORE_FIELDS + (MISTAKE_FIELDS if name == "val" else ())}
             self.held[name].append(kept)
             self._count += sum(value.size for value in kept.values())
         if self._count >= HELD_NUMBERS:
             self._keep(fetch(self.held))
             self.held, self._count = {name: [] for name in self.held}, 0
 
-    def scores(self, rest: Mapping[str, list[dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
+    def result(self, rest: Mapping[str, list[dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
         """Phase -> float32 [n, T], signed confidences with those of `rest`, what was held last."""
         self._keep(rest)
         return {name: np.concatenate(parts) for name, parts in self._scores.items()}
 
     def mistakes(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
         """Task -> wrong predictions of `val`."""
-        return {task: found.result() for task, found in self._mistakes.items()}
+        return {task: mistakes.result() for task, mistakes in self._mistakes.items()}
 
     def _keep(self, parts: Mapping[str, list[dict[str, np.ndarray]]]) -> None:
-        for name, found in parts.items():
-            self._scores[name] += [fields["score"] for fields in found]
+        for name, batches in parts.items():
+            self._scores[name] += [fields["score"] for fields in batches]
         if parts.get("val"):
             val = {field: np.concatenate([fields[field] for fields in parts["val"]]) for field in parts["val"][0]}
             for t, one in enumerate(self._mistakes.values()):
@@ -312,8 +301,8 @@ class _Rows:
 
 def update_curves(path: Path, curves: Mapping[str, Any]) -> None:
     """Replaces the curves of the given phases in a JSON file {phase: ...}; those of other phases stay."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    write_atomically(path, json.dumps(known | dict(curves), separators=(",", ":")) + "\n")
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    write_atomically(path, json.dumps(stored | dict(curves), separators=(",", ":")) + "\n")
 
 
 def _joined(parts: list[dict[str, Any]]) -> Predictions:

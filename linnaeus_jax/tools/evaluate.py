@@ -88,10 +88,10 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     except (OSError, ValueError, KeyError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise EvaluateError(f"the data of {run} cannot be read: {text}") from error
-    known = directory.assets / "class_to_idx.json"
-    if known.is_file() and json.loads(known.read_text()) != dataset.class_to_idx():
+    class_file = directory.assets / "class_to_idx.json"
+    if class_file.is_file() and json.loads(class_file.read_text()) != dataset.class_to_idx():
         raise EvaluateError(
-            f"the labels files of {run} give other classes than {known}; restore the files that the run was trained on"
+            f"the labels files of {run} give other classes than {class_file}; restore the files that the run was trained on"
         )
     params = stored["params"] if stored.get("ema") is None else stored["ema"]
     _check_shapes(params, program, directory.checkpoints / str(step))
@@ -112,27 +112,27 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     )
 
 
-def _choose(checkpoints: Any, wanted: str) -> int:
+def _choose(checkpoints: Any, name: str) -> int:
     """The step of the wanted checkpoint."""
     from linnaeus_jax.run.retention import best_checkpoint
 
     steps = checkpoints.steps()
     if not steps:
         raise EvaluateError(f"{checkpoints.directory} holds no complete checkpoint; let the run save one first")
-    if wanted == "newest":
+    if name == "newest":
         return steps[-1]
-    if wanted == "best":
+    if name == "best":
         newest = checkpoints.finished_boundary(steps[-1]) or checkpoints.meta(steps[-1])["host"]
-        found = best_checkpoint({int(step): entry for step, entry in newest["ranking"].items()}, steps)
-        if found is None:
+        best = best_checkpoint({int(step): entry for step, entry in newest["ranking"].items()}, steps)
+        if best is None:
             raise EvaluateError(f"no checkpoint in {checkpoints.directory} was ranked by a validation; use newest")
-        return found
-    if not wanted.isdecimal() or int(wanted) not in steps:
+        return best
+    if not name.isdecimal() or int(name) not in steps:
         raise EvaluateError(
-            f"there is no checkpoint {wanted!r} in {checkpoints.directory}; choose newest, best or one of "
+            f"there is no checkpoint {name!r} in {checkpoints.directory}; choose newest, best or one of "
             + ", ".join(map(str, steps))
         )
-    return int(wanted)
+    return int(name)
 
 
 def _check_shapes(params: Any, program: Program, where: Path) -> None:
@@ -141,11 +141,11 @@ def _check_shapes(params: Any, program: Program, where: Path) -> None:
     def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
         return {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
-    stored, wanted = shapes(params), shapes(jax.eval_shape(program.initial_state).params)
-    for name in sorted(stored.keys() | wanted.keys()):
-        if stored.get(name) != wanted.get(name):
+    stored, expected = shapes(params), shapes(jax.eval_shape(program.initial_state).params)
+    for name in sorted(stored.keys() | expected.keys()):
+        if stored.get(name) != expected.get(name):
             raise EvaluateError(
-                f"parameter {name} is {stored.get(name)} in {where} but {wanted.get(name)} in the model of the config; "
+                f"parameter {name} is {stored.get(name)} in {where} but {expected.get(name)} in the model of the config; "
                 "restore the config.json and the data files that the run was trained with"
             )
 
@@ -163,7 +163,7 @@ def parse_phases(names: str, components: Sequence[str]) -> dict[str, np.ndarray]
         everything = "val_mask_" + "_".join(components)  # the same as val_mask_meta
         combos = [phase_name(combo) for combo in exhaustive_combos(components)]
         names = ",".join(["val", *(["val_mask_meta"] if components else []), *(c for c in combos if c != everything)])
-    found = {}
+    masks = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
         masked: list[str] | None = []
         rest = name.removeprefix("val_mask_") if name not in ("val", "val_no_mask") else ""
@@ -178,10 +178,10 @@ def parse_phases(names: str, components: Sequence[str]) -> dict[str, np.ndarray]
                 )
             masked.append(max(first, key=len))
             rest = rest.removeprefix(masked[-1]).removeprefix("_")
-        found[name] = component_mask(components, masked)
-    if not found:
+        masks[name] = component_mask(components, masked)
+    if not masks:
         raise EvaluateError("--phases names no phase; leave it out for val and val_mask_meta")
-    return found
+    return masks
 
 
 def other_split(loaded: Loaded, labels: str, images: str) -> Split:
@@ -211,13 +211,13 @@ def other_split(loaded: Loaded, labels: str, images: str) -> Split:
         raise EvaluateError(str(error)) from error
     log.info("%s", report)
     label = np.empty(table.taxon.shape, np.int32)
-    known = np.ones(len(table), bool)
+    is_known = np.ones(len(table), bool)
     for t, task in enumerate(dataset.tasks):
         classes, taxon = dataset.classes[task], table.taxon[:, t]
         label[:, t] = np.minimum(np.searchsorted(classes, taxon), len(classes) - 1)
-        known &= (classes[label[:, t]] == taxon) | (taxon == 0)
+        is_known &= (classes[label[:, t]] == taxon) | (taxon == 0)
         log.info("%s: %d taxa that the run does not know", task, len(np.setdiff1d(taxon[taxon != 0], classes)))
-    kept = rows[known[rows]]
+    kept = rows[is_known[rows]]
     if len(kept) < len(rows):
         log.warning(
             "%s: %d rows have a taxon that the run does not know and are left out", labels, len(rows) - len(kept)
@@ -294,14 +294,14 @@ def evaluate(
         loader.close()
 
 
-def save_predictions(path: Path, found: Evaluation, dataset: Dataset) -> None:
+def save_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
     """Writes `row` [n], `label` [n, T], `tasks` [T], `taxon/<task>` [C] (taxon ids of the classes, 0 for null) and, for
     every phase, `<phase>/predicted` [n, T], `<phase>/probability` [n, T] and, where kept, `<phase>/logits/<task>`
     [n, C]."""
-    one = next(iter(found.predictions.values()))
+    one = next(iter(evaluation.predictions.values()))
     arrays: dict[str, Any] = {"row": one.row, "label": one.label, "tasks": np.asarray(dataset.tasks)}
     arrays |= {f"taxon/{task}": ids for task, ids in dataset.classes.items()}
-    for phase, each in found.predictions.items():
+    for phase, each in evaluation.predictions.items():
         arrays |= {f"{phase}/predicted": each.predicted, f"{phase}/probability": each.probability}
         arrays |= {f"{phase}/logits/{task}": z for task, z in each.logits.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -309,7 +309,7 @@ def save_predictions(path: Path, found: Evaluation, dataset: Dataset) -> None:
         np.savez_compressed(file, **arrays)
 
 
-def show(found: Evaluation, tasks: Iterable[str], title: str) -> None:
+def show(evaluation: Evaluation, tasks: Iterable[str], title: str) -> None:
     """Prints the phases against each other, and what each rank's predictions are worth in `val` or the first phase."""
     from linnaeus_jax.metrics.names import phase_label
     from linnaeus_jax.metrics.table import of_plugins
@@ -318,7 +318,7 @@ def show(found: Evaluation, tasks: Iterable[str], title: str) -> None:
     from linnaeus_jax.taxonomy.ranks import task_name
 
     tasks = tuple(tasks)
-    first = "val" if "val" in found.metrics else next(iter(found.metrics))
+    first = "val" if "val" in evaluation.metrics else next(iter(evaluation.metrics))
     columns = {
         "acc1": "top-1\n%",
         "acc3": "top-3\n%",
@@ -328,17 +328,22 @@ def show(found: Evaluation, tasks: Iterable[str], title: str) -> None:
         "aurc": "AURC",
         "coverage_at_risk_5": "answered\nat 5 %\nerrors",
     }
-    values = found.metrics[first]
+    values = evaluation.metrics[first]
     rows = [[task_name(task), *(values.get(f"{name}_{task}", "-") for name in columns)] for task in tasks]
-    for part in phase_tables(f"{title}; of a rank, over the rows labelled there", found.metrics, tasks, console.width):
+    for part in phase_tables(
+        f"{title}; of a rank, over the rows labelled there", evaluation.metrics, tasks, console.width
+    ):
         console.print(part)
     console.print(table(f"{phase_label(first)}, all rows", ["rank", *columns.values()], rows))
     rows = [
-        [info.heading, *(info.scale * values[name] if name in values else "-" for values in found.metrics.values())]
+        [
+            info.heading,
+            *(info.scale * values[name] if name in values else "-" for values in evaluation.metrics.values()),
+        ]
         for name, info in of_plugins().items()
     ]
     if rows:
-        console.print(table("metrics of plugins", ["metric", *map(phase_label, found.metrics)], rows))
+        console.print(table("metrics of plugins", ["metric", *map(phase_label, evaluation.metrics)], rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -375,17 +380,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         phases = parse_phases(options.phases or ("val,val_mask_meta" if components else "val"), components)
         split = other_split(loaded, options.labels, options.images) if options.labels else None
         keep = options.predictions is not None
-        found = evaluate(loaded, phases, split, batch_size=options.batch_size, predictions=keep, logits=options.logits)
+        evaluation = evaluate(
+            loaded, phases, split, batch_size=options.batch_size, predictions=keep, logits=options.logits
+        )
         if keep:
-            save_predictions(options.predictions, found, loaded.dataset)
+            save_predictions(options.predictions, evaluation, loaded.dataset)
     except (ConfigError, EvaluateError, CheckpointError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps({"step": loaded.step, "phases": found.metrics}, indent=1))
+        print(json.dumps({"step": loaded.step, "phases": evaluation.metrics}, indent=1))
     else:
-        rows = found.sums[next(iter(phases))]["count"]
-        show(found, loaded.dataset.tasks, f"{options.run.name} after {loaded.step} updates, {rows} rows")
+        rows = evaluation.sums[next(iter(phases))]["count"]
+        show(evaluation, loaded.dataset.tasks, f"{options.run.name} after {loaded.step} updates, {rows} rows")
     return 0
 
 
