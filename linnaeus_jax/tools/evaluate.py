@@ -91,7 +91,8 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     class_file = directory.assets / "class_to_idx.json"
     if class_file.is_file() and json.loads(class_file.read_text()) != dataset.class_to_idx():
         raise EvaluateError(
-            f"the labels files of {run} give other classes than {class_file}; restore the files that the run was trained on"
+            f"the labels files of {run} give other classes than {class_file}; restore the files that the run was "
+            "trained on"
         )
     params = stored["params"] if stored.get("ema") is None else stored["ema"]
     _check_shapes(params, program, directory.checkpoints / str(step))
@@ -145,8 +146,8 @@ def _check_shapes(params: Any, program: Program, where: Path) -> None:
     for name in sorted(stored.keys() | expected.keys()):
         if stored.get(name) != expected.get(name):
             raise EvaluateError(
-                f"parameter {name} is {stored.get(name)} in {where} but {expected.get(name)} in the model of the config; "
-                "restore the config.json and the data files that the run was trained with"
+                f"parameter {name} is {stored.get(name)} in {where} but {expected.get(name)} in the model of the "
+                "config; restore the config.json and the data files that the run was trained with"
             )
 
 
