@@ -161,15 +161,6 @@ class Checkpoints:
                 return self.meta(step)
         return None
 
-    def arrays(self, step: int) -> Any:
-        """The stored arrays of one checkpoint as a plain tree on one device, wherever they were saved."""
-        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-            self._manager.item_metadata(step)["state"].tree,
-        )
-        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))["state"]
-
     def boundary_file(self, step: int) -> Path:
         return self.directory / f"boundary_{step}.json"
 

@@ -66,13 +66,20 @@ class Experiment:
 
 
 def build_experiment(
-    config: ConfigDict, directory: RunDirectory, checkpoints: Checkpoints | None = None, *, write: bool = True
+    config: ConfigDict,
+    directory: RunDirectory,
+    checkpoints: Checkpoints | None = None,
+    *,
+    schedule: ResolvedSchedule | None = None,
+    write: bool = True,
 ) -> Experiment:
     """Builds what the configuration says; the first thing written is the run directory itself.
 
     Args:
       checkpoints: those of the directory; epochs that the newest one has finished are not planned anew. None: no
         earlier run counts.
+      schedule: of a checkpoint that is only evaluated; no epoch is then planned, no training image opened,
+        and logging is left to the caller.
       write: False for a dry run, which leaves nothing behind.
 
     Raises:
@@ -84,7 +91,8 @@ def build_experiment(
     if errors:
         raise ConfigError(errors)
     set_up_jax(config)
-    _set_up_logging(config, None)
+    if schedule is None:
+        _set_up_logging(config, None)
 
     # ---- data and schedule
     placement = Placement()
@@ -101,21 +109,18 @@ def build_experiment(
             schedule=stored,
             past_epochs=past,
         )
-        resolved = stored or resolve_all_schedule_params(
-            config,
-            steps_per_epoch=inputs.plans.steps_per_epoch.tolist(),
-            dataset_size=len(inputs.dataset.train),
-            micro_batches_per_epoch=inputs.micro_batches_per_epoch,
-            devices=placement.device_count,
-            past_epochs=len(past),
-        )
+        if schedule is None:
+            inputs.open_for_training()
+            resolved, block = stored or _resolve(inputs), inputs.sampler.block
+        else:
+            resolved, block = schedule, 1
         # ---- model, objective, optimizer
         debug = DebugSession(config, directory, inputs.dataset.tasks, lead=jax.process_index() == 0)
         program = build_program(
             config,
             inputs.dataset,
             resolved,
-            inputs.sampler.block,
+            block,
             probes=debug.probes(),
             make_recorder=debug.make_recorder,
         )
@@ -131,6 +136,17 @@ def build_experiment(
             raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
         _set_up_logging(config, directory)
     return Experiment(config, directory, placement, inputs, resolved, program, debug)
+
+
+def _resolve(inputs: Inputs) -> ResolvedSchedule:
+    return resolve_all_schedule_params(
+        inputs.config,
+        steps_per_epoch=inputs.plans.steps_per_epoch.tolist(),
+        dataset_size=len(inputs.dataset.train),
+        micro_batches_per_epoch=inputs.micro_batches_per_epoch,
+        devices=inputs.devices,
+        past_epochs=len(inputs.past_epochs),
+    )
 
 
 def set_up_jax(config: ConfigDict) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.derived import global_batch_size
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.coverage import CoverageReport, coverage_report
 from linnaeus_jax.data.dataset import Dataset, build_dataset, resolve_sources
@@ -23,22 +25,66 @@ from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.verify_images import verify_images
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.step.placement import evaluation_batch
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The data of one run."""
+    """The data of one run. Plans are made and images opened at their first use: an evaluation needs no training images.
 
+    Attributes:
+      schedule: a stored schedule whose epochs and mixing levels count in place of the configuration's.
+      past_epochs: (updates, micro-batches) of each finished epoch, whatever the configuration says now.
+    """
+
+    config: ConfigDict
     dataset: Dataset
-    images: Mapping[str, ImageSource]  # by split name
-    arrays: Mapping[str, Mapping[str, np.ndarray]]  # by split name: what batches ship besides the image
-    sampler: SamplerSettings
-    plans: PlanSequence
-    levels: tuple[str, ...]  # mix level of every epoch
-    reading: ReadSettings
-    batch_size_val: int
-    coverage: CoverageReport
+    devices: int
+    schedule: ResolvedSchedule | None = None
+    past_epochs: Sequence[tuple[int, int]] = ()
+
+    @functools.cached_property
+    def sampler(self) -> SamplerSettings:
+        return SamplerSettings.from_config(self.config, self.devices)
+
+    @functools.cached_property
+    def levels(self) -> Levels:
+        """Mixing level of every epoch; ValueError where a stored schedule counts other updates than the data make."""
+        levels = plan_levels(self.config, self.dataset, self.sampler, self.schedule, self.past_epochs)
+        if self.schedule is not None:
+            check_preserved(self.schedule, levels.steps)
+        return levels
+
+    @functools.cached_property
+    def plans(self) -> PlanSequence:
+        return PlanSequence(
+            self.levels.rows,
+            self.levels.of_epoch,
+            self.sampler,
+            seed=self.config.train.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            past_epochs=self.past_epochs,
+        )
+
+    @functools.cached_property
+    def coverage(self) -> CoverageReport:
+        rows = {level: self.levels.rows[level] for level in self.levels.of_epoch}
+        return coverage_report(self.dataset, self.sampler, rows)
+
+    @functools.cached_property
+    def images(self) -> dict[str, ImageSource]:
+        """By split name, of the splits that have rows."""
+        cache = ImageCache(self.config.data.prefetch.mem_cache_size)
+        splits = [split for split in (self.dataset.train, self.dataset.val) if len(split)]
+        return {split.name: open_split(self.config.data, split, cache) for split in splits}
+
+    def open_for_training(self) -> None:
+        """Opens the images and plans every epoch, so that all that can fail has been tried before the first update."""
+        _ = self.images, self.coverage, self.plans
+
+    @functools.cached_property
+    def reading(self) -> ReadSettings:
+        return ReadSettings.from_config(self.config.data)
 
     @property
     def micro_batches_per_epoch(self) -> tuple[int, ...]:
@@ -48,7 +94,7 @@ class Inputs:
     def train_loader(self, start_step: int, stop_step: int | None = None) -> TrainLoader:
         split = self.dataset.train
         return TrainLoader(
-            self.arrays[split.name],
+            split_arrays(split),
             split.rows,
             self.images[split.name],
             self.plans,
@@ -58,17 +104,31 @@ class Inputs:
         )
 
     def val_loader(self) -> EvalLoader:
-        """Batches of the validation rows in their own order, padded to `data.batch_size_val`."""
-        split = self.dataset.val
+        return self.eval_loader(self.dataset.val, self.images[self.dataset.val.name])
+
+    def eval_loader(self, split: Split, images: ImageSource, batch_size: int = 0) -> EvalLoader:
+        """Batches of a split in its own order.
+
+        Args:
+          batch_size: rows over all devices; 0: `data.batch_size_val`, or the micro-batch where that is not positive.
+            The last batch is padded, and what is evaluated does not depend on it, so it is rounded up to the devices.
+        """
+        rows = batch_size or self.config.data.batch_size_val
+        rows = rows if rows > 0 else global_batch_size(self.config, self.devices)
         return EvalLoader(
-            self.arrays[split.name],
+            split_arrays(split),
             split.rows,
-            self.images[split.name],
-            self.batch_size_val,
+            images,
+            evaluation_batch(rows, self.devices),
             self.reading,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
+
+
+def evaluation_batch(batch_size: int, devices: int) -> int:
+    """The next multiple of the devices."""
+    return -(-batch_size // devices) * devices
 
 
 def build_inputs(
@@ -79,47 +139,19 @@ def build_inputs(
     schedule: ResolvedSchedule | None = None,
     past_epochs: Sequence[tuple[int, int]] = (),
 ) -> Inputs:
-    """Reads the labels, opens the images and plans every epoch.
+    """Reads the labels.
 
     Args:
       config: the whole tree.
       devices: data-parallel devices.
       output_dir: the run directory, for reports about missing images; None: no report.
-      schedule: a stored schedule whose epochs and mixing levels count in place of the configuration's.
-      past_epochs: (updates, micro-batches) of each finished epoch, whatever the configuration says now.
+      schedule, past_epochs: see `Inputs`.
 
     Raises:
       OSError, ValueError, KeyError, RuntimeError: a file or setting that cannot be used; the message names it.
     """
-    data = config.data
     dataset = build_dataset(config, _missing_rows(config, output_dir))
-    sampler = SamplerSettings.from_config(config, devices)
-    levels = plan_levels(config, dataset, sampler, schedule, past_epochs)
-    if schedule is not None:
-        check_preserved(schedule, levels.steps)
-    cache = ImageCache(data.prefetch.mem_cache_size)
-    splits = [split for split in (dataset.train, dataset.val) if len(split)]
-    return Inputs(
-        dataset=dataset,
-        images={split.name: open_split(data, split, cache) for split in splits},
-        arrays={split.name: split_arrays(split) for split in (dataset.train, dataset.val)},
-        sampler=sampler,
-        plans=PlanSequence(
-            levels.rows,
-            levels.of_epoch,
-            sampler,
-            seed=config.train.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-            past_epochs=past_epochs,
-        ),
-        levels=levels.of_epoch,
-        reading=ReadSettings.from_config(data),
-        batch_size_val=evaluation_batch(
-            data.batch_size_val if data.batch_size_val > 0 else sampler.batch_size, devices
-        ),
-        coverage=coverage_report(dataset, sampler, {level: levels.rows[level] for level in levels.of_epoch}),
-    )
+    return Inputs(config, dataset, devices, schedule, past_epochs)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class TrainLog:
         total = int(inputs.plans.steps_per_epoch[point.epoch])
         completed = point.step - int(inputs.plans.boundaries[point.epoch]) + total  # of this epoch
         seconds_left = (total - completed) * self.throughput.seconds_per_update
-        level = inputs.levels[point.epoch]
+        level = inputs.levels.of_epoch[point.epoch]
         row = recorder.row(point, mixup_group=level, seconds_left=seconds_left, now=time.perf_counter())
         row["train/images_per_sec"] = self.throughput.images_per_second
         row["pipeline/wait_share"] = self.throughput.wait_share

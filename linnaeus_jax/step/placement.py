@@ -74,8 +74,3 @@ class Placement:
     def replicate(self, tree: Any) -> Any:
         """Copies a host or device pytree to every device."""
         return jax.device_put(tree, self.replicated)
-
-
-def evaluation_batch(batch_size: int, devices: int) -> int:
-    """The next multiple of the devices: what is evaluated does not depend on the batch, which is padded anyway."""
-    return -(-batch_size // devices) * devices

@@ -11,6 +11,7 @@ import pytest
 
 from linnaeus_jax.config import ConfigError
 from linnaeus_jax.metrics import custom
+from linnaeus_jax.run import evaluate as evaluation_of_runs
 from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import evaluate
 from tests.metrics.plugins import forget_plugins
@@ -87,7 +88,7 @@ def test_a_plugin_drives_a_run_and_its_evaluation(tmp_path, forgotten, capsys):
     assert epochs[-1]["early_stop/reason"] == "patience"
     assert [row["global_step"] for row in epochs] == [6, 12, 18]  # of 48: best at 6, patience of 12
     last = epochs[-1]
-    dataset = evaluate.load(tmp_path / "run").dataset
+    dataset = evaluation_of_runs.load(tmp_path / "run").dataset
     val = dataset.val
     assert last["val/known_places"] == epochs[0]["val/known_places"] == pytest.approx(val.meta_valid[:, 1].mean())
     assert last["val_mask_meta/known_places"] == 0

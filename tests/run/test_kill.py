@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from linnaeus_jax.run.checkpoints import Checkpoints
@@ -52,10 +54,13 @@ def start(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def final_parameters(workdir: Path) -> dict[str, np.ndarray]:
-    checkpoints = Checkpoints(workdir / "checkpoints")
-    step = checkpoints.steps()[-1]
-    state = checkpoints.arrays(step)
-    checkpoints.close()
+    with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
+        path = checkpoints.directory / f"ckpt_step_{checkpoints.steps()[-1]}" / "state"
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    with ocp.StandardCheckpointer() as checkpointer:
+        stored = checkpointer.metadata(path).item_metadata.tree
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), stored)
+        state = checkpointer.restore(path, like)
     leaves = jax.tree_util.tree_flatten_with_path(state["params"])[0]
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 

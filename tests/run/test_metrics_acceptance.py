@@ -25,6 +25,7 @@ from linnaeus_jax.main import main as run_main
 from linnaeus_jax.metrics import MetricInputs, register
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.wandb_sink import WandbSink
+from linnaeus_jax.run import evaluate as evaluation_of_runs
 from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.run.recorder import TrainRecorder
 from linnaeus_jax.step.evaluation import Evaluation
@@ -196,11 +197,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(finished: Finished) -> tuple[evaluate.Loaded, Evaluation]:
+def evaluated(finished: Finished) -> tuple[evaluation_of_runs.Loaded, Evaluation]:
     """All phases again, from the checkpoint alone, with logits."""
-    loaded = evaluate.load(finished.root)
-    names = evaluate.parse_phases(",".join(PHASES), loaded.program.evaluation.component_names)
-    return loaded, evaluate.evaluate(loaded, names, predictions=True, logits=True)
+    loaded = evaluation_of_runs.load(finished.root)
+    names = evaluation_of_runs.parse_phases(",".join(PHASES), loaded.experiment.program.evaluation.component_names)
+    return loaded, evaluation_of_runs.evaluate(loaded, names, predictions=True, logits=True)
 
 
 @pytest.mark.parametrize("event", DOCUMENTED)
@@ -269,7 +270,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
-def recomputed(logits: dict[str, np.ndarray], label: np.ndarray, loaded: evaluate.Loaded) -> dict[str, float]:
+def recomputed(logits: dict[str, np.ndarray], label: np.ndarray, loaded: evaluation_of_runs.Loaded) -> dict[str, float]:
     """The metrics of one phase from its logits, row by row in numpy, class 0 being null."""
     known, hits, losses = label != 0, [], []
     found: dict[str, float] = {}
@@ -382,7 +383,7 @@ def test_evaluate_on_other_data(evaluated, finished, tmp_path) -> None:
     """The validation rows as a file of their own, with three rows of a taxon that the run never saw."""
     loaded, found = evaluated
     rows = np.sort(loaded.dataset.val.rows)
-    source = Path(loaded.config.data.h5.labels_path)
+    source = Path(loaded.experiment.config.data.h5.labels_path)
     with h5py.File(source) as old, h5py.File(tmp_path / "labels.h5", "w") as new:
         for name in ("img_identifiers", "in_region", *TASKS):
             new[name] = old[name][...][rows]
@@ -391,10 +392,10 @@ def test_evaluate_on_other_data(evaluated, finished, tmp_path) -> None:
             new[name].attrs.update(old[name].attrs)
         new.create_group("metadata").attrs["config_json"] = "{}"
         new["taxa_L20"][:3] = 999
-    split = evaluate.other_split(loaded, str(tmp_path / "labels.h5"), str(finished.root.parent / "folder"))
+    split = evaluation_of_runs.other_split(loaded, str(tmp_path / "labels.h5"), str(finished.root.parent / "folder"))
     assert len(split) == len(rows) - 3
-    masks = evaluate.parse_phases("val", ("TEMPORAL", "SPATIAL"))
-    again = evaluate.evaluate(loaded, masks, split, predictions=True)
+    masks = evaluation_of_runs.parse_phases("val", ("TEMPORAL", "SPATIAL"))
+    again = evaluation_of_runs.evaluate(loaded, masks, split, predictions=True)
     both = dict(zip(found.predictions["val"].row, found.predictions["val"].predicted, strict=True))
     for row, predicted in zip(again.predictions["val"].row, again.predictions["val"].predicted, strict=True):
         np.testing.assert_array_equal(predicted, both[rows[row]])
@@ -462,9 +463,9 @@ def test_train_accuracy_is_that_of_the_predictions(tmp_path) -> None:
         config.schedule.metrics[f"{kind}_interval"] = epochs
     trainer.run(config, tmp_path / "run")
     row = [row for row in rows_of(tmp_path / "run") if row["event"] == "epoch"][-1]
-    loaded = evaluate.load(tmp_path / "run", str(epochs - 1))
-    phases = evaluate.parse_phases("val", loaded.program.evaluation.component_names)
-    found = evaluate.evaluate(loaded, phases, loaded.dataset.train, predictions=True)
+    loaded = evaluation_of_runs.load(tmp_path / "run", str(epochs - 1))
+    phases = evaluation_of_runs.parse_phases("val", loaded.experiment.program.evaluation.component_names)
+    found = evaluation_of_runs.evaluate(loaded, phases, loaded.dataset.train, predictions=True)
     predictions = found.predictions["val"]
     right = predictions.predicted == predictions.label
     assert len(right) == 32

@@ -9,7 +9,7 @@ import pytest
 
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import trainer
-from linnaeus_jax.run.inputs import build_inputs, check_preserved
+from linnaeus_jax.run.inputs import build_inputs, check_preserved, evaluation_batch
 from linnaeus_jax.schedules.summary import schedule_summary
 from linnaeus_jax.tools import schedule as dry_run
 from tests.run.test_trainer import rows_of
@@ -104,3 +104,10 @@ def test_levels_of_different_length_and_a_preserved_schedule(tmp_path):
     assert progress["expected_epochs"] == 4
     assert [row["epoch"] for row in rows_of(directory.root) if row["event"] == "epoch"] == [0, 1, 2, 3]
     assert "the stored 4 epochs count, not train.epochs = 2" in (directory.logs / "debug_log_rank0.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "devices", "expected"), [(16, 2, 16), (17, 2, 18), (1, 8, 8), (8, 1, 8), (9, 4, 12)]
+)
+def test_evaluation_batch_is_the_next_multiple(batch_size, devices, expected):
+    assert evaluation_batch(batch_size, devices) == expected

@@ -14,12 +14,12 @@ import pytest
 
 from linnaeus_jax.data.loader import EvalLoader
 from linnaeus_jax.learning.meta_masking import component_mask
+from linnaeus_jax.run.evaluate import EvaluateError, parse_phases
 from linnaeus_jax.run.inputs import Inputs, split_arrays
 from linnaeus_jax.step import evaluation, placement
 from linnaeus_jax.step.evaluation import Evaluation, Evaluator, update_curves
 from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.step.program import Program
-from linnaeus_jax.tools.evaluate import EvaluateError, parse_phases
 from tests.step.programs import build
 from tests.tiny import TASKS, tiny_config
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.step.placement import Fetcher, Placement, evaluation_batch
+from linnaeus_jax.step.placement import Fetcher, Placement
 
 
 def rows_by_device(array: jax.Array) -> list[list[int]]:
@@ -62,10 +62,3 @@ def test_fetches_are_counted():
     assert isinstance(found["a"], np.ndarray)
     assert fetch((jnp.ones(2), 3))[1] == 3
     assert fetch.calls == 2
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "devices", "expected"), [(16, 2, 16), (17, 2, 18), (1, 8, 8), (8, 1, 8), (9, 4, 12)]
-)
-def test_evaluation_batch_is_the_next_multiple(batch_size, devices, expected):
-    assert evaluation_batch(batch_size, devices) == expected

@@ -1,0 +1,201 @@
+"""Evaluating a checkpoint of a run without training it further, over its validation rows or over other data."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.image_sources import open_split
+from linnaeus_jax.data.other_labels import read_other_labels
+from linnaeus_jax.data.splits import Split
+from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.learning.meta_masking import component_mask
+from linnaeus_jax.metrics import table
+from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.experiment import Experiment, UserError, build_experiment
+from linnaeus_jax.run.retention import best_checkpoint
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
+from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
+from linnaeus_jax.step.evaluation import Evaluation, Evaluator
+from linnaeus_jax.step.state import TrainState
+
+log = logging.getLogger("linnaeus_jax")
+
+
+class EvaluateError(UserError):
+    """A run, checkpoint, phase or data file that cannot be evaluated; the message says which and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A checkpoint read back for evaluation."""
+
+    experiment: Experiment
+    step: int
+    state: TrainState
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.experiment.inputs.dataset
+
+
+def load(run: Path, checkpoint: str = "newest") -> Loaded:
+    """Reads config, data tables and state of a run.
+
+    Args:
+      run: the run directory.
+      checkpoint: "newest", "best" by the run's own ranking, or a step.
+
+    Raises:
+      EvaluateError: no run, no such checkpoint, or data whose classes are no longer those of the run.
+      UserError, CheckpointError: data, plugins or arrays that cannot be read.
+    """
+    directory = RunDirectory(run)
+    if not directory.config_json.is_file() or not directory.checkpoints.is_dir():
+        raise EvaluateError(f"{run} holds no config.json and checkpoints; give the directory of a run, its --workdir")
+    config = config_from_json(json.loads(directory.config_json.read_text()))
+    with contextlib.closing(Checkpoints(directory.checkpoints)) as checkpoints:
+        step = _choose(checkpoints, checkpoint)
+        meta = checkpoints.meta(step)
+        schedule = ResolvedSchedule.from_dict(meta["schedule"])
+        experiment = build_experiment(config, directory, schedule=schedule, write=False)
+        class_file = directory.assets / "class_to_idx.json"
+        if class_file.is_file() and json.loads(class_file.read_text()) != experiment.inputs.dataset.class_to_idx():
+            raise EvaluateError(
+                f"the labels files of {run} give other classes than {class_file}; restore the files that the run was "
+                "trained on"
+            )
+        abstract = experiment.abstract_state.replace(interval=None)
+        state = checkpoints.restore(step, abstract, as_stored=("opt_state",))
+        host = checkpoints.finished_boundary(step) or meta["host"]
+    offered = table.keys("val", experiment.inputs.dataset.tasks)
+    measured = [name.removeprefix("val/") for name in host["tracker"]["metrics"] if name.startswith("val/")]
+    if lost := [name for name in measured if name not in offered and not name.startswith("subset/")]:
+        log.warning("no plugin of env.plugins registers %s, which the run measured: left out", ", ".join(lost))
+    return Loaded(experiment, step, state)
+
+
+def _choose(checkpoints: Checkpoints, name: str) -> int:
+    """The step of the wanted checkpoint."""
+    steps = checkpoints.steps()
+    if not steps:
+        raise EvaluateError(f"{checkpoints.directory} holds no complete checkpoint; let the run save one first")
+    if name == "newest":
+        return steps[-1]
+    if name == "best":
+        newest = checkpoints.finished_boundary(steps[-1]) or checkpoints.meta(steps[-1])["host"]
+        best = best_checkpoint({int(step): entry for step, entry in newest["ranking"].items()}, steps)
+        if best is None:
+            raise EvaluateError(f"no checkpoint in {checkpoints.directory} was ranked by a validation; use newest")
+        return best
+    if not name.isdecimal() or int(name) not in steps:
+        raise EvaluateError(
+            f"there is no checkpoint {name!r} in {checkpoints.directory}; choose newest, best or one of "
+            + ", ".join(map(str, steps))
+        )
+    return int(name)
+
+
+def parse_phases(names: str, components: Sequence[str]) -> dict[str, np.ndarray]:
+    """Phase -> component mask bool [K], from comma-separated names or `all`.
+
+    Raises:
+      EvaluateError: a name that is no phase of these components.
+    """
+    if names == "all":
+        everything = "val_mask_" + "_".join(components)  # the same as val_mask_meta
+        combos = [phase_name(combo) for combo in exhaustive_combos(components)]
+        names = ",".join(["val", *(["val_mask_meta"] if components else []), *(c for c in combos if c != everything)])
+    masks = {}
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        masked: list[str] | None = []
+        rest = name.removeprefix("val_mask_") if name not in ("val", "val_no_mask") else ""
+        if name == "val_mask_meta":
+            masked, rest = None, ""
+        while rest and masked is not None:
+            first = [c for c in components if c not in masked and (rest == c or rest.startswith(f"{c}_"))]
+            if not first or not name.startswith("val_mask_"):
+                raise EvaluateError(
+                    f"--phases: {name!r} is no phase; choose among val, val_mask_meta, all and val_mask_<COMPONENTS> "
+                    f"with components {', '.join(components) or '(none)'} joined by _"
+                )
+            masked.append(max(first, key=len))
+            rest = rest.removeprefix(masked[-1]).removeprefix("_")
+        masks[name] = component_mask(components, masked)
+    if not masks:
+        raise EvaluateError("--phases names no phase; leave it out for val and val_mask_meta")
+    return masks
+
+
+def evaluate(
+    loaded: Loaded,
+    phases: Mapping[str, np.ndarray],
+    split: Split | None = None,
+    *,
+    batch_size: int = 0,
+    predictions: bool = False,
+    logits: bool = False,
+) -> Evaluation:
+    """One pass over a split, by default the run's validation rows.
+
+    Args:
+      batch_size: 0: as the run validated; rounded up to a multiple of the devices here.
+      predictions, logits: what to keep of single rows.
+
+    Raises:
+      EvaluateError: no rows, or images that cannot be read.
+    """
+    inputs, state = loaded.experiment.inputs, loaded.state
+    split = inputs.dataset.val if split is None else split
+    if not len(split):
+        raise EvaluateError("the run has no validation rows; give --labels and --images")
+    try:
+        loader = inputs.eval_loader(split, open_split(inputs.config.data, split), batch_size)
+    except (OSError, ValueError, KeyError) as error:
+        raise EvaluateError(f"the images cannot be read: {error}") from error
+    with contextlib.closing(loader):
+        return Evaluator(loaded.experiment.program.evaluation, loaded.experiment.placement).run(
+            state.eval_params,
+            state.model_state,
+            state.gradnorm.weights,
+            loader,
+            phases,
+            predictions=predictions,
+            logits=logits,
+        )
+
+
+def other_split(loaded: Loaded, labels: str, images: str) -> Split:
+    """Another labels file as a validation split under the classes of the run.
+
+    Raises:
+      EvaluateError: a file that cannot be read, or no row left.
+    """
+    try:
+        return read_other_labels(loaded.experiment.config, loaded.dataset, labels, images)
+    except (OSError, ValueError) as error:
+        raise EvaluateError(str(error)) from error
+
+
+def save_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
+    """Writes `row` [n], `label` [n, T], `tasks` [T], `taxon/<task>` [C] (taxon ids of the classes, 0 for null) and, for
+    every phase, `<phase>/predicted` [n, T], `<phase>/probability` [n, T] and, where kept, `<phase>/logits/<task>`
+    [n, C]."""
+    one = next(iter(evaluation.predictions.values()))
+    arrays: dict[str, Any] = {"row": one.row, "label": one.label, "tasks": np.asarray(dataset.tasks)}
+    arrays |= {f"taxon/{task}": ids for task, ids in dataset.classes.items()}
+    for phase, each in evaluation.predictions.items():
+        arrays |= {f"{phase}/predicted": each.predicted, f"{phase}/probability": each.probability}
+        arrays |= {f"{phase}/logits/{task}": z for task, z in each.logits.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:  # a path without the suffix .npz stays as it is
+        np.savez_compressed(file, **arrays)
