@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from linnaeus_jax.data.plans import random_keys
+from linnaeus_jax.data.samplers import random_keys
 from linnaeus_jax.step.rng import stream
 
 
