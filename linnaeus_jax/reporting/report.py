@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_difference, flatten, plain
 from linnaeus_jax.files import write_atomically
 from linnaeus_jax.metrics.names import CHAINS, phase_label, result_name
@@ -454,11 +456,14 @@ def write_report(run_directories: Sequence[Path], out: Path) -> Path:
     Raises:
       RunError: a directory holds no readable metrics log, or a damaged file.
       ValueError: no directory, or the same twice.
+      ConfigError: a plugin of a run cannot be imported.
     """
     if not run_directories:
         raise ValueError("no run directory given; give at least one")
     directories = [Path(directory) for directory in run_directories]
     runs = {label: RunRecord.load(path) for label, path in zip(labels(directories), directories, strict=True)}
+    for run in runs.values():  # a schedule of the user's own is drawn by its class
+        import_plugins(ConfigDict({"env": {"plugins": tuple(run.config.get("env", {}).get("plugins", ()))}}))
     tasks = tasks_of(runs.values())
     title = "Run " + next(iter(runs)) if len(runs) == 1 else f"{len(runs)} runs: {', '.join(runs)}"
     write_atomically(out, page(title, {heading: make(runs, tasks) for heading, make in SECTIONS.items()}))

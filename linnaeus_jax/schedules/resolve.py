@@ -259,7 +259,7 @@ def resolve_all_schedule_params(
     Args:
       config: the whole tree, without errors (`checks.schedule.validate_schedule_config`).
       steps_per_epoch: optimizer updates of each epoch, or one number for all; they differ where the mixing level
-        switches (`level_switching.steps_per_epoch`).
+        switches.
       dataset_size: training rows.
       micro_batches_per_epoch: micro-batches of each epoch, or one number for all.
       devices: data-parallel devices.

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.reporting.metrics_log import RunError
 from linnaeus_jax.reporting.report import write_report
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     default = options.runs[0] / "report.html" if len(options.runs) == 1 else Path("comparison.html")
     try:
         print(write_report(options.runs, options.out or default))
-    except (RunError, ValueError, OSError) as error:
+    except (ConfigError, RunError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -16,6 +16,7 @@ from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules import ResolvedSchedule, build_scheduler
+from linnaeus_jax.tools import report
 from linnaeus_jax.tools import schedule as tool
 from tests.extending.common import EXAMPLES, train_resume_evaluate
 
@@ -27,10 +28,16 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(SCHEDULES, "entries", dict(SCHEDULES.entries))
 
 
+def forget(monkeypatch):
+    """The example is not imported and not registered."""
+    for name in [name for name in sys.modules if name.endswith("schedule_example.py")]:
+        monkeypatch.delitem(sys.modules, name)
+    SCHEDULES.entries.pop("polynomial", None)
+
+
 @pytest.fixture
 def config(monkeypatch):
-    for name in [name for name in sys.modules if name.endswith("schedule_example.py")]:
-        monkeypatch.delitem(sys.modules, name)  # so that it registers again
+    forget(monkeypatch)
     config = get_config()
     config.env.plugins = (str(EXAMPLES / "schedule_example.py"),)
     import_plugins(config)
@@ -48,6 +55,8 @@ def test_example_trains_resumes_and_is_evaluated(tmp_path, monkeypatch, capsys):
     assert (spec.name, spec.options) == ("polynomial", {"power": 3.0})
     assert "polynomial updates 1 .. 5" in (outcome.run / "assets" / "schedule_summary.txt").read_text()
     applied = {row["global_step"]: row["train/lr"] for row in outcome.rows if "train/lr" in row}
+    forget(monkeypatch)  # as another process: the report imports the plugin that the run names
+    assert report.main([str(outcome.run), f"--out={tmp_path / 'report.html'}"]) == 0
     for step in (5, 6):  # of the resumed run, which is 6 updates long
         expected = spec.min_lr + (spec.peak - spec.min_lr) * (1 - (step - 2) / 5) ** 3
         assert applied[step] == pytest.approx(expected, rel=1e-6)
