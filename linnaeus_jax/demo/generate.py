@@ -30,6 +30,7 @@ SCALES = (100.0, 500.0, 1000.0, 2000.0, 4000.0)  # metres, periods of the elevat
 IMAGE_SIZE = 48
 ROWS = 6000
 MIN_ROWS = 150  # four of each common species
+SPLIT_RATIO, SPLIT_SEED = 0.8, 42  # of the quickstart
 
 MISSING = {"TEMPORAL": 0.06, "SPATIAL": 0.07, "ELEVATION": 0.08}  # shares of rows, independent of each other
 GENUS_ONLY, FAMILY_ONLY = 0.10, 0.05  # shares of rows identified no further
@@ -208,12 +209,12 @@ def simulate(seed: int, rows: int) -> Observations:
     month, day = np.zeros(rows, np.int64), rng.integers(1, 29, rows)
     latitude, longitude, elevation = np.zeros(rows), np.zeros(rows), np.zeros(rows)
     for s, one in enumerate(SPECIES):
-        mine = np.flatnonzero(species == s)
+        members = np.flatnonzero(species == s)
         season, place, height = one.niche
-        month[mine] = rng.choice(np.arange(1, 13), len(mine), p=np.exp(_month_log_probability(*season)))
-        spread = rng.normal(0, PLACE_SD[place[1]], (2, len(mine)))
-        latitude[mine], longitude[mine] = np.array(PLACES[place[0]])[:, None] + spread
-        elevation[mine] = TOP * rng.beta(*_beta_parameters(*height), len(mine))
+        month[members] = rng.choice(np.arange(1, 13), len(members), p=np.exp(_month_log_probability(*season)))
+        spread = rng.normal(0, PLACE_SD[place[1]], (2, len(members)))
+        latitude[members], longitude[members] = np.array(PLACES[place[0]])[:, None] + spread
+        elevation[members] = TOP * rng.beta(*_beta_parameters(*height), len(members))
     taxa = np.array([one.taxa for one in SPECIES], np.uint32)[species]
     depth = rng.random(rows)
     depth[np.unique(species, return_index=True)[1]] = 1.0  # however small the set, every class occurs
@@ -272,9 +273,9 @@ def bayes_species(observations: Observations) -> dict[str, NDArray[np.int64]]:
     }
 
 
-def validation_rows(rows: int, ratio: float, seed: int) -> NDArray[np.int64]:
-    """The validation half of the plain random split of all rows, in split order."""
-    return np.random.RandomState(seed).permutation(rows)[int(rows * ratio) :]
+def validation_rows(rows: int) -> NDArray[np.int64]:
+    """The validation rows of the split of the quickstart, for which the ceilings are reported, in split order."""
+    return np.random.RandomState(SPLIT_SEED).permutation(rows)[int(rows * SPLIT_RATIO) :]
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
@@ -296,14 +297,13 @@ class DemoSummary:
     largest_species: int
     missing: dict[str, float]
     validation_rows: int
+    written: bool  # False: the same set was already there
     ceilings: dict[str, float]
 
 
-def _summary(
-    directory: Path, observations: Observations, parameters: dict[str, Any], ratio: float, split_seed: int
-) -> DemoSummary:
+def _summary(directory: Path, observations: Observations, parameters: dict[str, Any], written: bool) -> DemoSummary:
     rows = len(observations.species)
-    val = validation_rows(rows, ratio, split_seed)
+    val = validation_rows(rows)
     named = val[observations.taxa[val, 0] > 0]
     guesses = bayes_species(observations)
     counts = np.unique(observations.taxa[observations.taxa[:, 0] > 0, 0], return_counts=True)[1]
@@ -319,6 +319,7 @@ def _summary(
         largest_species=int(counts.max()),
         missing={name: float(1 - observations.valid[:, k].mean()) for k, name in enumerate(COMPONENTS)},
         validation_rows=len(val),
+        written=written,
         ceilings={kind: float((guess[named] == observations.species[named]).mean()) for kind, guess in guesses.items()},
     )
 
@@ -362,14 +363,6 @@ def _label_columns(observations: Observations) -> dict[str, NDArray[Any]]:
     }
 
 
-def _digest(columns: dict[str, NDArray[Any]]) -> str:
-    digest = hashlib.sha256()
-    for name, column in columns.items():
-        digest.update(name.encode())
-        digest.update("\n".join(column).encode() if column.dtype == object else column.tobytes())
-    return digest.hexdigest()
-
-
 def _write_labels(path: Path, columns: dict[str, NDArray[Any]], parameters: dict[str, Any]) -> None:
     attributes: dict[str, dict[str, Any]] = {
         "temporal": {"column_names": ["month_sin", "month_cos"], "method": "sinusoidal"},
@@ -398,10 +391,8 @@ def _draw_images(
     images = np.empty((rows, size, size, 3), np.uint8)
     for row, species in enumerate(observations.species):
         images[row] = draw(np.random.default_rng([seed, 1, row]), SPECIES[species].look, size)
-        if progress is not None and (row + 1) % 100 == 0:
+        if progress is not None:
             progress(row + 1, rows)
-    if progress is not None:
-        progress(rows, rows)
     return images
 
 
@@ -411,8 +402,6 @@ def write_demo(
     seed: int = 0,
     image_size: int = IMAGE_SIZE,
     rows: int = ROWS,
-    split_ratio: float = 0.8,
-    split_seed: int = 42,
     progress: Callable[[int, int], None] | None = None,
 ) -> DemoSummary:
     """Generates the demo set; unchanged files of an identical earlier call are kept.
@@ -422,9 +411,7 @@ def write_demo(
       seed: of everything; the same seed, size and rows give the same bytes, with the same OpenCV and NumPy.
       image_size: side of the pictures in pixels, at least 32.
       rows: number of pictures, at least MIN_ROWS.
-      split_ratio, split_seed: the train/validation split of all rows for which the ceilings are reported; they change
-        no file.
-      progress: called with (rows drawn, rows) every 100 rows and at the end; never when nothing needs drawing.
+      progress: called with (rows drawn, rows) after every picture; never when nothing needs drawing.
 
     Raises:
       ValueError: too few rows or too small a size.
@@ -442,7 +429,8 @@ def write_demo(
     }
     observations = simulate(seed, rows)
     columns = _label_columns(observations)
-    if not _is_complete(directory, parameters, columns):
+    complete = _is_complete(directory, parameters, columns)
+    if not complete:
         directory.mkdir(parents=True, exist_ok=True)
         images = _draw_images(observations, seed, image_size, progress)
         parameters["images_sha256"] = hashlib.sha256(images.data).hexdigest()
@@ -453,7 +441,14 @@ def write_demo(
         partial = directory / "labels.h5.partial"
         _write_labels(partial, columns, parameters)
         os.replace(partial, directory / "labels.h5")  # last: its presence says that the set is complete
-    return _summary(directory, observations, parameters, split_ratio, split_seed)
+    return _summary(directory, observations, parameters, not complete)
+
+
+def read_parameters(directory: Path) -> dict[str, Any]:
+    """With which `seed`, `image_size` and `rows` a demo set was made; FileNotFoundError where there is none."""
+    with h5py.File(directory / "labels.h5", "r") as file:
+        stored = json.loads(file["metadata"].attrs["config_json"])
+    return {key: stored[key] for key in ("seed", "image_size", "rows")}
 
 
 def _is_complete(directory: Path, parameters: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bool:
@@ -462,19 +457,21 @@ def _is_complete(directory: Path, parameters: dict[str, Any], columns: dict[str,
     if not labels.exists():
         return False
     with h5py.File(labels, "r") as file:
-        found = json.loads(file["metadata"].attrs["config_json"]) if "metadata" in file else {}
-    different = {key: found.get(key) for key, value in parameters.items() if found.get(key) != value}
-    if different:
-        wanted = {key: parameters[key] for key in different}
-        raise FileExistsError(
-            f"{labels} holds other data ({different}, wanted {wanted}); delete it or choose another folder"
-        )
-    if not images.exists():
-        return False
-    with h5py.File(labels, "r") as file:
-        text = {name for name, column in columns.items() if column.dtype == object}
-        present = {name: file[name].asstr()[:] if name in text else file[name][:] for name in columns if name in file}
-    if _digest(present) != _digest(columns):
+        stored = json.loads(file["metadata"].attrs["config_json"]) if "metadata" in file else {}
+        different = {key: stored.get(key) for key, value in parameters.items() if stored.get(key) != value}
+        if different:
+            asked = {key: parameters[key] for key in different}
+            raise FileExistsError(
+                f"{labels} holds other data ({different}, wanted {asked}); delete it or choose another folder"
+            )
+        undamaged = all(name in file and _same(file[name], column) for name, column in columns.items())
+    if not (undamaged and images.exists()):
         return False
     with h5py.File(images, "r") as file:
-        return hashlib.sha256(file["images"][:].data).hexdigest() == found["images_sha256"]
+        return hashlib.sha256(file["images"][:].data).hexdigest() == stored["images_sha256"]
+
+
+def _same(dataset: h5py.Dataset, column: NDArray[Any]) -> bool:
+    if column.dtype == object:
+        return np.array_equal(dataset.asstr()[:], column)
+    return dataset.dtype == column.dtype and dataset[:].tobytes() == column.tobytes()

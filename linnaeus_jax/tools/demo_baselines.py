@@ -1,6 +1,6 @@
 """Two honest baselines on the demo data: what metadata alone, and pixels without features, can tell about the species.
 
-    python -m linnaeus_jax.tools.demo_baselines [--data data/demo]
+    python -m linnaeus_jax.tools.demo_baselines [--data data/demo] [--run runs/demo]
 
 A model is worth something only above both; it cannot pass the ceilings printed next to them.
 """
@@ -8,160 +8,15 @@ A model is worth something only above both; it cannot pass the ceilings printed 
 from __future__ import annotations
 
 import argparse
-import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import h5py
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-from jax import Array
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from linnaeus_jax.demo.generate import DemoSummary, validation_rows, write_demo
-from linnaeus_jax.reporting.metrics_log import read_rows
-
-BATCH = 128
-HIDDEN = 64
-
-Layers = list[tuple[Array, Array]]  # (weight [in, out], bias [out]) per layer
-
-
-def _logits(layers: Layers, x: Array) -> Array:
-    *hidden, (weight, bias) = layers
-    for w, b in hidden:
-        x = jax.nn.relu(x @ w + b[None, :])
-    return x @ weight + bias[None, :]
-
-
-def fit(
-    x: NDArray[np.float32],
-    y: NDArray[np.int32],
-    held_out: int,
-    *,
-    hidden: Sequence[int],
-    learning_rate: float,
-    weight_decay: float,
-    epochs: int,
-    seed: int,
-) -> Layers:
-    """Multinomial logistic regression, or a multi-layer perceptron with `hidden` widths, fitted by AdamW.
-
-    Args:
-      x: float32 [N, D], standardised. y: int32 [N], classes from 0.
-      held_out: number of last rows kept out of the fit; the epoch with the best accuracy on them is returned.
-
-    Returns:
-      Weights and biases per layer.
-    """
-    widths = [x.shape[1], *hidden, int(y.max()) + 1]
-    keys = jax.random.split(jax.random.key(seed), len(widths))
-    layers: Layers = [
-        (jax.random.normal(key, (a, b)) * (2 / a) ** 0.5 * (1.0 if i < len(hidden) else 0.01), jnp.zeros(b))
-        for i, (key, a, b) in enumerate(zip(keys, widths, widths[1:]))
-    ]
-    fitted = len(x) - held_out
-    steps = fitted // BATCH
-    optimizer = optax.adamw(optax.cosine_decay_schedule(learning_rate, steps * epochs), weight_decay=weight_decay)
-
-    def loss(layers: Layers, rows: Array, x: Array, y: Array) -> Array:
-        return optax.softmax_cross_entropy_with_integer_labels(_logits(layers, x[rows]), y[rows]).mean()
-
-    @functools.partial(jax.jit, donate_argnames="state")
-    def epoch(
-        layers: Layers, state: optax.OptState, key: Array, x: Array, y: Array
-    ) -> tuple[Layers, optax.OptState, Array]:
-        def step(carry: tuple[Layers, optax.OptState], rows: Array) -> tuple[tuple[Layers, optax.OptState], None]:
-            layers, state = carry
-            updates, state = optimizer.update(jax.grad(loss)(layers, rows, x, y), state, layers)
-            return (optax.apply_updates(layers, updates), state), None
-
-        order = jax.random.permutation(key, fitted)[: steps * BATCH].reshape(steps, BATCH)
-        (layers, state), _ = jax.lax.scan(step, (layers, state), order)
-        return layers, state, (_logits(layers, x[fitted:]).argmax(axis=1) == y[fitted:]).mean()
-
-    state, best, best_score = optimizer.init(layers), layers, -1.0
-    device_x, device_y = jnp.asarray(x), jnp.asarray(y)
-    for key in jax.random.split(keys[-1], epochs):
-        layers, state, score = epoch(layers, state, key, device_x, device_y)
-        if float(score) > best_score:
-            best, best_score = layers, float(score)
-    return best
-
-
-def baselines(
-    images: NDArray[np.uint8],
-    species: NDArray[np.uint32],
-    metadata: NDArray[np.float32],
-    train_rows: NDArray[np.int64],
-    val_rows: NDArray[np.int64],
-    *,
-    seed: int = 0,
-) -> dict[str, float]:
-    """Species accuracy of models that cannot combine picture and metadata.
-
-    Args:
-      images: uint8 [N, H, W, 3]. species: [N], taxon id, 0 = null. metadata: float32 [N, D], missing parts zero.
-      train_rows, val_rows: row indices; rows without a species are left out of both.
-      seed: of initial weights and order.
-
-    Returns:
-      Shares of right answers on `val_rows`: "majority" (always the commonest species), "metadata" (a perceptron with
-      one hidden layer), "pixels" (softmax regression on standardised pixels). The last two stop early on a tenth of
-      the train rows.
-    """
-    train, val = train_rows[species[train_rows] > 0], val_rows[species[val_rows] > 0]
-    y = np.unique(species, return_inverse=True)[1].astype(np.int32)
-
-    def accuracy(x: NDArray[np.float32], hidden: Sequence[int], rate: float, decay: float, epochs: int) -> float:
-        mean, std = x[train].mean(axis=0), x[train].std(axis=0) + 1e-3
-        x = (x - mean[None, :]) / std[None, :]
-        layers = fit(
-            *(x[train], y[train], len(train) // 10),
-            hidden=hidden,
-            learning_rate=rate,
-            weight_decay=decay,
-            epochs=epochs,
-            seed=seed,
-        )
-        return float((np.asarray(_logits(layers, jnp.asarray(x[val]))).argmax(axis=1) == y[val]).mean())
-
-    return {
-        "majority": float((y[val] == np.bincount(y[train]).argmax()).mean()),
-        "metadata": accuracy(metadata, (HIDDEN,), 3e-3, 1e-3, 60),
-        "pixels": accuracy(images.reshape(len(images), -1).astype(np.float32), (), 3e-4, 0.1, 30),
-    }
-
-
-def demo_baselines(summary: DemoSummary, *, split_ratio: float = 0.8, split_seed: int = 42) -> dict[str, float]:
-    """`baselines` on the files of `summary`, all three metadata components in use."""
-    with h5py.File(summary.images_path, "r") as file:
-        images = file["images"][:]
-    with h5py.File(summary.labels_path, "r") as file:
-        species = file["taxa_L10"][:]
-        elevation = file["elevation_broadrange_2"][:]
-        elevation[file["raw_elevation"][:] == 0] = 0.0  # missing, written as encoded 0 m
-        metadata = np.concatenate([file["temporal"][:], file["spatial"][:], elevation], axis=1)
-    val = validation_rows(len(species), split_ratio, split_seed)
-    train = np.setdiff1d(np.arange(len(species)), val)
-    train = np.random.default_rng(0).permutation(train)  # its last tenth decides when to stop
-    return baselines(images, species, metadata, train, val)
-
-
-def last_validation(run: Path) -> dict[str, float]:
-    """Phase -> share of right species among the labelled rows, of the last validation that a run logged."""
-    found: dict[str, float] = {}
-    for row in read_rows(run / "logs" / "metrics_log.jsonl"):
-        for phase in ("val", "val_mask_meta"):
-            value = row.values.get(f"{phase}/non_null/acc1_taxa_L10")
-            if row.event == "epoch" and value is not None:
-                found[phase] = value / 100
-    return found
+from linnaeus_jax.demo.baselines import demo_baselines
+from linnaeus_jax.demo.generate import read_parameters, write_demo
+from linnaeus_jax.reporting.run_record import RunRecord
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -171,16 +26,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     folder = options.data
     try:
-        with h5py.File(folder / "labels.h5", "r") as file:
-            found = json.loads(file["metadata"].attrs["config_json"])
+        summary = write_demo(folder, **read_parameters(folder))
     except FileNotFoundError:
         raise SystemExit(
             f"{folder} holds no demo set; run: python -m linnaeus_jax.tools.make_demo --out {folder}"
         ) from None
-    summary = write_demo(folder, **{key: found[key] for key in ("seed", "image_size", "rows")})
-    trained = last_validation(options.run) if options.run else {}
-    table = Table("sees", "baseline", "mFormerV1", "best possible", title="Species accuracy, labelled validation rows")
+    run = RunRecord.load(options.run) if options.run else None
     scores = demo_baselines(summary)
+    table = Table("sees", "baseline", "mFormerV1", "best possible", title="Species accuracy, labelled validation rows")
     for name, baseline, phase, ceiling in (
         ("nothing (commonest species)", "majority", "", ""),
         ("metadata", "metadata", "", "metadata"),
@@ -188,10 +41,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("image", "", "val_mask_meta", "image"),
         ("image and metadata", "", "val", "image+metadata"),
     ):
+        accuracy = run.last(f"{phase}/non_null/acc1_taxa_L10") if run and phase else None
         table.add_row(
             name,
             f"{scores[baseline]:.1%}" if baseline else "",
-            f"{trained[phase]:.1%}" if phase in trained else "",
+            "" if accuracy is None else f"{accuracy / 100:.1%}",
             f"{summary.ceilings[ceiling]:.1%}" if ceiling else "",
         )
     Console().print(table)

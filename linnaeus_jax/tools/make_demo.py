@@ -44,13 +44,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     console = Console()
     columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    drawn = False
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("drawing", total=args.rows, visible=False)
 
         def progress(done: int, total: int) -> None:
-            nonlocal drawn
-            drawn = True
             bar.update(task, completed=done, total=total, visible=True)
 
         try:
@@ -60,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         except (ValueError, FileExistsError) as error:
             raise SystemExit(str(error)) from None
     console.print(summary_table(summary))
-    console.print("Written." if drawn else "The same set was already there; nothing was written.")
+    console.print("Written." if summary.written else "The same set was already there; nothing was written.")
 
 
 if __name__ == "__main__":

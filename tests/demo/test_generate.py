@@ -30,7 +30,7 @@ def test_files_of_the_data_room(made):
     assert dataset.num_classes == {task: count + 1 for task, count in summary.classes.items()}
     assert summary.classes == {"taxa_L10": 36, "taxa_L20": 12, "taxa_L30": 6, "taxa_L40": 3}
     assert not dataset.conflicts
-    np.testing.assert_array_equal(np.sort(dataset.val.rows), np.sort(generate.validation_rows(ROWS, 0.8, 42)))
+    np.testing.assert_array_equal(np.sort(dataset.val.rows), np.sort(generate.validation_rows(ROWS)))
     assert len(dataset.val) == summary.validation_rows
     table = dataset.train.table
     missing = 1 - table.meta_valid.mean(axis=0)
