@@ -25,16 +25,6 @@ class BatchReader:
     def __init__(
         self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, images: ImageSource, io_threads: int
     ) -> None:
-        reserved = {"image", "group", "partner", "row", "weight"} & set(arrays)
-        if reserved:
-            raise ValueError(f"arrays must not contain {sorted(reserved)}; the loader makes these itself")
-        for name, array in arrays.items():
-            if len(array) != len(rows):
-                raise ValueError(f"array {name!r} has {len(array)} rows, but the split has {len(rows)}")
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(images)):
-            raise ValueError(
-                f"the split uses rows {rows.min()}..{rows.max()} of the labels file, but there are {len(images)} images"
-            )
         self.arrays, self.rows = dict(arrays), np.asarray(rows, np.int64)
         self.images, self.io_threads = images, io_threads
         self.counters = Counters()

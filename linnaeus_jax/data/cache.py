@@ -24,12 +24,6 @@ class CacheStats(NamedTuple):
         """Share of the capacity in use, in percent."""
         return 100.0 * self.bytes / self.capacity if self.capacity else 0.0
 
-    @property
-    def hit_rate(self) -> float:
-        """Hits per look-up; 0 before the first."""
-        looked_up = self.hits + self.misses
-        return self.hits / looked_up if looked_up else 0.0
-
 
 class ImageCache:
     """Least-recently-used cache of uint8 images under any hashable key, e.g. (source, row).
@@ -39,14 +33,9 @@ class ImageCache:
 
     Args:
       capacity: bytes; 0 keeps nothing.
-
-    Raises:
-      ValueError: negative capacity.
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 0:
-            raise ValueError(f"data.prefetch.mem_cache_size is {capacity}; give a number of bytes, 0 to turn it off")
         self.capacity = capacity
         self._images: OrderedDict[Hashable, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()

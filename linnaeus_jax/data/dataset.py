@@ -104,10 +104,10 @@ class Dataset:
         first = int(self.null_possible)
         for task in self.tasks:
             train, val = (self.class_counts[name][task][first:] for name in ("train", "val"))
-            seen = train[train > 0]
+            filled = train[train > 0]
             lines.append(
                 f"{task:<14}{len(train):>9}{self.task_label_density['train'][task]:>12.2f}"
-                f"{int(train.max(initial=0)):>9}{float(np.median(seen)) if len(seen) else 0:>8g}"
+                f"{int(train.max(initial=0)):>9}{float(np.median(filled)) if len(filled) else 0:>8g}"
                 f"{int(((train == 0) & (val > 0)).sum()):>18}"
             )
         for component in self.components:
@@ -287,11 +287,7 @@ def _select_rows(
     missing_rows: Mapping[str, NDArray[np.int64]],
 ) -> tuple[list[NDArray[np.int64]], tuple[splits.FilterReport, ...]]:
     """Rows of the training and of the validation split, and what the rules rejected in each file."""
-    conditions = splits.FilterSettings(
-        bool(data.out_of_region.include),
-        bool(data.partial.levels),
-        data.upward_major_mode if data.upward_major_check else "",
-    )
+    conditions = splits.FilterSettings.from_config(data)
     missing = [np.asarray(missing_rows.get(name, ()), np.int64) for name in ("train", "val")]
     if sources.split:
         missing = [np.union1d(*missing)]
@@ -316,12 +312,12 @@ def _repeated_images(
     """
     hashes = {table.path: identifier_hashes(table.path) for table in tables}
     parts = [(table, rows, hashes[table.path][rows]) for table, rows in zip((tables[0], tables[-1]), kept)]
-    named = [np.unique(found[found != 0], return_counts=True) for _, _, found in parts]
+    named = [np.unique(part[part != 0], return_counts=True) for _, _, part in parts]
     sentences = []
-    for name, (table, rows, found), (value, count) in zip(("training", "validation"), parts, named):
+    for name, (table, rows, part), (value, count) in zip(("training", "validation"), parts, named):
         if not (count > 1).any():
             continue
-        names = Counter(table.identifiers[rows[np.isin(found, value[count > 1])]])
+        names = Counter(table.identifiers[rows[np.isin(part, value[count > 1])]])
         again = {image: times for image, times in sorted(names.items()) if times > 1}
         if again:  # or only their hashes agree
             sentences.append(
@@ -331,7 +327,7 @@ def _repeated_images(
     common = np.intersect1d(named[0][0], named[1][0])
     both: list[str] = []
     if len(common):
-        sides = [set(table.identifiers[rows[np.isin(found, common)]]) for table, rows, found in parts]
+        sides = [set(table.identifiers[rows[np.isin(part, common)]]) for table, rows, part in parts]
         both = sorted(sides[0] & sides[1])
     if both:
         files = " and ".join(dict.fromkeys((tables[0].path, tables[-1].path)))

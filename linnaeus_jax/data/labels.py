@@ -42,8 +42,6 @@ class LabelTable:
     in_region: NDArray[np.bool_] | None  # [N]; None: the file does not say
     components: tuple[Component, ...]
     subsets: dict[str, NDArray[Any]] = field(default_factory=dict)  # kind -> int, bool or StringDType [N], see subsets
-    dataset_meta: dict[str, str] = field(default_factory=dict)  # "NOTES.AUTHOR" -> text, from the group `metadata`
-    export_config: dict[str, Any] = field(default_factory=dict)  # the generator's config_json, parsed
 
     def __len__(self) -> int:
         return len(self.taxon)
@@ -146,7 +144,7 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
             for name, item in file.items()
             if name.startswith(SUBSET_PREFIX) and isinstance(item, h5py.Dataset)
         }
-        dataset_meta, export_config = _read_dataset_meta(file, path)
+        _log_origin(file, path)
     meta, valid = build_metadata(components, sources, in_region, rows=rows, file=path)
     return LabelTable(
         path=path,
@@ -161,8 +159,6 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
             for component, item in zip(component_layout(components), components, strict=True)
         ),
         subsets=subsets,
-        dataset_meta=dataset_meta,
-        export_config=export_config,
     )
 
 
@@ -182,21 +178,21 @@ def _dataset(
     file: h5py.File, path: str, name: str, rows: int | None, *, kinds: str, dims: tuple[int, ...]
 ) -> h5py.Dataset:
     """The dataset, checked for type (`numpy.dtype.kind` in `kinds`), number of dimensions and length."""
-    found = file.get(name)
-    if not isinstance(found, h5py.Dataset):
+    dataset = file.get(name)
+    if not isinstance(dataset, h5py.Dataset):
         offered = sorted(key for key, item in file.items() if isinstance(item, h5py.Dataset))
         close = difflib.get_close_matches(name, offered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")
-    if found.dtype.kind not in kinds:
+    if dataset.dtype.kind not in kinds:
         expected = " or ".join(_KINDS[kind] for kind in kinds)
-        raise ValueError(f"{path}: dataset {name!r} has dtype {found.dtype}, expected {expected}")
-    if found.ndim not in dims:
+        raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected {expected}")
+    if dataset.ndim not in dims:
         expected = " or ".join(str(dim) for dim in dims)
-        raise ValueError(f"{path}: dataset {name!r} has shape {found.shape}, expected {expected} dimension(s)")
-    if rows is not None and len(found) != rows:
-        raise ValueError(f"{path}: dataset {name!r} has {len(found)} rows, expected {rows} as in {IDENTIFIERS!r}")
-    return found
+        raise ValueError(f"{path}: dataset {name!r} has shape {dataset.shape}, expected {expected} dimension(s)")
+    if rows is not None and len(dataset) != rows:
+        raise ValueError(f"{path}: dataset {name!r} has {len(dataset)} rows, expected {rows} as in {IDENTIFIERS!r}")
+    return dataset
 
 
 _KINDS = {"b": "bool", "i": "int", "u": "uint32", "f": "float", "O": "variable-length string", "S": "bytes"}
@@ -250,32 +246,21 @@ def _read_source(file: h5py.File, path: str, name: str, rows: int) -> SourceColu
     return SourceColumns(values, names)
 
 
-def _read_dataset_meta(file: h5py.File, path: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """Attributes of the group `metadata` and its subgroups as text, and its `config_json` parsed."""
+def _log_origin(file: h5py.File, path: str) -> None:
+    """Says with which settings the generator exported the file, from the attribute `config_json` of `metadata`."""
     group = file.get("metadata")
     if not isinstance(group, h5py.Group):
         log.warning("%s has no group 'metadata': nothing is known about the origin of the data", path)
-        return {}, {}
-    texts: dict[str, str] = {}
-
-    def collect(node: h5py.Group, prefix: str) -> None:
-        for name, value in node.attrs.items():
-            if name not in ("config_json", "export_script"):
-                texts[f"{prefix}{name}".upper()] = _text(value)
-        for name, child in node.items():
-            if isinstance(child, h5py.Group):
-                collect(child, f"{prefix}{name}.")
-
-    collect(group, "")
-    config: dict[str, Any] = {}
-    if "config_json" in group.attrs:
-        try:
-            parsed = json.loads(_text(group.attrs["config_json"]))
-            config = parsed if isinstance(parsed, dict) else {"value": parsed}
-        except ValueError as error:
-            log.warning("%s: metadata.config_json is not valid JSON (%s), it is ignored", path, error)
-        log.info("%s was exported with %s", path, ", ".join(f"{key}={value}" for key, value in config.items()))
-    return texts, config
+        return
+    if "config_json" not in group.attrs:
+        return
+    try:
+        parsed = json.loads(_text(group.attrs["config_json"]))
+    except ValueError as error:
+        log.warning("%s: metadata.config_json is not valid JSON (%s), it is ignored", path, error)
+        return
+    config = parsed if isinstance(parsed, dict) else {"value": parsed}
+    log.info("%s was exported with %s", path, ", ".join(f"{key}={value}" for key, value in config.items()))
 
 
 def _text(value: object) -> str:

@@ -42,9 +42,6 @@ class ReadSettings:
       io_threads: decoding threads, shared by all updates in flight; 0 decodes in the reading thread.
       worker_processes: processes that read whole updates instead of threads, for sources that hold the GIL or HDF5's
         lock; each has `io_threads` decoding threads and its share of the cache. 0: none.
-
-    Raises:
-      ValueError: a number out of its range.
     """
 
     num_threads: int = 1
@@ -57,16 +54,6 @@ class ReadSettings:
         """What the section `data` says."""
         prefetch = data.prefetch
         return cls(data.num_workers, prefetch.max_processed_batches, prefetch.num_io_threads, data.worker_processes)
-
-    def __post_init__(self) -> None:
-        for key, value, least in (
-            ("data.num_workers", self.num_threads, 0),
-            ("data.prefetch.max_processed_batches", self.buffer, 1),
-            ("data.prefetch.num_io_threads", self.io_threads, 0),
-            ("data.worker_processes", self.worker_processes, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{key} is {value}; it must be {least} or more")
 
     @property
     def per_worker(self) -> int:
@@ -241,7 +228,7 @@ class TrainLoader:
       stop_step: end; None: the whole run.
 
     Raises:
-      ValueError: arrays, rows and images that do not fit together, or a number out of its range.
+      ValueError: steps outside of the run.
     """
 
     def __init__(
@@ -272,10 +259,6 @@ class TrainLoader:
     def __next__(self) -> tuple[int, Batch]:
         step = self._grain.next_index
         return step, self._grain.next()
-
-    def state(self) -> dict[str, int]:
-        """{"next_index": k}, the step that comes next; restart with `start_step=k`."""
-        return {"next_index": self._grain.next_index}
 
     def stats(self) -> PipelineStats:
         """Queue depths now and counters since the start."""
@@ -317,7 +300,7 @@ class EvalLoader:
       process_count: number of processes that share a batch.
 
     Raises:
-      ValueError: see `TrainLoader`; a batch size that the processes cannot share equally.
+      ValueError: a batch size that the processes cannot share equally.
     """
 
     def __init__(
@@ -341,7 +324,6 @@ class EvalLoader:
         self._settings = settings
         self._reader = BatchReader(arrays, rows, images, settings.io_threads)
         self._active: list[_GrainReader] = []
-        self._last: _GrainReader | None = None
 
     def __len__(self) -> int:
         return -(-len(self._reader.rows) // self.batch_size)
@@ -352,17 +334,12 @@ class EvalLoader:
         plan = functools.partial(_plan_in_order, len(self._reader.rows), self.batch_size, self._start, self._local)
         reader = _GrainReader(self._reader, plan, len(self), self._settings, local_start=self._start)
         self._active.append(reader)
-        self._last = reader
         try:
             while reader.next_index < len(self):
                 yield reader.next()
         finally:
             reader.close()
             self._active.remove(reader)
-
-    def stats(self) -> PipelineStats:
-        """Queue depths of the latest iteration and counters over all of them."""
-        return PipelineStats() if self._last is None else self._last.stats(getattr(self._images, "cache", None))
 
     def close(self) -> None:
         """Ends iterations in progress and the decoding threads; a later iteration starts them again."""

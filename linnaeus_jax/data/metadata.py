@@ -132,16 +132,16 @@ def build_metadata(
                 f"{file}: {item.source!r} gives {values.shape[1]} columns but {item.key}.dim = {item.dim}; "
                 f"set dim to {values.shape[1]} or choose {item.dim} of the columns with {item.key}.columns"
             )
-        known = np.isfinite(values).all(axis=1) & (values != 0).any(axis=1)
+        filled = np.isfinite(values).all(axis=1) & (values != 0).any(axis=1)
         if item.name.upper() == "ELEVATION" or item.source.startswith("elevation"):
-            known &= ~_null_elevation(source.values, item, file)
+            filled &= ~_null_elevation(source.values, item, file)
         if item.oor_mask:
             if in_region is None:
                 log.warning("%s has no dataset in_region: %s.oor_mask has no effect", file, item.key)
             else:
-                known &= in_region
-        valid[:, position] = known
-        np.copyto(meta[:, component.start : component.stop], values, where=known[:, None])
+                filled &= in_region
+        valid[:, position] = filled
+        np.copyto(meta[:, component.start : component.stop], values, where=filled[:, None])
     return meta, valid
 
 

@@ -9,14 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.metadata import ComponentSettings
 
 log = logging.getLogger(__name__)
-
-UPWARD_MAJOR_MODES = ("all-finer", "no-gaps")
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,12 @@ class FilterSettings:
     null_possible: bool = True
     upward_major: str = ""
 
+    @classmethod
+    def from_config(cls, data: ConfigDict) -> FilterSettings:
+        """What the section `data` says."""
+        upward_major = data.upward_major_mode if data.upward_major_check else ""
+        return cls(bool(data.out_of_region.include), bool(data.partial.levels), upward_major)
+
 
 @dataclass(frozen=True)
 class FilterReport:
@@ -124,13 +129,9 @@ def filter_rows(
       missing_rows: rows without an image.
 
     Raises:
-      ValueError: no row is left (the message names the rule that rejects most), a missing row lies outside the table,
-        or the upward-major mode is unknown.
+      ValueError: no row is left (the message names the rule that rejects most), or a missing row lies outside the
+        table.
     """
-    if settings.upward_major and settings.upward_major not in UPWARD_MAJOR_MODES:
-        raise ValueError(
-            f"data.upward_major_mode = {settings.upward_major!r}; choose one of {', '.join(UPWARD_MAJOR_MODES)}"
-        )
     removed: dict[str, int] = {}
     keep = np.ones(len(table), bool)
 
@@ -177,10 +178,8 @@ def split_rows(kept: NDArray[np.int64], ratio: float, seed: int) -> tuple[NDArra
     """Random train and validation rows: the first int(K * ratio) of a legacy MT19937 permutation, and the others.
 
     Raises:
-      ValueError: `ratio` is outside (0, 1], or so small that no row falls to training.
+      ValueError: `ratio` is so small that no row falls to training.
     """
-    if not 0.0 < ratio <= 1.0:
-        raise ValueError(f"data.h5.train_val_split_ratio = {ratio} must lie in (0, 1]: the share of training rows")
     shuffled = kept[np.random.RandomState(seed).permutation(len(kept))]
     count = int(len(kept) * ratio)
     if count == 0:

@@ -33,13 +33,13 @@ def assign_subsets(splits: Sequence[Split]) -> tuple[dict[str, tuple[str, ...]],
     texts = [_texts(split) for split in splits]
     names: dict[str, tuple[str, ...]] = {}
     for kind in sorted({kind for each in texts for kind in each}):
-        found = {str(name) for each in texts if kind in each for name in np.unique(each[kind])} - {""}
-        if len(found) > MAX_SUBSETS:
+        values = {str(name) for each in texts if kind in each for name in np.unique(each[kind])} - {""}
+        if len(values) > MAX_SUBSETS:
             raise ValueError(
-                f"subset kind {kind!r} has {len(found)} different values, more than {MAX_SUBSETS}; give its "
+                f"subset kind {kind!r} has {len(values)} different values, more than {MAX_SUBSETS}; give its "
                 "rows fewer, coarser values"
             )
-        names[kind] = tuple(sorted(found, key=lambda x: (0, int(x), "") if x.isdecimal() else (1, 0, x)))
+        names[kind] = tuple(sorted(values, key=lambda x: (0, int(x), "") if x.isdecimal() else (1, 0, x)))
     placed = [replace(split, subsets=_positions(each, names, split)) for split, each in zip(splits, texts, strict=True)]
     return names, placed
 
@@ -52,20 +52,20 @@ def with_known_subsets(split: Split, names: Mapping[str, tuple[str, ...]]) -> Sp
 def _texts(split: Split) -> dict[str, NDArray[Any]]:
     """Kind -> name of the subset of every row, StringDType [n]."""
     functions = registered_subsets()
-    found = {}
+    texts = {}
     for kind, values in split.table.subsets.items():
         where = f"{split.table.path}: dataset 'subset_{kind}'"
         if kind in (*BUILT_IN_SUBSETS, *functions):
             raise ValueError(f"{where}: the kind {kind!r} is built in or registered by a plugin; rename the dataset")
-        found[kind] = _as_text(values[split.rows], where, len(split))
+        texts[kind] = _as_text(values[split.rows], where, len(split))
     for kind, function in functions.items():
         where = f"the function of subset {kind!r}"
         try:
             values = np.asarray(function(split))
         except Exception as error:  # the function is the user's: whatever it raises is reported under its name
             raise ValueError(f"{where} fails with {type(error).__name__}: {error}") from error
-        found[kind] = _as_text(values, where, len(split))
-    return found
+        texts[kind] = _as_text(values, where, len(split))
+    return texts
 
 
 def _as_text(values: NDArray[Any], where: str, rows: int) -> NDArray[Any]:
@@ -86,13 +86,13 @@ def _as_text(values: NDArray[Any], where: str, rows: int) -> NDArray[Any]:
 
 def _positions(texts: Mapping[str, NDArray[Any]], names: Mapping[str, tuple[str, ...]], split: Split) -> NDArray[Any]:
     """int32 [n, len(names)]: position of each row's subset in each kind, -1 for none."""
-    found = np.full((len(split), len(names)), -1, np.int32)
-    for column, (kind, known) in enumerate(names.items()):
+    positions = np.full((len(split), len(names)), -1, np.int32)
+    for column, (kind, subsets) in enumerate(names.items()):
         if kind not in texts:
             log.warning("%s has no dataset 'subset_%s': its rows are in no subset of it", split.table.path, kind)
             continue
-        for position, name in enumerate(known):
-            found[texts[kind] == name, column] = position
-        if outside := int(((found[:, column] < 0) & (texts[kind] != "")).sum()):
+        for position, name in enumerate(subsets):
+            positions[texts[kind] == name, column] = position
+        if outside := int(((positions[:, column] < 0) & (texts[kind] != "")).sum()):
             log.warning("%s: %d rows have a value of subset_%s that was not known", split.table.path, outside, kind)
-    return found
+    return positions

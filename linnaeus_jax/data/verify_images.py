@@ -57,17 +57,9 @@ def verify_images(
 
     Raises:
       FileNotFoundError: no such directory.
-      ValueError: both limits negative, or a chunk size below 1.
       RuntimeError: a limit exceeded.
     """
     check_directory(directory)
-    if max_missing_ratio < 0 and max_missing_count < 0:
-        raise ValueError(
-            "data.hybrid.verify_images.max_missing_ratio and max_missing_count are both negative, so that nothing is "
-            "checked; set one of them to 0 or more, or set data.hybrid.verify_images.enabled to False"
-        )
-    if chunk_size < 1:
-        raise ValueError(f"data.hybrid.verify_images.chunk_size is {chunk_size}; it must be at least 1")
     listings: dict[str, set[str]] = {}
 
     def missing_in(start: int) -> list[int]:
@@ -82,33 +74,33 @@ def verify_images(
 
     workers = num_workers if num_workers > 0 else os.cpu_count() or 1
     with ThreadPoolExecutor(workers, thread_name_prefix="verify-images") as pool:
-        found = [row for chunk in pool.map(missing_in, range(0, len(identifiers), chunk_size)) for row in chunk]
-    names = [identifier_text(identifiers[row]) for row in found]
-    ratio = len(found) / len(identifiers) if len(identifiers) else 0.0
-    hidden = f"Logging disabled ({len(found)} found)"
+        missing_rows = [row for chunk in pool.map(missing_in, range(0, len(identifiers), chunk_size)) for row in chunk]
+    names = [identifier_text(identifiers[row]) for row in missing_rows]
+    ratio = len(missing_rows) / len(identifiers) if len(identifiers) else 0.0
+    hidden = f"Logging disabled ({len(missing_rows)} found)"
     report = {
         "total_images_checked": len(identifiers),
-        "missing_count": len(found),
+        "missing_count": len(missing_rows),
         "missing_ratio": ratio,
         "images_dir": str(directory),
         "verification_timestamp": time.strftime("%Y-%m-%d %H:%M:%S"),
         "missing_identifiers": sorted(set(names)) if log_missing else hidden,
-        "missing_indices": found if log_missing else hidden,
+        "missing_indices": missing_rows if log_missing else hidden,
     }
     if report_path is not None:
         write_json(Path(report_path), report)
-    logger.info("%s: %d of %d images are missing", directory, len(found), len(identifiers))
+    logger.info("%s: %d of %d images are missing", directory, len(missing_rows), len(identifiers))
     if log_missing:
-        for row, name in list(zip(found, names))[:50]:
+        for row, name in list(zip(missing_rows, names))[:50]:
             logger.warning("%s: row %d: no file for %s", directory, row, name)
     for key, value, limit in (
-        ("max_missing_count", len(found), max_missing_count),
+        ("max_missing_count", len(missing_rows), max_missing_count),
         ("max_missing_ratio", ratio, max_missing_ratio),
     ):
         if 0 <= limit < value:
             raise RuntimeError(
-                f"{directory}: {len(found)} of {len(identifiers)} images are missing ({value:g}, more than "
+                f"{directory}: {len(missing_rows)} of {len(identifiers)} images are missing ({value:g}, more than "
                 f"data.hybrid.verify_images.{key} {limit:g}); restore them or raise the limit"
                 + (f"; report: {report_path}" if report_path is not None else "")
             )
-    return np.asarray(found, np.int64)
+    return np.asarray(missing_rows, np.int64)

@@ -241,11 +241,7 @@ def _missing_rows(config: ConfigDict, output_dir: Path | None) -> dict[str, np.n
                 read_identifiers(labels),
                 folder,
                 config.data.hybrid.file_extension,
-                max_missing_ratio=verify.max_missing_ratio,
-                max_missing_count=verify.max_missing_count,
-                num_workers=verify.num_workers,
-                chunk_size=verify.chunk_size,
-                log_missing=verify.log_missing,
+                **{key: value for key, value in verify.items() if key not in ("enabled", "report_path")},
                 report_path=report if report is None or name == "train" else report.with_stem(f"{report.stem}_val"),
             )
     return missing_rows

@@ -36,6 +36,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     # ---- ranges
     ({"train.epochs": 0}, "train.epochs = 0", "1 or more"),
     ({"train.seed": -1}, "train.seed = -1", "0 or more"),
+    ({"data.num_workers": -1}, "data.num_workers = -1", "0 or more"),
+    ({"data.worker_processes": -1}, "data.worker_processes = -1", "0 or more"),
+    ({"data.prefetch.num_io_threads": -1}, "data.prefetch.num_io_threads = -1", "0 or more"),
+    ({"data.prefetch.mem_cache_size": -1}, "data.prefetch.mem_cache_size = -1", "0 or more"),
     ({"train.ema.decay": 1.0}, "train.ema.decay = 1.0", "within [0, 1)"),
     ({"train.ema.decay": float("nan")}, "train.ema.decay = nan", "within [0, 1)"),
     ({"data.batch_size": 0}, "data.batch_size = 0", "1 or more"),

@@ -26,13 +26,9 @@ def test_columns_of_the_golden_file(fixtures):
             np.testing.assert_array_equal(table.taxon[:, column], file[task][:])
         np.testing.assert_array_equal(table.in_region, file["in_region"][:] != 0)
         names = [name.decode() for name in file["img_identifiers"][:]]
-        notes = dict(file["metadata"]["notes"].attrs)
     assert (len(table), table.taxon.dtype, table.label.dtype) == (400, np.int64, np.int32)
     assert table.identifiers.tolist() == names == read_identifiers(str(path)).tolist()
     assert table.meta.shape == (400, 3)
-    assert {f"NOTES.{key.upper()}": str(value) for key, value in notes.items()}.items() <= table.dataset_meta.items()
-    assert "CONFIG_JSON" not in table.dataset_meta
-    assert table.export_config
     for column, task in enumerate(TASKS):
         np.testing.assert_array_equal(classes[task][table.label[:, column]], table.taxon[:, column])
 
@@ -67,20 +63,16 @@ def test_signed_ids_and_identifiers_that_are_no_text(tmp_path, caplog):
     assert "has no group 'metadata'" in caplog.text
 
 
-def test_metadata_group_is_read_whole(tmp_path, caplog):
+def test_the_settings_of_an_export_are_logged(tmp_path, caplog):
     path = write_labels(tmp_path / "l.h5", {"taxa_L10": [1], "taxa_L20": [1]})
     with h5py.File(path, "a") as file:
-        group = file.create_group("metadata")
-        group.attrs["export_script"], group.attrs["config_json"] = "secret", '{"cap": 2500}'
-        group.attrs["release"] = "v1"
-        deep = group.create_group("image_processing").create_group("crop")
-        deep.attrs["side"] = 224
-    (table,), _ = read(path)
-    assert table.dataset_meta == {"RELEASE": "v1", "IMAGE_PROCESSING.CROP.SIDE": "224"}
-    assert table.export_config == {"cap": 2500}
+        file.create_group("metadata").attrs["config_json"] = '{"cap": 2500}'
+    with caplog.at_level("INFO"):
+        read(path)
+    assert "was exported with cap=2500" in caplog.text
     with h5py.File(path, "a") as file:
         file["metadata"].attrs["config_json"] = "{broken"
-    assert read(path)[0][0].export_config == {}
+    read(path)
     assert "config_json is not valid JSON" in caplog.text
 
 

@@ -115,7 +115,11 @@ def test_next_index_is_the_state_of_the_grain_iterator(source, threads):
     want = collect(train(source, threads=(0, 0)))
     with train(source, threads=threads, buffer=3) as loader:
         for update in range(5):
-            assert loader.state() == loader._grain._iterator.get_state() == {"next_index": update}
+            assert (
+                loader._grain._iterator.get_state()
+                == {"next_index": loader._grain.next_index}
+                == {"next_index": update}
+            )
             next(loader)
     own = iter(grain.MapDataset.range(len(want)).to_iter_dataset())
     own.set_state({"next_index": 5})
@@ -213,7 +217,6 @@ def test_an_empty_split_has_no_batch(source):
     empty = EvalLoader({"label": np.empty((0, 2), np.int32)}, np.empty(0, np.int64), source, 16)
     assert len(empty) == 0
     assert list(empty) == []
-    assert empty.stats().samples == 0
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
@@ -273,28 +276,9 @@ def test_no_cache_no_cache_metrics(source, tmp_path):
         assert sum("cache" in name for name in loader.stats().row()) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"threads": (-1, 1)}, r"data\.num_workers is -1"),
-        ({"threads": (1, -1)}, r"data\.prefetch\.num_io_threads is -1"),
-        ({"worker_processes": -1}, r"data\.worker_processes is -1"),
-        ({"buffer": 0}, r"data\.prefetch\.max_processed_batches is 0"),
-        ({"start_step": 99}, "do not lie within the run"),
-    ],
-)
-def test_unusable_numbers(source, options, message):
-    with pytest.raises(ValueError, match=message):
-        train(source, **options)
-
-
-def test_arrays_rows_and_images_must_fit(source):
-    with pytest.raises(ValueError, match="must not contain \\['weight'\\]"):
-        TrainLoader({"weight": np.ones(50)}, ROWS, source, plans())
-    with pytest.raises(ValueError, match="array 'label' has 49 rows, but the split has 50"):
-        TrainLoader({"label": np.ones((49, 1))}, ROWS, source, plans())
-    with pytest.raises(ValueError, match="but there are 60 images"):
-        TrainLoader(ARRAYS, ROWS + 20, source, plans())
+def test_steps_outside_of_the_run(source):
+    with pytest.raises(ValueError, match="do not lie within the run"):
+        train(source, start_step=99)
 
 
 # ---- worker processes ------------------------------------------------------------------------------------------------
@@ -336,7 +320,7 @@ def test_worker_processes_change_nothing_and_leave_nothing(source):
     assert_same(collect(train(Locked(source), threads=(0, 2), worker_processes=2)), want)
     with train(source, worker_processes=2, start_step=3) as loader:
         assert_same([next(loader)], want[3:4])  # the second process has started, but was not asked yet
-        assert loader.state() == {"next_index": 4}
+        assert loader._grain.next_index == 4
         row = loader.stats().row()
         assert not [name for name in row if "queue" in name or "cache" in name]
         assert row["pipeline/throughput/prefetch"] > 0
@@ -348,7 +332,7 @@ def test_worker_processes_change_nothing_and_leave_nothing(source):
         for _ in range(2):  # it is not skipped
             with pytest.raises(RuntimeError, match=rf"^LockedError: row {bad} cannot be decoded$"):
                 next(loader)
-        assert loader.state() == {"next_index": 1}
+        assert loader._grain.next_index == 1
     evaluation = EvalLoader(ARRAYS, ROWS, source, 16, ReadSettings(worker_processes=1))
     for batch, other in zip(evaluation, EvalLoader(ARRAYS, ROWS, source, 16), strict=True):
         assert_same([(0, batch)], [(0, other)])

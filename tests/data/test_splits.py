@@ -56,8 +56,6 @@ def test_filter_refuses(table):
         splits.filter_rows(table, conditions, [], np.arange(5))
     with pytest.raises(ValueError, match=r"must lie in 0\.\.4"):
         splits.filter_rows(table, conditions, [], np.array([5]))
-    with pytest.raises(ValueError, match="upward_major_mode = 'up'"):
-        splits.filter_rows(table, splits.FilterSettings(upward_major="up"), [])
 
 
 def test_filter_warns_without_in_region(tmp_path, caplog):
@@ -74,7 +72,7 @@ def test_split_truncates():
     assert (len(train), len(val)) == (28, 72)
     np.testing.assert_array_equal(np.concatenate([train, val]), kept[np.random.RandomState(3).permutation(100)])
     assert len(splits.split_rows(kept, 1.0, 3)[1]) == 0
-    for ratio, message in ((0.0, "must lie in"), (1.5, "must lie in"), (0.001, "leaves no training row")):
+    for ratio, message in ((0.0, "leaves no training row"), (0.001, "leaves no training row")):
         with pytest.raises(ValueError, match=message):
             splits.split_rows(kept, ratio, 3)
 

@@ -110,10 +110,3 @@ def test_labels_without_null_class():
     assert tree.parent("taxa_L10").tolist() == [0, -1]
     assert conflicts == []
     assert list(tree.top_classes()) == [0]
-
-
-def test_construction_errors():
-    with pytest.raises(ValueError, match=r"shape \(3,\), expected \(2,\)"):
-        TaxonomyTree(("taxa_L10", "taxa_L20"), {"taxa_L10": 2, "taxa_L20": 2}, {"taxa_L10": np.zeros(3, int)})
-    with pytest.raises(ValueError, match=r"must lie in -1\.\.1"):
-        TaxonomyTree(("taxa_L10", "taxa_L20"), {"taxa_L10": 2, "taxa_L20": 2}, {"taxa_L10": np.array([0, 2])})
