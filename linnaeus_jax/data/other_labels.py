@@ -25,15 +25,9 @@ def read_other_labels(config: ConfigDict, dataset: Dataset, labels: str, images:
     Raises:
       OSError, ValueError: a file that cannot be read or does not fit, or no row left.
     """
-    data = config.data
-    conditions = splits.FilterSettings(
-        bool(data.out_of_region.include),
-        dataset.null_possible,
-        data.upward_major_mode if data.upward_major_check else "",
-    )
-    settings = component_settings(data.meta)
+    settings = component_settings(config.data.meta)
     (table,), _ = read_label_tables([labels], dataset.tasks, settings, null_possible=dataset.null_possible)
-    rows, report = splits.filter_rows(table, conditions, settings)
+    rows, report = splits.filter_rows(table, splits.FilterSettings.from_config(config.data), settings)
     log.info("%s", report)
     label = np.empty(table.taxon.shape, np.int32)
     is_known = np.ones(len(table), bool)
