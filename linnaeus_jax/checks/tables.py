@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.learning.class_weights import METHODS
+from linnaeus_jax.learning.gradnorm import RULES
 from linnaeus_jax.learning.losses import LOSSES
 from linnaeus_jax.learning.task_weights import STRATEGIES
 from linnaeus_jax.learning.transforms import OPTIMIZERS
@@ -42,7 +43,7 @@ CHOICES: dict[str, Names] = {
     "optimizer.parameter_groups.*.optimizer": OPTIMIZERS,
     "loss.grad_weighting.task.type": ("gradnorm", "static"),
     "loss.grad_weighting.task.init_strategy": STRATEGIES,
-    "loss.grad_weighting.task.gradnorm_rule": ("mult", "paper"),
+    "loss.grad_weighting.task.gradnorm_rule": RULES,
     "schedule.step_trigger_mode": ("crossing", "exact"),
 }
 #: keys that also hold one of these texts in other case

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-RULES = ("mult", "paper", "reference")
+RULES = ("mult", "paper")
 #: smallest weight of the `paper` rule, whose additive step could cross zero
 MIN_WEIGHT = 1e-3
 _EPS = 1e-8
@@ -95,29 +95,23 @@ def gradnorm_update(
     * ``mult``: w <- w * (target / G) ** kappa, a damped fixed point; kappa = 1 equalises in one update
     * ``paper``: w <- max(w - lr * sign(G - target) * norms, 1e-3), the paper's gradient step on sum |G - target|
 
-    and then the active weights are rescaled to the sum they had. ``reference`` is the rule of the PyTorch original
-    (w <- w * norms / target with unweighted norms), kept for comparison: it drives all weight to one task.
+    and then the active weights are rescaled to the sum they had.
 
     Args:
       norms: float32 [T], gradient norms of the unweighted task losses.
       losses: float32 [T], unweighted task losses.
       active: bool [T], tasks with at least one valid sample. A task whose loss or gradient is 0 or not finite
         says nothing about its weight and is left out too; such tasks keep their weight.
-      alpha: strength of the pull on slow tasks, 0 = equal weighted norms.
+      alpha: strength of the pull on slow tasks, >= 0; 0 = equal weighted norms.
+      rule: one of `RULES`.
       kappa: damping of ``mult`` in (0, 1].
-      lr: step size of ``paper``.
+      lr: step size of ``paper``, > 0.
 
     Returns:
       (state, metrics): float32 [T] ``loss``, ``norm`` (unweighted), ``target`` (0 where left out), ``ratio``,
       ``weight``, ``weight_delta`` and float32 [] ``avg_norm``, the mean that the targets start from.
-
-    Raises:
-      ValueError: unknown rule, or kappa, lr or alpha out of range.
     """
-    _check(alpha, rule, kappa, lr)
     weights = state.weights
-    if rule == "reference":
-        return _reference_update(state, norms, losses, alpha)
     weighted = weights * norms
     active = active & (weighted > _EPS) & jnp.isfinite(weighted) & (losses > 0) & jnp.isfinite(losses)
 
@@ -138,32 +132,3 @@ def gradnorm_update(
     metrics = {"avg_norm": average, "loss": losses, "norm": norms, "target": target, "ratio": ratio}
     metrics |= {"weight": new, "weight_delta": new - weights}
     return GradNormState(new, initial, state.initialized | active), metrics
-
-
-def _reference_update(
-    state: GradNormState, norms: jax.Array, losses: jax.Array, alpha: float
-) -> tuple[GradNormState, dict[str, jax.Array]]:
-    """The original's rule, verbatim, for comparing trajectories."""
-    tasks = norms.shape[0]
-    initial = jnp.where(state.initialized, state.initial_losses, losses)
-    ratio = losses / jnp.maximum(initial, _EPS)
-    ratio = ratio * tasks / jnp.maximum(jnp.sum(ratio), _EPS)
-    average = jnp.mean(norms)
-    target = average * (ratio**alpha if alpha > 0 else jnp.ones_like(ratio))
-    moved = jnp.where(target >= _EPS, state.weights * norms / jnp.maximum(target, _EPS), state.weights)
-    new = moved * tasks / jnp.maximum(jnp.sum(moved), _EPS)
-    metrics = {"avg_norm": average, "loss": losses, "norm": norms, "target": target, "ratio": ratio}
-    metrics |= {"weight": new, "weight_delta": new - state.weights}
-    return GradNormState(new, initial, jnp.ones_like(state.initialized)), metrics
-
-
-def _check(alpha: float, rule: str, kappa: float, lr: float) -> None:
-    key = "loss.grad_weighting.task"
-    if rule not in RULES:
-        raise ValueError(f"{key}.gradnorm_rule={rule!r} is unknown; choose one of {', '.join(RULES)}")
-    if not alpha >= 0.0:
-        raise ValueError(f"{key}.alpha={alpha} must be >= 0")
-    if not 0.0 < kappa <= 1.0:
-        raise ValueError(f"{key}.gradnorm_kappa={kappa} must lie in (0, 1]")
-    if not lr > 0.0:
-        raise ValueError(f"{key}.gradnorm_lr={lr} must be > 0")

@@ -7,7 +7,7 @@ cannot come back from the partner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -60,38 +60,25 @@ def combo_table(
       bool [n, K], True where masked; float32 [n] logarithms of the probabilities.
 
     Raises:
-      ValueError: unknown component, empty combination, or weights that do not fit.
+      ValueError: an empty combination.
     """
-    key = "schedule.meta_masking.partial"
     table = np.zeros((len(whitelist), len(components)), bool)
     for n, names in enumerate(whitelist):
-        names = (names,) if isinstance(names, str) else names
-        if unknown := [name for name in names if name not in components]:
-            raise ValueError(
-                f"{key}.whitelist[{n}] names {unknown[0]!r}, which is no active metadata component; "
-                f"use {', '.join(components) or 'none: no component is enabled'}"
-            )
         if not names:
-            raise ValueError(f"{key}.whitelist[{n}] is empty and would mask nothing; remove it")
+            raise ValueError(f"schedule.meta_masking.partial.whitelist[{n}] is empty and would mask nothing; remove it")
         table[n, [components.index(name) for name in names]] = True
-    if len(weights) not in (0, len(whitelist)):
-        raise ValueError(f"{key}.weights has {len(weights)} entries for {len(whitelist)} combinations; give one each")
     weight = np.asarray(weights if len(weights) else np.ones(len(whitelist)), np.float64)
-    if len(weight) and (weight.min() < 0 or not 0 < weight.sum() < np.inf):
-        raise ValueError(f"{key}.weights is {tuple(weights)}; weights must be >= 0 and not all 0")
     with np.errstate(divide="ignore"):
         return table, np.log(weight / weight.sum()).astype(np.float32) if len(weight) else weight.astype(np.float32)
 
 
-def draw_masks(key: jax.Array, batch_size: int) -> MaskDraws:
+def draw_masks(keys: jax.Array) -> MaskDraws:
     """Draws the random numbers of a batch.
 
     Args:
-      key: keys [B], one per sample (`augmentation.row_keys`), which makes the draws independent of the sample's
-        position in the batch and of the split into micro-batches; or one scalar key.
-      batch_size: B.
+      keys: keys [B], one per row (`augmentation.row_keys`), so that the draws depend neither on the row's position in
+        the batch nor on the split into micro-batches.
     """
-    keys = jax.random.split(key, batch_size) if key.ndim == 0 else key
     uniform = jax.vmap(lambda k: jax.random.uniform(k, (3,)))(keys)
     return MaskDraws(uniform[:, 0], uniform[:, 1], uniform[:, 2])
 
@@ -99,11 +86,11 @@ def draw_masks(key: jax.Array, batch_size: int) -> MaskDraws:
 def mask_metadata(
     meta: jax.Array,
     valid: jax.Array,
-    key_or_draws: jax.Array | MaskDraws,
     *,
     p_full: jax.Array | float,
     p_partial: jax.Array | float,
     partial_active: jax.Array | bool,
+    draws: MaskDraws,
     combos: np.ndarray | jax.Array,
     log_weights: np.ndarray | jax.Array,
     bounds: Bounds,
@@ -113,10 +100,10 @@ def mask_metadata(
     Args:
       meta: float32 [B, D].
       valid: bool [B, K].
-      key_or_draws: see `draw_masks`, or the draws themselves.
       p_full: probability of masking everything.
       p_partial: probability, of the samples not fully masked, of masking a combination.
       partial_active: whether partial masking happens at this step.
+      draws: see `draw_masks`.
       combos: bool [n, K], see `combo_table`; with n = 0 there is no partial masking.
       log_weights: float32 [n].
       bounds: (start, stop) columns of every component.
@@ -124,7 +111,6 @@ def mask_metadata(
     Returns:
       meta [B, D] with zeros where masked; valid [B, K]; int32 [B] of NONE, PARTIAL or FULL.
     """
-    draws = key_or_draws if isinstance(key_or_draws, MaskDraws) else draw_masks(key_or_draws, meta.shape[0])
     full = draws.full < p_full
     drop = jnp.broadcast_to(full[:, None], valid.shape)
     partial = jnp.zeros_like(full)
@@ -172,23 +158,3 @@ def component_mask(components: Sequence[str], masked: Sequence[str] | None) -> n
             f"use {', '.join(components) or 'none: no component is enabled'}"
         )
     return np.array([masked is not None and name not in masked for name in components], bool)
-
-
-def valid_counts(valid: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mergeable share of samples in which each component is present: 100 * sum / count is the percentage.
-
-    Args:
-      valid: bool [B, K].
-      weight: float32 [B], 0 for padding.
-
-    Returns:
-      float32 [K] sum, float32 [] count, of samples with positive weight.
-    """
-    real = weight > 0
-    return jnp.sum(valid & real[:, None], axis=0, dtype=jnp.float32), jnp.sum(real, dtype=jnp.float32)
-
-
-def component_bounds(dims: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-    """(start, stop) columns of consecutive components, given their widths in metadata order."""
-    stops = np.cumsum(list(dims.values()), dtype=int).tolist()
-    return tuple((stop - dim, stop) for stop, dim in zip(stops, dims.values()))

@@ -9,12 +9,11 @@ drawn per sample. Labels are not interpolated: losses get `label`, `partner_labe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from linnaeus_jax.learning.meta_masking import Bounds, column_components
 
@@ -38,30 +37,14 @@ class MixSettings:
         Args:
           mixup: the section.
           block: rows among which the plan drew partners.
-
-        Raises:
-          ValueError: naming every key that is wrong.
         """
-        errors = []
-        minmax = tuple(float(x) for x in mixup.cutmix.minmax)
-        if minmax and not (len(minmax) == 2 and 0 <= minmax[0] <= minmax[1] <= 1):
-            errors.append(
-                f"schedule.mixup.cutmix.minmax is {minmax}; it must be empty or (low, high) with "
-                "0 <= low <= high <= 1, the bounds of the pasted share of the image"
-            )
-        if not 0 <= mixup.switch_prob <= 1:
-            errors.append(f"schedule.mixup.switch_prob is {mixup.switch_prob}; it must be a probability in [0, 1]")
-        if block < 1:
-            errors.append(f"schedule.mixup.mix_block is {block}; it must be a number of rows >= 1")
-        if errors:
-            raise ValueError("\n".join(errors))
         return cls(
             block=block,
             mixup=bool(mixup.enabled),
             cutmix=bool(mixup.cutmix.enabled),
             mixup_alpha=float(mixup.alpha),
             cutmix_alpha=float(mixup.cutmix.alpha),
-            minmax=(minmax[0], minmax[1]) if minmax else None,
+            minmax=tuple(mixup.cutmix.minmax) or None,
             switch_prob=float(mixup.switch_prob),
         )
 
@@ -86,48 +69,6 @@ class Mixed(NamedTuple):
     lam: jax.Array  # float32 [B], weight of `label`; 1 where the row is not mixed
 
 
-# ------------------------------------------------------------------------------------------------------- host side
-def exclude_null_groups(group: np.ndarray, label: np.ndarray, tasks: Sequence[int]) -> np.ndarray:
-    """Takes samples with a null label (class 0) in any of the given tasks out of mixing.
-
-    Args:
-      group: int [B] group ids, -1 never mixed.
-      label: int [B, T].
-      tasks: task positions that are looked at.
-
-    Returns:
-      int [B], -1 for the excluded.
-    """
-    return np.where((label[:, list(tasks)] == 0).any(axis=1), -1, group)
-
-
-def check_partners(partner: np.ndarray, group: np.ndarray, block: int) -> None:
-    """Checks a planned micro-batch.
-
-    Args:
-      partner: int [B], position of the row to mix with.
-      group: int [B], -1 never mixed.
-      block: rows among which partners lie.
-
-    Raises:
-      ValueError: block does not divide B, a partner lies outside of its row's block, or belongs to another group.
-    """
-    size = len(partner)
-    if size % block:
-        raise ValueError(f"schedule.mixup.mix_block = {block} does not divide the {size} rows of a micro-batch")
-    row = np.arange(size)
-    mixed = (partner != row) & (group >= 0)
-    wrong = mixed & ((partner // block != row // block) | (partner < 0))
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        raise ValueError(f"row {i} has partner {partner[i]} outside of its block of {block} rows")
-    wrong = mixed & (group[np.where(mixed, partner, row)] != group)
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        raise ValueError(f"row {i} of group {group[i]} has partner {partner[i]} of group {group[partner[i]]}")
-
-
-# --------------------------------------------------------------------------------------------------- in the step
 def interpolate(
     of: Callable[[jax.Array], jax.Array], label: jax.Array, partner_label: jax.Array | None, lam: jax.Array | None
 ) -> jax.Array:
@@ -196,7 +137,7 @@ def cutmix_box(
     return top, left, bottom, right, 1 - ((bottom - top) * (right - left)).astype(jnp.float32) / (height * width)
 
 
-def mix_from_draws(
+def mix(
     image: jax.Array,
     meta: jax.Array,
     valid: jax.Array,
@@ -220,7 +161,7 @@ def mix_from_draws(
       meta: float32 [B, D].
       valid: bool [B, K].
       label: int32 [B, T].
-      partner: int32 [B], positions within the micro-batch, inside of the row's block (see `check_partners`).
+      partner: int32 [B], positions within the micro-batch, inside of the row's block.
       group: int32 [B], -1 never mixed.
       draws: see `draw_mix`.
       settings: static; `block` must divide B and the rows of one device.
@@ -279,21 +220,3 @@ def mix_from_draws(
         partner_label=of_partner(label),
         lam=lam,
     )
-
-
-def mix(
-    image: jax.Array,
-    meta: jax.Array,
-    valid: jax.Array,
-    label: jax.Array,
-    partner: jax.Array,
-    group: jax.Array,
-    key: jax.Array,
-    *,
-    p_mix: jax.Array | float,
-    settings: MixSettings,
-    bounds: Bounds,
-) -> Mixed:
-    """Mixes a micro-batch with probability `p_mix`; see `mix_from_draws` for the arguments and `draw_mix` for `key`."""
-    draws = draw_mix(key, p_mix, image.shape[0], (image.shape[1], image.shape[2]), settings)
-    return mix_from_draws(image, meta, valid, label, partner, group, draws, settings=settings, bounds=bounds)

@@ -75,25 +75,3 @@ def loss_mask(
     if uniforms is None:
         raise ValueError("loss_mask(probability=...) needs uniforms of the mask's shape, see inclusion_uniforms")
     return ~null | (uniforms < probability)
-
-
-def null_statistics(null: jax.Array, keep: jax.Array, weight: jax.Array) -> dict[str, jax.Array]:
-    """Counts for the log, as device values. Padding (weight 0) is left out.
-
-    Args:
-      null, keep: bool [..., T].
-      weight: float32 [...], 1 for real rows, 0 for padding.
-
-    Returns:
-      ``null_samples_total`` and ``null_samples_included``: float32 [], over all tasks; ``inclusion_percentage``:
-      float32 [], 100 where there was nothing to include; ``num_valid_samples_per_task``: float32 [T], kept samples.
-    """
-    rows = (weight > 0)[..., None]
-    total = jnp.sum(null & rows, dtype=jnp.float32)
-    included = jnp.sum(null & keep & rows, dtype=jnp.float32)
-    return {
-        "null_samples_total": total,
-        "null_samples_included": included,
-        "inclusion_percentage": jnp.where(total > 0, 100.0 * included / jnp.maximum(total, 1.0), 100.0),
-        "num_valid_samples_per_task": jnp.sum(keep & rows, axis=tuple(range(keep.ndim - 1)), dtype=jnp.float32),
-    }

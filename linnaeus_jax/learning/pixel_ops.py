@@ -78,8 +78,8 @@ def outside(x: jax.Array, y: jax.Array, height: int, width: int) -> jax.Array:
     return (x < 0) | (x >= width) | (y < 0) | (y >= height)
 
 
-def sample(image: jax.Array, x: jax.Array, y: jax.Array, *, nearest: bool = False) -> jax.Array:
-    """Reads `image` [H, W, 3] at points x, y [h, w], bilinearly or at the nearest pixel; edges are extended.
+def sample(image: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Reads `image` [H, W, 3] at points x, y [h, w], bilinearly; edges are extended.
 
     Returns:
       float32 [h, w, 3], in the image's units, not rounded.
@@ -91,12 +91,9 @@ def sample(image: jax.Array, x: jax.Array, y: jax.Array, *, nearest: bool = Fals
         index = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
         return pixels.at[index].get(mode="promise_in_bounds").astype(jnp.float32)
 
-    shift = 0.0 if nearest else 0.5
-    left, top = jnp.floor(x - shift), jnp.floor(y - shift)
+    left, top = jnp.floor(x - 0.5), jnp.floor(y - 0.5)
     column, row = left.astype(jnp.int32), top.astype(jnp.int32)
-    if nearest:
-        return read(row, column)
-    right_share, low_share = (x - shift - left)[..., None], (y - shift - top)[..., None]
+    right_share, low_share = (x - 0.5 - left)[..., None], (y - 0.5 - top)[..., None]
     upper = read(row, column) * (1 - right_share) + read(row, column + 1) * right_share
     lower = read(row + 1, column) * (1 - right_share) + read(row + 1, column + 1) * right_share
     return upper * (1 - low_share) + lower * low_share

@@ -9,7 +9,6 @@ ancestors of (mass) x (does c lie below that ancestor), one integer comparison p
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import jax
@@ -21,40 +20,23 @@ MIN_ROW_WEIGHT = 1e-9
 _KEY = "loss.taxonomy_smoothing"
 
 
-def _check_alpha_beta(alpha: float, beta: float) -> None:
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"{_KEY}.alpha={alpha} must lie in [0, 1] (the mass given to the other classes)")
-    if not (beta >= 0.0 and math.isfinite(beta)):
-        raise ValueError(f"{_KEY}.beta={beta} must be a finite number >= 0 (the decay per edge)")
-
-
-def smoothing_matrix(
-    distance: np.ndarray, *, alpha: float, beta: float, uniform_rows: Sequence[int] | np.ndarray = ()
-) -> np.ndarray:
+def smoothing_matrix(distance: np.ndarray, *, alpha: float, beta: float) -> np.ndarray:
     """The dense smoothing matrix of any distance: the definition, for inspection and small class counts.
 
     Args:
       distance: [C, C], >= 0, inf where classes are unrelated; the diagonal is ignored.
       alpha: mass moved off the true class, in [0, 1].
       beta: decay per unit of distance, >= 0.
-      uniform_rows: classes that spread `alpha` evenly whatever their distances.
 
     Returns:
       float32 [C, C], rows sum to 1. Rows without any relative are uniform; C = 1 gives [[1]].
-
-    Raises:
-      ValueError: alpha, beta or the shape of `distance` is out of range.
     """
-    _check_alpha_beta(alpha, beta)
     distance = np.asarray(distance, np.float64)
-    if distance.ndim != 2 or distance.shape[0] != distance.shape[1] or distance.shape[0] == 0:
-        raise ValueError(f"distance must be a square matrix of at least one class, got shape {distance.shape}")
     classes = distance.shape[0]
     if classes == 1:
         return np.ones((1, 1), np.float32)
     related = np.isfinite(distance)
     weight = np.where(related, np.exp(-beta * np.where(related, distance, 0.0)), 0.0)
-    weight[np.asarray(uniform_rows, np.int64)] = 1.0
     np.fill_diagonal(weight, 0.0)
     total = weight.sum(axis=1, keepdims=True)
     usable = total > MIN_ROW_WEIGHT
@@ -109,9 +91,8 @@ class TaxonomySmoothing:
             error. A single class without a relative (the null class, an only child) always spreads alpha evenly.
 
         Raises:
-          ValueError: a value is out of range, or no class of the rank has a parent and `fallback_to_uniform` is False.
+          ValueError: no class of the rank has a parent and `fallback_to_uniform` is False.
         """
-        _check_alpha_beta(alpha, beta)
         ancestors, counts = _ancestors(parents, level)
         classes, depth = ancestors.shape
         exists = ancestors >= 0
@@ -183,29 +164,16 @@ def _ancestors(parents: Sequence[np.ndarray], level: int) -> tuple[np.ndarray, n
 
     K is the longest chain that occurs, so a rank without parents has K = 0.
     """
-    if not 0 <= level < len(parents):
-        raise ValueError(f"level {level} is outside the {len(parents)} ranks that have parent arrays")
-    links = [np.asarray(array) for array in parents]
-    for rank, array in enumerate(links):
-        if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
-            raise ValueError(f"parents[{rank}] must be a non-empty 1-D integer array, got {array.dtype}{array.shape}")
-        limit = links[rank + 1].size if rank + 1 < len(links) else 0
-        wrong = np.flatnonzero((array < -1) | (array >= limit))
-        if wrong.size:
-            raise ValueError(
-                f"parents[{rank}][{wrong[0]}]={array[wrong[0]]} must be -1 or the index of one of the {limit} classes "
-                "of the next coarser rank"
-            )
     chain, sizes = [], []
-    current = np.arange(links[level].size)
-    for rank in range(level, len(links) - 1):
-        current = np.where(current >= 0, links[rank][current], -1)
+    current = np.arange(parents[level].size)
+    for rank in range(level, len(parents) - 1):
+        current = np.where(current >= 0, parents[rank][current], -1)
         if np.all(current < 0):
             break
-        below = np.bincount(current[current >= 0], minlength=links[rank + 1].size)
+        below = np.bincount(current[current >= 0], minlength=parents[rank + 1].size)
         chain.append(current)
         sizes.append(np.where(current >= 0, below[current], 0))
-    shape = (links[level].size, len(chain))
+    shape = (parents[level].size, len(chain))
     return (
         np.stack(chain, axis=1).astype(np.int32) if chain else np.zeros(shape, np.int32),
         np.stack(sizes, axis=1).astype(np.float64) if sizes else np.zeros(shape),

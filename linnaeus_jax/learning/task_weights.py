@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-#: a task seen less often than this is weighted as if it were seen this often
+#: a task labelled more rarely than this is weighted as if it were labelled this often
 MIN_DENSITY = 1e-3
 STRATEGIES = ("inverse_density", "class_complexity")
 
@@ -37,18 +37,16 @@ def per_task(values: Any, tasks: Sequence[str], key: str) -> tuple[Any, ...]:
 
 
 def initial_task_weights(
-    tasks: Sequence[str],
     *,
-    init_weights: Sequence[float] = (),
-    init_strategy: str = "inverse_density",
-    density: Sequence[float] | np.ndarray | None = None,
-    num_classes: Sequence[int] | np.ndarray | None = None,
+    init_weights: Sequence[float],
+    init_strategy: str,
+    density: Sequence[float] | np.ndarray,
+    num_classes: Sequence[int] | np.ndarray,
 ) -> np.ndarray:
     """The weights that training starts with; static weighting keeps them, GradNorm moves them.
 
     Args:
-      tasks: T task names; every other sequence is in this order.
-      init_weights: used exactly as given if not empty; otherwise the strategy decides.
+      init_weights: one per task in task order, used exactly as given; empty: the strategy decides.
       init_strategy: ``inverse_density``: 1 / density; ``class_complexity``: log(C) / log(max C) / density. Both are
         rescaled so that the weights sum to T.
       density: share of training rows with a known label, as a fraction in [0, 1], floored at 0.001.
@@ -56,34 +54,11 @@ def initial_task_weights(
 
     Returns:
       float32 [T].
-
-    Raises:
-      ValueError: wrong lengths, values out of range or an unknown strategy.
     """
     if len(init_weights):
-        weights = _vector("loss.grad_weighting.task.init_weights", init_weights, tasks)
-        if not (np.all(np.isfinite(weights)) and np.all(weights >= 0.0) and weights.sum() > 0.0):
-            raise ValueError(
-                f"loss.grad_weighting.task.init_weights={tuple(init_weights)} must be finite, >= 0 and not all 0"
-            )
-        return weights.astype(np.float32)
-    if init_strategy not in STRATEGIES:
-        raise ValueError(
-            f"loss.grad_weighting.task.init_strategy={init_strategy!r} is unknown; "
-            f"choose one of {', '.join(STRATEGIES)}"
-        )
-    share = _vector("task label density", density, tasks)
-    if not (np.all(share >= 0.0) and np.all(share <= 1.0)):
-        raise ValueError(f"task label density {share.tolist()} must be fractions in [0, 1] (divide percentages by 100)")
-    weights = 1.0 / np.maximum(share, MIN_DENSITY)
+        return np.asarray(init_weights, np.float32)
+    weights = 1.0 / np.maximum(np.asarray(density, np.float64), MIN_DENSITY)
     if init_strategy == "class_complexity":
-        complexity = np.log(np.maximum(_vector("number of classes", num_classes, tasks), 2.0))
+        complexity = np.log(np.maximum(np.asarray(num_classes, np.float64), 2.0))
         weights = weights * complexity / complexity.max()
-    return (weights * len(tasks) / weights.sum()).astype(np.float32)
-
-
-def _vector(name: str, values: Sequence[float] | np.ndarray | None, tasks: Sequence[str]) -> np.ndarray:
-    vector = np.asarray(() if values is None else values, np.float64)
-    if vector.shape != (len(tasks),):
-        raise ValueError(f"{name} needs one value per task ({', '.join(tasks)}), got shape {vector.shape}")
-    return vector
+    return (weights * weights.size / weights.sum()).astype(np.float32)

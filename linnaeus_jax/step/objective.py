@@ -145,7 +145,7 @@ class Objective:
         draws = mixing.draw_mix(key, self.probabilities.mix(step), label.shape[0], (height, width), self.mix)
         rows = label.shape[0]
         no_image = jnp.zeros((rows, height, width, 0))  # only labels and lam are mixed here: no channel, no metadata
-        mixed = mixing.mix_from_draws(
+        mixed = mixing.mix(
             no_image,
             jnp.zeros((rows, 0)),
             jnp.zeros((rows, 0), bool),
@@ -257,7 +257,7 @@ class Objective:
         if self.mix is not None:
             assert targets.draws is not None
             with jax.named_scope("mix"):
-                mixed = mixing.mix_from_draws(
+                mixed = mixing.mix(
                     image,
                     meta,
                     valid,
@@ -272,13 +272,14 @@ class Objective:
         masked = jnp.full(micro["row"].shape, meta_masking.NONE, jnp.int32)
         if self.masking is not None:
             with jax.named_scope("mask_metadata"):
+                keys = row_keys(self.key("mask_metadata", step), micro["row"])
                 meta, valid, masked = meta_masking.mask_metadata(
                     meta,
                     valid,
-                    row_keys(self.key("mask_metadata", step), micro["row"]),
                     p_full=self.probabilities.meta_mask(step),
                     p_partial=self.probabilities.partial_mask(step),
                     partial_active=self.probabilities.partial_active(step),
+                    draws=meta_masking.draw_masks(keys),
                     combos=self.masking.combos,
                     log_weights=self.masking.log_weights,
                     bounds=self.bounds,

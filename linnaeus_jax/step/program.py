@@ -226,7 +226,6 @@ def build_program(
         stage_of=model.stage_of,
     )
     weights = task_weights.initial_task_weights(
-        dataset.tasks,
         init_weights=tuple(weighting.init_weights),
         init_strategy=weighting.init_strategy,
         density=[dataset.task_label_density["train"][task] / 100 for task in dataset.tasks],

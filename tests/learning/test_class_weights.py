@@ -35,23 +35,9 @@ def test_normalized_sample_mean_is_one(method):
     np.testing.assert_allclose((counts * weights).sum() / counts.sum(), 1.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"method": "inverse"}, "'inverse'.*unknown"),
-        ({"method": "smoothing", "smoothing_factor": 0.0}, "smoothing_factor=0.0"),
-        ({"method": "capping", "cap": -1.0}, "cap=-1.0"),
-        ({"method": "exponential", "base": 0.0}, "base=0.0"),
-        ({"method": "logarithmic", "log_base": 1.0}, "log_base=1.0"),
-        ({"counts": [-1, 2]}, ">= 0"),
-        ({"counts": []}, "non-empty"),
-        ({"counts": [1, 5000], "method": "exponential"}, "class 0 with 1 of 5001 samples.*lower .*base"),
-    ],
-)
-def test_errors(arguments, text):
-    arguments = {"counts": [1, 2]} | arguments
-    with pytest.raises(ValueError, match=text):
-        class_weights(arguments.pop("counts"), **arguments)
+def test_weights_beyond_float32_are_refused():
+    with pytest.raises(ValueError, match=r"class 0 with 1 of 5001 samples.*lower .*base"):
+        class_weights([1, 5000], "exponential")
 
 
 def test_per_task_settings():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.learning.losses import label_counts, make_criterion, task_loss_sums
-from linnaeus_jax.learning.null_masking import inclusion_uniforms, loss_mask, null_mask, null_statistics
+from linnaeus_jax.learning.null_masking import inclusion_uniforms, loss_mask, null_mask
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L30")
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -82,16 +82,3 @@ def test_draws_depend_only_on_key_task_and_row():
     np.testing.assert_array_equal(inclusion_uniforms(key, (3, 4), 3).reshape(12, 3), flat)
     np.testing.assert_array_equal(inclusion_uniforms(key, (12,), 2), flat[:, :2])
     np.testing.assert_array_equal(flat[:, 2], jax.random.uniform(jax.random.fold_in(key, 2), (12,)))
-
-
-def test_statistics_leave_out_padding():
-    null = jnp.array([[True, False], [True, True], [False, False], [True, True]])
-    keep = jnp.array([[True, True], [False, True], [True, True], [True, True]])
-    stats = null_statistics(null, keep, jnp.array([1.0, 1.0, 1.0, 0.0]))
-    assert stats["null_samples_total"] == 3
-    assert stats["null_samples_included"] == 2
-    np.testing.assert_allclose(stats["inclusion_percentage"], 200 / 3, rtol=1e-6)
-    np.testing.assert_array_equal(stats["num_valid_samples_per_task"], [2, 3])
-    none = null_statistics(jnp.zeros((2, 3, 2), bool), jnp.ones((2, 3, 2), bool), jnp.ones((2, 3)))
-    assert none["inclusion_percentage"] == 100
-    np.testing.assert_array_equal(none["num_valid_samples_per_task"], [6, 6])

@@ -13,7 +13,7 @@ TASKS = ("a", "b", "c")
 def test_fixture(fixtures, case, strategy):
     archive = np.load(fixtures / "learning_classweights.npz")
     weights = initial_task_weights(
-        TASKS,
+        init_weights=(),
         init_strategy=strategy,
         density=archive[f"task/{case}/density"],
         num_classes=archive[f"task/{case}/num_classes"],
@@ -23,29 +23,17 @@ def test_fixture(fixtures, case, strategy):
 
 
 def test_given_weights_are_used_as_they_are():
-    np.testing.assert_array_equal(initial_task_weights(TASKS, init_weights=(3.0, 0.0, 0.5)), [3.0, 0.0, 0.5])
+    weights = initial_task_weights(
+        init_weights=(3.0, 0.0, 0.5), init_strategy="inverse_density", density=[1, 1, 1], num_classes=[2, 2, 2]
+    )
+    np.testing.assert_array_equal(weights, [3.0, 0.0, 0.5])
 
 
 def test_single_class_tasks_are_counted_as_two():
-    weights = initial_task_weights(("a", "b"), init_strategy="class_complexity", density=[1, 1], num_classes=[1, 1])
+    weights = initial_task_weights(
+        init_weights=(), init_strategy="class_complexity", density=[1, 1], num_classes=[1, 1]
+    )
     np.testing.assert_allclose(weights, [1.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"init_weights": (1.0, 2.0)}, r"init_weights needs one value per task \(a, b, c\)"),
-        ({"init_weights": (1.0, -2.0, 1.0)}, ">= 0"),
-        ({"init_weights": (0.0, 0.0, 0.0)}, "not all 0"),
-        ({"init_strategy": "uniform"}, "'uniform' is unknown"),
-        ({}, "density needs one value per task"),
-        ({"density": (60.0, 80.0, 100.0)}, "divide percentages"),
-        ({"density": (0.6, 0.8, 1.0), "init_strategy": "class_complexity"}, "number of classes needs one value"),
-    ],
-)
-def test_errors(arguments, text):
-    with pytest.raises(ValueError, match=text):
-        initial_task_weights(TASKS, **arguments)
 
 
 def test_per_task():
