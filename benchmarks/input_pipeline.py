@@ -22,8 +22,8 @@ import h5py
 import numpy as np
 
 from benchmarks.common import add_names, interleaved, write_results
-from linnaeus_jax.data.image_sources import ImageFiles, open_images
-from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.image_sources import open_images
+from linnaeus_jax.data.images import ImageFiles, ImageSource
 from linnaeus_jax.data.loader import ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows

@@ -8,57 +8,18 @@ the dot; it is called with an `ImageFiles`, and keyword-only arguments with a de
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ml_collections import ConfigDict
-from numpy.typing import NDArray
 
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.images import FolderImages, ImageSource, ResizedImages, open_h5
-from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.data.images import ImageFiles, ImageSource, ResizedImages
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 logger = logging.getLogger("linnaeus_jax.data")
-
-
-@dataclass(frozen=True)
-class ImageFiles:
-    """What an image source is opened from."""
-
-    path: Path  # file or directory
-    img_size: int  # side of the square images; a source may deliver another size, which is then resized
-    table: Sized = ()  # rows of the labels file, with which the images are aligned
-    extension: str = ""  # data.hybrid.file_extension
-    cache: ImageCache | None = None  # for sources that decode
-    allow_missing: bool = False  # data.hybrid.allow_missing_images
-
-    @property
-    def identifiers(self) -> NDArray[Any]:
-        """StringDType [N]: file name or relative path of the image of each row."""
-        return cast(LabelTable, self.table).identifiers
-
-
-@IMAGE_SOURCES.register("folder")
-def open_folder(files: ImageFiles) -> ImageSource:
-    """Image files named by the identifiers of the labels file."""
-    return FolderImages(
-        files.path,
-        files.identifiers,
-        files.extension,
-        files.img_size,
-        cache=files.cache,
-        allow_missing=files.allow_missing,
-    )
-
-
-@IMAGE_SOURCES.register("h5")
-def open_h5_file(files: ImageFiles) -> ImageSource:
-    """An HDF5 file of raw or encoded images."""
-    return open_h5(files.path, files.img_size)
 
 
 def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] | None = None) -> ImageSource:

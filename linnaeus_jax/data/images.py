@@ -11,15 +11,19 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Sized
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import cv2
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.data.cache import ImageCache
+from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.registry import IMAGE_SOURCES
 
 logger = logging.getLogger("linnaeus_jax.data")
 _SOURCE_NUMBERS = itertools.count()
@@ -49,6 +53,23 @@ class ImageSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ImageFiles:
+    """What an image source is opened from."""
+
+    path: Path  # file or directory
+    img_size: int  # side of the square images; a source may deliver another size, which is then resized
+    table: Sized = ()  # rows of the labels file, with which the images are aligned
+    extension: str = ""  # data.hybrid.file_extension
+    cache: ImageCache | None = None  # for sources that decode
+    allow_missing: bool = False  # data.hybrid.allow_missing_images
+
+    @property
+    def identifiers(self) -> NDArray[Any]:
+        """StringDType [N]: file name or relative path of the image of each row."""
+        return cast(LabelTable, self.table).identifiers
+
+
 def _check_rows(rows: np.ndarray, count: int, name: object) -> None:
     if len(rows) and not (rows.min() >= 0 and rows.max() < count):
         raise IndexError(f"{name}: rows {rows.min()}..{rows.max()} asked for, but it holds {count} images")
@@ -65,71 +86,65 @@ def resize_area(image: np.ndarray, out: np.ndarray) -> None:
 # --- HDF5 arrays ------------------------------------------------------------------------------------------------------
 
 
-class MappedImages:
+class _StoredImages:
+    """An HDF5 dataset, pickled as the arguments that it was opened with."""
+
+    def __init__(self, path: Path, where: Any, shape: tuple[int, int, int, int]) -> None:
+        self._path, self._where, self._shape = path, where, shape
+        self.image_shape = shape[1:]
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._path, self._where, self._shape)
+
+
+class MappedImages(_StoredImages):
     """A contiguous HDF5 dataset read through a memory map at its file offset."""
 
     def __init__(self, path: Path, offset: int, shape: tuple[int, int, int, int]) -> None:
-        self._where = (path, offset, shape)
-        self.image_shape = shape[1:]
+        super().__init__(path, offset, shape)
         self._map: np.ndarray = np.memmap(path, np.uint8, "r", offset, shape)
 
-    def __len__(self) -> int:
-        return self._where[2][0]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MappedImages, self._where
-
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        _check_rows(rows, len(self), self._where[0])
+        _check_rows(rows, len(self), self._path)
         np.take(self._map, rows, axis=0, out=out, mode="clip")  # "raise" would go through a temporary
         return np.ones(len(rows), bool)
 
 
-class ChunkMappedImages:
+class ChunkMappedImages(_StoredImages):
     """An uncompressed HDF5 dataset with one image per chunk, read through a memory map and a table of chunk offsets."""
 
-    def __init__(self, path: Path, offsets: np.ndarray, image_shape: tuple[int, int, int]) -> None:
-        self._path, self._offsets, self.image_shape = path, offsets, image_shape
+    def __init__(self, path: Path, offsets: np.ndarray, shape: tuple[int, int, int, int]) -> None:
+        super().__init__(path, offsets, shape)
         self._map: np.ndarray = np.memmap(path, np.uint8, "r")
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ChunkMappedImages, (self._path, self._offsets, self.image_shape)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         _check_rows(rows, len(self), self._path)
         size = math.prod(self.image_shape)
-        for i, offset in enumerate(self._offsets[rows].tolist()):
+        for i, offset in enumerate(self._where[rows].tolist()):
             out[i] = self._map[offset : offset + size].reshape(self.image_shape)
         return np.ones(len(rows), bool)
 
 
-class H5Images:
+class H5Images(_StoredImages):
     """Any other HDF5 layout, read through h5py: one handle per process, opened at the first read."""
 
     def __init__(self, path: Path, dataset: str, shape: tuple[int, int, int, int]) -> None:
-        self._where = (path, dataset, shape)
-        self.image_shape = shape[1:]
+        super().__init__(path, dataset, shape)
         self._lock = threading.Lock()
         self._opened: tuple[int, h5py.File, h5py.Dataset] | None = None
-
-    def __len__(self) -> int:
-        return self._where[2][0]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return H5Images, self._where
 
     def _dataset(self) -> h5py.Dataset:
         # A handle inherited over a fork shares its file position with the parent: never use or close it here.
         if self._opened is None or self._opened[0] != os.getpid():
-            file = h5py.File(self._where[0], "r")
-            self._opened = (os.getpid(), file, file[self._where[1]])
+            file = h5py.File(self._path, "r")
+            self._opened = (os.getpid(), file, file[self._where])
         return self._opened[2]
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        _check_rows(rows, len(self), self._where[0])
+        _check_rows(rows, len(self), self._path)
         with self._lock:  # one thread opens the file; h5py lets only one read anyway
             dataset = self._dataset()
             for i in np.argsort(rows, kind="stable").tolist():  # neighbours share chunks
@@ -187,7 +202,7 @@ def _fast_source(path: Path, dataset: h5py.Dataset) -> ImageSource | None:
         source = MappedImages(path, dataset.id.get_offset(), shape)
     elif dataset.chunks == (1, *shape[1:]) and dataset.id.get_create_plist().get_nfilters() == 0:
         offsets = _chunk_offsets(dataset)
-        source = None if offsets is None else ChunkMappedImages(path, offsets, shape[1:])
+        source = None if offsets is None else ChunkMappedImages(path, offsets, shape)
     if source is None:
         return None
     ends = np.array([0, len(dataset) - 1])
@@ -197,15 +212,12 @@ def _fast_source(path: Path, dataset: h5py.Dataset) -> ImageSource | None:
     return source if all(np.array_equal(probe[i], dataset[int(row)]) for i, row in enumerate(ends)) else None
 
 
-def open_h5(path: Path, img_size: int) -> ImageSource:
+@IMAGE_SOURCES.register("h5")
+def open_h5(files: ImageFiles) -> ImageSource:
     """Opens an HDF5 file of images with the fastest reader that its layout allows.
 
     Two layouts: `images` uint8 [N, H, W, 3] RGB, or encoded images as `image_bytes` uint8 [total] with
     `image_offsets` int64 [N + 1] (see `PackedImages`).
-
-    Args:
-      path: the file.
-      img_size: side to which encoded images are decoded; others come as they are stored.
 
     Raises:
       FileNotFoundError: no such file.
@@ -213,9 +225,10 @@ def open_h5(path: Path, img_size: int) -> ImageSource:
       KeyError: the file lacks the dataset.
       ValueError: wrong dtype or shape.
     """
+    path = files.path
     with _open_h5(path) as file:
         if "images" not in file and "image_bytes" in file:
-            return PackedImages(path, img_size)
+            return PackedImages(files)
         if "images" not in file:
             raise KeyError(f"{path}: no dataset 'images' (found {sorted(file)})")
         stored = file["images"]
@@ -255,17 +268,13 @@ def decode_image(data: bytes | np.ndarray, out: np.ndarray) -> None:
 class EncodedImages:
     """Base of the sources that decode: caching, placeholders for unreadable images, and their accounting.
 
-    Args:
-      name: identifies the source in messages and cache keys.
-      img_size: side of the square images to deliver.
-      cache: decoded images are looked up and kept here.
-      allow_missing: unreadable images become zero images with ok False (counted; the first 10 and each 100th are
-        logged) instead of raising ImageReadError.
+    Decoded images are looked up and kept in `files.cache`. With `files.allow_missing`, unreadable images become zero
+    images with ok False (counted; the first 10 and each 100th are logged) instead of raising ImageReadError.
     """
 
-    def __init__(self, name: str, img_size: int, cache: ImageCache | None = None, allow_missing: bool = False) -> None:
-        self.name, self.cache, self.allow_missing = name, cache, allow_missing
-        self.image_shape = (img_size, img_size, 3)
+    def __init__(self, files: ImageFiles) -> None:
+        self.name, self.cache, self.allow_missing = str(files.path), files.cache, files.allow_missing
+        self.image_shape = (files.img_size, files.img_size, 3)
         self.placeholders = 0
         self._cache_key = next(_SOURCE_NUMBERS)  # two sources may read one folder under different row numbers
         self._lock = threading.Lock()
@@ -330,32 +339,18 @@ def image_path(directory: str | Path, identifier: str | bytes, extension: str) -
     return os.path.join(directory, identifier)
 
 
+@IMAGE_SOURCES.register("folder")
 class FolderImages(EncodedImages):
-    """Image files in a directory, named by the identifiers of the labels file.
-
-    Args:
-      directory: the folder.
-      identifiers: N file names or relative paths, row-aligned with the labels.
-      extension: added to identifiers that lack it, see `image_path`.
-      img_size, cache, allow_missing: see `EncodedImages`.
+    """Image files in a directory, named by the identifiers of the labels file; see `image_path`.
 
     Raises:
       FileNotFoundError: no such directory.
     """
 
-    def __init__(
-        self,
-        directory: str | Path,
-        identifiers: Sequence[str] | np.ndarray,
-        extension: str,
-        img_size: int,
-        *,
-        cache: ImageCache | None = None,
-        allow_missing: bool = False,
-    ) -> None:
-        super().__init__(str(directory), img_size, cache, allow_missing)
-        check_directory(directory)
-        self._identifiers, self._extension = identifiers, extension
+    def __init__(self, files: ImageFiles) -> None:
+        super().__init__(files)
+        check_directory(files.path)
+        self._identifiers, self._extension = files.identifiers, files.extension
 
     def __len__(self) -> int:
         return len(self._identifiers)
@@ -377,8 +372,9 @@ class PackedImages(EncodedImages):
       ValueError: another dtype or storage layout, or offsets that do not ascend from 0 to the number of bytes.
     """
 
-    def __init__(self, path: Path, img_size: int) -> None:
-        super().__init__(str(path), img_size)
+    def __init__(self, files: ImageFiles) -> None:
+        super().__init__(replace(files, cache=None, allow_missing=False))
+        path = files.path
         with _open_h5(path) as file:
             if "image_offsets" not in file:
                 raise KeyError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
+from linnaeus_jax.data.images import FolderImages, ImageFiles
 from linnaeus_jax.data.samplers import TrainingRows
 
 COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")  # in the order of the golden arrays
@@ -49,6 +50,19 @@ def golden_config(fixtures: Path, name: str) -> ConfigDict:
     else:
         data.h5.labels_path, data.h5.images_path = str(fixtures / "data_labels.h5"), str(fixtures / "data_images.h5")
     return complete_open_nodes(config)
+
+
+class Identifiers(list):
+    """Stands for a labels file of which only the identifiers are read."""
+
+    @property
+    def identifiers(self) -> list:
+        return list(self)
+
+
+def folder_images(directory: Path, identifiers: Iterable[str], extension: str, **options: Any) -> FolderImages:
+    """The files of a directory at 32 pixels."""
+    return FolderImages(ImageFiles(directory, 32, Identifiers(identifiers), extension, **options))
 
 
 def of_group(group: np.ndarray) -> TrainingRows:

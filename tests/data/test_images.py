@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.image_sources import ImageFiles, open_images
+from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import (
     ChunkMappedImages,
-    FolderImages,
     H5Images,
+    ImageFiles,
     ImageReadError,
     MappedImages,
     PackedImages,
@@ -27,7 +27,7 @@ from linnaeus_jax.data.images import (
 )
 from linnaeus_jax.data.labels import read_identifiers
 from tests.conftest import FIXTURES
-from tests.data.helpers import MISSING_FILES, golden_pixels, golden_settings, unpack_folder, write_packed
+from tests.data.helpers import MISSING_FILES, folder_images, golden_pixels, golden_settings, unpack_folder, write_packed
 
 ROWS = np.array([31, 0, 7, 7, 39])
 LAYOUTS: dict[str, tuple[dict[str, Any], type]] = {
@@ -128,7 +128,7 @@ def test_packed_png_is_exact_and_jpeg_is_near(tmp_path):
 def test_golden_folder(fixtures, folder, identifiers):
     bad = sorted(MISSING_FILES + golden_settings(fixtures)["corrupt"] + golden_settings(fixtures)["empty"])
     good = np.setdiff1d(np.arange(400), bad)
-    source = FolderImages(folder, identifiers, "png", 32)
+    source = folder_images(folder, identifiers, "png")
     out, ok = read(source, good)
     np.testing.assert_array_equal(out, golden_pixels()[good])
     assert ok.all()
@@ -139,7 +139,7 @@ def test_golden_folder(fixtures, folder, identifiers):
 
 def test_placeholders_are_zero_flagged_and_counted(fixtures, folder, identifiers, caplog):
     bad = sorted(MISSING_FILES + golden_settings(fixtures)["corrupt"] + golden_settings(fixtures)["empty"])
-    source = FolderImages(folder, identifiers, ".png", 32, allow_missing=True)
+    source = folder_images(folder, identifiers, ".png", allow_missing=True)
     out, ok = read(source, np.arange(400))
     assert np.flatnonzero(~ok).tolist() == bad
     assert not out[bad].any()
@@ -152,12 +152,12 @@ def test_placeholders_are_zero_flagged_and_counted(fixtures, folder, identifiers
 
 def test_decoded_images_come_from_the_cache(tmp_path, folder, identifiers):
     cache = ImageCache(10 * 32 * 32 * 3)
-    source = FolderImages(folder, identifiers, ".png", 32, cache=cache)
+    source = folder_images(folder, identifiers, ".png", cache=cache)
     first, _ = read(source, [1, 2])
     again, _ = read(source, [2, 1])
     np.testing.assert_array_equal(first, again[::-1])
     assert (cache.stats().hits, cache.stats().misses) == (2, 2)
-    other = FolderImages(folder, identifiers[4:], ".png", 32, cache=cache)
+    other = folder_images(folder, identifiers[4:], ".png", cache=cache)
     np.testing.assert_array_equal(read(other, [1])[0], golden_pixels()[[5]])  # not the row 1 of the first source
 
 
@@ -226,7 +226,7 @@ def test_unusable_image_files(tmp_path, folder):
     with pytest.raises(FileNotFoundError, match=r"data\.h5\.\*images_path"):
         open_images(ImageFiles(path, 32))
     with pytest.raises(FileNotFoundError, match=r"data\.hybrid\.images_dir"):
-        FolderImages(tmp_path / "nowhere", ["a"], ".png", 32)
+        folder_images(tmp_path / "nowhere", ["a"], ".png")
 
     def write(**datasets):
         with h5py.File(path, "w") as file:

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.image_sources import ImageFiles, open_images
-from linnaeus_jax.data.images import FolderImages, ImageReadError
+from linnaeus_jax.data.image_sources import open_images
+from linnaeus_jax.data.images import ImageFiles, ImageReadError
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.samplers import SamplerSettings
 from tests.conftest import FIXTURES
-from tests.data.helpers import MISSING_FILES, golden_pixels, of_group, unpack_folder
+from tests.data.helpers import MISSING_FILES, folder_images, golden_pixels, of_group, unpack_folder
 
 COUNT = 60  # images in the file
 ROWS = np.random.default_rng(5).permutation(COUNT)[:50]  # a split of 50 rows
@@ -165,7 +165,7 @@ def test_unreadable_image_reaches_the_consumer_and_skips_nothing(source):
 def test_placeholders_have_no_weight_and_no_partner(tmp_path):
     folder = unpack_folder(FIXTURES, tmp_path)
     names = read_identifiers(str(FIXTURES / "data_labels.h5"))
-    images = FolderImages(folder, names, ".png", 32, allow_missing=True)
+    images = folder_images(folder, names, ".png", allow_missing=True)
     rows = np.arange(32)
     plan = PlanSequence({"": of_group(rows // 8)}, [""], SamplerSettings(batch_size=8, mix_block=2), seed=0)
     with TrainLoader({"label": rows[:, None].astype(np.int32)}, rows, images, plan) as loader:
@@ -250,7 +250,7 @@ def test_counters(tmp_path):
     folder = unpack_folder(FIXTURES, tmp_path)
     names = read_identifiers(str(FIXTURES / "data_labels.h5"))
     rows = np.setdiff1d(np.arange(40), MISSING_FILES)[:32]
-    images = FolderImages(folder, names, ".png", 32, cache=ImageCache(2**24))
+    images = folder_images(folder, names, ".png", cache=ImageCache(2**24))
     plan = PlanSequence({"": of_group(rows % 2)}, ["", ""], SamplerSettings(batch_size=16, mix_block=2), seed=0)
     with TrainLoader({"label": rows[:, None]}, rows, images, plan) as loader:
         assert sum(1 for _ in loader) == 4
@@ -268,11 +268,11 @@ def test_counters(tmp_path):
 def test_no_cache_no_cache_metrics(source, tmp_path):
     """Raw pixels are not decoded, so nothing is cached; a capacity of 0 is no cache either."""
     names = [f"{i}.png" for i in range(COUNT)]
-    uncached = FolderImages(tmp_path, names, ".png", 32, cache=ImageCache(0))
+    uncached = folder_images(tmp_path, names, ".png", cache=ImageCache(0))
     for images in (source, uncached):
         with train(images) as loader:
             assert not [name for name in loader.stats().row() if "cache" in name]
-    with train(FolderImages(tmp_path, names, ".png", 32, cache=ImageCache(1))) as loader:
+    with train(folder_images(tmp_path, names, ".png", cache=ImageCache(1))) as loader:
         assert sum("cache" in name for name in loader.stats().row()) == 4
 
 
@@ -349,7 +349,7 @@ def test_worker_processes_share_the_cache_and_report(tmp_path):
     folder = unpack_folder(FIXTURES, tmp_path)
     names = read_identifiers(str(FIXTURES / "data_labels.h5"))
     rows = np.setdiff1d(np.arange(40), MISSING_FILES)[:32]
-    images = FolderImages(folder, names, ".png", 32, cache=ImageCache(2**24))
+    images = folder_images(folder, names, ".png", cache=ImageCache(2**24))
     plan = PlanSequence({"": of_group(rows % 2)}, ["", ""], SamplerSettings(batch_size=16, mix_block=2), seed=0)
     with TrainLoader({"label": rows[:, None]}, rows, images, plan, ReadSettings(worker_processes=2)) as loader:
         assert sum(1 for _ in loader) == 4
@@ -365,7 +365,8 @@ ORPHAN = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from linnaeus_jax.data.image_sources import ImageFiles, open_images
+from linnaeus_jax.data.image_sources import open_images
+from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.data.loader import ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows

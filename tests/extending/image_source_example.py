@@ -9,8 +9,7 @@ import os
 import zipfile
 from typing import Any
 
-from linnaeus_jax.data.image_sources import ImageFiles
-from linnaeus_jax.data.images import EncodedImages
+from linnaeus_jax.data.images import EncodedImages, ImageFiles
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 
@@ -19,7 +18,7 @@ class ZipImages(EncodedImages):
     """`folder` is the path of the pictures within the archive."""
 
     def __init__(self, files: ImageFiles, *, folder: str = "") -> None:
-        super().__init__(str(files.path), files.img_size, files.cache, files.allow_missing)
+        super().__init__(files)
         self.members = [os.path.join(folder, name) for name in files.identifiers]
         missing = set(self.members) - set(zipfile.ZipFile(files.path).namelist())
         if missing:

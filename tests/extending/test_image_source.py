@@ -14,7 +14,8 @@ import pytest
 from linnaeus_jax import registry
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
-from linnaeus_jax.data.image_sources import ImageFiles, open_images
+from linnaeus_jax.data.image_sources import open_images
+from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.run.inputs import build_inputs
 from tests.extending.common import EXAMPLES, train_resume_evaluate
 from tests.tiny import tiny_config, write_tiny_data
@@ -83,7 +84,7 @@ def test_worker_processes_know_the_plugins(archive, tmp_path, monkeypatch):
 
 def test_what_is_refused(archive):
     with pytest.raises(ValueError, match=r"lacks 'image_0\.jpg'; set data\.image_sources\.zip\.folder"):
-        build_inputs(config_with(archive), devices=1, output_dir=None)
+        _ = build_inputs(config_with(archive), devices=1, output_dir=None).images
     with pytest.raises(KeyError, match="directory"):
         config_with(archive, directory="large")
     config_with(archive)
