@@ -96,17 +96,11 @@ def _mixing_errors(config: ConfigDict) -> Iterator[str]:
 
 
 def _early_stop_errors(config: ConfigDict) -> Iterator[str]:
-    stop = config.train.early_stop
+    stop, tasks, components = config.train.early_stop, config.data.task_keys_h5, active_components(config.data.meta)
     if stop.active:
-        try:
-            parse_metric_name(
-                stop.metric, tasks=config.data.task_keys_h5, components=active_components(config.data.meta)
-            )
-        except ValueError as error:
+        for error in caught(lambda: parse_metric_name(stop.metric, tasks=tasks, components=components)):
             yield f"train.early_stop.metric = {error}"
-    try:
-        ranking_key(config, active_components(config.data.meta))
-    except ValueError as error:
+    for error in caught(lambda: ranking_key(config, components)):
         yield f"schedule.checkpoint.best_metric = {error}"
 
 

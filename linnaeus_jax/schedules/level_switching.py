@@ -22,10 +22,8 @@ def configured_levels(config: ConfigDict) -> tuple[str, ...]:
 def level_switch_errors(
     group_levels: Sequence[str], level_switch_steps: Sequence[int], level_switch_epochs: Sequence[int]
 ) -> list[str]:
-    """What is wrong with the three lists; each text names key, value and fix."""
+    """How lists of positive integers contradict each other; each text names key, value and fix."""
     errors = []
-    if not group_levels:
-        errors.append(f"{_NODE}.group_levels is empty; name at least one rank, e.g. ('taxa_L10',)")
     if level_switch_steps and level_switch_epochs:
         errors.append(
             f"{_NODE}.level_switch_steps = {tuple(level_switch_steps)} and {_NODE}.level_switch_epochs = "
@@ -40,8 +38,6 @@ def level_switch_errors(
                 f"{path} has {len(switches)} switches for {len(group_levels)} group levels {tuple(group_levels)}; "
                 f"give one switch fewer than levels, or none to use the first level only"
             )
-        if any(int(switch) != switch or switch <= 0 for switch in switches):
-            errors.append(f"{path} must hold positive integers")
         if any(b <= a for a, b in pairwise(switches)):
             errors.append(f"{path} must rise strictly")
     return errors

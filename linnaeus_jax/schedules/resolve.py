@@ -88,9 +88,9 @@ class _Resolver:
             return scheduler[key] if override.get(key) is None else override[key]
 
         def duration(name: str) -> int:
-            of_this = of_group(name, group)  # unset and 0 both mean the global value
-            given = bool(override) and choose(self.config, of_this).unit != "off"
-            return self.steps(of_this if given else ALTERNATIVES[name])
+            group_set = of_group(name, group)  # unset and 0 both mean the global value
+            overridden = bool(override) and choose(self.config, group_set).unit != "off"
+            return self.steps(group_set if overridden else ALTERNATIVES[name])
 
         name, options = configured_kind(scheduler, override.get("name") or scheduler.name)
         frozen = bool(optimizer_group.get("frozen", False))
