@@ -73,8 +73,5 @@ class ImageCache:
         with self._lock:
             return CacheStats(self._hits, self._misses, self._evictions, self._bytes, self.capacity)
 
-    def __getstate__(self) -> dict[str, int]:
-        return {"capacity": self.capacity}
-
-    def __setstate__(self, state: dict[str, int]) -> None:
-        self.__init__(state["capacity"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[ImageCache], tuple[int]]:
+        return ImageCache, (self.capacity,)

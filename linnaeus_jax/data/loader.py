@@ -174,14 +174,7 @@ class _GrainReader:
                 batch_index_q=max(0, submitted - reading - ready) if counted_here else None,
                 preprocess_q=reading if counted_here else None,
                 processed_batch_q=ready if counted_here else None,
-                batches=c.batches,
-                batches_read=c.batches_read,
-                samples=c.samples,
-                placeholders=c.placeholders,
-                bytes=c.bytes,
-                read_seconds=c.read_seconds,
-                decode_seconds=c.decode_seconds,
-                wait_seconds=c.wait_seconds,
+                **c.totals,  # type: ignore[arg-type]
                 elapsed_seconds=0.0 if self._first_ask is None else now - self._first_ask,
                 cache=self._cache_stats(cache),
             )

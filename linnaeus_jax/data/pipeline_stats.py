@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from linnaeus_jax.data.cache import CacheStats
 
+#: what `Counters` adds up
+COUNTED = tuple("batches batches_read samples placeholders bytes read_seconds decode_seconds wait_seconds".split())
+
 
 @dataclass(frozen=True)
 class PipelineStats:
@@ -28,9 +31,8 @@ class PipelineStats:
 
     def since(self, earlier: PipelineStats) -> PipelineStats:
         """What was counted after `earlier`; the queues are those of now, and the cache counts on over the run."""
-        counted = ["batches", "batches_read", "samples", "placeholders", "bytes"]
-        counted += ["read_seconds", "decode_seconds", "wait_seconds", "elapsed_seconds"]
-        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counted})
+        names = (*COUNTED, "elapsed_seconds")
+        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in names})
 
     def row(self) -> dict[str, float]:
         """Under the documented names; rates in images per second, times in seconds per batch and thread.
@@ -55,21 +57,19 @@ class PipelineStats:
 
 
 class Counters:
-    """Mutable counters under one lock."""
+    """Totals of what is counted, under one lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.batches = self.batches_read = self.samples = self.placeholders = self.bytes = 0
-        self.read_seconds = self.decode_seconds = self.wait_seconds = 0.0
+        self.totals: dict[str, float] = dict.fromkeys(COUNTED, 0)
 
     def add(self, **amounts: float) -> None:
         with self.lock:
             for name, amount in amounts.items():
-                setattr(self, name, getattr(self, name) + amount)
+                self.totals[name] += amount
 
     def take(self) -> dict[str, float]:
         """What was counted since the last call."""
         with self.lock:
-            counted = {name: value for name, value in self.__dict__.items() if name != "lock" and value}
-            self.__dict__.update(dict.fromkeys(counted, 0))
+            counted, self.totals = self.totals, dict.fromkeys(COUNTED, 0)
             return counted
