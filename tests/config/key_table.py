@@ -693,13 +693,13 @@ add(
     group_levels=Row(("taxa_L20",), lambda s: s.plan().index.tolist()),
     level_switch_steps=Row(
         (7,),
-        at("inputs.levels"),
+        at("inputs.levels.of_epoch"),
         ("taxa_L10", "taxa_L10", "taxa_L20"),
         {"schedule.mixup.group_levels": ("taxa_L10", "taxa_L20")},
     ),
     level_switch_epochs=Row(
         (1,),
-        at("inputs.levels"),
+        at("inputs.levels.of_epoch"),
         ("taxa_L10", "taxa_L20", "taxa_L20"),
         {"schedule.mixup.group_levels": ("taxa_L10", "taxa_L20")},
     ),
