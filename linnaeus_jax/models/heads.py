@@ -48,7 +48,7 @@ def head_specs(num_classes: Mapping[str, int], heads: Mapping[str, Mapping[str, 
 
     Raises:
       ValueError: no task, a task name that is no identifier, a class count below 1, a head for a task that does not
-        exist, an unknown head type or an option that the type does not have.
+        exist, an unknown head type, an option that the type does not have or a value that it refuses.
     """
     section = "model.classification.heads"
     if not num_classes:
@@ -76,6 +76,10 @@ def head_specs(num_classes: Mapping[str, int], heads: Mapping[str, Mapping[str, 
             raise ValueError(
                 f"{section}.{task}.{extra[0]} = {options[extra[0]]!r} is no option of {kind}; its options: {choices}"
             )
+        try:
+            HEADS[kind](num_classes=int(count), parent=None, **options)
+        except ValueError as error:
+            raise ValueError(f"{section}.{task}: {error}") from error
         specs.append(HeadSpec(task, int(count), kind, tuple(sorted(options.items()))))
     return tuple(specs)
 

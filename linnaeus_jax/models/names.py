@@ -100,7 +100,11 @@ def _some(what: str, items: list[str]) -> list[str]:
 
 
 def parameter_table(model: ModelFamily) -> list[ParameterInfo]:
-    """Lists all parameters with the class names of their modules, found by one abstract trace of the model."""
+    """Lists all parameters with the class names of their modules, found by one abstract trace of the model.
+
+    Raises:
+      ValueError: a module has a `kernel` and a `scale`, which share the canonical name `weight`.
+    """
     owners: dict[Path, str] = {}
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -110,7 +114,12 @@ def parameter_table(model: ModelFamily) -> list[ParameterInfo]:
     image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
     with nn.intercept_methods(note):
         variables = jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image)
-    return [
+    table = [
         ParameterInfo(name, path, tuple(leaf.shape), owners[path[:-1]])
         for name, path, leaf in named_leaves(variables["params"])
     ]
+    paths = {row.name: row.path for row in table}
+    for row in table:
+        if paths[row.name] != row.path:
+            raise ValueError(f"parameters {row.path} and {paths[row.name]} are both called {row.name}; rename one")
+    return table

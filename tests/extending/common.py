@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.tree import assign
 from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import evaluate
 from tests.step import toy
@@ -27,20 +28,21 @@ class Outcome(NamedTuple):
 
 
 def train_resume_evaluate(
-    directory: Path, plugin: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **overrides: Any
+    directory: Path,
+    plugin: str | tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    **overrides: Any,
 ) -> Outcome:
-    """Runs with the example `plugin` (a file name of this folder); overrides are keys with __ for dots."""
+    """Runs with the examples `plugin` (file names of this folder); overrides are keys with __ for dots."""
+    plugins = [str(EXAMPLES / name) for name in ((plugin,) if isinstance(plugin, str) else plugin)]
     toy.register(monkeypatch)
     start = {"model__type": "toy", "train__epochs": 1, "data__batch_size": 32}
-    config = tiny_config(directory / "data", env__plugins=(str(EXAMPLES / plugin),))
+    config = tiny_config(directory / "data", env__plugins=tuple(plugins))
     import_plugins(config)
     complete_open_nodes(config)
     for key, value in (start | overrides).items():
-        *path, leaf = key.split("__")
-        node = config
-        for part in path:
-            node = node[part]
-        node[leaf] = value
+        assign(config, tuple(key.split("__")), value)
     run = directory / "run"
     trainer.run(config, run)
     first = json.loads((run / "progress.json").read_text())
@@ -50,7 +52,7 @@ def train_resume_evaluate(
     assert json.loads((run / "progress.json").read_text())["global_step"] == 6
     rows = [json.loads(line) for line in (run / "logs" / "metrics_log.jsonl").read_text().splitlines()]
     saved = json.loads((run / "config.json").read_text())
-    assert saved["env"]["plugins"] == [str(EXAMPLES / plugin)]
+    assert saved["env"]["plugins"] == plugins
     capsys.readouterr()
     assert evaluate.main([str(run), "--json"]) == 0
     return Outcome(config, run, rows, json.loads(capsys.readouterr().out)["phases"])

@@ -1,12 +1,13 @@
 import json
 from collections import Counter
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.models import MFormerV1, names
+from linnaeus_jax.models import MFormerV1, ModelFamily, names
 from linnaeus_jax.models.mformer_v1 import STAGES
 from linnaeus_jax.registry import MODELS
 from tests.models.builds import build
@@ -108,3 +109,16 @@ def test_registry_lists_and_refuses_a_second_registration():
     assert MODELS.options("mFormerV1") == {}  # its keys stand in the default tree
     with pytest.raises(ValueError, match="'mFormerV1' is registered twice"):
         MODELS.register("mFormerV1")(make)
+
+
+def test_a_kernel_and_a_scale_of_one_module_cannot_be_told_apart():
+    class Both(ModelFamily):
+        @nn.compact
+        def __call__(self, image, meta=None, *, train=False):
+            for name in ("kernel", "offset", "scale"):
+                self.param(name, nn.initializers.zeros, ())
+            return {}
+
+    model = Both(components=(), head_specs=(), img_size=(32, 32), dtype=jnp.float32, remat=False)
+    with pytest.raises(ValueError, match=r"\('kernel',\) and \('scale',\) are both called weight; rename one"):
+        names.parameter_table(model)
