@@ -149,9 +149,3 @@ def actual_valid_pct(components: Sequence[str], valid: Sequence[int] | np.ndarra
         for name, x in zip(components, valid, strict=True)
         if count
     }
-
-
-def pipeline(values: Mapping[str, float], phase: str = "train") -> Row:
-    """Counters of the input pipeline such as `cache/hits`; phases other than training name theirs."""
-    prefix = "pipeline/" if phase == "train" else f"pipeline/{phase}/"
-    return {prefix + name.removeprefix("pipeline/"): value for name, value in values.items()}

@@ -28,18 +28,7 @@ class MetricsLogError(TrainingError):
 
 def strict(value: Any) -> Any:
     """`value` as strict JSON types: non-finite numbers become the strings NaN, Infinity, -Infinity."""
-    if isinstance(value, dict):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict(item) for item in value]
-    if isinstance(value, (bool, str)) or value is None:
-        return value
-    if isinstance(value, int):
-        return value
-    number = float(value)
-    if math.isnan(number):
-        return "NaN"
-    return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")
+    return json.loads(json.dumps(value, default=float), parse_constant=str)
 
 
 class RunError(Exception):

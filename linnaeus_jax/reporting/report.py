@@ -6,7 +6,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,17 @@ Tasks = Sequence[str]
 SECTIONS: dict[str, Callable[[Runs, Tasks], str]] = {}
 
 
-def section(title: str, text: str | Callable[[Runs, Tasks], str] = "") -> Callable[..., Any]:
-    """Decorator: adds a section about all runs, with a note above it."""
+def section(
+    title: str, text: str | Callable[[Runs, Tasks], str] = "", *, per_run: bool = False
+) -> Callable[[Callable[[Any, Tasks], str]], Callable[[Any, Tasks], str]]:
+    """Decorator: adds a section with a note `text`; `per_run`: of one part for each run, given a `RunRecord`."""
 
-    def add(make: Callable[[Runs, Tasks], str]) -> Callable[[Runs, Tasks], str]:
+    def add(make: Callable[[Any, Tasks], str]) -> Callable[[Any, Tasks], str]:
         def content(runs: Runs, tasks: Tasks) -> str:
-            markup = make(runs, tasks)
+            if per_run:
+                markup = side_by_side({label: make(run, tasks) for label, run in runs.items()})
+            else:
+                markup = make(runs, tasks)
             words = text(runs, tasks) if callable(text) else text
             return note(words) + markup if words and markup else markup
 
@@ -62,23 +67,15 @@ def section(title: str, text: str | Callable[[Runs, Tasks], str] = "") -> Callab
     return add
 
 
-def section_per_run(title: str, text: str | Callable[[Runs, Tasks], str] = "") -> Callable[..., Any]:
-    """Decorator: adds a section with one part for each run, under the run's label where there are several."""
-
-    def add(make: Callable[[RunRecord, Tasks], str]) -> Callable[[RunRecord, Tasks], str]:
-        @section(title, text)
-        def side_by_side(runs: Runs, tasks: Tasks) -> str:
-            parts = []
-            for label, run in runs.items():
-                if content := make(run, tasks):
-                    kind = ' class="wide"' if len(runs) == 1 or "<img" in content else ""  # figures need the width
-                    heading = f"<h3>{html.escape(label)}</h3>" if len(runs) > 1 else ""
-                    parts.append(f"<div{kind}>{heading}{content}</div>")
-            return f'<div class="side">{"".join(parts)}</div>' if parts else ""
-
-        return make
-
-    return add
+def side_by_side(contents: Mapping[str, str]) -> str:
+    """What there is of each run, under the run's label where there are several."""
+    parts = []
+    for label, content in contents.items():
+        if content:
+            kind = ' class="wide"' if len(contents) == 1 or "<img" in content else ""  # figures need the width
+            heading = f"<h3>{html.escape(label)}</h3>" if len(contents) > 1 else ""
+            parts.append(f"<div{kind}>{heading}{content}</div>")
+    return f'<div class="side">{"".join(parts)}</div>' if parts else ""
 
 
 # ---- facts about a run
@@ -186,7 +183,7 @@ def overview(runs: Runs, tasks: Tasks) -> str:
     return table(["", *runs], rows)
 
 
-@section_per_run("Warnings")
+@section("Warnings", per_run=True)
 def warning_list(run: RunRecord, _: Tasks) -> str:
     items = "".join(f"<li>{html.escape(text)}</li>" for text in warnings(run))
     return f'<ul class="warnings">{items}</ul>' if items else ""
@@ -211,7 +208,7 @@ def counted_rows(runs: Runs, tasks: Tasks) -> str:
     return f"Last measurement of each phase; accuracies of a rank are over {rows}."
 
 
-@section_per_run("Results per phase", counted_rows)
+@section("Results per phase", counted_rows, per_run=True)
 def phase_results(run: RunRecord, tasks: Tasks) -> str:
     rows = []
     for phase, label in ({"train": phase_label("train")} | phases_of([run])).items():
@@ -244,9 +241,10 @@ def worth(run: RunRecord, tasks: Tasks) -> dict[str, list[float | None]]:
     return losses
 
 
-@section_per_run(
+@section(
     "What each metadata component is worth",
     "Validation accuracy with all metadata minus that with some masked, where both were last measured.",
+    per_run=True,
 )
 def metadata_worth(run: RunRecord, tasks: Tasks) -> str:
     losses = worth(run, tasks)
@@ -264,7 +262,7 @@ def validation_curves(run: RunRecord) -> dict[str, dict[str, Any]]:
     return phases.get("val") or next(iter(phases.values()), {})
 
 
-@section_per_run("Mistakes and confidence")
+@section("Mistakes and confidence", per_run=True)
 def confidence(run: RunRecord, tasks: Tasks) -> str:
     measured = [name for name in CONFIDENCE if any(f"val/{name}_{task}" in run.names for task in tasks)]
 
@@ -287,7 +285,7 @@ def rarity_order(name: str) -> tuple[float, bool]:
     return (float(number[1]) if number else np.inf, not name.startswith("lt"))
 
 
-@section_per_run("Subsets")
+@section("Subsets", per_run=True)
 def subsets(run: RunRecord, tasks: Tasks) -> str:
     kinds: dict[str, dict[str, float | None]] = {}
     for metric in run.names:
@@ -321,7 +319,7 @@ def taxa(run: RunRecord, task: str) -> Callable[[int], str]:
     return lambda index: names.get(index, f"class {index}")
 
 
-@section_per_run("Worst classes")
+@section("Worst classes", per_run=True)
 def worst_classes(run: RunRecord, _: Tasks) -> str:
     counts = (run.json("metadata/class_label_counts.json") or {}).get("train", {})
     for task, curves in validation_curves(run).items():  # the finest rank that has them
@@ -340,9 +338,10 @@ def worst_classes(run: RunRecord, _: Tasks) -> str:
     return ""
 
 
-@section_per_run(
+@section(
     "Confused classes",
     "Taxon ids of the pairs that the last validation confused most often; rows without a label do not count.",
+    per_run=True,
 )
 def confusions(run: RunRecord, _: Tasks) -> str:
     parts = []
@@ -358,9 +357,10 @@ def confusions(run: RunRecord, _: Tasks) -> str:
     return f'<div class="side">{"".join(parts)}</div>' if any(parts) else ""
 
 
-@section_per_run(
+@section(
     "Confident mistakes",
     "Taxon ids; the rows are those of the labels file of the validation split, pictured without augmentation.",
+    per_run=True,
 )
 def confident_mistakes(run: RunRecord, _: Tasks) -> str:
     parts = []
@@ -377,7 +377,7 @@ def confident_mistakes(run: RunRecord, _: Tasks) -> str:
     return "".join(parts)
 
 
-@section_per_run("Schedules, planned and applied")
+@section("Schedules, planned and applied", per_run=True)
 def schedule_curves(run: RunRecord, _: Tasks) -> str:
     figure, gap = plots.schedules(run)
     if not figure or gap is None:
@@ -389,7 +389,7 @@ section("Gradients")(plots.gradients)
 section("Speed")(plots.speed)
 
 
-@section_per_run("Data")
+@section("Data", per_run=True)
 def data_table(run: RunRecord, _: Tasks) -> str:
     sizes = run.json("assets/num_classes.json") or {}
     density = run.json("metadata/task_label_density.json") or {}
@@ -423,7 +423,7 @@ def versions(runs: Runs, _: Tasks) -> str:
     return table(["", *packages], rows, text=True)
 
 
-@section_per_run("Metrics of plugins")
+@section("Metrics of plugins", per_run=True)
 def plugin_metrics(run: RunRecord, _: Tasks) -> str:
     phases = {"train": phase_label("train")} | phases_of([run])
     rows: list[list[Any]] = []

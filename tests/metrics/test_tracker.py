@@ -87,7 +87,7 @@ def test_documented_keys_appear_for_phases_that_ran(fixtures):
     pipeline = "cache/size cache/hits cache/misses cache/evictions throughput/prefetch throughput/preprocess"
     pipeline += " timing/prefetch_times timing/preprocess_times"
     queues = [f"queue_depths/{name}_q" for name in ("batch_index", "preprocess", "processed_batch")]
-    tracker.update_latest(names.pipeline(dict.fromkeys([*pipeline.split(), *queues], 1.0)))
+    tracker.update_latest({f"pipeline/{name}": 1.0 for name in [*pipeline.split(), *queues]})
     tracker.update_latest({"train/eta_sec": 3.0, "core/global_step": 5})
     row = tracker.get_wandb_metrics()
     wanted = {key.replace("gradnorm/gradnorm/", "gradnorm/") for key in listed["keys_after_updates_only"]}
