@@ -219,11 +219,11 @@ add(
 add(
     "data.h5",
     labels_path=Row(OTHER_LABELS, lambda s: len(s.dataset.train.table), 60),
-    images_path=Row("HOME/other/images.h5", outcome("inputs.reading.num_threads")),
+    images_path=Row("HOME/other/images.h5", outcome("inputs.images.train.image_shape")),
     train_labels_path=Row(OTHER_LABELS, rows_of("dataset.train"), 60, TWO_FILES),
     val_labels_path=Row("HOME/data/labels.h5", rows_of("dataset.val"), 120, TWO_FILES),
-    train_images_path=Row("HOME/other/images.h5", outcome("inputs.reading.num_threads"), given=TWO_FILES),
-    val_images_path=Row("HOME/data/images.h5", outcome("inputs.reading.num_threads"), given=TWO_FILES),
+    train_images_path=Row("HOME/other/images.h5", outcome("inputs.images.train.image_shape"), given=TWO_FILES),
+    val_images_path=Row("HOME/data/images.h5", outcome("inputs.images.val.image_shape"), given=TWO_FILES),
     train_val_split_ratio=Row(0.5, rows_of("dataset.train"), 60),
     train_val_split_seed=Row(7, lambda s: s.dataset.train.rows.tolist()),
 )
