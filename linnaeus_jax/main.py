@@ -8,20 +8,16 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, trains, and returns the exit status."""
-    from linnaeus_jax.config import ConfigError, load_config
-
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        config, options = load_config(arguments)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    # jax and everything that needs it is imported only once the command line is known to be right
-    from linnaeus_jax.run.trainer import UserError, run
+    from linnaeus_jax.config import load_config
+    from linnaeus_jax.config.errors import UserError
 
     try:
+        config, options = load_config(list(sys.argv[1:] if argv is None else argv))
+        # jax and everything that needs it is imported only once the command line is known to be right
+        from linnaeus_jax.run.trainer import run
+
         run(config, options.get("workdir"), skip_validation=options.get("skip_validation", False))
-    except (ConfigError, UserError) as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class ConfigError(Exception):
+class UserError(Exception):
+    """Something outside the program is wrong; the message says what, where and how to mend it."""
+
+
+class ConfigError(UserError):
     """All problems of a configuration at once; `main` prints it without a traceback.
 
     Attributes:
@@ -22,7 +26,7 @@ class ConfigError(Exception):
         return "\n".join(f"{number}. {message}" for number, message in enumerate(self.messages, 1))
 
 
-class TrainingError(Exception):
+class TrainingError(UserError):
     """Ends training; the message says what, where and how to mend it.
 
     Attributes:

@@ -17,11 +17,12 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 from linnaeus_jax import versions
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json, plain
 from linnaeus_jax.files import write_json
 
 
-class BundleError(Exception):
+class BundleError(UserError):
     """A bundle that cannot be used; the message says which and why."""
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.debugging.flags import FLAGS, leaf
 from linnaeus_jax.files import write_atomically
 
@@ -22,7 +23,7 @@ _RECORD = re.compile(
 _PREFIX = re.compile(r"\[(DEBUG_[A-Z0-9_]+)\]")
 
 
-class FilterError(Exception):
+class FilterError(UserError):
     """The filter cannot do what was asked; the message says why."""
 
 

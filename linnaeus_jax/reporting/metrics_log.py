@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.config.errors import TrainingError
+from linnaeus_jax.config.errors import TrainingError, UserError
 from linnaeus_jax.files import write_atomically
 
 log = logging.getLogger("linnaeus_jax")
@@ -31,7 +31,7 @@ def strict(value: Any) -> Any:
     return json.loads(json.dumps(value, default=float), parse_constant=str)
 
 
-class RunError(Exception):
+class RunError(UserError):
     """A directory is not a readable run; the message says which file is missing or damaged."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.image_sources import open_split
@@ -21,7 +22,7 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.metrics import table
 from linnaeus_jax.run.checkpoints import Checkpoints
-from linnaeus_jax.run.experiment import Experiment, UserError, build_experiment
+from linnaeus_jax.run.experiment import Experiment, build_experiment
 from linnaeus_jax.run.retention import best_checkpoint
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
@@ -57,7 +58,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
 
     Raises:
       EvaluateError: no run, no such checkpoint, or data whose classes are no longer those of the run.
-      UserError, CheckpointError: data, plugins or arrays that cannot be read.
+      UserError: data, plugins or arrays that cannot be read.
     """
     directory = RunDirectory(run)
     if not directory.config_json.is_file() or not directory.checkpoints.is_dir():

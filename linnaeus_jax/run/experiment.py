@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from linnaeus_jax.checks import config_errors
-from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import RunDirectory
@@ -24,10 +24,6 @@ from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.step.program import Program, build_program
 from linnaeus_jax.step.state import TrainState
-
-
-class UserError(Exception):
-    """Something outside the program is wrong; the message says what, where and how to mend it."""
 
 
 @dataclass(frozen=True, eq=False)

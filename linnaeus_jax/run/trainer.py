@@ -14,14 +14,14 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.errors import TrainingError
+from linnaeus_jax.config.errors import TrainingError, UserError
 from linnaeus_jax.debugging.nonfinite import explained, switched_on
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.reporting.logs import log_to_files
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
-from linnaeus_jax.run.experiment import Experiment, UserError, build_experiment
+from linnaeus_jax.run.experiment import Experiment, build_experiment
 from linnaeus_jax.run.finish import finish
 from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState

@@ -1,0 +1,42 @@
+"""Command lines over the other rooms, and what they share."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Sequence
+
+from linnaeus_jax.config.errors import UserError
+
+Main = Callable[[Sequence[str]], int | None]
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m linnaeus_jax.tools.<name>`, whose help shows the tool's docstring as it is written."""
+    return argparse.ArgumentParser(
+        prog=f"python -m linnaeus_jax.tools.{name}",
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def command(*errors: type[Exception]) -> Callable[[Main], Callable[..., int]]:
+    """Decorator of a tool's main function: errors of the user, of files and `errors` are one message on stderr and exit
+    status 2; the status is otherwise what the function returns, by default 0."""
+
+    caught = (UserError, OSError, *errors)
+
+    def decorate(main: Main) -> Callable[..., int]:
+        @functools.wraps(main)
+        def run(argv: Sequence[str] | None = None) -> int:
+            try:
+                return main(sys.argv[1:] if argv is None else argv) or 0
+            except caught as error:
+                print(error, file=sys.stderr)
+                return 2
+
+        return run
+
+    return decorate

@@ -5,7 +5,6 @@ python -m linnaeus_jax.tools.analyze_debug_logs RUN/logs/debug [--json] [--stric
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from linnaeus_jax import tools
 from linnaeus_jax.debugging.analysis import analyse, plot, report
 from linnaeus_jax.debugging.event_reader import log_files
 from linnaeus_jax.reporting.metrics_log import strict
@@ -23,7 +23,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "good": "gr
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line. Exit status: 0; 1 where a log is missing; 2 with --strict where there are warnings or errors."""
-    parser = argparse.ArgumentParser(prog="linnaeus_jax.tools.analyze_debug_logs", description=__doc__.split("\n")[0])
+    parser = tools.parser("analyze_debug_logs", __doc__)
     parser.add_argument("logs", nargs="+", type=Path, help="debug_log_*.jsonl files of one run, or their directory")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--strict", action="store_true", help="exit with 2 if there are warnings or errors")

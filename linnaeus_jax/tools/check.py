@@ -5,7 +5,6 @@ python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--al
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -16,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from linnaeus_jax.config import ConfigError, load_config
+from linnaeus_jax import tools
+from linnaeus_jax.config import load_config
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reporting.display import eta, table
 from linnaeus_jax.reporting.logs import console
 
@@ -88,7 +89,6 @@ def trial_checkpoint(experiment: Experiment, state: TrainState) -> str:
     import jax
 
     from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
-    from linnaeus_jax.run.experiment import UserError
     from linnaeus_jax.run.host_state import HostState
     from linnaeus_jax.run.resume import checkpoint_meta
 
@@ -121,7 +121,8 @@ def _identical(left: Any, right: Any) -> bool:
     return np.asarray(left).tobytes() == np.asarray(right).tobytes()
 
 
-def check(argv: Sequence[str]) -> None:
+@tools.command()
+def main(argv: Sequence[str]) -> None:
     """Builds everything that a run builds, makes a few updates on one batch and prints what was seen."""
     import jax
 
@@ -129,7 +130,7 @@ def check(argv: Sequence[str]) -> None:
     from linnaeus_jax.run.experiment import build_experiment
     from linnaeus_jax.step.compilation import compile_steps
 
-    parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.check", description=__doc__)
+    parser = tools.parser("check", __doc__)
     parser.add_argument("--out", type=Path, default=Path("check.png"), help="picture of the first images")
     parser.add_argument("--all", action="store_true", help="a row for every parameter instead of every module")
     options, rest = parser.parse_known_args(argv)
@@ -181,17 +182,6 @@ def check(argv: Sequence[str]) -> None:
     names = [f"row {row}: class {label[0]}" for row, label in zip(batch["row"][0], batch["label"][0], strict=True)]
     save_images(options.out, images, names)
     console.print(f"first images: {options.out}")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    from linnaeus_jax.run.experiment import UserError
-
-    try:
-        check(list(sys.argv[1:] if argv is None else argv))
-    except (ConfigError, UserError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":

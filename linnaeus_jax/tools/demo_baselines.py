@@ -7,20 +7,20 @@ A model is worth something only above both; it cannot pass the ceilings printed 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from linnaeus_jax import tools
 from linnaeus_jax.demo.baselines import demo_baselines
 from linnaeus_jax.demo.generate import read_parameters, write_demo
 from linnaeus_jax.reporting.run_record import RunRecord
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.demo_baselines", description=__doc__)
+    parser = tools.parser("demo_baselines", __doc__)
     parser.add_argument("--data", type=Path, default=Path("data/demo"), help="folder written by make_demo")
     parser.add_argument("--run", type=Path, help="run directory of the quickstart, to show beside the baselines")
     options = parser.parse_args(argv)

@@ -10,7 +10,6 @@ on must still be where its config says. `all` is `val` and every combination of 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from linnaeus_jax.step.evaluation import Evaluation
+
+from linnaeus_jax import tools
 
 
 def show(evaluation: Evaluation, tasks: Iterable[str], title: str) -> None:
@@ -55,14 +56,10 @@ def show(evaluation: Evaluation, tasks: Iterable[str], title: str) -> None:
         console.print(table("metrics of plugins", ["metric", *map(phase_label, evaluation.metrics)], rows))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@tools.command()
+def main(argv: Sequence[str]) -> None:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="linnaeus_jax.tools.evaluate",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = tools.parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, help="the run directory")
     parser.add_argument("--phases", default="", help="comma-separated, or all; default: val and val_mask_meta")
     parser.add_argument("--checkpoint", "--step", default="newest", help="newest (default), best or a step")
@@ -73,38 +70,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--logits", action="store_true", help="with all logits")
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     options = parser.parse_args(argv)
-    from linnaeus_jax.config import ConfigError
     from linnaeus_jax.reporting.logs import setup_logging
-    from linnaeus_jax.run.checkpoints import CheckpointError
     from linnaeus_jax.run.evaluate import EvaluateError, evaluate, load, other_split, parse_phases, save_predictions
-    from linnaeus_jax.run.experiment import UserError
 
     # no log line may stand between JSON; warnings then go to stderr
     setup_logging(None, process=int(options.json), level="INFO", data_level="WARNING")
-    try:
-        if bool(options.labels) != bool(options.images):
-            raise EvaluateError("--labels and --images belong together; give both or neither")
-        if options.logits and options.predictions is None:
-            raise EvaluateError("--logits needs --predictions=FILE.npz, where they are written")
-        loaded = load(options.run, options.checkpoint)
-        components = loaded.experiment.program.evaluation.component_names
-        phases = parse_phases(options.phases or ("val,val_mask_meta" if components else "val"), components)
-        split = other_split(loaded, options.labels, options.images) if options.labels else None
-        keep = options.predictions is not None
-        evaluation = evaluate(
-            loaded, phases, split, batch_size=options.batch_size, predictions=keep, logits=options.logits
-        )
-        if keep:
-            save_predictions(options.predictions, evaluation, loaded.dataset)
-    except (ConfigError, UserError, CheckpointError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    if bool(options.labels) != bool(options.images):
+        raise EvaluateError("--labels and --images belong together; give both or neither")
+    if options.logits and options.predictions is None:
+        raise EvaluateError("--logits needs --predictions=FILE.npz, where they are written")
+    loaded = load(options.run, options.checkpoint)
+    components = loaded.experiment.program.evaluation.component_names
+    phases = parse_phases(options.phases or ("val,val_mask_meta" if components else "val"), components)
+    split = other_split(loaded, options.labels, options.images) if options.labels else None
+    keep = options.predictions is not None
+    evaluation = evaluate(loaded, phases, split, batch_size=options.batch_size, predictions=keep, logits=options.logits)
+    if keep:
+        save_predictions(options.predictions, evaluation, loaded.dataset)
     if options.json:
         print(json.dumps({"step": loaded.step, "phases": evaluation.metrics}, indent=1))
     else:
         rows = evaluation.sums[next(iter(phases))]["count"]
         show(evaluation, loaded.dataset.tasks, f"{options.run.name} after {loaded.step} updates, {rows} rows")
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,17 +8,18 @@ it: DEBUG.LOSS.NULL_MASKING for [DEBUG_NULL_MASKING] and [DEBUG_NULL_MASKING_SUM
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from linnaeus_jax.debugging.log_filter import FilterError, filter_logs
+from linnaeus_jax import tools
+from linnaeus_jax.debugging.log_filter import filter_logs
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@tools.command()
+def main(argv: Sequence[str]) -> None:
     """Command line. Exit status: 0; 2 where there is nothing to filter or a flag is unknown."""
-    parser = argparse.ArgumentParser(prog="linnaeus_jax.tools.filter_logs", description=__doc__.split("\n")[0])
+    parser = tools.parser("filter_logs", __doc__)
     parser.add_argument("directory", type=Path, metavar="LOG_DIR", help="the logs directory of a run")
     parser.add_argument("-o", "--output", default="filtered_log.txt", help="file to write, inside LOG_DIR")
     choice = parser.add_mutually_exclusive_group()
@@ -34,14 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="info: only records of INFO and above",
     )
     options = parser.parse_args(argv)
-    try:
-        path, count = filter_logs(**vars(options))
-    except (FilterError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    path, count = filter_logs(**vars(options))
     hint = "" if count or not options.flags else "; was the flag on, in debug.* of the config?"
     print(f"{count} records written to {path}{hint}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Does nothing when the same set is already there.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from linnaeus_jax import tools
 from linnaeus_jax.demo.generate import IMAGE_SIZE, ROWS, DemoSummary, write_demo
 
 
@@ -36,7 +36,7 @@ def summary_table(summary: DemoSummary) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.make_demo", description=__doc__)
+    parser = tools.parser("make_demo", __doc__)
     parser.add_argument("--out", type=Path, default=Path("data/demo"), help="folder for labels.h5 and images.h5")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--image-size", type=int, default=IMAGE_SIZE, help="side of the pictures in pixels")

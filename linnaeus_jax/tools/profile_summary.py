@@ -5,7 +5,6 @@ python -m linnaeus_jax.tools.profile_summary RUN/assets/profiler [--top 15] [--j
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from linnaeus_jax import tools
 from linnaeus_jax.debugging.profile_summary import find_traces, summarise
 
 
@@ -43,7 +43,7 @@ def show(summary: dict[str, Any], console: Console) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line. Exit status: 0; 1 where there is no trace."""
-    parser = argparse.ArgumentParser(prog="linnaeus_jax.tools.profile_summary", description=__doc__.split("\n")[0])
+    parser = tools.parser("profile_summary", __doc__)
     parser.add_argument("directory", type=Path, metavar="DIR", help="debug.profiler.output_dir, one run, or a file")
     parser.add_argument("--top", type=int, default=15, help="operations to show")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -8,32 +8,23 @@ The data files that the run was trained on must still be where its config says.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from linnaeus_jax import tools
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m linnaeus_jax.tools.replay",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+
+@tools.command()
+def main(argv: Sequence[str]) -> int:
+    parser = tools.parser("replay", __doc__)
     parser.add_argument("bundle", type=Path, help="directory of the bundle")
     parser.add_argument("--debug-nans", action="store_true", help="name the operation that makes the first NaN")
     parser.add_argument("--gradients", action="store_true", help="record the backward pass, too")
     parser.add_argument("--frames", type=int, default=21, help="frames that the report shows")
     options = parser.parse_args(argv)
 
-    from linnaeus_jax.debugging import crash_bundle
-    from linnaeus_jax.run.experiment import UserError
-
-    try:
-        return replay(options.bundle, frames=options.frames, debug_nans=options.debug_nans, gradients=options.gradients)
-    except (crash_bundle.BundleError, UserError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    return replay(options.bundle, frames=options.frames, debug_nans=options.debug_nans, gradients=options.gradients)
 
 
 def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradients: bool = False) -> int:

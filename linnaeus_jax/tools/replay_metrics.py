@@ -6,15 +6,13 @@ python -m linnaeus_jax.tools.replay_metrics RUN [--to=wandb|tensorboard] [--mode
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import wandb
 
-from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.reporting.metrics_log import RunError
+from linnaeus_jax import tools
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.sinks import Sink, replay
 from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
@@ -62,14 +60,10 @@ def rebuild(
     return len(record.rows)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@tools.command(wandb.Error)
+def main(argv: Sequence[str]) -> None:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="linnaeus_jax.tools.replay_metrics",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = tools.parser("replay_metrics", __doc__)
     parser.add_argument("run", type=Path, help="the run directory")
     parser.add_argument("--to", choices=("wandb", "tensorboard"), default="wandb")
     parser.add_argument("--mode", choices=("online", "offline"), default="online", help="of the W&B run")
@@ -79,13 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="")
     parser.add_argument("--run-id", "--run_id", default="", help="W&B id; default: a new one")
     options = vars(parser.parse_args(argv))
-    try:
-        count = rebuild(options.pop("run"), **options)
-    except (ConfigError, RunError, OSError, wandb.Error) as error:
-        print(error, file=sys.stderr)
-        return 2
+    count = rebuild(options.pop("run"), **options)
     print(f"{count} rows sent to {options['to']}")
-    return 0
 
 
 if __name__ == "__main__":

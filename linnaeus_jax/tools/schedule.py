@@ -8,7 +8,6 @@ The length of an epoch comes from the labels file that the config names, or, wit
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -17,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
+from linnaeus_jax import tools
 from linnaeus_jax.checks.schedule import validate_schedule_config
-from linnaeus_jax.config import ConfigError, load_config
+from linnaeus_jax.config import load_config
 from linnaeus_jax.config.derived import global_batch_size
 from linnaeus_jax.data.coverage import coverage_report
 from linnaeus_jax.data.dataset import build_dataset
@@ -105,9 +105,10 @@ def run(
     return resolved
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@tools.command(ValueError)
+def main(argv: Sequence[str]) -> None:
     """Command line; `--config=FILE` and `--config.a.b=value` are those of training."""
-    parser = argparse.ArgumentParser(prog="linnaeus_jax.tools.schedule", description=__doc__, allow_abbrev=False)
+    parser = tools.parser("schedule", __doc__)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--dataset-size", "--dataset_size", type=int, help="training rows")
     length.add_argument(
@@ -119,19 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=1, help="data-parallel devices")
     parser.add_argument("--out", help="directory for schedule_summary.txt, schedule_summary.json and schedule.png")
     options, rest = parser.parse_known_args(argv)
-    try:
-        config, _ = load_config(rest)
-        run(
-            config,
-            options.steps_per_epoch,
-            dataset_size=options.dataset_size,
-            devices=options.devices,
-            out=options.out,
-        )
-    except (ConfigError, OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    config, _ = load_config(rest)
+    run(
+        config,
+        options.steps_per_epoch,
+        dataset_size=options.dataset_size,
+        devices=options.devices,
+        out=options.out,
+    )
 
 
 if __name__ == "__main__":

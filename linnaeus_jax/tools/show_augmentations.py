@@ -6,14 +6,15 @@ python -m linnaeus_jax.tools.show_augmentations --config=configs/x.py [--out=aug
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from linnaeus_jax.config import ConfigError, load_config
+from linnaeus_jax import tools
+from linnaeus_jax.config import load_config
+from linnaeus_jax.config.errors import UserError
 
 
 def render(
@@ -49,13 +50,14 @@ def render(
     figure.savefig(path, dpi=100)
 
 
-def show(argv: Sequence[str]) -> None:
+@tools.command()
+def main(argv: Sequence[str]) -> None:
     """Builds the run's data and objective and draws one update."""
     from linnaeus_jax.files import RunDirectory
-    from linnaeus_jax.run.experiment import UserError, build_experiment
+    from linnaeus_jax.run.experiment import build_experiment
     from linnaeus_jax.step.input_stages import stage_images
 
-    parser = argparse.ArgumentParser(prog="python -m linnaeus_jax.tools.show_augmentations", description=__doc__)
+    parser = tools.parser("show_augmentations", __doc__)
     parser.add_argument("--out", type=Path, default=Path("augmentations.png"), help="picture to write")
     parser.add_argument("--images", type=int, default=8, help="columns")
     parser.add_argument("--step", type=int, default=0, help="update whose images and probabilities are shown")
@@ -74,17 +76,6 @@ def show(argv: Sequence[str]) -> None:
     titles = [f"{i}: row {row}" for i, row in enumerate(batch["row"][0][:count])]
     render(options.out, stages, titles, notes)
     print(f"{len(stages)} stages of {count} images: {options.out}")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    from linnaeus_jax.run.experiment import UserError
-
-    try:
-        show(list(sys.argv[1:] if argv is None else argv))
-    except (ConfigError, UserError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":
