@@ -183,7 +183,6 @@ class TaskLosses(NamedTuple):
     numerator: (
         jax.Array
     )  # float32 [T], where `loss_mask`, class weights applied: divide by `label_counts` of the update
-    raw_sum: jax.Array  # float32 [T], all real rows, neither masked nor class weighted
     per_sample: jax.Array  # float32 [B, T], raw losses, 0 for padding
 
 
@@ -228,7 +227,6 @@ def task_loss_sums(
     factor = jnp.where(loss_mask, weight[:, None], 0.0)
     return TaskLosses(
         numerator=jnp.sum(jnp.stack(weighted, axis=1) * factor, axis=0),
-        raw_sum=jnp.sum(per_sample * weight[:, None], axis=0),
         per_sample=per_sample,
     )
 

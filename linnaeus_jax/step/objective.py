@@ -39,7 +39,7 @@ class Recorder(Protocol):
 
     def gradient_slots(self, variables: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> Any: ...
 
-    def with_gradients(self, frames: Any, found: Any, grads: Any) -> Any: ...
+    def with_gradients(self, frames: Any, slot_grads: Any, grads: Any) -> Any: ...
 
     def merge(self, left: Any, right: Any) -> Any: ...
 
@@ -183,23 +183,14 @@ class Objective:
         image, meta, valid, masked = self.inputs(micro, targets, step)
         (logits, new_state), frames = self.forward(params, model_state, image, meta, step, index, slots)
         with jax.named_scope("losses"):
-            found = losses.task_loss_sums(
-                logits,
-                micro["label"],
-                targets.partner_label if self.mix is not None else None,
-                targets.lam,
-                micro["weight"],
-                targets.loss_mask,
-                self.criteria,
-                self.class_weights,
-            )
+            task_losses = self._loss_sums(logits, micro, targets, targets.loss_mask)
         with jax.named_scope("metrics"):
             measured = Measured(
                 sums=batch_sums(
                     jax.lax.stop_gradient(logits),
                     jnp.where(targets.lam[:, None] >= 0.5, micro["label"], targets.partner_label),
                     micro["weight"],
-                    jax.lax.stop_gradient(found.per_sample),
+                    jax.lax.stop_gradient(task_losses.per_sample),
                     jnp.zeros_like(micro["weight"]),  # the weighted total is known once per update
                     null_possible=self.null_possible,
                     extras=self.extras,
@@ -211,10 +202,10 @@ class Objective:
                 preview=jnp.stack(
                     [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()], axis=1
                 ),
-                sample_losses=jax.lax.stop_gradient(found.per_sample),
+                sample_losses=jax.lax.stop_gradient(task_losses.per_sample),
                 frames=frames,
             )
-        return found.numerator / jnp.maximum(counts, 1.0), measured
+        return task_losses.numerator / jnp.maximum(counts, 1.0), measured
 
     def labelled_losses(
         self,
@@ -235,17 +226,22 @@ class Objective:
         image, meta, _, _ = self.inputs(micro, targets, step)
         meta = jnp.zeros_like(meta) if zero_metadata else meta
         (logits, _), _ = self.forward(params, model_state, image, meta, step, index)
-        found = losses.task_loss_sums(
+        return self._loss_sums(logits, micro, targets, ~targets.null).numerator / jnp.maximum(counts, 1.0)
+
+    def _loss_sums(
+        self, logits: Mapping[str, jax.Array], micro: Mapping[str, jax.Array], targets: Targets, loss_mask: jax.Array
+    ) -> losses.TaskLosses:
+        partner_label = targets.partner_label if self.mix is not None else None
+        return losses.task_loss_sums(
             logits,
             micro["label"],
-            targets.partner_label if self.mix is not None else None,
+            partner_label,
             targets.lam,
             micro["weight"],
-            ~targets.null,
+            loss_mask,
             self.criteria,
             self.class_weights,
         )
-        return found.numerator / jnp.maximum(counts, 1.0)
 
     def inputs(
         self, micro: Mapping[str, jax.Array], targets: Targets, step: Step

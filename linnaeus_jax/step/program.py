@@ -172,64 +172,92 @@ def build_program(
 
     Args:
       block: rows among which the plan drew mixing partners.
-      probes: measurements to trace into the update.
+      probes: measurements to trace into the train step.
       make_recorder: builds what records every module call; None: nothing is recorded.
 
     Raises:
       ValueError: settings that do not fit the data or each other, naming key, value and fix.
     """
-    model = model_from_config(config, dataset)
-    train = config.train
-    component_names = tuple(component.name for component in dataset.components)
-    bounds = tuple((component.start, component.stop) for component in dataset.components)
+    model, gradnorm_model = (model_from_config(config, dataset, name) for name in ("plain", "gradnorm"))
+    objective = dataclasses.replace(
+        build_objective(config, dataset, resolved, model, block),
+        preview_rows=PREVIEW_ROWS if probes else 0,
+        recorder=None if make_recorder is None else make_recorder(model),
+    )
+    gradnorm_objective = dataclasses.replace(
+        objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
+    )
+    evaluation = build_evaluation(config, dataset, model)
+    for extras in (objective.extras, evaluation.extras):
+        extras.check(dataset.num_classes, dataset.meta_dim, len(dataset.components))
+    stop, ranked_by = resolved.early_stop, early_stop.ranking_key(config, evaluation.component_names)
+    for phase, key in ((stop.phase, stop.metric if stop.active else ""), split_result(ranked_by)):
+        extras = objective.extras if phase == "train" else evaluation.extras
+        early_stop.require_measured(key, extras.subsets)
     weighting = config.loss.grad_weighting.task
-    probabilities = build_probabilities(resolved)
+    parameters = tuple(parameter_table(model))
+    return Program(
+        model=model,
+        objective=objective,
+        gradnorm_objective=gradnorm_objective,
+        settings=build_step_settings(config, dataset, resolved, model, parameters, probes),
+        evaluation=evaluation,
+        parameters=parameters,
+        initial_weights=task_weights.initial_task_weights(
+            init_weights=tuple(weighting.init_weights),
+            init_strategy=weighting.init_strategy,
+            density=[dataset.task_label_density["train"][task] / 100 for task in dataset.tasks],
+            num_classes=[dataset.num_classes[task] for task in dataset.tasks],
+        ),
+        ema=config.train.ema.enabled,
+    )
 
-    # ---- objective: what the gradient sees
-    masking = resolved.meta_masking.enabled or resolved.partial_masking.enabled
-    objective = Objective(
+
+def build_objective(
+    config: ConfigDict, dataset: Dataset, resolved: ResolvedSchedule, model: ModelFamily, block: int
+) -> Objective:
+    """What the gradient sees."""
+    masking = bool(dataset.components) and (resolved.meta_masking.enabled or resolved.partial_masking.enabled)
+    component_names = tuple(component.name for component in dataset.components)
+    return Objective(
         model=model,
         tasks=dataset.tasks,
-        bounds=bounds,
-        seed=train.seed,
+        bounds=tuple((component.start, component.stop) for component in dataset.components),
+        seed=config.train.seed,
         criteria=build_criteria(config, dataset, "train"),
         class_weights=build_class_weights(config, dataset, "train"),
         null_possible=dataset.null_possible,
-        phase1=train.phase1_mask_null_loss,
+        phase1=config.train.phase1_mask_null_loss,
         null_schedule=resolved.null_masking.enabled,
         augmentation=AugmentSettings.from_config(config.aug),
         mean=tuple(config.aug.mean),
         std=tuple(config.aug.std),
         mix=mix_settings(config, block),
-        masking=MaskSettings.build(resolved.partial_masking, component_names) if masking and bounds else None,
-        probabilities=probabilities,
+        masking=MaskSettings.build(resolved.partial_masking, component_names) if masking else None,
+        probabilities=build_probabilities(resolved),
         extras=PhaseExtras(
-            subsets={"metadata": META_STATES} if masking and bounds else {},
+            subsets={"metadata": META_STATES} if masking else {},
             custom=custom.registered("train", config.metrics),
             kinds=tuple(dataset.subset_names),
         ),
-        preview_rows=PREVIEW_ROWS if probes else 0,
-        recorder=None if make_recorder is None else make_recorder(model),
     )
 
-    gradnorm_model = model_from_config(config, dataset, "gradnorm")
-    gradnorm_objective = dataclasses.replace(
-        objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
-    )
 
-    # ---- step settings: what happens to the gradient
-    parameters = tuple(parameter_table(model))
+def build_step_settings(
+    config: ConfigDict,
+    dataset: Dataset,
+    resolved: ResolvedSchedule,
+    model: ModelFamily,
+    parameters: tuple[ParameterInfo, ...],
+    probes: Sequence[Probe],
+) -> StepSettings:
+    """What happens to the gradient."""
+    train = config.train
     optimizer = optimizers.build_optimizer(
         config.optimizer,
         parameters,
         layer_index=model.layer_index if config.optimizer.layer_decay != 1 else None,
         stage_of=model.stage_of,
-    )
-    weights = task_weights.initial_task_weights(
-        init_weights=tuple(weighting.init_weights),
-        init_strategy=weighting.init_strategy,
-        density=[dataset.task_label_density["train"][task] / 100 for task in dataset.tasks],
-        num_classes=[dataset.num_classes[task] for task in dataset.tasks],
     )
     settings = StepSettings(
         probes=tuple(probes),
@@ -238,17 +266,21 @@ def build_program(
         clip_mode=train.clip_mode,
         clip_limit=train.clip_grad,
         ema_decay=train.ema.decay if train.ema.enabled else None,
-        gradnorm=_gradnorm_settings(config, dataset, parameters, optimizer, model.stage_of)
-        if gradnorm_enabled(config)
-        else None,
+        gradnorm=None,
     )
+    if not gradnorm_enabled(config):
+        return settings
+    gradnorm_settings = _gradnorm_settings(config, dataset, parameters, optimizer, model.stage_of)
+    return dataclasses.replace(settings, gradnorm=gradnorm_settings)
 
-    # ---- evaluation
-    evaluation = EvaluationProgram(
+
+def build_evaluation(config: ConfigDict, dataset: Dataset, model: ModelFamily) -> EvaluationProgram:
+    """What the phases of a validation compute."""
+    return EvaluationProgram(
         model=model,
         tasks=dataset.tasks,
-        component_names=component_names,
-        bounds=bounds,
+        component_names=tuple(component.name for component in dataset.components),
+        bounds=tuple((component.start, component.stop) for component in dataset.components),
         criteria=build_criteria(config, dataset, "val"),
         class_weights=build_class_weights(config, dataset, "val"),
         mean=tuple(config.aug.mean),
@@ -262,22 +294,13 @@ def build_program(
             kinds=tuple(dataset.subset_names),
         ),
     )
-    for extras in (objective.extras, evaluation.extras):
-        extras.check(dataset.num_classes, dataset.meta_dim, len(component_names))
-    stop, ranked_by = resolved.early_stop, early_stop.ranking_key(config, component_names)
-    for phase, key in ((stop.phase, stop.metric if stop.active else ""), split_result(ranked_by)):
-        extras = objective.extras if phase == "train" else evaluation.extras
-        early_stop.require_measured(key, extras.subsets)
-    return Program(model, objective, gradnorm_objective, settings, evaluation, parameters, weights, train.ema.enabled)
 
 
 def mix_settings(config: ConfigDict, block: int) -> mixing.MixSettings | None:
     """Mixing of the config; None where nothing is ever mixed."""
     mixup = config.schedule.mixup
     on = mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled) and forms_groups(config.data.sampler.type)
-    if not on:
-        return None
-    return mixing.MixSettings.from_config(mixup, block)
+    return mixing.MixSettings.from_config(mixup, block) if on else None
 
 
 def _gradnorm_settings(
@@ -291,11 +314,7 @@ def _gradnorm_settings(
     # Measured are the labelled samples alone; that is what trains where null labels never do.
     nulls_left_out = not dataset.null_possible or config.train.phase1_mask_null_loss
     zero_metadata = weighting.zero_aux_info and bool(dataset.components)
-    excluded = parse_filter(
-        weighting.exclude_config,
-        key="loss.grad_weighting.task.exclude_config",
-        stage_of=stage_of,
-    )
+    excluded = parse_filter(weighting.exclude_config, "loss.grad_weighting.task.exclude_config", stage_of=stage_of)
     shared = {
         parameter.path: row.optimizer != optimizers.FROZEN and not excluded(parameter)
         for parameter, row in zip(parameters, optimizer.rows, strict=True)
@@ -317,6 +336,4 @@ def _gradnorm_settings(
         lr=weighting.gradnorm_lr,
         zero_metadata=zero_metadata,
         folded=not zero_metadata and nulls_left_out,
-        warmup_steps=weighting.gradnorm_warmup_steps,
-        interval=weighting.update_interval,
     )

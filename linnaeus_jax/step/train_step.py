@@ -46,8 +46,6 @@ class GradNormSettings:
     lr: float
     zero_metadata: bool  # measure without metadata
     folded: bool  # the measured losses are those that train, so that one pass serves both
-    warmup_steps: int
-    interval: int
 
     def new_weights(
         self, state: gradnorm.GradNormState, measured: TaskGradients, counts: jax.Array
