@@ -13,9 +13,9 @@ Main = Callable[[Sequence[str]], int | None]
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of `python -m linnaeus_jax.tools.<name>`, whose help shows the tool's docstring as it is written."""
+    """The parser of the tool of that name, whose help shows the tool's docstring as it is written."""
     return argparse.ArgumentParser(
-        prog=f"python -m linnaeus_jax.tools.{name}",
+        prog=f"python -m {__name__}.{name}",
         description=description,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -26,7 +26,7 @@ def command(*errors: type[Exception]) -> Callable[[Main], Callable[..., int]]:
     """Decorator of a tool's main function: errors of the user, of files and `errors` are one message on stderr and exit
     status 2; the status is otherwise what the function returns, by default 0."""
 
-    caught = (UserError, OSError, *errors)
+    caught: tuple[type[Exception], ...] = (UserError, OSError, *errors)
 
     def decorate(main: Main) -> Callable[..., int]:
         @functools.wraps(main)
