@@ -211,9 +211,12 @@ def test_other_programs_command_lines_end_with_the_replacement():
     assert "/path/to/train.h5 stands for train.json as a labels file, see 'Your own data' in README.md" in notes
     assert "## Your own data" in (ROOT / "README.md").read_text()
     assert "... other args ... is left out: no option before it" in notes
-    _, notes = replacement("--cfg a.yaml --opts TRAIN.EPOCH 3 DATA.PIN_MEMORY true TRAIN.AMP_OPT_LEVEL O9 ODD --lr 1")
+    _, notes = replacement(
+        "--cfg a.yaml --opts TRAIN.EPOCH 3 DATA.PIN_MEMORY true MODEL.IN_CHANS 3 TRAIN.AMP_OPT_LEVEL O9 ODD --lr 1"
+    )
     assert "TRAIN.EPOCH is left out: there is no such key; did you mean train.epochs?" in notes
     assert "DATA.PIN_MEMORY is left out: JAX manages" in notes
+    assert "MODEL.IN_CHANS is left out: images always have three channels" in notes
     assert "TRAIN.AMP_OPT_LEVEL is left out: TRAIN.AMP_OPT_LEVEL = 'O9': choose one of O0" in notes
     assert "ODD is left out: it has no value" in notes
     assert "--lr is left out" in notes

@@ -13,6 +13,7 @@ import yaml
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import ConfigError, get_config, load_yaml
 from linnaeus_jax.config.defaults import meta_component
+from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import known_keys
 from linnaeus_jax.step.program import model_from_config
 
@@ -252,11 +253,27 @@ DATA: {IMG_SIZE: 3.5, BATCH_SIZE_VAL: None, NUM_WORKERS: {X: 1}}
             r"MODEL.ROPE_STAGES.DIMS = \[8, 16\] must be the last two of MODEL.CONVNEXT_STAGES.DIMS = \[4, 8, 8, 8\]",
         ),
         ("MODEL: {ROPE_STAGES: {DIMS: [8, 16]}}", "MODEL.CONVNEXT_STAGES.DIMS = not given; set that key"),
+        ("MODEL: {IN_CHANS: 1}", "MODEL.IN_CHANS = 1: only images with three channels are offered; set it to 3"),
+        ("MODEL: {IMG_SIZE: 64}", "MODEL.IMG_SIZE = 64 differs from DATA.IMG_SIZE = 384; remove the first"),
     ],
 )
 def test_other_errors(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         load_yaml(write(tmp_path, text))
+
+
+def test_keys_with_one_value_are_accepted(tmp_path, caplog):
+    config = load_yaml(write(tmp_path, "MODEL: {IN_CHANS: 3, IMG_SIZE: 64}\nDATA: {IMG_SIZE: 64}"))
+    assert config.data.img_size == 64
+    assert not {"in_chans", "img_size"} & set(config.model)
+    assert "MODEL.IN_CHANS has no effect: images always have three channels" in caplog.messages
+    assert "MODEL.IMG_SIZE has no effect: the model takes images of data.img_size" in caplog.messages
+
+
+def test_a_config_saved_by_an_earlier_version_loads():
+    saved = get_config().to_dict()
+    saved["model"] |= {"in_chans": 3, "img_size": 384}
+    assert config_from_json(saved).to_dict() == get_config().to_dict()
 
 
 ARCHITECTURE = """
