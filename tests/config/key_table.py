@@ -296,7 +296,7 @@ add(
     drop_path_rate=Row(0.3, at("model.drop_path_rate"), 0.3),
     label_smoothing=Row(
         0.2,
-        lambda s: s.criterion().label_smoothing,
+        lambda s: s.criterion().function.keywords["label_smoothing"],
         0.2,
         {"loss.task_specific.train.funcs": ("LabelSmoothingCrossEntropy",)},
     ),
