@@ -63,7 +63,7 @@ class WatchedStepper(Stepper):
         super().__init__(built, name)
         self.debug, self.probes = built.debug, built.program.settings.probes
         if built.debug.config.debug.jsonl.enabled:
-            built.debug.follow(built.program, lambda update: update)
+            built.debug.describe(built.program, lambda step: step)
             built.debug.event_log = DebugEventLog(folder, 0)
 
     def __call__(self) -> Any:

@@ -191,7 +191,7 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
         micro_batches_per_epoch=plans.micro_batches_per_epoch.tolist(),
         devices=placement.device_count,
     )
-    debug = DebugSession(config, RunDirectory(labels.parent / "run"), dataset.tasks, lead=True)
+    debug = DebugSession(config, RunDirectory(labels.parent / "run"), dataset.tasks, is_coordinator=True)
     program = build_program(
         config,
         dataset,

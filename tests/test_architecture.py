@@ -42,7 +42,6 @@ ROOMS: dict[str, set[str]] = {
 #: files over 500 lines -> why they are one idea
 LONG_FILES: dict[str, str] = {
     "config/defaults.py": "the whole default tree, read from top to bottom",
-    "debugging/flags.py": "to be taken apart",
 }
 
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -28,7 +27,7 @@ import numpy as np
 
 from linnaeus_jax.debugging.analysis import analyse
 from linnaeus_jax.debugging.event_reader import logs_in, parse_event
-from linnaeus_jax.files import write_json
+from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.learning.optimizers import FROZEN, ParameterRow
 from linnaeus_jax.reporting.metrics_log import strict
 from linnaeus_jax.step.probes import Probe, ProbeInputs
@@ -47,8 +46,9 @@ PARAM_UPDATES_EVERY = 50
 MOVING = 1e-8 / PARAM_UPDATES_EVERY
 SUPERSEDED = "events.superseded.jsonl"
 _SAMPLES, _TOP = 10, 10
-#: stand for -inf and inf while a line is made; no text of an event holds the character 0
-_INFINITE = ("\0-inf", "\0inf")
+#: stand for infinities while a line is made; no text of an event holds the character 0
+_INFINITE, _MINUS_INFINITE = "\0inf", "\0-inf"
+_NON_FINITE = {"NaN": None, "Infinity": _INFINITE, "-Infinity": _MINUS_INFINITE}
 _REDUCE_FROM = (np.int32(0), np.int32(np.iinfo(np.int32).max), np.float32(0))  # max and min of bits, sum
 
 
@@ -56,9 +56,8 @@ class DebugEventLog:
     """Appends events to `<directory>/debug_log_<timestamp>.jsonl`; only process 0 should have one.
 
     Events are kept in memory and written when there are 100, when 30 s have passed (by a thread, so that a run that
-    hangs shows what came before), at `flush` (call it at the end of an epoch) and at `close`. As a context manager it
-    closes when the block ends, by an exception or not. A file that cannot be written ends the log with one warning;
-    training goes on.
+    hangs shows what came before), at `flush` (call it at the end of an epoch) and at `close`. A file that cannot be
+    written ends the log with one warning; training goes on.
 
     Args:
       directory: made if missing.
@@ -131,34 +130,12 @@ class DebugEventLog:
         self._failed = True
         log.warning("the debug log %s cannot be written (%s): it ends here, training goes on", self.path, error)
 
-    def __enter__(self) -> DebugEventLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def event_line(row: Mapping[str, Any]) -> str:
     """An event as strict JSON, without line break; NaN as null, infinities as 1e999 and -1e999."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(key): plain(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
-        if isinstance(value, (bool, str, int)) or value is None:
-            return value
-        number = float(value)
-        if math.isnan(number):
-            return None
-        return number if math.isfinite(number) else _INFINITE[number > 0]
-
-    text = json.dumps(plain(row), separators=(",", ":"), allow_nan=False)
-    for mark, number in zip(_INFINITE, ("-1e999", "1e999"), strict=True):
-        text = text.replace(json.dumps(mark), number)
-    return text
+    finite = json.loads(json.dumps(row, default=float), parse_constant=_NON_FINITE.get)
+    text = json.dumps(finite, separators=(",", ":"), allow_nan=False)
+    return text.replace(json.dumps(_INFINITE), "1e999").replace(json.dumps(_MINUS_INFINITE), "-1e999")
 
 
 def logs_of(run: Path | None, directory: Path) -> list[Path]:
@@ -192,21 +169,17 @@ def supersede(directory: Path, step: int, *, run: Path | None = None) -> int:
     total = 0
     for path in logs_of(run, directory):
         with path.open(errors="replace") as lines:
-            moved = sum(_again(line, step) for line in lines)
-        if not moved:
-            continue
-        total += moved
-        with path.open(errors="replace") as lines, (directory / SUPERSEDED).open("a") as aside:
-            with path.with_suffix(".tmp").open("w") as kept:
-                for line in lines:
-                    (aside if _again(line, step) else kept).write(line.rstrip("\n") + "\n")
-                kept.flush()
-                os.fsync(kept.fileno())
-        os.replace(path.with_suffix(".tmp"), path)
+            moved = [line for line in lines if _is_repeated(line, step)]
+        if moved:
+            total += len(moved)
+            with (directory / SUPERSEDED).open("a") as aside:
+                aside.writelines(line.rstrip("\n") + "\n" for line in moved)
+            with path.open(errors="replace") as lines:
+                write_atomically(path, (line.rstrip("\n") + "\n" for line in lines if not _is_repeated(line, step)))
     return total
 
 
-def _again(line: str, step: int) -> bool:
+def _is_repeated(line: str, step: int) -> bool:
     """Whether a line is of an update >= `step`, or no event."""
     event = parse_event(line)
     return event is None or event["step"] >= step
@@ -215,36 +188,24 @@ def _again(line: str, step: int) -> bool:
 # ---- contents of the events that are no measurements of an update
 
 
-def fit_start_data(
-    rows: Sequence[ParameterRow],
-    *,
-    run: Path,
-    total_examples: int,
-    training: Mapping[str, Any],
-    optimizer: Mapping[str, Any],
-) -> dict[str, Any]:
+def fit_start_data(rows: Sequence[ParameterRow], *, run: Path, **facts: Any) -> dict[str, Any]:
     """Data of `fit_start`.
 
     Args:
       rows: one per parameter, of `Optimizer.rows`.
       run: the run directory.
-      total_examples: training rows.
-      training: epochs, steps_per_epoch, total_steps, batch_size, accumulation.
-      optimizer: name, lr, betas, weight_decay, groups.
+      facts: total_examples, the training rows; training: epochs, steps_per_epoch, total_steps, batch_size,
+        accumulation; optimizer: name, lr, betas, weight_decay, groups.
     """
-    sizes = [math.prod(row.shape) for row in rows]
-    frozen = [row.optimizer == FROZEN for row in rows]
-    frozen_modules = {row.name.rpartition(".")[0] for row, is_frozen in zip(rows, frozen, strict=True) if is_frozen}
-    frozen_params = sum(size for size, is_frozen in zip(sizes, frozen, strict=True) if is_frozen)
+    frozen = [row for row in rows if row.optimizer == FROZEN]
+    total, frozen_params = (sum(math.prod(row.shape) for row in part) for part in (rows, frozen))
     return {
         "run": str(run.resolve()),
-        "trainable_params": sum(sizes) - frozen_params,
+        "trainable_params": total - frozen_params,
         "frozen_params": frozen_params,
-        "total_params": sum(sizes),
-        "frozen_modules": sorted(frozen_modules),
-        "total_examples": total_examples,
-        "training": dict(training),
-        "optimizer": dict(optimizer),
+        "total_params": total,
+        "frozen_modules": sorted({row.name.rpartition(".")[0] for row in frozen}),
+        **facts,
     }
 
 
@@ -296,39 +257,44 @@ def data_sanity_data(labels: np.ndarray, classes: Mapping[str, int]) -> dict[str
             "expected_max": count - 1,
             "labels_valid": low >= 0 and high < count,
         }
-    worst = max(tasks.values(), key=lambda found: max(-found["label_min"], found["label_max"] - found["expected_max"]))
+    worst = max(tasks.values(), key=lambda row: max(-row["label_min"], row["label_max"] - row["expected_max"]))
     return {**worst, "tasks": tasks}
 
 
 # ---- measurements of an update
 
 
-def event_log_probes(write: Writer, **facts: Any) -> list[Probe]:
-    """The probes that write `training_step`, `gradient_stats` and `param_updates`; for `facts` see `EventProbe`."""
-    return [
-        TrainingStep(name="training_step", every=TRAINING_STEP_EVERY, write=write, **facts),
-        GradientStats(name="gradient_stats", every=GRADIENT_STATS_EVERY, write=write, **facts),
-        ParamUpdates(name="param_updates", every=PARAM_UPDATES_EVERY, write=write, **facts),
-    ]
-
-
-class EventProbe(Probe):
-    """A probe whose result becomes an event of its name.
+@dataclass
+class EventFacts:
+    """What events show beside what is measured; all but `tasks` is set when the step has been built.
 
     Attributes:
-      write: adds an event to the log.
-      rows: of all parameters in leaf order; read when an event is written, so that a list may be filled in after the
-        step was built. What is measured are those that train.
       tasks: in task order, finest first.
+      rows: of all parameters in leaf order; measured are those that train.
       learning_rate: step -> rate that is shown.
       batch_index: step -> its position in its epoch.
     """
 
-    write: Writer
-    rows: Sequence[ParameterRow]
     tasks: Sequence[str]
-    learning_rate: Callable[[int], float]
-    batch_index: Callable[[int], int]
+    rows: Sequence[ParameterRow] = ()
+    learning_rate: Callable[[int], float] = lambda step: math.nan
+    batch_index: Callable[[int], int] = lambda step: step
+
+
+def event_log_probes(write: Writer, facts: EventFacts) -> list[Probe]:
+    """The probes that write `training_step`, `gradient_stats` and `param_updates`."""
+    return [
+        TrainingStep(name="training_step", every=TRAINING_STEP_EVERY, write=write, facts=facts),
+        GradientStats(name="gradient_stats", every=GRADIENT_STATS_EVERY, write=write, facts=facts),
+        ParamUpdates(name="param_updates", every=PARAM_UPDATES_EVERY, write=write, facts=facts),
+    ]
+
+
+class EventProbe(Probe):
+    """A probe whose result becomes an event of its name, added to the log by `write`."""
+
+    write: Writer
+    facts: EventFacts
 
     def consume(self, step: int, epoch: int, values: Any) -> dict[str, Any]:
         if data := self.data(step, values):
@@ -341,7 +307,7 @@ class EventProbe(Probe):
 
     def top(self, values: np.ndarray) -> dict[str, float]:
         """The ten largest of the trained parameters by name, largest first; what is not finite comes before all."""
-        names = [row.name for row in self.rows if row.optimizer != FROZEN]
+        names = [row.name for row in self.facts.rows if row.optimizer != FROZEN]
         order = np.argsort(-np.where(np.isfinite(values), values, np.inf), kind="stable")[:_TOP]
         return {names[i]: float(values[i]) for i in order}
 
@@ -369,16 +335,16 @@ class TrainingStep(EventProbe):
         return {
             "loss": float(values["loss"]),
             "accuracy": accuracy[0],
-            "learning_rate": float(self.learning_rate(step)),
+            "learning_rate": float(self.facts.learning_rate(step)),
             "sample_predictions": values["predictions"].tolist(),
             "sample_labels": values["labels"].tolist(),
             "target_shape": values["target_shape"].tolist(),
             "labels_shape": values["labels_shape"].tolist(),
             "num_valid": round(float(values["counts"][0])),
-            "batch_idx": int(self.batch_index(step)),
+            "batch_idx": int(self.facts.batch_index(step)),
             "tasks": {
                 task: {"loss": float(values["task_losses"][t]), "accuracy": accuracy[t]}
-                for t, task in enumerate(self.tasks)
+                for t, task in enumerate(self.facts.tasks)
             },
         }
 
@@ -410,7 +376,7 @@ class GradientStats(EventProbe):
             "max_grad": float(np.max(values["max"], initial=0.0)),
             "min_grad": float(np.min(values["min"])) if len(values["min"]) else 0.0,
             "num_params_with_grad": int(np.count_nonzero(values["max"])),
-            "num_params_total": len(self.rows),
+            "num_params_total": len(self.facts.rows),
             "top_10_grad_norms": self.top(values["norms"]),
             "nonfinite_params": int(np.count_nonzero(~np.isfinite(values["max"]))),
         }
@@ -430,7 +396,7 @@ class ParamUpdates(EventProbe):
         updated = int(np.count_nonzero(values > MOVING))
         return {
             "num_params_updated": updated,
-            "num_params_total": len(self.rows),
+            "num_params_total": len(self.facts.rows),
             "top_10_param_changes": self.top(values),
             "no_updates": updated == 0,
         }

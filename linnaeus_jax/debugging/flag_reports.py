@@ -7,21 +7,27 @@ step come through one probe, `TargetsProbe`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
-from linnaeus_jax.debugging import flags
+from linnaeus_jax.config.derived import architecture
+from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.debugging import due_reasons, flags
 from linnaeus_jax.debugging.flags import DebugFlags
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
+from linnaeus_jax.schedules.summary import schedule_summary
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.input_stages import stage_images
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.probes import Probe, ProbeInputs
 from linnaeus_jax.step.program import Program
+from linnaeus_jax.step.train_step import scheduled_probabilities
 
 #: images on which the effect of the augmentation is shown
 SHOWN_IMAGES = 16
@@ -35,16 +41,13 @@ class FlagReports:
     Args:
       tasks: in task order, finest first.
       memory_profiles: directory for the device memory profile of DEBUG.LOSS.GRADNORM_MEMORY.
-      phase1: null labels never train.
     """
 
-    def __init__(self, debug: DebugFlags, tasks: Sequence[str], memory_profiles: Path, *, phase1: bool) -> None:
+    def __init__(self, config: ConfigDict, debug: DebugFlags, tasks: Sequence[str], memory_profiles: Path) -> None:
+        self.config = config
         self.debug = debug
         self.tasks = tuple(tasks)
         self.memory_profiles = memory_profiles
-        self.phase1 = phase1
-        self._class_weights: Mapping[str, np.ndarray] = {}
-        self._facts: Mapping[str, Any] = {}
         self._dumped: dict[str, str] = {}
 
     def probes(self) -> list[Probe]:
@@ -55,51 +58,78 @@ class FlagReports:
 
     # ---- start of a run
 
-    def opened(self, program: Program, facts: Mapping[str, Any], *, start: int) -> None:
-        """Update `start` comes next; `facts` are those of `run_facts`."""
+    def opened(
+        self,
+        program: Program,
+        dataset: Dataset,
+        resolved: ResolvedSchedule,
+        *,
+        start: int,
+        pipeline: Mapping[str, Any],
+    ) -> None:
+        """The next update is that of step `start`; `pipeline` says how batches reach the step."""
         line = self.debug.debug_line
-        self._facts = facts
+        self._program, self._resolved, self._validation_rows = program, resolved, len(dataset.val)
         self._class_weights = program.objective.class_weights or {}
         optimizer, rates = program.settings.optimizer, program.settings.learning_rates
+        nulls = {task: percent / 100 for task, percent in dataset.task_nulls_density["train"].items()}
         line("distributed", lambda: flags.fact_lines("processes and devices", flags.distributed_facts()))
-        line("model_build", lambda: flags.model_lines(facts["architecture"], program.parameters))
+        line("model_build", lambda: flags.model_lines(architecture(self.config), program.parameters))
         line(
             "optimizer",
             lambda: flags.optimizer_lines(
                 optimizer.rows, {name: float(rate(start)) for name, rate in rates.items()}, optimizer.overlaps
             ),
         )
-        line("dataloader", lambda: flags.fact_lines("input pipeline", facts["pipeline"]))
-        line("scheduling", lambda: facts["schedule_text"])
-        line("loss.null_masking", lambda: flags.null_data_lines(facts["null_shares"]), "SUMMARY")
-        line("training_loop", lambda: flags.fact_lines("training loop", {"next update": start, **facts["loop"]}))
-        line("verbose_debug", lambda: flags.dump_lines("losses", facts["losses"]))
+        line("dataloader", lambda: flags.fact_lines("input pipeline", pipeline))
+        line("scheduling", lambda: schedule_summary(resolved))
+        line("loss.null_masking", lambda: flags.null_data_lines(nulls), "SUMMARY")
+        line("training_loop", lambda: flags.fact_lines("training loop", self._loop_facts(start)))
+        line("verbose_debug", lambda: flags.dump_lines("losses", self._loss_facts()))
         if self.debug.on("loss.taxonomy_smoothing"):
-            for task, lines in facts["taxonomy"]().items():
-                line("loss.taxonomy_smoothing", [f"{task}:", *lines])
+            for lines in _taxonomy_lines(program, dataset):
+                line("loss.taxonomy_smoothing", lines)
 
-    def restoring(self, source: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    def _loop_facts(self, start: int) -> dict[str, Any]:
+        remat = self.config.train.gradient_checkpointing
+        return {
+            "next update": start,
+            **training_facts(self._resolved),
+            "gradient checkpointing": f"normal steps {remat.enabled_normal_steps}, "
+            f"GradNorm steps {remat.enabled_gradnorm_steps}",
+            "GradNorm": self._resolved.gradnorm,
+            "compute dtype": np.dtype(self._program.model.dtype).name,
+        }
+
+    def _loss_facts(self) -> dict[str, Any]:
+        objective = self._program.objective
+        return {
+            task: {"criterion": criterion.name, "class weights": objective.class_weights is not None}
+            for task, criterion in objective.criteria.items()
+        }
+
+    def restoring(self, source: str, saved: Mapping[str, Any], needed: Mapping[str, Any]) -> None:
         """A checkpoint is about to be read; name -> shape of what it holds and of what this run needs."""
-        self.debug.debug_line("checkpoint", lambda: flags.checkpoint_diff_lines(saved, wanted, source))
+        self.debug.debug_line("checkpoint", lambda: flags.checkpoint_diff_lines(saved, needed, source))
 
     def compiled(self, steps: Mapping[str, CompiledStep]) -> None:
-        """The variants of the step are compiled."""
+        """The steps are compiled."""
         for step in steps.values():
             self.debug.debug_line("training_loop", functools.partial(_compiled_lines, step))
             if "gradnorm" in steps:
                 self.debug.debug_line("loss.gradnorm_memory", functools.partial(_compiled_lines, step))
 
-    def first_batch(self, program: Program, batch: Mapping[str, Any], update: int) -> None:
+    def first_batch(self, program: Program, batch: Mapping[str, Any], step: int) -> None:
         """The first batch of this process, before its update; leading [A, B]."""
         self.debug.debug_line("dataloader", lambda: flags.fact_lines("first batch", dict(batch)))
-        self.debug.debug_line("augmentation", lambda: _augmentation_lines(program, batch, update))
+        self.debug.debug_line("augmentation", lambda: _augmentation_lines(program, batch, step))
 
     # ---- updates
 
-    def before_update(self, update: int, variant: str) -> None:
-        """Update `update` is dispatched next."""
-        if variant == "gradnorm":
-            self._memory(f"before GradNorm update {update}")
+    def before_update(self, step: int, step_name: str) -> None:
+        """The compiled step `step_name` is dispatched next."""
+        if step_name == "gradnorm":
+            self._memory(f"before GradNorm update {step}")
 
     def log_point(self, row: Mapping[str, Any], step: int) -> None:
         """A row of the training log was written."""
@@ -136,13 +166,13 @@ class FlagReports:
             jax.profiler.save_device_memory_profile(str(path))
             self.debug.debug_line("loss.gradnorm_memory", f"device memory profile for pprof: {path}")
 
-    # ---- boundaries
+    # ---- end of an epoch
 
     def first_validation_batch(self, sums: Mapping[str, Any]) -> None:
         """The sums of every phase after one batch."""
-        for phase, found in sums.items():
+        for phase, phase_sums in sums.items():
             self.debug.debug_line(
-                "dump_metrics", functools.partial(flags.sums_lines, f"{phase}: sums after the first batch", found)
+                "dump_metrics", functools.partial(flags.sums_lines, f"{phase}: sums after the first batch", phase_sums)
             )
 
     def phase(self, name: str, sums: Mapping[str, Any], values: Mapping[str, float]) -> None:
@@ -163,10 +193,10 @@ class FlagReports:
         """The retention of checkpoints acted."""
         self.debug.debug_line("checkpoint", lambda: f"retention keeps {list(kept)} and removes {list(dropped)}")
 
-    def boundary(
+    def epoch_end(
         self, step: int, epoch: int, due: Any, row: Mapping[str, Any], tracked: Mapping[str, Any], params: Any
     ) -> None:
-        """An epoch boundary was served."""
+        """The end-of-epoch hooks are done, after `step` updates."""
         line = self.debug.debug_line
         line("scheduling", lambda: self._scheduling(step, epoch, due, row.get("early_stop/reason")))
         names = [*(phase.name for phase in due.phases), *(["checkpoint"] if due.save else [])]
@@ -181,11 +211,18 @@ class FlagReports:
         )
 
     def _scheduling(self, step: int, epoch: int, due: Any, stopped: str | None) -> list[str]:
-        facts = self._facts
-        events = flags.boundary_events(
-            facts["schedule"], due, epoch, step, validation_rows=facts["validation_rows"], stopped=stopped
+        program, mixing, totals = self._program, self._resolved.mixing, self._resolved.totals
+        events = due_reasons.epoch_end_events(
+            self._resolved, due, epoch, step, validation_rows=self._validation_rows, stopped=stopped
         )
-        return flags.scheduling_lines(step, epoch, events, facts["schedule_values"](step - 1))
+        rates = {f"learning rate of {group}": rate for group, rate in program.settings.learning_rates.items()}
+        probabilities = scheduled_probabilities(program.objective, step - 1)
+        values = {
+            **{name: float(rate(step - 1)) for name, rate in rates.items()},
+            **{name: float(probability) for name, probability in probabilities.items()},
+            "mixing groups": mixing.level_of_epoch[min(int(totals.epoch_at(step - 1)), totals.epochs - 1)],
+        }
+        return due_reasons.scheduling_lines(step, epoch, events, values)
 
     def _dump(self, step: int, tracked: Mapping[str, Any]) -> list[str]:
         before, self._dumped = self._dumped, flags.tracked_values(tracked)
@@ -193,10 +230,10 @@ class FlagReports:
 
     # ---- targets and losses
 
-    def _write_targets(self, found: Mapping[str, np.ndarray]) -> None:
-        line, real = self.debug.debug_line, found["weight"] > 0  # padding says nothing
+    def _write_targets(self, values: Mapping[str, np.ndarray]) -> None:
+        line, real = self.debug.debug_line, values["weight"] > 0  # without padding
         names = ("label", "partner_label", "lam", "null", "loss_mask", "sample_losses")
-        label, partner_label, lam, null, loss_mask, sample_losses = (found[name][real] for name in names)
+        label, partner_label, lam, null, loss_mask, sample_losses = (values[name][real] for name in names)
         line("loss.null_masking", lambda: flags.null_input_lines(label, self.tasks), "INPUT")
         line("loss.null_masking", lambda: flags.null_internal_lines(null, loss_mask, self.tasks), "INTERNAL")
         line(
@@ -206,20 +243,20 @@ class FlagReports:
                 (null & loss_mask).sum(0).tolist(),
                 len(label),
                 self.tasks,
-                probability=float(found["null_probability"]),
-                phase1=self.phase1,
+                probability=float(values["null_probability"]),
+                phase1=self.config.train.phase1_mask_null_loss,
             ),
             "SUMMARY",
         )
         for t, task in enumerate(self.tasks):
             if not self.debug.on("loss.class_weighting"):
                 break
-            known = int(max(label[:, t].max(), partner_label[:, t].max())) + 1
-            weights = self._class_weights.get(task, np.ones(known, np.float32))
+            num_classes = int(max(label[:, t].max(), partner_label[:, t].max())) + 1
+            weights = self._class_weights.get(task, np.ones(num_classes, np.float32))
             arrays = (label[:, t], partner_label[:, t], lam, weights, sample_losses[:, t], loss_mask[:, t])
-            trained = float(found["task_losses"][t])
+            trained = float(values["task_losses"][t])
             line("loss.class_weighting", flags.class_weight_lines(task, *arrays, trained))
-        shown = found["preview"][real[: len(found["preview"])], 0]
+        shown = values["preview"][real[: len(values["preview"])], 0]
         line(
             "loss.taxonomy_smoothing",
             lambda: flags.sample_loss_lines(
@@ -227,6 +264,29 @@ class FlagReports:
             ),
             "FORWARD",
         )
+
+
+def training_facts(resolved: ResolvedSchedule) -> dict[str, Any]:
+    """Sizes of a training run."""
+    totals = resolved.totals
+    return {
+        "epochs": totals.epochs,
+        "steps_per_epoch": totals.steps_per_epoch[0],
+        "total_steps": totals.total_steps,
+        "batch_size": totals.batch_size,
+        "accumulation": totals.accumulation_steps,
+    }
+
+
+def _taxonomy_lines(program: Program, dataset: Dataset) -> Iterator[list[str]]:
+    """Of every smoothed task."""
+    top = dataset.tasks[-1]
+    roots = [f"{top} {dataset.classes[top][index]}" for index in dataset.tree.top_classes()]
+    for task, criterion in program.objective.criteria.items():
+        if criterion.smoothing is not None:
+            names = [str(taxon) for taxon in dataset.classes[task]]
+            distance, matrix = criterion.smoothing.distance_matrix(), criterion.smoothing.dense_matrix()
+            yield [f"{task}:", *flags.taxonomy_lines(task, distance, matrix, roots, names)]
 
 
 def _compiled_lines(step: CompiledStep) -> list[str]:
@@ -259,13 +319,13 @@ class TargetsProbe(Probe):
         return {}
 
 
-def _augmentation_lines(program: Program, batch: Mapping[str, Any], update: int) -> list[str]:
+def _augmentation_lines(program: Program, batch: Mapping[str, Any], step: int) -> list[str]:
     """Order of the augmentations, where they run, and what they do to the first images."""
     objective = program.objective
-    stages, notes = stage_images(objective, batch, update, SHOWN_IMAGES)
+    stages, notes = stage_images(objective, batch, step, SHOWN_IMAGES)
     return [
         *flags.augmentation_lines(list(stages.items())),
-        *(f"{name}, image {i}: {note}" for name, found in notes.items() for i, note in enumerate(found)),
+        *(f"{name}, image {i}: {note}" for name, texts in notes.items() for i, note in enumerate(texts)),
         f"settings: {objective.augmentation}",
         f"mixing: {objective.mix or 'off'}",
         f"all of it inside the compiled step, on {jax.default_backend()}",

@@ -13,37 +13,22 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import numpy as np
+from ml_collections import ConfigDict
 
+from linnaeus_jax.config import defaults
 from linnaeus_jax.reporting.logs import DATA, MAIN
 from linnaeus_jax.reporting.metrics_log import strict
 
-if TYPE_CHECKING:  # these import jax, which the log tools need not load
-    from linnaeus_jax.schedules.resolved import Interval, ResolvedSchedule
-    from linnaeus_jax.schedules.triggers import Due
-
+_DEFAULTS = defaults.debug()
+#: switches of the same section that are no flags
+_SWITCHES = ("nans", "infs", "crash_bundle")
 FLAGS = (
-    "scheduling",
-    "checkpoint",
-    "dataloader",
-    "augmentation",
-    "optimizer",
-    "distributed",
-    "model_build",
-    "training_loop",
-    "validation_metrics",
-    "dump_metrics",
-    "wandb_metrics",
-    "verbose_debug",
-    "train_metrics",
-    "loss.taxonomy_smoothing",
-    "loss.null_masking",
-    "loss.class_weighting",
-    "loss.gradnorm_memory",
-    "loss.gradnorm_metrics",
-    "loss.verbose_gradnorm_logging",
+    *(name for name, value in _DEFAULTS.items() if isinstance(value, bool) and name not in _SWITCHES),
+    *(f"loss.{name}" for name in _DEFAULTS.loss),
 )
 #: flags that every process reports on; the others are those of process 0
 EVERY_PROCESS = frozenset({"distributed", "dataloader"})
@@ -71,25 +56,18 @@ class DebugFlags:
     _warned: set[str] = field(default_factory=set, repr=False)
 
     @classmethod
-    def from_config(cls, debug: Mapping[str, Any], process: int = 0) -> DebugFlags:
+    def from_config(cls, debug: ConfigDict, process: int = 0) -> DebugFlags:
         """Reads the `debug` section of the configuration for one process."""
-        found = set()
-        for flag in FLAGS:
-            section, _, name = flag.rpartition(".")
-            node = debug[section] if section else debug
-            if bool(node[name]) and (process == 0 or flag in EVERY_PROCESS):
-                found.add(flag)
-        return cls(frozenset(found))
+        values = {name: debug[name] for name in debug} | {f"loss.{name}": debug.loss[name] for name in debug.loss}
+        return cls(frozenset(flag for flag in FLAGS if values[flag] and (process == 0 or flag in EVERY_PROCESS)))
 
     def on(self, flag: str) -> bool:
         """Whether `flag` (e.g. `loss.null_masking`, or `DEBUG.LOSS.NULL_MASKING`) is on.
 
         What is no flag, a section included, is off, with one warning.
         """
-        if flag in self.enabled:
-            return True
-        if not self.enabled and flag in FLAGS:
-            return False
+        if flag in self.enabled or flag in FLAGS:
+            return flag in self.enabled
         name = flag.lower().removeprefix("debug.")
         if name not in FLAGS and name not in self._warned:
             self._warned.add(name)
@@ -105,8 +83,8 @@ class DebugFlags:
         """
         if not self.on(flag):
             return
-        found = message() if callable(message) else message
-        lines = found.splitlines() if isinstance(found, str) else [part for text in found for part in text.splitlines()]
+        texts = message() if callable(message) else message
+        lines = [line for text in ([texts] if isinstance(texts, str) else texts) for line in text.splitlines()]
         name = leaf(flag).upper() + (f"_{sub.upper()}" if sub else "")
         logger = logging.getLogger(DATA if name.startswith("DATALOADER") else MAIN)
         logger.debug("%s", "\n".join(f"[DEBUG_{name}] {line}" for line in lines or [""]))
@@ -148,123 +126,13 @@ def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
-def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     texts = [list(header), *([_short(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
     return [title, *("  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in texts)]
 
 
 # ---- components
-
-
-def scheduling_lines(
-    step: int, epoch: int, events: Sequence[tuple[str, str, bool, str]], values: Mapping[str, Any]
-) -> list[str]:
-    """What is due after update `step`, why, and the schedule's values there (for DEBUG.SCHEDULING).
-
-    Args:
-      events: of `boundary_events`: what could be due, its setting, whether it is due, and why.
-      values: learning rates and probabilities by name.
-    """
-    rows = [(name, setting, "DUE" if due else "no", why) for name, setting, due, why in events]
-    return [
-        *_table(f"after {step} updates, epoch {epoch}:", ("event", "setting", "due", "why"), rows),
-        *fact_lines(f"values of update {step - 1}, the last one made:", values),
-    ]
-
-
-def boundary_events(
-    schedule: ResolvedSchedule, due: Due, epoch: int, step: int, *, validation_rows: int, stopped: str | None
-) -> list[tuple[str, str, bool, str]]:
-    """(event, setting, whether it is due, why) of everything that could be due at the boundary of `epoch`.
-
-    Args:
-      due: what the schedule decided.
-      step: completed updates.
-      validation_rows: without any, no validation happens.
-      stopped: why the run stops early here, or None.
-    """
-    previous = schedule.totals.boundaries[epoch - 1] if epoch else 0
-    validation, checkpoint, stop = schedule.validation, schedule.checkpoint, schedule.early_stop
-    last = epoch >= schedule.epochs - 1
-    stages = {str(stage) for stage in due.stages}
-
-    def fires(interval: Interval) -> str:
-        return _interval_reason(interval, epoch, step, previous, schedule.step_trigger_mode)
-
-    def validated(stage: str, setting: str, why: str) -> tuple[str, str, bool, str]:
-        if validation_rows == 0:
-            return (stage, setting, False, "there are no validation rows")
-        return (stage, setting, stage in stages, why)
-
-    def at_end(wanted: bool) -> str:
-        return "; the last epoch has one anyway" if last and wanted else ""
-
-    partial = fires(validation.partial)
-    if not validation.partial_enabled:
-        partial = "schedule.validation.partial_mask_meta is disabled"
-    elif not validation.whitelist:
-        partial = "no combination of components is listed"
-    elif last and validation.exhaustive:
-        partial = "the exhaustive validation of the last epoch replaces it"
-    exhaustive = f"only after the last epoch, {schedule.epochs - 1}" if not last else "this is the last epoch"
-    if not validation.exhaustive:
-        exhaustive = "no components are listed"
-    saved = fires(checkpoint.interval) + at_end(checkpoint.at_end)
-    if due.stages and not due.checkpoint:
-        saved += "; a validation is due, and a checkpoint precedes each"
-    limits = {
-        name: getattr(stop, name) for name in ("patience_steps", "max_steps", "max_loss", "min_lr", "max_grad_norm")
-    }
-    conditions = ", ".join(f"{name} {value:g}" for name, value in limits.items() if value is not None)
-    return [
-        validated(
-            "VALIDATION_NORMAL", _setting(validation.normal), fires(validation.normal) + at_end(validation.at_end)
-        ),
-        validated("VALIDATION_MASK_META", _setting(validation.mask_meta), fires(validation.mask_meta)),
-        validated("VALIDATION_PARTIAL_MASK_META", _setting(validation.partial), partial),
-        validated("VALIDATION_EXHAUSTIVE", "+".join(validation.exhaustive) or "off", exhaustive),
-        ("checkpoint", _setting(checkpoint.interval), due.save, saved),
-        (
-            "early stop",
-            f"{stop.phase}/{stop.metric}" if stop.active else "off",
-            stopped is not None,
-            stopped or (f"none of these holds: {conditions or 'no limit is set'}" if stop.active else "it is off"),
-        ),
-        (
-            "end of the run",
-            f"{schedule.epochs} epochs",
-            last or stopped is not None,
-            f"{step} of {schedule.total_steps}",
-        ),
-    ]
-
-
-def _setting(interval: Interval) -> str:
-    """How often an interval fires, in words."""
-    if interval.unit == "off":
-        return "off"
-    if interval.unit == "epochs":
-        return f"every {interval.value:g} epochs"
-    fraction = f" (fraction {interval.value:g})" if interval.unit == "fraction" else ""
-    return f"every {interval.steps} updates{fraction}"
-
-
-def _interval_reason(interval: Interval, epoch: int, step: int, previous: int, mode: str) -> str:
-    """Why an interval fires at this boundary or not: `triggers.interval_fires` in words."""
-    if interval.unit == "off":
-        return "it is off"
-    if interval.unit == "epochs":
-        every = int(interval.value)
-        if epoch == 0 and every > 1:
-            return f"the first epoch that counts is {every}"
-        return f"epoch {epoch} is {'a' if epoch % every == 0 else 'no'} multiple of {every}"
-    if mode == "exact":
-        return f"exact mode: {step} is {'a' if step % interval.steps == 0 else 'no'} multiple of {interval.steps}"
-    multiple = step // interval.steps * interval.steps
-    if multiple > previous:
-        return f"update {multiple} was passed since the boundary before ({previous})"
-    return f"the next multiple after {step} is {multiple + interval.steps}"
 
 
 def checkpoint_diff_lines(
@@ -301,7 +169,7 @@ def augmentation_lines(stages: Sequence[tuple[str, np.ndarray]]) -> list[str]:
         rows.append((name, f"{changed} of {len(image)}", change.mean(), image.mean(), image.std()))
         before = image
     header = ("stage", "images changed", "mean change", "mean", "standard deviation")
-    return _table("in this order:" if len(stages) > 1 else "no augmentation is on", header, rows)
+    return table("in this order:" if len(stages) > 1 else "no augmentation is on", header, rows)
 
 
 def optimizer_lines(rows: Sequence[Any], learning_rates: Mapping[str, float], overlaps: Sequence[str]) -> list[str]:
@@ -330,16 +198,14 @@ def optimizer_lines(rows: Sequence[Any], learning_rates: Mapping[str, float], ov
     each = ("name", "shape", "group", "optimizer", "weight decay", "rate multiplier")
     cells = [(row.name, row.shape, row.group, row.optimizer, row.weight_decay, row.lr_multiplier) for row in rows]
     return [
-        *_table(f"{len(rows)} parameters in {len(groups)} groups", header, summary),
-        *_table("parameters:", each, cells),
+        *table(f"{len(rows)} parameters in {len(groups)} groups", header, summary),
+        *table("parameters:", each, cells),
         *(f"overlap: {text}" for text in overlaps),
     ]
 
 
 def distributed_facts() -> dict[str, Any]:
     """What jax knows of processes and devices, for `fact_lines` (for DEBUG.DISTRIBUTED)."""
-    import jax  # late, so that the log tools need not load it
-
     return {
         "process": f"{jax.process_index()} of {jax.process_count()}",
         "backend": jax.default_backend(),
@@ -362,8 +228,8 @@ def model_lines(architecture: str, rows: Sequence[Any]) -> list[str]:
     total = sum(sum(sizes) for sizes in components.values())
     counts = [(name, len(sizes), sum(sizes), f"{100 * sum(sizes) / total:.1f}") for name, sizes in components.items()]
     return [
-        *_table(f"{architecture}: {total} numbers", ("component", "tensors", "numbers", "percent"), counts),
-        *_table("parameters:", ("name", "shape", "module"), [(r.name, tuple(r.shape), r.layer_type) for r in rows]),
+        *table(f"{architecture}: {total} numbers", ("component", "tensors", "numbers", "percent"), counts),
+        *table("parameters:", ("name", "shape", "module"), [(r.name, tuple(r.shape), r.layer_type) for r in rows]),
     ]
 
 
@@ -419,7 +285,7 @@ def taxonomy_lines(
 def sample_loss_lines(task: str, labels: np.ndarray, predictions: np.ndarray, losses: np.ndarray) -> list[str]:
     """Label, prediction and loss of the first samples (sub FORWARD of DEBUG.LOSS.TAXONOMY_SMOOTHING); arrays [B]."""
     shown = list(zip(labels.tolist(), predictions.tolist(), losses.tolist(), strict=True))[: 2 * _SAMPLES]
-    return _table(f"{task}: mean loss {losses.mean():.4f}", ("label", "prediction", "loss"), shown)
+    return table(f"{task}: mean loss {losses.mean():.4f}", ("label", "prediction", "loss"), shown)
 
 
 def null_input_lines(labels: np.ndarray, tasks: Sequence[str]) -> list[str]:
@@ -429,7 +295,7 @@ def null_input_lines(labels: np.ndarray, tasks: Sequence[str]) -> list[str]:
         for task, column in zip(tasks, labels.T, strict=True)
     ]
     title = f"targets {labels.dtype}{list(labels.shape)}, class index, 0 = null"
-    return _table(title, ("task", "lowest", "highest", "distinct", "nulls"), rows)
+    return table(title, ("task", "lowest", "highest", "distinct", "nulls"), rows)
 
 
 def null_internal_lines(null: np.ndarray, keep: np.ndarray, tasks: Sequence[str]) -> list[str]:
@@ -441,7 +307,7 @@ def null_internal_lines(null: np.ndarray, keep: np.ndarray, tasks: Sequence[str]
     marks = np.where(null, np.where(keep, "null kept", "null masked"), np.where(keep, "label", "PROBLEM: label masked"))
     return [
         *lines,
-        *_table("first samples:", ("sample", *tasks), ((i, *row) for i, row in enumerate(marks[:_SAMPLES]))),
+        *table("first samples:", ("sample", *tasks), ((i, *row) for i, row in enumerate(marks[:_SAMPLES]))),
     ]
 
 
@@ -471,7 +337,7 @@ def null_summary_lines(
             issues.append(f"{task}: {nulls - kept} null labels masked although all should be kept")
     title = f"probability {probability:.4f}, phase 1 {'on' if phase1 else 'off'}, {samples} samples"
     return [
-        *_table(title, ("task", "nulls", "kept", "percent"), rows),
+        *table(title, ("task", "nulls", "kept", "percent"), rows),
         *(f"suspected issue: {issue}" for issue in issues or ["none"]),
     ]
 
@@ -521,13 +387,13 @@ def class_weight_lines(
         f"{task}: the update trains {trained:.4f}; first micro-batch, {counted.sum()} of {len(labels)} rows count: "
         f"mean loss {before:.4f}, weighted {after:.4f}"
     )
-    return _table(title, ("class", "samples", "weight"), rows)
+    return table(title, ("class", "samples", "weight"), rows)
 
 
 def gradnorm_lines(tasks: Sequence[str], metrics: Mapping[str, Sequence[float]]) -> list[str]:
     """Norms, targets, ratios, weights per task (for DEBUG.LOSS.GRADNORM_METRICS); metrics: name -> one per task."""
     rows = [(task, *(float(values[t]) for values in metrics.values())) for t, task in enumerate(tasks)]
-    return _table("GradNorm:", ("task", *metrics), rows)
+    return table("GradNorm:", ("task", *metrics), rows)
 
 
 def device_memory(top: int = 5) -> dict[str, Any]:
@@ -537,8 +403,6 @@ def device_memory(top: int = 5) -> dict[str, Any]:
       `stats`: numbers of the allocator, or None where the backend has none (CPU); `live_bytes`: of all live arrays;
       `shapes`: the `top` largest [total bytes, count, dtype, shape].
     """
-    import jax
-
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = collections.defaultdict(list)
     for array in jax.live_arrays():
         groups[str(array.dtype), tuple(array.shape)].append(array.nbytes)
@@ -565,4 +429,4 @@ def memory_lines(stage: str, memory: Mapping[str, Any]) -> list[str]:
         keys = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit", "largest_alloc_size")
         lines.append(", ".join(f"{key} {size_text(stats[key])}" for key in keys if key in stats))
     shapes = [(size_text(size), count, dtype, tuple(shape)) for size, count, dtype, shape in memory["shapes"]]
-    return [*lines, *_table("largest:", ("bytes", "arrays", "dtype", "shape"), shapes)]
+    return [*lines, *table("largest:", ("bytes", "arrays", "dtype", "shape"), shapes)]

@@ -21,7 +21,7 @@ from flax import struct
 from flax.core.scope import union_filters
 
 from linnaeus_jax.debugging.frame_table import VARIABLE, Call, Path, pack, pack_gradients, stacks_of
-from linnaeus_jax.debugging.frames import Frames, FrameSpec, by_rows, extremes, measure, over_axis
+from linnaeus_jax.debugging.frames import Frames, by_rows, concatenate, extremes, measure, merge, over_axis
 from linnaeus_jax.models.names import canonical_name
 
 #: variable collections of the recorder; `nn.scan` and `nn.vmap` must give them an axis, e.g. variable_axes={True: 0}
@@ -211,8 +211,10 @@ class FrameRecorder:
         frames = concatenate(frames, found.frames(grads))
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, gradients: bool = False) -> None:
+        """`gradients`: whether the training step records gradient frames, too."""
         self.model = model
+        self.gradients = gradients
 
     def apply(
         self,
@@ -262,9 +264,17 @@ class FrameRecorder:
 
         return jax.tree.map(lambda slot: jnp.zeros(slot.shape, slot.dtype), jax.eval_shape(made, variables, args))
 
-    def trace(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[FrameSpec, ...]:
-        """The table of frames, from one abstract trace; arguments as for `apply`, arrays or their shapes."""
-        return jax.eval_shape(lambda v, a: self.apply(v, *a, **kwargs)[1], variables, args).table
+    def with_gradients(self, frames: Frames, slot_grads: GradientSlots, param_grads: Any) -> Frames:
+        """The frames of a pass followed by those of its gradients."""
+        return concatenate(frames, slot_grads.frames(param_grads))
+
+    def merge(self, left: Frames, right: Frames) -> Frames:
+        """The frames of two micro-batches taken together."""
+        return merge(left, right)
+
+    def all_finite(self, frames: Frames) -> jax.Array:
+        """bool []: no NaN and no infinity in any row."""
+        return ~(frames.rows[:, 2:] > 0).any()
 
 
 def _has_gradient(value: Any) -> bool:

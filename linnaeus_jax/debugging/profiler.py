@@ -63,15 +63,15 @@ class StepProfiler:
       settings: the `debug.profiler` section: enabled, schedule, record_shapes, with_stack, device_memory.
       output_dir: gets `plugins/profile/cycle_0001/…`, made with the first trace, and `device_memory_cycle_0001.prof`.
       start_step: the global step of the first update of this process; names the cycles of a resumed run.
-      lead: whether this is process 0; the others do not profile.
+      is_coordinator: whether this is process 0; the others do not profile.
 
     Raises:
       ValueError: the schedule is wrong.
     """
 
-    def __init__(self, settings: Any, output_dir: Path, *, start_step: int = 0, lead: bool = True) -> None:
+    def __init__(self, settings: Any, output_dir: Path, *, start_step: int = 0, is_coordinator: bool = True) -> None:
         self.schedule = tuple(settings.schedule)
-        self.active = bool(settings.enabled) and lead
+        self.active = bool(settings.enabled) and is_coordinator
         self.output_dir = output_dir
         self.tracing = False
         self._suffix = f"_from_{start_step}" if start_step else ""

@@ -1,7 +1,7 @@
-"""Everything of a run that looks inside: flags, event log, overflow frames, crash bundle, profiler.
+"""The debugging of a run: flags, event log, overflow detector, crash bundle, profiler.
 
-The trainer calls one method at each point of a run where there may be something to see; with everything off, none of
-them does anything and nothing is traced into the step.
+The trainer calls one method at each point of a run that they report on; with everything off, none of them does anything
+and nothing is traced into the step.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.debugging import crash_bundle, nonfinite
 from linnaeus_jax.debugging.event_log import (
     DebugEventLog,
+    EventFacts,
     data_sanity_data,
     epoch_start_data,
     event_log_probes,
     fit_start_data,
     supersede,
 )
-from linnaeus_jax.debugging.flag_reports import FlagReports
+from linnaeus_jax.debugging.flag_reports import FlagReports, training_facts
 from linnaeus_jax.debugging.flags import DebugFlags
 from linnaeus_jax.debugging.frame_recorder import FrameRecorder
-from linnaeus_jax.debugging.frames import concatenate, merge
 from linnaeus_jax.debugging.overflow import OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.learning.optimizers import ParameterRow
+from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.objective import Recorder
 from linnaeus_jax.step.placement import fetch
@@ -45,65 +46,43 @@ from linnaeus_jax.step.program import Program
 log = logging.getLogger("linnaeus_jax")
 
 
-class StepRecorder(FrameRecorder):
-    """The frame recorder in the form that the objective uses."""
-
-    def __init__(self, model: nn.Module, *, gradients: bool) -> None:
-        super().__init__(model)
-        self.gradients = gradients
-
-    def with_gradients(self, frames: Any, found: Any, grads: Any) -> Any:
-        return concatenate(frames, found.frames(grads))
-
-    def merge(self, left: Any, right: Any) -> Any:
-        return merge(left, right)
-
-    def all_finite(self, frames: Any) -> jax.Array:
-        """bool []: no NaN and no infinity in any row."""
-        return ~(frames.rows[:, 2:] > 0).any()
-
-
 class DebugSession:
     """The debugging of one run; built before the program, because it decides what the step records."""
 
-    def __init__(self, config: ConfigDict, directory: RunDirectory, tasks: Sequence[str], *, lead: bool) -> None:
+    def __init__(
+        self, config: ConfigDict, directory: RunDirectory, tasks: Sequence[str], *, is_coordinator: bool
+    ) -> None:
         debug = config.debug
-        self.config, self.directory, self.tasks, self.lead = config, directory, tuple(tasks), lead
+        self.config, self.directory, self.is_coordinator = config, directory, is_coordinator
+        self.tasks = tuple(tasks)
         self.profiles = directory.resolve(debug.profiler.output_dir)
-        self.reports = FlagReports(
-            DebugFlags.from_config(debug, jax.process_index()),
-            tasks,
-            self.profiles,
-            phase1=config.train.phase1_mask_null_loss,
-        )
+        self.reports = FlagReports(config, DebugFlags.from_config(debug, jax.process_index()), tasks, self.profiles)
         self.event_log: DebugEventLog | None = None
-        self.profiler = StepProfiler(debug.profiler, self.profiles, lead=False)
+        self.facts = EventFacts(self.tasks)
+        self.profiler = StepProfiler(debug.profiler, self.profiles, is_coordinator=False)
         detector = debug.underflow_overflow
-        self.detecting = detector.enabled
+        self.detects_overflow = detector.enabled
         self.monitor = OverflowMonitor(
             detector.max_frames_to_save,
             detector.trace_batch_nums,
             detector.abort_after_batch_num,
             write=lambda text: log.warning("%s", text),
         )
-        self.bundle_wanted = debug.crash_bundle or self.detecting
-        self._rows: list[ParameterRow] = []
-        self._rate: Any = None
-        self._update_in_epoch: Any = None
-        self._first_update = 0
+        self.writes_bundle = debug.crash_bundle or self.detects_overflow
+        self._first_step = 0
 
-    # ---- what is traced into the step -------------------------------------------------------------------------
+    # ---- what is traced into the step
 
     @property
     def make_recorder(self) -> Callable[[nn.Module], Recorder] | None:
         """What records module calls; None unless the overflow detector is on."""
         gradients = self.config.debug.underflow_overflow.gradients
-        return functools.partial(StepRecorder, gradients=gradients) if self.detecting else None
+        return functools.partial(FrameRecorder, gradients=gradients) if self.detects_overflow else None
 
     @property
     def reads_every_update(self) -> bool:
         """Whether the host reads every update before it dispatches the next."""
-        return self.detecting or self.bundle_wanted
+        return self.detects_overflow or self.writes_bundle
 
     def probes(self) -> list[Probe]:
         """The measurements of plugins, of the event log and of the flags that look into the step.
@@ -113,13 +92,7 @@ class DebugSession:
         """
         probes = registered_probes(self.config.debug.get("probes", {}))
         if self.config.debug.jsonl.enabled:
-            probes += event_log_probes(
-                self.event,
-                rows=self._rows,
-                tasks=self.tasks,
-                learning_rate=lambda step: self._rate(step),
-                batch_index=lambda step: self._update_in_epoch(step),
-            )
+            probes += event_log_probes(self.event, self.facts)
         return probes + self.reports.probes()
 
     def event(self, event_type: str, step: int, epoch: int, data: Mapping[str, Any]) -> None:
@@ -127,65 +100,75 @@ class DebugSession:
         if self.event_log is not None:
             self.event_log.event(event_type, step, epoch, data)
 
-    # ---- points of a run ---------------------------------------------------------------------------------------
+    # ---- points of a run
 
-    def open(self, program: Program, facts: Mapping[str, Any], *, start: int, plans: Any) -> None:
-        """The run directory exists, the state is restored, update `start` comes next."""
-        debug, rates = self.config.debug, program.settings.learning_rates
-        self.follow(program, lambda update: plans.locate(update)[1])
-        self._first_update = start
-        self.profiler = StepProfiler(debug.profiler, self.profiles, start_step=start, lead=self.lead)
-        self.reports.opened(program, facts, start=start)
-        if self.lead and debug.jsonl.enabled:
-            folder = self.directory.resolve(debug.jsonl.dir)
-            supersede(folder, start, run=self.directory.root)
-            self.event_log = DebugEventLog(folder, int(time.time()), run=self.directory.root)
+    def open(
+        self,
+        program: Program,
+        dataset: Dataset,
+        resolved: ResolvedSchedule,
+        plans: PlanSequence,
+        *,
+        start: int,
+        pipeline: Mapping[str, Any],
+    ) -> None:
+        """The run directory exists, the state is restored, the next update is that of step `start`.
+
+        Args:
+          plans: for the place of a step in its epoch.
+          pipeline: how batches reach the step, name -> value.
+        """
+        self.describe(program, lambda step: plans.locate(step)[1])
+        self._first_step = start
+        profiler = self.config.debug.profiler
+        self.profiler = StepProfiler(profiler, self.profiles, start_step=start, is_coordinator=self.is_coordinator)
+        self.reports.opened(program, dataset, resolved, start=start, pipeline=pipeline)
+        if self.is_coordinator and self.config.debug.jsonl.enabled:
+            folder, run = self.directory.resolve(self.config.debug.jsonl.dir), self.directory.root
+            supersede(folder, start, run=run)
+            self.event_log = DebugEventLog(folder, int(time.time()), run=run)
             optimizer = self.config.optimizer
-            self.event(
-                "fit_start",
-                start,
-                plans.locate(start)[0] if start < plans.total else plans.epochs,
-                fit_start_data(
-                    program.settings.optimizer.rows,
-                    run=self.directory.root,
-                    total_examples=facts["total_examples"],
-                    training=facts["training"],
-                    optimizer={
-                        "name": optimizer.name,
-                        "lr": self._rate(start),
-                        "betas": list(optimizer.betas),
-                        "weight_decay": optimizer.weight_decay,
-                        "groups": sorted(rates),
-                    },
-                ),
+            data = fit_start_data(
+                self.facts.rows,
+                run=run,
+                total_examples=len(dataset.train),
+                training=training_facts(resolved),
+                optimizer={
+                    "name": optimizer.name,
+                    "lr": self.facts.learning_rate(start),
+                    "betas": list(optimizer.betas),
+                    "weight_decay": optimizer.weight_decay,
+                    "groups": sorted(program.settings.learning_rates),
+                },
             )
+            self.event("fit_start", start, plans.locate(start)[0] if start < plans.total else plans.epochs, data)
 
-    def follow(self, program: Program, update_in_epoch: Callable[[int], int]) -> None:
-        """Names and numbers that the event log shows of `program`; known only after the step was built."""
+    def describe(self, program: Program, batch_index: Callable[[int], int]) -> None:
+        """Sets the names and numbers that the event log shows of `program`."""
         rates = program.settings.learning_rates
-        self._rows[:] = program.settings.optimizer.rows
-        self._rate = lambda update: max(rate(update) for rate in rates.values())
-        self._update_in_epoch = update_in_epoch
+        self.facts.rows = program.settings.optimizer.rows
+        self.facts.learning_rate = lambda step: max(rate(step) for rate in rates.values())
+        self.facts.batch_index = batch_index
 
     def first_batch(self, program: Program, batch: Mapping[str, Any], dataset: Dataset) -> None:
         """The first batch of this process, before its update; the check covers it and the whole training split."""
-        if self._first_update == 0:
+        if self._first_step == 0:
             tables = [batch["label"].reshape(-1, len(self.tasks)), dataset.train.labels]
             extremes = np.stack([pick(axis=0) for table in tables for pick in (table.min, table.max)])
             self.event("data_sanity_check", 0, 0, data_sanity_data(extremes, dataset.num_classes))
-        self.reports.first_batch(program, batch, self._first_update)
+        self.reports.first_batch(program, batch, self._first_step)
 
-    def epoch_start(self, program: Program, update: int, epoch: int) -> None:
-        """Update `update` is the first of an epoch."""
-        rates = self._rates(program.settings.learning_rates, update)
+    def epoch_start(self, program: Program, step: int, epoch: int) -> None:
+        """`step` is the first of `epoch`."""
+        rates = {name: float(rate(step)) for name, rate in program.settings.learning_rates.items()}
         rows = program.settings.optimizer.rows
-        self.event("epoch_start", update, epoch, epoch_start_data(rows, rates, list(self.config.optimizer.betas)))
-        self.reports.debug.debug_line("training_loop", lambda: f"epoch {epoch} starts at update {update}")
+        self.event("epoch_start", step, epoch, epoch_start_data(rows, rates, list(self.config.optimizer.betas)))
+        self.reports.debug.debug_line("training_loop", lambda: f"epoch {epoch} starts at update {step}")
 
-    def around_update(self, update: int, variant: str) -> AbstractContextManager[Any]:
-        """The context in which update `update` is dispatched, as the `variant` of the step."""
-        self.reports.before_update(update, variant)
-        return self.profiler.before_step(update - self._first_update, update)
+    def around_update(self, step: int, step_name: str) -> AbstractContextManager[Any]:
+        """The context in which the compiled step `step_name` is dispatched."""
+        self.reports.before_update(step, step_name)
+        return self.profiler.before_step(step - self._first_step, step)
 
     @property
     def donates(self) -> bool:
@@ -194,25 +177,24 @@ class DebugSession:
         return not (debug.nans or debug.infs or nonfinite.kinds())
 
     def dispatch(
-        self, update: int, step: CompiledStep, state: Any, placed: Any, batch: Mapping[str, Any]
+        self, step: int, compiled: CompiledStep, state: Any, placed: Any, batch: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        """What update `update` makes of `state` and `placed`, which is `batch` on the devices.
+        """What `compiled` returns for `state` and `placed`, which is `batch` on the devices.
 
         Raises:
           InvalidOperation: under debug.nans or debug.infs, a result is bad.
         """
         if not nonfinite.kinds():
-            result: tuple[Any, Any] = step(state, placed)
+            result: tuple[Any, Any] = compiled(state, placed)
             return result
-        result, error = nonfinite.checked(update, step, state, placed)
-        if error is None:
-            return result
-        if self.bundle_wanted:
-            self._write_bundle(update, result[0], batch)
-        raise error
+        result, error = nonfinite.checked(step, compiled, state, placed)
+        if error is not None:
+            self._write_bundle(step, result[0], batch)
+            raise error
+        return result
 
-    def after_update(self, update: int, state: Any, outputs: Any, batch: Mapping[str, Any]) -> None:
-        """Update `update` was dispatched and gave `state`.
+    def after_update(self, step: int, state: Any, outputs: Any, batch: Mapping[str, Any]) -> None:
+        """The update of `step` was dispatched and gave `state`.
 
         Raises:
           OverflowDetected, BatchLimitReached: as the options of the detector ask for; a bundle has been written.
@@ -221,19 +203,18 @@ class DebugSession:
         if not self.reads_every_update:
             return
         finite, frames = fetch((outputs.finite, outputs.frames))
-        if not finite and self.bundle_wanted:
-            self._write_bundle(update, state, batch)
-        if self.detecting:
-            self.monitor.consume(update, frames)
+        if not finite:
+            self._write_bundle(step, state, batch)
+        if self.detects_overflow:
+            self.monitor.consume(step, frames)
 
     def saved(self, step: int, state: Any) -> None:
         """A checkpoint of `state` is being written; no event from before it may be lost to a kill after it."""
-        if self.event_log is not None:
-            self.event_log.flush()
+        self.epoch_end()
         self.reports.saved(step, state)
 
-    def boundary_served(self) -> None:
-        """An epoch boundary was served and everything of it written."""
+    def epoch_end(self) -> None:
+        """Everything of the end of an epoch is written."""
         if self.event_log is not None:
             self.event_log.flush()
 
@@ -243,17 +224,14 @@ class DebugSession:
         if self.event_log is not None:
             self.event_log.close()
 
-    def _write_bundle(self, update: int, state: Any, batch: Mapping[str, Any]) -> None:
-        path = crash_bundle.write(self.directory.root / "crash", self.config, update, state, batch)
+    def _write_bundle(self, step: int, state: Any, batch: Mapping[str, Any]) -> None:
+        """Writes the first bundle of this process, where bundles are wanted."""
+        if not self.writes_bundle:
+            return
+        self.writes_bundle = False
+        path = crash_bundle.write(self.directory.root / "crash", self.config, step, state, batch)
         log.warning(
             "update %d is not finite and was not applied; repeat it with: python -m linnaeus_jax.tools.replay %s",
-            update,
+            step,
             path,
         )
-        self.bundle_wanted = False  # the first one tells the story
-
-    # ---- helpers -----------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _rates(schedules: Mapping[str, Any], update: int) -> dict[str, float]:
-        return {name: float(schedule(update)) for name, schedule in schedules.items()}

@@ -111,7 +111,7 @@ def build_experiment(
         else:
             resolved, block = schedule, 1
         # ---- model, objective, optimizer
-        debug = DebugSession(config, directory, inputs.dataset.tasks, lead=jax.process_index() == 0)
+        debug = DebugSession(config, directory, inputs.dataset.tasks, is_coordinator=jax.process_index() == 0)
         program = build_program(
             config,
             inputs.dataset,

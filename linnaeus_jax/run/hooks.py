@@ -76,7 +76,7 @@ class EpochEndHooks:
     def write_row(self, row: dict[str, Any], due: Due, state: TrainState) -> None:
         progress = self.host.progress
         tracked = self.host.tracker.state_dict()
-        self.reports.boundary(progress.global_step, progress.current_epoch, due, row, tracked, state.params)
+        self.reports.epoch_end(progress.global_step, progress.current_epoch, due, row, tracked, state.params)
         if self.experiment.is_coordinator:
             if progress.global_step >= self.experiment.resolved.total_steps or progress.stop_reason is not None:
                 row |= self.host.recorder.logger.flush()
@@ -85,7 +85,7 @@ class EpochEndHooks:
 
     def finish(self) -> None:
         """Everything after the checkpoint is done: a restart from it need not rerun the end of this epoch."""
-        self.experiment.debug.boundary_served()
+        self.experiment.debug.epoch_end()
         if self.experiment.is_coordinator:
             self.checkpoints.finish_boundary(self.host.progress.global_step, self.host.to_json())
         if self.sync is not None:

@@ -217,7 +217,7 @@ def _optimizer_update(
     return Trainable(params, opt_state, ema), updates, clipped_norm
 
 
-def _scheduled(objective: Objective, step: jax.Array) -> dict[str, jax.Array]:
+def scheduled_probabilities(objective: Objective, step: jax.Array | int) -> dict[str, jax.Array]:
     """Scheduled probabilities of the step by name."""
     probabilities = objective.probabilities
     return {
@@ -254,7 +254,7 @@ def apply(
         updates = _optimizer_update(settings, old, state.step, sums.grads, rates)[1]
         return jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates)
 
-    scheduled, measured = _scheduled(objective, state.step), sums.measured
+    scheduled, measured = scheduled_probabilities(objective, state.step), sums.measured
     inputs = probes.ProbeInputs(
         step=state.step,
         params=state.params,

@@ -566,7 +566,9 @@ class Site:
 
     @functools.cached_property
     def session(self) -> DebugSession:
-        return DebugSession(self.config, RunDirectory(self.output_dir), self.config.data.task_keys_h5, lead=True)
+        return DebugSession(
+            self.config, RunDirectory(self.output_dir), self.config.data.task_keys_h5, is_coordinator=True
+        )
 
     def said(self) -> str:
         """What the flags say of a row of the training log with GradNorm values."""

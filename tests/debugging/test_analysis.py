@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from contextlib import closing
 
 import matplotlib.image
 import pytest
@@ -260,7 +261,7 @@ def test_an_odd_line_breaks_nothing(tmp_path, capsys, odd):
     assert analyze_debug_logs.main([str(path), "--json"]) == 0
     out = capsys.readouterr().out
     out.encode()  # can be printed anywhere
-    with DebugEventLog(tmp_path, 3) as log:
+    with closing(DebugEventLog(tmp_path, 3)) as log:
         log.event("fit_start", 0, 0, {})
     assert json.loads(log.summary_path.read_text())["malformed_lines"] == 1 - is_event
     supersede(tmp_path, 10_000)
@@ -424,7 +425,7 @@ def test_documented_python_runs_as_printed(fixtures, tmp_path):
 def test_documented_python_draws_a_log_with_losses_that_are_not_finite(tmp_path):
     """On an axis of numbers, with gaps: text would make it one of categories."""
     losses = [3.0, math.nan, 2.0, math.inf, 1.0]
-    with DebugEventLog(tmp_path, 1234567890) as log:
+    with closing(DebugEventLog(tmp_path, 1234567890)) as log:
         for step, loss in enumerate(losses):
             log.event("training_step", step, 0, {"loss": loss})
     code = DOCUMENTED.replace("plt.show()", "print(list(plt.gca().lines[0].get_ydata(orig=False)))")

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import pytest
 
 from linnaeus_jax.debugging import event_log as el
 from linnaeus_jax.debugging.analysis import analyse
-from linnaeus_jax.debugging.event_log import DebugEventLog, event_log_probes
+from linnaeus_jax.debugging.event_log import DebugEventLog, EventFacts, event_log_probes
 from linnaeus_jax.learning.optimizers import ParameterRow
 from linnaeus_jax.step.probes import ProbeInputs, due, measure
 
@@ -27,7 +28,7 @@ def lines(path):
 
 
 def test_strict_json_and_envelope(tmp_path):
-    with DebugEventLog(tmp_path / "deep" / "debug", 1700000000) as log:
+    with closing(DebugEventLog(tmp_path / "deep" / "debug", 1700000000)) as log:
         log.event("training_step", 3, 1, {"loss": float("nan"), "x": [float("inf"), -np.inf], "n": None, "s": "a"})
     assert log.path.name == "debug_log_1700000000.jsonl"
     text = log.path.read_text()
@@ -71,7 +72,7 @@ def test_an_exception_flushes(tmp_path):
     log = DebugEventLog(tmp_path, 1)
 
     def fail() -> None:
-        with log:
+        with closing(log):
             log.event("training_step", 0, 0, {})
             raise RuntimeError
 
@@ -82,7 +83,7 @@ def test_an_exception_flushes(tmp_path):
 
 def test_a_start_in_the_same_second_gets_its_own_file(tmp_path):
     for _ in range(2):
-        with DebugEventLog(tmp_path, 5) as log:
+        with closing(DebugEventLog(tmp_path, 5)) as log:
             log.event("fit_start", 0, 0, {})
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["debug_log_5.jsonl", "debug_log_6.jsonl"]
     assert json.loads(log.summary_path.read_text())["total_events"] == 2  # of the run, not of its last start
@@ -124,7 +125,7 @@ def test_resume_sets_rows_aside(tmp_path):
     assert el.supersede(tmp_path, 30) == 3  # updates 30 and 40, which are made again, and the rest of a line
     assert [row["step"] for row in lines(log.path)] == [0, 10, 20]
     assert len((tmp_path / "events.superseded.jsonl").read_text().splitlines()) == 3
-    with DebugEventLog(tmp_path, 2) as resumed:
+    with closing(DebugEventLog(tmp_path, 2)) as resumed:
         resumed.event("fit_start", 30, 1, {})
         for step in range(30, 60, 10):
             resumed.event("training_step", step, 1, {"loss": 0.5})
@@ -140,7 +141,7 @@ def test_runs_that_share_a_directory_keep_to_their_own(tmp_path):
     """What one run sets aside and sums up are its own logs."""
     shared, runs = tmp_path / "shared", [tmp_path / "one", tmp_path / "two"]
     for number, root in enumerate(runs):
-        with DebugEventLog(shared, 5, run=root) as log:
+        with closing(DebugEventLog(shared, 5, run=root)) as log:
             data = el.fit_start_data((), run=root, total_examples=1, training={}, optimizer={})
             log.event("fit_start", 0, 0, data)
             for step in (0, 10, 20)[: 2 + number]:
@@ -149,7 +150,7 @@ def test_runs_that_share_a_directory_keep_to_their_own(tmp_path):
     assert el.supersede(shared, 10, run=runs[0]) == 1
     assert [len(lines(shared / f"debug_log_{second}.jsonl")) for second in (5, 6)] == [2, 4]
     inside = runs[0] / "logs"
-    with DebugEventLog(inside, 1, run=runs[0]) as log:
+    with closing(DebugEventLog(inside, 1, run=runs[0])) as log:
         log.event("training_step", 30, 0, {})
     assert el.logs_of(runs[0], inside) == [log.path]
 
@@ -218,9 +219,8 @@ def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
 
 def run(log, given: ProbeInputs, epoch=2) -> list[dict]:
     """Measures in a compiled program, consumes on the host, as the trainer does."""
-    probes = event_log_probes(
-        log.event, rows=TRAINED, tasks=TASKS, learning_rate=lambda k: 1e-3, batch_index=lambda k: k % 40
-    )
+    facts = EventFacts(TASKS, TRAINED, learning_rate=lambda k: 1e-3, batch_index=lambda k: k % 40)
+    probes = event_log_probes(log.event, facts)
     found = jax.device_get(jax.jit(lambda x: measure(probes, x))(given))
     step = int(given.step)
     for probe in due(probes, step):
@@ -230,7 +230,7 @@ def run(log, given: ProbeInputs, epoch=2) -> list[dict]:
 
 
 def test_measurements(tmp_path):
-    with DebugEventLog(tmp_path, 1) as log:
+    with closing(DebugEventLog(tmp_path, 1)) as log:
         given = inputs(step=50)
         by_type = {row["event_type"]: row for row in run(log, given)}
     assert {row["step"] for row in by_type.values()} == {50}
@@ -261,7 +261,7 @@ def test_measurements(tmp_path):
 
 
 def test_step_0_has_no_parameter_updates_and_other_steps_nothing(tmp_path):
-    with DebugEventLog(tmp_path, 1) as log:
+    with closing(DebugEventLog(tmp_path, 1)) as log:
         assert {row["event_type"] for row in run(log, inputs(step=0))} == {"training_step", "gradient_stats"}
         assert len(run(log, inputs(step=7))) == 2
         assert len(run(log, inputs(step=10))) == 4
@@ -270,7 +270,7 @@ def test_step_0_has_no_parameter_updates_and_other_steps_nothing(tmp_path):
 def test_zero_and_non_finite(tmp_path):
     zero = {name: jnp.zeros((3, 4)) for name in NAMES}
     broken = {**zero, "b.bias": jnp.full((3, 4), jnp.nan)}
-    with DebugEventLog(tmp_path, 1) as log:
+    with closing(DebugEventLog(tmp_path, 1)) as log:
         rows = {row["event_type"]: row["data"] for row in run(log, inputs(step=50, grads=broken, updates=zero))}
     assert rows["param_updates"]["no_updates"] is True
     assert rows["param_updates"]["num_params_updated"] == 0
@@ -285,7 +285,7 @@ def test_zero_and_non_finite(tmp_path):
 def test_one_bad_entry_is_found(tmp_path, value):
     grads = {name: jnp.ones((3, 4)) for name in NAMES}
     grads["c.weight"] = grads["c.weight"].at[1, 2].set(value)
-    with DebugEventLog(tmp_path, 1) as log:
+    with closing(DebugEventLog(tmp_path, 1)) as log:
         rows = {row["event_type"]: row["data"] for row in run(log, inputs(step=0, grads=grads))}
     assert rows["gradient_stats"]["nonfinite_params"] == 1
     assert rows["gradient_stats"]["num_params_with_grad"] == 3
@@ -296,9 +296,9 @@ def test_sharded_rows_give_the_same(tmp_path):
     given = inputs(step=50)
     sharding = jax.sharding.NamedSharding(mesh, jax.P(None, "data"))
     rows = {name: jax.device_put(getattr(given, name), sharding) for name in ("null", "loss_mask", "batch")}
-    with DebugEventLog(tmp_path / "a", 1) as log:
+    with closing(DebugEventLog(tmp_path / "a", 1)) as log:
         plain = run(log, given)
-    with DebugEventLog(tmp_path / "b", 1) as log:
+    with closing(DebugEventLog(tmp_path / "b", 1)) as log:
         sharded = run(log, given.replace(**rows))
     for left, right in zip(plain, sharded, strict=True):
         assert left["data"] == right["data"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.defaults import debug
+from linnaeus_jax.debugging import due_reasons
 from linnaeus_jax.debugging import flags as f
 from linnaeus_jax.debugging.flags import FLAGS, DebugFlags
 from linnaeus_jax.learning.losses import make_criterion, task_loss_sums
@@ -215,7 +216,7 @@ def events(epoch: int, changes: Mapping[str, object] | None = None, **given: Any
     ends = schedule.totals.boundaries
     due = due_at_epoch_end(schedule, epoch, ends[epoch], ends[epoch - 1] if epoch else 0)
     options: dict[str, Any] = {"validation_rows": 8, "stopped": None, **given}
-    found = f.boundary_events(schedule, due, epoch, ends[epoch], **options)
+    found = due_reasons.epoch_end_events(schedule, due, epoch, ends[epoch], **options)
     return {name: (setting, "DUE" if is_due else "no", why) for name, setting, is_due, why in found}
 
 
@@ -260,13 +261,15 @@ def test_reasons_agree_with_what_fires(mode):
     for interval in intervals:
         for epoch in range(10):
             step, previous = 10 * (epoch + 1), 10 * epoch
-            why = f._interval_reason(interval, epoch, step, previous, mode)
+            why = due_reasons._interval_reason(interval, epoch, step, previous, mode)
             fires = interval_fires(interval, epoch, step, previous, mode)
             assert (" is a multiple" in why or "was passed" in why) == fires, (interval, epoch, why)
 
 
 def test_values_of_a_boundary_are_shown():
-    lines = f.scheduling_lines(40, 3, [("checkpoint", "every 4 epochs", True, "why")], {"learning rate of all": 1e-3})
+    lines = due_reasons.scheduling_lines(
+        40, 3, [("checkpoint", "every 4 epochs", True, "why")], {"learning rate of all": 1e-3}
+    )
     assert lines == [
         "after 40 updates, epoch 3:",
         "  event       setting         due  why",

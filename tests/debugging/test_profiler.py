@@ -94,7 +94,7 @@ def test_device_memory_profile_of_every_cycle(tmp_path):
 def test_disabled_writes_nothing(tmp_path):
     for profiler in (
         StepProfiler(settings(enabled=False), tmp_path / "a"),
-        StepProfiler(settings(), tmp_path / "a", lead=False),
+        StepProfiler(settings(), tmp_path / "a", is_coordinator=False),
     ):
         train(profiler, 6)
     assert not (tmp_path / "a").exists()

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 import pytest
 
-from linnaeus_jax.debugging.event_log import event_log_probes
-from linnaeus_jax.debugging.session import StepRecorder
+from linnaeus_jax.debugging.event_log import EventFacts, event_log_probes
+from linnaeus_jax.debugging.frame_recorder import FrameRecorder
 from linnaeus_jax.learning.optimizers import Optimizer, ParameterRow, join_frozen
 from linnaeus_jax.run.trainer import run
 from linnaeus_jax.step.train_step import grad_sums
@@ -64,9 +64,7 @@ class Events:
 
 
 def log_probes(events, rows):
-    return event_log_probes(
-        events.event, rows=rows, tasks=("a", "b", "c"), learning_rate=lambda _: 1.0, batch_index=lambda update: update
-    )
+    return event_log_probes(events.event, EventFacts(("a", "b", "c"), rows, learning_rate=lambda _: 1.0))
 
 
 def test_only_what_trains_counts(tmp_path):
@@ -196,7 +194,7 @@ def test_everything_frozen(tmp_path):
     config = toy.with_group(tiny_config(tmp_path, **overrides), toy.starting(""), frozen=True)
     events = Events()
     probes = log_probes(events, [])
-    record = functools.partial(StepRecorder, gradients=True)
+    record = functools.partial(FrameRecorder, gradients=True)
     program, inputs, placement = build(config, tmp_path, probes=probes, make_recorder=record)
     start = jax.device_get(jax.jit(program.initial_state)())
     after, outs = run_updates(program, inputs, placement, 2)
@@ -212,7 +210,7 @@ def test_everything_frozen(tmp_path):
 
 def test_gradient_frames_show_the_parameters_that_train(tmp_path):
     config = toy.with_group(tiny_config(tmp_path, **SGD), TRUNK, frozen=True)
-    record = functools.partial(StepRecorder, gradients=True)
+    record = functools.partial(FrameRecorder, gradients=True)
     program, inputs, _ = build(config, tmp_path, make_recorder=record)
     with inputs.train_loader(0, 1) as loader:
         batch = dict(next(loader)[1])
