@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from linnaeus_jax import registry
 from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.saved import flatten
 
@@ -92,6 +93,29 @@ def test_imports_go_to_the_rooms_that_are_allowed(file):
 def test_every_allowed_direction_is_used(room):
     used = {room_of(other) for file, others in IMPORTS.items() if room_of(file) == room for other in others}
     assert ROOMS[room] <= used, f"{room} does not import {ROOMS[room] - used}: take it out of the table"
+
+
+def build_rows(heading: str) -> list[list[str]]:
+    """Cells of the first table below a heading of BUILD.md, without its head."""
+    section = (ROOT / "BUILD.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    return [row for row in table if len(row) == len(table[0])]
+
+
+def test_build_md_has_the_rooms_and_their_directions():
+    rows = {row[0].strip("`"): set(row[2].replace("–", "").replace(",", "").split()) for row in build_rows("Rooms")}
+    assert rows == ROOMS
+
+
+def test_build_md_has_every_door_with_its_example():
+    rows = build_rows("How to extend")
+    examples = {row[-1].strip("`") for row in rows}
+    assert examples == {str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "extending").glob("*_example.py")}
+    assert len(rows) == len(registry.ALL)
+    for row in rows:
+        decorator = row[1].strip("`").split(".")[-1]
+        assert f"{decorator}(" in (ROOT / row[-1].strip("`")).read_text(), row[0]
 
 
 def test_no_circle_between_files():
