@@ -1,7 +1,7 @@
-"""The crash bundle: everything that one bad update was made of, so that it can be repeated elsewhere.
+"""The crash bundle: everything that one non-finite update was computed from, so that it can be repeated elsewhere.
 
 A directory with `bundle.json` (config, update, versions), `batch_<process>.npz` (what the loader delivered) and `state`
-(parameters, optimizer state and clock from before the update; the random keys follow from seed and step).
+(parameters, optimizer state and step from before the update; the random keys follow from seed and step).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ class BundleError(UserError):
     """A bundle that cannot be used; the message says which and why."""
 
 
-def write(folder: Path, config: ConfigDict, update: int, state: Any, batch: Mapping[str, Any]) -> Path:
-    """Writes the bundle of 0-based update `update`, which was skipped and left its parameters in `state`.
+def write(folder: Path, config: ConfigDict, step: int, state: Any, batch: Mapping[str, Any]) -> Path:
+    """Writes the bundle of the update of `step`, which was skipped and left its parameters in `state`.
 
     Every process takes part in saving the state; process 0 writes the rest, `bundle.json` last.
     """
-    path = (folder / f"update_{update}").resolve()
+    path = (folder / f"update_{step}").resolve()
     path.mkdir(parents=True, exist_ok=True)
     before = state.replace(step=state.step - 1, skipped=state.skipped - 1)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path / "state", before, force=True)
     np.savez(path / f"batch_{jax.process_index()}.npz", **batch)  # type: ignore[arg-type]
     if jax.process_index() == 0:
-        write_json(path / "bundle.json", {"update": update, "config": plain(config), "versions": versions.versions()})
+        write_json(path / "bundle.json", {"update": step, "config": plain(config), "versions": versions.versions()})
     return path
 
 
 def read_config(path: Path) -> tuple[ConfigDict, int]:
-    """Config and update of a bundle.
+    """Config and step of a bundle.
 
     Raises:
       BundleError: no complete bundle.

@@ -107,11 +107,11 @@ def changed_lines(title: str, before: Mapping[str, str], now: Mapping[str, str])
 
 def tracked_values(tracked: Mapping[str, Any]) -> dict[str, str]:
     """One text per metric and per other value of a `MetricsTracker.state_dict`."""
-    found = {}
+    texts = {}
     for name, metric in tracked["metrics"].items():
         best = f" (best {_short(metric['best'])} at epoch {metric['best_epoch']})"
-        found[name] = _short(metric["value"]) + ("" if metric["best_epoch"] is None else best)
-    return {**{name: _short(value) for name, value in tracked["latest"].items()}, **found}
+        texts[name] = _short(metric["value"]) + ("" if metric["best_epoch"] is None else best)
+    return {**{name: _short(value) for name, value in tracked["latest"].items()}, **texts}
 
 
 def dump_lines(title: str, state: Mapping[str, Any]) -> list[str]:
@@ -298,13 +298,15 @@ def null_input_lines(labels: np.ndarray, tasks: Sequence[str]) -> list[str]:
     return table(title, ("task", "lowest", "highest", "distinct", "nulls"), rows)
 
 
-def null_internal_lines(null: np.ndarray, keep: np.ndarray, tasks: Sequence[str]) -> list[str]:
-    """Null detection and mask, per task and for the first samples (sub INTERNAL); null, keep bool [N, T]."""
+def null_internal_lines(null: np.ndarray, loss_mask: np.ndarray, tasks: Sequence[str]) -> list[str]:
+    """Null detection and mask, per task and for the first samples (sub INTERNAL); null, loss_mask bool [N, T]."""
     lines = [
-        f"{task}: {int(null[:, t].sum())} null of {len(null)}, {int((null[:, t] & keep[:, t]).sum())} of them kept"
+        f"{task}: {int(null[:, t].sum())} null of {len(null)}, {int((null[:, t] & loss_mask[:, t]).sum())} of them kept"
         for t, task in enumerate(tasks)
     ]
-    marks = np.where(null, np.where(keep, "null kept", "null masked"), np.where(keep, "label", "PROBLEM: label masked"))
+    marks = np.where(
+        null, np.where(loss_mask, "null kept", "null masked"), np.where(loss_mask, "label", "PROBLEM: label masked")
+    )
     return [
         *lines,
         *table("first samples:", ("sample", *tasks), ((i, *row) for i, row in enumerate(marks[:_SAMPLES]))),
@@ -323,7 +325,7 @@ def null_summary_lines(
     """Totals per task, probability and suspected issues (sub SUMMARY of DEBUG.LOSS.NULL_MASKING).
 
     Args:
-      total, included: null labels seen, and kept in the loss, per task.
+      total, included: null labels, and those of them in the loss, per task.
       samples: rows that they are counted over.
       probability: scheduled share of null labels to keep.
       phase1: null labels never train.
@@ -361,8 +363,8 @@ def null_data_lines(shares: Mapping[str, float]) -> list[str]:
 def class_weight_lines(
     task: str,
     labels: np.ndarray,
-    others: np.ndarray,
-    shares: np.ndarray,
+    partner_labels: np.ndarray,
+    lam: np.ndarray,
     weights: np.ndarray,
     losses: np.ndarray,
     counted: np.ndarray,
@@ -371,8 +373,8 @@ def class_weight_lines(
     """Weights of the classes in a micro-batch and the loss before and after (for DEBUG.LOSS.CLASS_WEIGHTING).
 
     Args:
-      labels, others: int [B], of the rows and of their mixing partners.
-      shares: float [B], share of the own label.
+      labels, partner_labels: int [B], of the rows and of their mixing partners.
+      lam: float [B], weight of the row's label.
       weights: float [C].
       losses: float [B], without weights.
       counted: bool [B], the row counts in the task's loss: no padding, and no masked null.
@@ -380,7 +382,7 @@ def class_weight_lines(
     """
     present, counts = np.unique(labels[counted], return_counts=True)
     rows = [(int(c), int(n), float(weights[c])) for c, n in zip(present, counts, strict=True)]
-    factor = shares * weights[labels] + (1 - shares) * weights[others]
+    factor = lam * weights[labels] + (1 - lam) * weights[partner_labels]
     number = max(int(counted.sum()), 1)
     before, after = losses[counted].sum() / number, (losses * factor)[counted].sum() / number
     title = (

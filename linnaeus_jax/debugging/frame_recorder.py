@@ -91,8 +91,8 @@ class _Listener:
             if self._gradients is False:
                 module.sow(GRADIENTS, VARIABLE, tuple(watch.made))
         assert module.scope is not None  # bound while its method runs
-        own = self._declared.setdefault(module.path, {})
-        own.update((name, None) for name, kinds in module.scope.reservations.items() if "params" in kinds)
+        declared = self._declared.setdefault(module.path, {})
+        declared.update((name, None) for name, kinds in module.scope.reservations.items() if "params" in kinds)
         # `apply(method=...)` makes another method of the model the whole pass.
         whole = self._depth == 0 and method != "setup" and not any(path == () for path, _ in self.calls)
         if method == "__call__" or whole:
@@ -116,18 +116,18 @@ class _Listener:
         names = [name for name in self._declared[module.path] if module.has_variable("params", name)]
         labels = [canonical_name((name,)) for name in names]
         labels = labels if len(set(labels)) == len(names) else names
-        found = [
+        measured = [
             (label, measure(nn.meta.unbox(module.get_variable("params", name)), batched=False))
             for label, name in zip(labels, names)
         ]
-        found += [(label, measure(value, batched=True)) for label, value in _values(args, out)]
+        measured += [(label, measure(value, batched=True)) for label, value in _values(args, out)]
         index = len(module.get_variable(COLLECTION, VARIABLE, ()))
         # The scalar shows by its shape how many layers a scan stacks, also for a call without a measured row.
-        value = (jnp.zeros(()), tuple(row for _, row in found if not isinstance(row, str)))
+        value = (jnp.zeros(()), tuple(row for _, row in measured if not isinstance(row, str)))
         if not module.sow(COLLECTION, VARIABLE, value):
             raise ValueError(_held_back("frames", module, COLLECTION))
         # Scans trace their body more than once; the last trace counts.
-        rows = tuple((label, row if isinstance(row, str) else "") for label, row in found)
+        rows = tuple((label, row if isinstance(row, str) else "") for label, row in measured)
         parameters = tuple(zip(labels, names))
         self.calls.pop((module.path, index), None)
         self.calls[module.path, index] = Call(
@@ -207,8 +207,8 @@ class FrameRecorder:
             logits, frames = recorder.apply({"params": params}, images, slots=slots)
             return cross_entropy(logits), frames
 
-        (grads, found), frames = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, slots)
-        frames = concatenate(frames, found.frames(grads))
+        (grads, slot_grads), frames = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, slots)
+        frames = concatenate(frames, slot_grads.frames(grads))
     """
 
     def __init__(self, model: nn.Module, *, gradients: bool = False) -> None:

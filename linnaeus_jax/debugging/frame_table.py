@@ -67,17 +67,17 @@ def pack(calls: Mapping[tuple[Path, int], Call], sown: Mapping[str, Any]) -> Fra
     Raises:
       ValueError: a call was recorded without being traced in this pass.
     """
-    unseen = _paths(sown) - {call.path for call in calls.values()}
-    if unseen:
-        names = ", ".join(sorted(".".join(path) for path in unseen)[:3])
+    untraced = _paths(sown) - {call.path for call in calls.values()}
+    if untraced:
+        names = ", ".join(sorted(".".join(path) for path in untraced)[:3])
         raise ValueError(
             f"calls of {names} were compiled earlier by nn.jit inside the model, so that their frames cannot be named; "
             "build the model without nn.jit and compile the whole step with jax.jit"
         )
-    found = _Rows()
-    handles = {call: [found.add(row) for row in _sown(sown, call)[1]] for call in calls.values()}
+    rows_of_calls = _Rows()
+    handles = {call: [rows_of_calls.add(row) for row in _sown(sown, call)[1]] for call in calls.values()}
     stacks = stacks_of(calls.values(), sown)
-    rows, positions = found.finish()
+    rows, positions = rows_of_calls.finish()
 
     def spec(name: str, call: Call, layer: int) -> FrameSpec:
         measured = iter(handles[call])
@@ -97,14 +97,14 @@ def pack_gradients(
       stacks: layers of the scans around every module.
       param_grads: gradients like the parameters.
     """
-    found = _Rows()
+    rows_of_calls = _Rows()
     leaves = {
         tuple(key.key for key in path): leaf
         for path, leaf in jax.tree_util.tree_flatten_with_path(nn.meta.unbox(param_grads))[0]
     }
     dotted = {".".join(path): path for path in leaves}
     calls = sorted(calls, key=lambda call: -call.entered)
-    handles = {call: [found.add(slot) for slot in _sown(values, call)] for call in calls}
+    handles = {call: [rows_of_calls.add(slot) for slot in _sown(values, call)] for call in calls}
     shared: dict[tuple[Path, int], int] = {}  # a parameter's gradient is measured once
 
     def parameter(name: str, call: Call, tree_name: str, layer: int) -> int | None:
@@ -115,16 +115,16 @@ def pack_gradients(
             return None
         if (path, layer) not in shared:
             leaf = leaves[path].reshape(*stack, -1)
-            shared[path, layer] = found.add(extremes(leaf.reshape(-1, leaf.shape[-1])[layer][None]))
+            shared[path, layer] = rows_of_calls.add(extremes(leaf.reshape(-1, leaf.shape[-1])[layer][None]))
         return shared[path, layer]
 
     listed = []
     for name, call, layer in _listed(calls, stacks, backward=True):
-        own = ((label, parameter(name, call, tree_name, layer)) for label, tree_name in call.parameters)
-        rows = [(label, handle, 0) for label, handle in own if handle is not None]
+        of_parameters = ((label, parameter(name, call, tree_name, layer)) for label, tree_name in call.parameters)
+        rows = [(label, handle, 0) for label, handle in of_parameters if handle is not None]
         rows += [(label, handle, layer) for label, handle in zip(call.watched, handles[call], strict=True)]
         listed.append((name, call.class_name, rows))
-    packed, positions = found.finish()
+    packed, positions = rows_of_calls.finish()
     return Frames(
         packed,
         tuple(
@@ -137,8 +137,8 @@ def pack_gradients(
 
 def _paths(sown: Mapping[str, Any], path: Path = ()) -> set[Path]:
     """Paths of all modules that recorded a frame."""
-    found = {path} if VARIABLE in sown else set()
-    return found.union(*(_paths(child, (*path, name)) for name, child in sown.items() if name != VARIABLE))
+    here = {path} if VARIABLE in sown else set()
+    return here.union(*(_paths(child, (*path, name)) for name, child in sown.items() if name != VARIABLE))
 
 
 def _sown(collection: Mapping[str, Any], call: Call) -> Any:

@@ -147,10 +147,10 @@ def concatenate(a: Frames, b: Frames) -> Frames:
 
 
 def _require_single(*frames: Frames) -> None:
-    for found in frames:
-        if found.rows.ndim != 2 or len(found.rows) != found.count:
+    for each in frames:
+        if each.rows.ndim != 2 or len(each.rows) != each.count:
             raise ValueError(
-                f"frames with {found.count} rows hold the values {found.rows.shape} of several passes; call this "
+                f"frames with {each.count} rows hold the values {each.rows.shape} of several passes; call this "
                 "inside the vmap, scan or shard_map, on the frames of one pass"
             )
 

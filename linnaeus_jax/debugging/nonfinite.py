@@ -63,51 +63,51 @@ def switched_on(*, nans: bool, infs: bool) -> Iterator[None]:
         yield
 
 
-def checked(update: int, step: CompiledStep, state: Any, batch: Any) -> tuple[Any, InvalidOperation | None]:
-    """(what the step returns, what is wrong with it: an error to raise, or None).
+def checked(step: int, compiled: CompiledStep, state: Any, batch: Any) -> tuple[Any, InvalidOperation | None]:
+    """(what the compiled step returns, what is wrong with it: an error to raise, or None).
 
     Args:
-      update: the 0-based update that the step makes.
-      step: compiled without donation of the state.
+      step: that of the update.
+      compiled: without donation of the state.
     """
-    wanted = kinds()
+    searched = kinds()
     with jax.debug_nans(False), jax.debug_infs(False):
-        result = step(state, batch)
-        found = invalid(result, wanted)
-    if not found:
+        result = compiled(state, batch)
+        bad = invalid(result, searched)
+    if not bad:
         return result, None
     log.warning(
         "update %d: %s and %d other results are not finite; it is made again operation by operation, which is slow",
-        update,
-        found[0],
-        len(found) - 1,
+        step,
+        bad[0],
+        len(bad) - 1,
     )
-    given = invalid({"state": state, "batch": batch}, wanted)
-    error = locate(step.function, state, batch)
-    where = f"update {update}"
+    given = invalid({"state": state, "batch": batch}, searched)
+    error = locate(compiled.function, state, batch)
+    where = f"update {step}"
     if error is None:
         text = (
-            f"{where}: {', '.join(found[:3])} not finite, but no single operation is at fault when they run one by "
+            f"{where}: {', '.join(bad[:3])} not finite, but no single operation is at fault when they run one by "
             "one: the compiled step rounds differently; look for large values with --debug underflow_overflow"
         )
         return result, InvalidOperation(text)
     return result, explained(error, where, before=given)
 
 
-def invalid(tree: Any, wanted: tuple[str, ...]) -> list[str]:
-    """Names of the leaves of `tree` that hold what is looked for; waits for them."""
+def invalid(tree: Any, searched: tuple[str, ...]) -> list[str]:
+    """Names of the leaves of `tree` that hold a value of the `searched` kinds; waits for them."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     floats = [(path, x) for path, x in paths if jnp.issubdtype(x.dtype, jnp.inexact)]
     with jax.debug_nans(False), jax.debug_infs(False):
-        bad = fetch(_holds([x for _, x in floats], wanted)) if floats else ()
+        bad = fetch(_holds([x for _, x in floats], searched)) if floats else ()
     return [jax.tree_util.keystr(path) for (path, _), is_bad in zip(floats, np.asarray(bad), strict=True) if is_bad]
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _holds(leaves: list[jax.Array], wanted: tuple[str, ...]) -> jax.Array:
+def _holds(leaves: list[jax.Array], searched: tuple[str, ...]) -> jax.Array:
     """bool [leaves]."""
     tests = {"nan": jnp.isnan, "inf": jnp.isinf}
-    return jnp.stack([functools.reduce(jnp.logical_or, [tests[kind](x).any() for kind in wanted]) for x in leaves])
+    return jnp.stack([functools.reduce(jnp.logical_or, [tests[kind](x).any() for kind in searched]) for x in leaves])
 
 
 def locate(function: Callable[..., Any], *args: Any) -> FloatingPointError | None:
@@ -157,10 +157,10 @@ def explained(error: FloatingPointError, where: str, *, before: list[str] | None
 def _line(trace: TracebackType | None) -> str:
     """The innermost line that belongs to no library."""
     frames = traceback.extract_tb(trace)
-    own = [frame for frame in frames if not _of_library(frame.filename)] or list(frames)
-    if not own:
+    outside = [frame for frame in frames if not _of_library(frame.filename)] or list(frames)
+    if not outside:
         return "an unknown line"
-    frame = own[-1]
+    frame = outside[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}, `{frame.line}`"
 
 

@@ -82,10 +82,8 @@ class OverflowMonitor:
 
     Args:
       max_frames_to_save: frames that a report shows at most; they may reach back into earlier batches.
-      trace_batch_nums: batches whose frames are all printed.
+      trace_batch_nums: batches whose frames are all printed; with any, NaNs and infinities do not raise.
       abort_after_batch_num: the batch after which to stop; None never.
-      detect: whether NaNs and infinities raise. None: unless batches are traced. In a traced batch they raise after
-        the whole batch is printed.
       write: receives every piece of text; a line break belongs after each, as `print` does.
 
     Raises:
@@ -97,7 +95,6 @@ class OverflowMonitor:
         max_frames_to_save: int = 21,
         trace_batch_nums: Sequence[int] = (),
         abort_after_batch_num: int | None = None,
-        detect: bool | None = None,
         write: Writer = print,
     ) -> None:
         if max_frames_to_save < 1:
@@ -111,25 +108,25 @@ class OverflowMonitor:
         self.max_frames_to_save = max_frames_to_save
         self.trace_batch_nums = frozenset(trace_batch_nums)
         self.abort_after_batch_num = abort_after_batch_num
-        self.detect = not self.trace_batch_nums if detect is None else detect
         self._write = write
-        self._recent: deque[tuple[int, Frames | Sequence[Frame]]] = deque()  # formatted only if a report needs them
+        self._recent: deque[tuple[int, Frames]] = deque()  # formatted only if a report needs them
 
-    def consume(self, batch_number: int, frames: Frames | Sequence[Frame]) -> None:
+    def consume(self, batch_number: int, frames: Frames) -> None:
         """Looks at the frames of one batch, in order of their completion.
 
         Args:
           batch_number: counted from 0.
-          frames: the recorder's frames, fetched or not, or a list of host frames.
+          frames: fetched or not.
 
         Raises:
           OverflowDetected: a value is NaN or infinite; the report has been written.
           BatchLimitReached: this was the batch `abort_after_batch_num`.
         """
-        if not isinstance(frames, Frames):
-            self._examine(batch_number, frames)
-        elif batch_number in self.trace_batch_nums or (self.detect and frames.bad):
-            self._examine(batch_number, frames.listing())
+        if batch_number in self.trace_batch_nums:
+            for text in _frame_texts(batch_number, frames.listing()):
+                self._write(text)
+        elif not self.trace_batch_nums and frames.bad:
+            self._report(batch_number, frames.listing())
         self._remember(batch_number, frames)
         if self.abort_after_batch_num is not None and batch_number >= self.abort_after_batch_num:
             raise BatchLimitReached(
@@ -137,47 +134,39 @@ class OverflowMonitor:
                 f"`abort_after_batch_num={self.abort_after_batch_num}` arg"
             )
 
-    def _examine(self, batch_number: int, listing: Sequence[Frame]) -> None:
-        """Prints what a trace or the alarms ask for; raises where something was found."""
-        traced = batch_number in self.trace_batch_nums
-        bad = None
-        for i, frame in enumerate(listing):
-            if self.detect:
-                for row in frame.rows:
-                    for alarm in _alarms(row.label, row.has_nan, row.has_inf):
-                        self._write(alarm)
-            if traced:
-                self._write(frame_text(frame, batch_number if i == 0 else None))
-            if self.detect and frame.bad and bad is None:
-                bad = i
-                if not traced:
-                    break
-        if bad is not None:
-            self._remember(batch_number, listing[: bad + 1])
-            self._report(batch_number)
-            raise OverflowDetected(batch_number, listing[bad])
-
-    def _remember(self, batch_number: int, frames: Frames | Sequence[Frame]) -> None:
+    def _remember(self, batch_number: int, frames: Frames) -> None:
         """Keeps as many batches as a window of `max_frames_to_save` frames can touch."""
         self._recent.append((batch_number, frames))
-        sizes = [len(kept.table) if isinstance(kept, Frames) else len(kept) for _, kept in self._recent]
-        while sum(sizes) - sizes[0] >= self.max_frames_to_save:
+        while (
+            sum(len(kept.table) for _, kept in self._recent) - len(self._recent[0][1].table) >= self.max_frames_to_save
+        ):
             self._recent.popleft()
-            sizes.pop(0)
 
-    def _report(self, batch_number: int) -> None:
+    def _report(self, batch_number: int, listing: Sequence[Frame]) -> None:
+        """Writes the frames up to the first that is not finite, and raises."""
+        last = next(i for i, frame in enumerate(listing) if frame.bad)
+        for row in listing[last].rows:
+            for alarm in _alarms(row.label, row.has_nan, row.has_inf):
+                self._write(alarm)
         window: deque[str] = deque(maxlen=self.max_frames_to_save)
-        backward = False
-        for number, kept in self._recent:
-            listing = kept.listing() if isinstance(kept, Frames) else kept
-            backward |= any(frame.backward for frame in listing)
-            window.extend(frame_text(frame, number if i == 0 else None) for i, frame in enumerate(listing))
+        batches = [
+            *((number, frames.listing()) for number, frames in self._recent),
+            (batch_number, listing[: last + 1]),
+        ]
+        for number, frames in batches:
+            window.extend(_frame_texts(number, frames))
+        backward = any(frame.backward for _, frames in batches for frame in frames)
         self._recent.clear()
         self._write(f"\nDetected inf/nan during batch_number={batch_number}")
         self._write(f"Last {len(window)} forward {'and gradient ' if backward else ''}frames:")
         self._write(_COLUMNS)
         self._write("\n".join(window))
         self._write("\n\n")
+        raise OverflowDetected(batch_number, listing[last])
+
+
+def _frame_texts(batch_number: int, frames: Sequence[Frame]) -> list[str]:
+    return [frame_text(frame, batch_number if i == 0 else None) for i, frame in enumerate(frames)]
 
 
 class DebugUnderflowOverflow:
@@ -199,10 +188,9 @@ class DebugUnderflowOverflow:
         max_frames_to_save: int = 21,
         trace_batch_nums: Sequence[int] = (),
         abort_after_batch_num: int | None = None,
-        detect: bool | None = None,
         write: Writer = print,
     ) -> None:
-        self.monitor = OverflowMonitor(max_frames_to_save, trace_batch_nums, abort_after_batch_num, detect, write)
+        self.monitor = OverflowMonitor(max_frames_to_save, trace_batch_nums, abort_after_batch_num, write)
         self.batch_number = 0
         self._recorder = FrameRecorder(model)
 

@@ -36,10 +36,10 @@ def find_traces(path: Path) -> list[Path]:
     Raises:
       FileNotFoundError: there are none.
     """
-    found = [path] if path.is_file() else sorted(path.rglob("*.xplane.pb"))
-    if not found:
+    traces = [path] if path.is_file() else sorted(path.rglob("*.xplane.pb"))
+    if not traces:
         raise FileNotFoundError(f"{path} holds no *.xplane.pb; was debug.profiler.enabled on, and a cycle completed?")
-    return found
+    return traces
 
 
 def read_trace(path: Path) -> Trace:

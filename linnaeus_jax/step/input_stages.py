@@ -22,7 +22,7 @@ def stage_images(
       objective: what the run trains with.
       batch: arrays [A, B, ...] of one update.
       step: of the update.
-      count: images wanted, at most B.
+      count: how many images, at most B.
 
     Returns:
       (name -> float32 [count, H, W, 3] in [0, 1]; name -> count notes, for mixing and metadata).

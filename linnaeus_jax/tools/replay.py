@@ -42,7 +42,7 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     from linnaeus_jax.step.compilation import compile_step
     from linnaeus_jax.step.placement import fetch
 
-    config, update = crash_bundle.read_config(bundle)
+    config, step = crash_bundle.read_config(bundle)
     detector = config.debug.underflow_overflow
     detector.enabled, detector.max_frames_to_save = not debug_nans, frames
     detector.gradients |= gradients
@@ -50,27 +50,27 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     experiment = build_experiment(config, RunDirectory(bundle), write=False)
     state = crash_bundle.read_state(bundle, experiment.abstract_state)
     batch = experiment.placement.to_device(crash_bundle.read_batch(bundle), experiment.placement.update)
-    name = "gradnorm" if OpsSchedule(experiment.resolved).should_update_gradnorm(update) else "plain"
+    name = "gradnorm" if OpsSchedule(experiment.resolved).should_update_gradnorm(step) else "plain"
     if debug_nans:
         for kind in ("nan", "inf"):
             with nonfinite.switched_on(nans=kind == "nan", infs=kind == "inf"):
                 error = nonfinite.locate(experiment.program.train_step(name), state, batch)
                 given = nonfinite.invalid({"state": state, "batch": batch}, (kind,))
             if error is not None:
-                print(nonfinite.explained(error, f"update {update}", before=given))
+                print(nonfinite.explained(error, f"update {step}", before=given))
                 return 1
-        print(f"update {update}: every operation is finite")
+        print(f"update {step}: every operation is finite")
         return 0
-    step = compile_step(experiment.program.train_step(name), state, batch, experiment.placement, name)
-    _, outputs = step(state, batch)
-    found = fetch(outputs)
-    print(f"update {update}: loss {float(found.loss):g}, gradient norm {float(found.grad_norm):g}")
+    compiled = compile_step(experiment.program.train_step(name), state, batch, experiment.placement, name)
+    _, outputs = compiled(state, batch)
+    outputs = fetch(outputs)
+    print(f"update {step}: loss {float(outputs.loss):g}, gradient norm {float(outputs.grad_norm):g}")
     try:
-        experiment.debug.monitor.consume(update, found.frames)
+        experiment.debug.monitor.consume(step, outputs.frames)
     except OverflowDetected as error:
         print(f"first frame that is not finite: {error.frame.name or '(the model)'} {error.frame.class_name}")
         return 1
-    if not found.finite:
+    if not outputs.finite:
         hint = "the loss is where it breaks" if detector.gradients else "the loss or the gradient is; try --gradients"
         print(f"every module call is finite: {hint} or --debug-nans")
         return 1
