@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import architecture
 from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.debugging import due_reasons, flags
 from linnaeus_jax.debugging.flags import DebugFlags
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -33,6 +35,40 @@ from linnaeus_jax.step.train_step import scheduled_probabilities
 SHOWN_IMAGES = 16
 #: flags whose numbers are measured inside the step
 LOOKING_INSIDE = ("loss.null_masking", "loss.class_weighting", "loss.taxonomy_smoothing")
+
+
+@dataclass(frozen=True, eq=False)
+class RunFacts:
+    """The parts of a run that its debugging describes.
+
+    Attributes:
+      plans: for the place of a step in its epoch.
+      pipeline: how batches reach the step, name -> value.
+      start: step of the next update.
+    """
+
+    program: Program
+    dataset: Dataset
+    resolved: ResolvedSchedule
+    plans: PlanSequence
+    pipeline: Mapping[str, Any]
+    start: int
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Sizes of the training."""
+        totals = self.resolved.totals
+        return {
+            "epochs": totals.epochs,
+            "steps_per_epoch": totals.steps_per_epoch[0],
+            "total_steps": totals.total_steps,
+            "batch_size": totals.batch_size,
+            "accumulation": totals.accumulation_steps,
+        }
+
+    def learning_rates(self, step: int) -> dict[str, float]:
+        """Group -> rate of `step`."""
+        return {group: float(rate(step)) for group, rate in self.program.settings.learning_rates.items()}
 
 
 class FlagReports:
@@ -58,54 +94,34 @@ class FlagReports:
 
     # ---- start of a run
 
-    def opened(
-        self,
-        program: Program,
-        dataset: Dataset,
-        resolved: ResolvedSchedule,
-        *,
-        start: int,
-        pipeline: Mapping[str, Any],
-    ) -> None:
-        """The next update is that of step `start`; `pipeline` says how batches reach the step."""
+    def opened(self, facts: RunFacts) -> None:
+        """The next update is that of step `facts.start`."""
         line = self.debug.debug_line
-        self._program, self._resolved, self._validation_rows = program, resolved, len(dataset.val)
+        self._facts, program = facts, facts.program
         self._class_weights = program.objective.class_weights or {}
-        optimizer, rates = program.settings.optimizer, program.settings.learning_rates
-        nulls = {task: percent / 100 for task, percent in dataset.task_nulls_density["train"].items()}
+        optimizer, rates = program.settings.optimizer, facts.learning_rates(facts.start)
+        nulls = {task: percent / 100 for task, percent in facts.dataset.task_nulls_density["train"].items()}
         line("distributed", lambda: flags.fact_lines("processes and devices", flags.distributed_facts()))
         line("model_build", lambda: flags.model_lines(architecture(self.config), program.parameters))
-        line(
-            "optimizer",
-            lambda: flags.optimizer_lines(
-                optimizer.rows, {name: float(rate(start)) for name, rate in rates.items()}, optimizer.overlaps
-            ),
-        )
-        line("dataloader", lambda: flags.fact_lines("input pipeline", pipeline))
-        line("scheduling", lambda: schedule_summary(resolved))
+        line("optimizer", lambda: flags.optimizer_lines(optimizer.rows, rates, optimizer.overlaps))
+        line("dataloader", lambda: flags.fact_lines("input pipeline", facts.pipeline))
+        line("scheduling", lambda: schedule_summary(facts.resolved))
         line("loss.null_masking", lambda: flags.null_data_lines(nulls), "SUMMARY")
-        line("training_loop", lambda: flags.fact_lines("training loop", self._loop_facts(start)))
-        line("verbose_debug", lambda: flags.dump_lines("losses", self._loss_facts()))
+        line("training_loop", lambda: flags.fact_lines("training loop", self._loop_facts(facts)))
+        line("verbose_debug", lambda: flags.dump_lines("losses", _loss_facts(program)))
         if self.debug.on("loss.taxonomy_smoothing"):
-            for lines in _taxonomy_lines(program, dataset):
+            for lines in _taxonomy_lines(program, facts.dataset):
                 line("loss.taxonomy_smoothing", lines)
 
-    def _loop_facts(self, start: int) -> dict[str, Any]:
+    def _loop_facts(self, facts: RunFacts) -> dict[str, Any]:
         remat = self.config.train.gradient_checkpointing
         return {
-            "next update": start,
-            **training_facts(self._resolved),
+            "next update": facts.start,
+            **facts.training,
             "gradient checkpointing": f"normal steps {remat.enabled_normal_steps}, "
             f"GradNorm steps {remat.enabled_gradnorm_steps}",
-            "GradNorm": self._resolved.gradnorm,
-            "compute dtype": np.dtype(self._program.model.dtype).name,
-        }
-
-    def _loss_facts(self) -> dict[str, Any]:
-        objective = self._program.objective
-        return {
-            task: {"criterion": criterion.name, "class weights": objective.class_weights is not None}
-            for task, criterion in objective.criteria.items()
+            "GradNorm": facts.resolved.gradnorm,
+            "compute dtype": np.dtype(facts.program.model.dtype).name,
         }
 
     def restoring(self, source: str, saved: Mapping[str, Any], needed: Mapping[str, Any]) -> None:
@@ -119,8 +135,9 @@ class FlagReports:
             if "gradnorm" in steps:
                 self.debug.debug_line("loss.gradnorm_memory", functools.partial(_compiled_lines, step))
 
-    def first_batch(self, program: Program, batch: Mapping[str, Any], step: int) -> None:
+    def first_batch(self, batch: Mapping[str, Any]) -> None:
         """The first batch of this process, before its update; leading [A, B]."""
+        program, step = self._facts.program, self._facts.start
         self.debug.debug_line("dataloader", lambda: flags.fact_lines("first batch", dict(batch)))
         self.debug.debug_line("augmentation", lambda: _augmentation_lines(program, batch, step))
 
@@ -211,16 +228,15 @@ class FlagReports:
         )
 
     def _scheduling(self, step: int, epoch: int, due: Any, stopped: str | None) -> list[str]:
-        program, mixing, totals = self._program, self._resolved.mixing, self._resolved.totals
-        events = due_reasons.epoch_end_events(
-            self._resolved, due, epoch, step, validation_rows=self._validation_rows, stopped=stopped
-        )
-        rates = {f"learning rate of {group}": rate for group, rate in program.settings.learning_rates.items()}
-        probabilities = scheduled_probabilities(program.objective, step - 1)
+        facts = self._facts
+        totals, levels = facts.resolved.totals, facts.resolved.mixing.level_of_epoch
+        rows = len(facts.dataset.val)
+        events = due_reasons.epoch_end_events(facts.resolved, due, epoch, step, validation_rows=rows, stopped=stopped)
+        probabilities = scheduled_probabilities(facts.program.objective, step - 1)
         values = {
-            **{name: float(rate(step - 1)) for name, rate in rates.items()},
+            **{f"learning rate of {group}": rate for group, rate in facts.learning_rates(step - 1).items()},
             **{name: float(probability) for name, probability in probabilities.items()},
-            "mixing groups": mixing.level_of_epoch[min(int(totals.epoch_at(step - 1)), totals.epochs - 1)],
+            "mixing groups": levels[min(int(totals.epoch_at(step - 1)), totals.epochs - 1)],
         }
         return due_reasons.scheduling_lines(step, epoch, events, values)
 
@@ -266,16 +282,10 @@ class FlagReports:
         )
 
 
-def training_facts(resolved: ResolvedSchedule) -> dict[str, Any]:
-    """Sizes of a training run."""
-    totals = resolved.totals
-    return {
-        "epochs": totals.epochs,
-        "steps_per_epoch": totals.steps_per_epoch[0],
-        "total_steps": totals.total_steps,
-        "batch_size": totals.batch_size,
-        "accumulation": totals.accumulation_steps,
-    }
+def _loss_facts(program: Program) -> dict[str, Any]:
+    weighted = program.objective.class_weights is not None
+    criteria = program.objective.criteria.items()
+    return {task: {"criterion": criterion.name, "class weights": weighted} for task, criterion in criteria}
 
 
 def _taxonomy_lines(program: Program, dataset: Dataset) -> Iterator[list[str]]:

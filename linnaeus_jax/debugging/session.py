@@ -18,8 +18,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from linnaeus_jax.data.dataset import Dataset
-from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.debugging import crash_bundle, nonfinite
 from linnaeus_jax.debugging.event_log import (
     DebugEventLog,
@@ -30,13 +28,12 @@ from linnaeus_jax.debugging.event_log import (
     fit_start_data,
     supersede,
 )
-from linnaeus_jax.debugging.flag_reports import FlagReports, training_facts
+from linnaeus_jax.debugging.flag_reports import FlagReports, RunFacts
 from linnaeus_jax.debugging.flags import DebugFlags
 from linnaeus_jax.debugging.frame_recorder import FrameRecorder
 from linnaeus_jax.debugging.overflow import OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.objective import Recorder
 from linnaeus_jax.step.placement import fetch
@@ -58,7 +55,7 @@ class DebugSession:
         self.profiles = directory.resolve(debug.profiler.output_dir)
         self.reports = FlagReports(config, DebugFlags.from_config(debug, jax.process_index()), tasks, self.profiles)
         self.event_log: DebugEventLog | None = None
-        self.facts = EventFacts(self.tasks)
+        self.event_facts = EventFacts(self.tasks)
         self.profiler = StepProfiler(debug.profiler, self.profiles, is_coordinator=False)
         detector = debug.underflow_overflow
         self.detects_overflow = detector.enabled
@@ -69,7 +66,6 @@ class DebugSession:
             write=lambda text: log.warning("%s", text),
         )
         self.writes_bundle = debug.crash_bundle or self.detects_overflow
-        self._first_step = 0
 
     # ---- what is traced into the step
 
@@ -92,7 +88,7 @@ class DebugSession:
         """
         probes = registered_probes(self.config.debug.get("probes", {}))
         if self.config.debug.jsonl.enabled:
-            probes += event_log_probes(self.event, self.facts)
+            probes += event_log_probes(self.event, self.event_facts)
         return probes + self.reports.probes()
 
     def event(self, event_type: str, step: int, epoch: int, data: Mapping[str, Any]) -> None:
@@ -102,73 +98,60 @@ class DebugSession:
 
     # ---- points of a run
 
-    def open(
-        self,
-        program: Program,
-        dataset: Dataset,
-        resolved: ResolvedSchedule,
-        plans: PlanSequence,
-        *,
-        start: int,
-        pipeline: Mapping[str, Any],
-    ) -> None:
-        """The run directory exists, the state is restored, the next update is that of step `start`.
-
-        Args:
-          plans: for the place of a step in its epoch.
-          pipeline: how batches reach the step, name -> value.
-        """
-        self.describe(program, lambda step: plans.locate(step)[1])
-        self._first_step = start
+    def open(self, facts: RunFacts) -> None:
+        """The run directory exists, the state is restored, the next update is that of step `facts.start`."""
+        self.describe(facts.program, lambda step: facts.plans.locate(step)[1])
+        self._facts, start = facts, facts.start
         profiler = self.config.debug.profiler
         self.profiler = StepProfiler(profiler, self.profiles, start_step=start, is_coordinator=self.is_coordinator)
-        self.reports.opened(program, dataset, resolved, start=start, pipeline=pipeline)
+        self.reports.opened(facts)
         if self.is_coordinator and self.config.debug.jsonl.enabled:
             folder, run = self.directory.resolve(self.config.debug.jsonl.dir), self.directory.root
             supersede(folder, start, run=run)
             self.event_log = DebugEventLog(folder, int(time.time()), run=run)
             optimizer = self.config.optimizer
             data = fit_start_data(
-                self.facts.rows,
+                facts.program.settings.optimizer.rows,
                 run=run,
-                total_examples=len(dataset.train),
-                training=training_facts(resolved),
+                total_examples=len(facts.dataset.train),
+                training=facts.training,
                 optimizer={
                     "name": optimizer.name,
-                    "lr": self.facts.learning_rate(start),
+                    "lr": self.event_facts.learning_rate(start),
                     "betas": list(optimizer.betas),
                     "weight_decay": optimizer.weight_decay,
-                    "groups": sorted(program.settings.learning_rates),
+                    "groups": sorted(facts.program.settings.learning_rates),
                 },
             )
-            self.event("fit_start", start, plans.locate(start)[0] if start < plans.total else plans.epochs, data)
+            epoch = facts.plans.locate(start)[0] if start < facts.plans.total else facts.plans.epochs
+            self.event("fit_start", start, epoch, data)
 
     def describe(self, program: Program, batch_index: Callable[[int], int]) -> None:
         """Sets the names and numbers that the event log shows of `program`."""
         rates = program.settings.learning_rates
-        self.facts.rows = program.settings.optimizer.rows
-        self.facts.learning_rate = lambda step: max(rate(step) for rate in rates.values())
-        self.facts.batch_index = batch_index
+        self.event_facts.rows = program.settings.optimizer.rows
+        self.event_facts.learning_rate = lambda step: max(rate(step) for rate in rates.values())
+        self.event_facts.batch_index = batch_index
 
-    def first_batch(self, program: Program, batch: Mapping[str, Any], dataset: Dataset) -> None:
+    def first_batch(self, batch: Mapping[str, Any]) -> None:
         """The first batch of this process, before its update; the check covers it and the whole training split."""
-        if self._first_step == 0:
+        if self._facts.start == 0:
+            dataset = self._facts.dataset
             tables = [batch["label"].reshape(-1, len(self.tasks)), dataset.train.labels]
             extremes = np.stack([pick(axis=0) for table in tables for pick in (table.min, table.max)])
             self.event("data_sanity_check", 0, 0, data_sanity_data(extremes, dataset.num_classes))
-        self.reports.first_batch(program, batch, self._first_step)
+        self.reports.first_batch(batch)
 
-    def epoch_start(self, program: Program, step: int, epoch: int) -> None:
+    def epoch_start(self, step: int, epoch: int) -> None:
         """`step` is the first of `epoch`."""
-        rates = {name: float(rate(step)) for name, rate in program.settings.learning_rates.items()}
-        rows = program.settings.optimizer.rows
-        self.event("epoch_start", step, epoch, epoch_start_data(rows, rates, list(self.config.optimizer.betas)))
+        rates, betas = self._facts.learning_rates(step), list(self.config.optimizer.betas)
+        self.event("epoch_start", step, epoch, epoch_start_data(self.event_facts.rows, rates, betas))
         self.reports.debug.debug_line("training_loop", lambda: f"epoch {epoch} starts at update {step}")
 
     def around_update(self, step: int, step_name: str) -> AbstractContextManager[Any]:
         """The context in which the compiled step `step_name` is dispatched."""
         self.reports.before_update(step, step_name)
-        return self.profiler.before_step(step - self._first_step, step)
+        return self.profiler.before_step(step - self._facts.start, step)
 
     @property
     def donates(self) -> bool:

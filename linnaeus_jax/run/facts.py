@@ -1,16 +1,15 @@
-"""How batches reach the step, as the debug flag `dataloader` shows it at the start of a run."""
+"""What the debug flags and the event log say of a run at its start."""
 
 from __future__ import annotations
 
-from typing import Any
+from linnaeus_jax.debugging.flag_reports import RunFacts
+from linnaeus_jax.run.experiment import Experiment
 
-from linnaeus_jax.run.inputs import Inputs
 
-
-def pipeline_facts(inputs: Inputs) -> dict[str, Any]:
-    """Name -> value."""
-    reading = inputs.reading
-    return {
+def run_facts(experiment: Experiment, start: int) -> RunFacts:
+    """Facts of a run whose next update is that of step `start`."""
+    inputs, reading = experiment.inputs, experiment.inputs.reading
+    pipeline = {
         "train rows": len(inputs.dataset.train),
         "validation rows": len(inputs.dataset.val),
         "images": type(inputs.images["train"]).__name__,
@@ -20,3 +19,4 @@ def pipeline_facts(inputs: Inputs) -> dict[str, Any]:
         "decoding threads": reading.io_threads,
         "updates in flight": reading.buffer,
     }
+    return RunFacts(experiment.program, inputs.dataset, experiment.resolved, inputs.plans, pipeline, start)

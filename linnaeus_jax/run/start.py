@@ -19,7 +19,7 @@ from linnaeus_jax.reporting.run_record import PLUGIN_METRICS_FILE
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.reporting.wandb_sink import new_run_id
 from linnaeus_jax.run.experiment import Experiment
-from linnaeus_jax.run.facts import pipeline_facts
+from linnaeus_jax.run.facts import run_facts
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.schedules.summary import schedule_summary, write_summary
@@ -35,19 +35,9 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
       ConfigError: a sink that is asked for needs a package that is not installed.
     """
     config, directory, inputs = experiment.config, experiment.directory, experiment.inputs
-
-    def open_debugging() -> None:
-        experiment.debug.open(
-            experiment.program,
-            inputs.dataset,
-            experiment.resolved,
-            inputs.plans,
-            start=resumed_step or 0,
-            pipeline=pipeline_facts(inputs),
-        )
-
+    facts = run_facts(experiment, start=resumed_step or 0)
     if not experiment.is_coordinator:
-        open_debugging()
+        experiment.debug.open(facts)
         return Sinks(None)
     write_json(directory.config_json, plain(config))
     write_json(directory.assets / "versions.json", versions.versions())
@@ -67,7 +57,7 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
     _keep_run_id(experiment, host)
     if sync is not None:
         sync.claim()
-    open_debugging()
+    experiment.debug.open(facts)
     return open_sinks(
         MetricsLog(directory.metrics_log),
         config.experiment,

@@ -132,9 +132,9 @@ def train(
         fresh_interval = compiled_interval(experiment)
         fresh_interval()  # loaded before the clock starts
         debug.reports.compiled(steps)
-        debug.first_batch(program, batch, experiment.inputs.dataset)
+        debug.first_batch(batch)
         if progress.enter_epoch(plans.locate(step)[0]):
-            debug.epoch_start(program, step, progress.current_epoch)
+            debug.epoch_start(step, progress.current_epoch)
 
         # ---- updates
         epoch_started = time.perf_counter()
@@ -166,7 +166,7 @@ def train(
                 if epoch_end.run(state, train_seconds=time.perf_counter() - epoch_started):
                     return
                 progress.start_training_epoch(epoch + 1)
-                debug.epoch_start(program, completed, epoch + 1)
+                debug.epoch_start(completed, epoch + 1)
                 epoch_started = time.perf_counter()
                 loader.interval()  # nor does the validation
 
