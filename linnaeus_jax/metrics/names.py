@@ -96,7 +96,8 @@ def update_row(values: Mapping[str, float], task_losses: Mapping[str, float]) ->
         if name in values:
             row[f"train/{name}_pct"] = row[f"core/train_{CORE[name]}_pct"] = 100 * values[name]
     row |= {f"train/loss/{task}": float(x) for task, x in task_losses.items()}
-    return row | loss_components(values["loss"], task_losses)
+    row["loss/total/value"] = float(values["loss"])
+    return row | {f"loss/tasks/{task}": float(x) for task, x in task_losses.items()}
 
 
 def learning_rates(rates: Mapping[str, float]) -> Row:
@@ -105,11 +106,11 @@ def learning_rates(rates: Mapping[str, float]) -> Row:
     return {"train/lr": max(row.values())} | row if row else row
 
 
-def schedule_values(values: Mapping[str, float], mixup_group: str | None = None) -> Row:
+def schedule_values(values: Mapping[str, float], mixup_group: str) -> Row:
     """Probabilities such as `meta_mask_prob`, also in percent, and the rank whose groups are mixed."""
     row: Row = {f"schedule/{name}": float(value) for name, value in values.items()}
     row |= {f"{name}_pct": 100 * value for name, value in row.items()}
-    return row if mixup_group is None else row | {"schedule/mixup_group_str": mixup_group}
+    return row | {"schedule/mixup_group_str": mixup_group}
 
 
 def null_masking(total: int, included: int, probability: float | None = None, phase1: bool | None = None) -> Row:
@@ -135,11 +136,6 @@ def gradnorm(values: Mapping[str, Any], tasks: Sequence[str]) -> Row:
             row |= {f"gradnorm/{name}/{task}": float(x) for task, x in zip(tasks, value, strict=True)}
     weights = zip(tasks, values.get("weight", ()), strict=False)
     return row | {f"task_weights/task_{task}": float(x) for task, x in weights}
-
-
-def loss_components(total: float, task_losses: Mapping[str, float]) -> Row:
-    """The weighted total and its unweighted parts."""
-    return {"loss/total/value": float(total)} | {f"loss/tasks/{task}": float(x) for task, x in task_losses.items()}
 
 
 def actual_valid_pct(components: Sequence[str], valid: Sequence[int] | np.ndarray, count: int, phase: str) -> Row:

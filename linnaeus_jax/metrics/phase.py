@@ -6,6 +6,7 @@ A phase state is a flat dict of device arrays that merge by addition. Counts are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +35,8 @@ def empty_sums(tasks: Sequence[str], extras: PhaseExtras = NO_EXTRAS) -> Sums:
     } | extras.zeros(tasks)
 
 
-def add(left: Sums, right: Sums) -> Sums:
-    """The sums of the rows of both."""
+def add(left: Any, right: Any) -> Any:
+    """The sums of the rows of both, two trees of one structure."""
     return jax.tree.map(jnp.add, left, right)
 
 

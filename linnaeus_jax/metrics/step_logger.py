@@ -71,7 +71,7 @@ class StepMetricsLogger:
         self.tasks, self.components, self.extras = tuple(tasks), tuple(components), extras
         self.intervals = dict(intervals)
         self.windows: dict[str, dict[str, Any]] = {name: {} for name in WINDOWS}
-        self._last_eta: float | None = None
+        self._last_eta = math.inf
 
     def due(self, step: int) -> frozenset[str]:
         """Streams that log after `step` completed updates."""
@@ -122,11 +122,11 @@ class StepMetricsLogger:
         loss: float,
         task_losses: Sequence[float],
         learning_rates: Mapping[str, float],
-        schedule: Mapping[str, float] | None = None,
-        gradnorm: Mapping[str, Any] | None = None,
-        mixup_group: str | None = None,
-        seconds_left: float | None = None,
-        now: float | None = None,
+        schedule: Mapping[str, float],
+        gradnorm: Mapping[str, Any],
+        mixup_group: str,
+        seconds_left: float,
+        now: float,
     ) -> names.Row:
         """The row of a log point, after `add`.
 
@@ -142,18 +142,16 @@ class StepMetricsLogger:
         row["core/global_step"] = step
         rates = names.learning_rates(learning_rates)
         row |= rates if "lr" in streams else {name: rates[name] for name in rates if name == "train/lr"}
-        row |= names.schedule_values(schedule or {}, mixup_group)
+        row |= names.schedule_values(schedule, mixup_group)
         count = int(current["sums"]["count"])
         row |= names.actual_valid_pct(self.components, current["meta_valid"], count, "train")
         row |= names.null_masking(int(np.sum(current["null_total"])), int(np.sum(current["null_included"])))
-        row |= names.gradnorm(gradnorm or {}, self.tasks)
+        row |= names.gradnorm(gradnorm, self.tasks)
         if "wandb" in streams:
             row |= self.flush()
-            if seconds_left is not None and now is not None:
-                self._last_eta = now if self._last_eta is None else self._last_eta
-                if now - self._last_eta > ETA_EVERY:
-                    self._last_eta = now
-                    row["train/eta_sec"] = seconds_left
+            if now - self._last_eta > ETA_EVERY:
+                self._last_eta = now
+                row["train/eta_sec"] = seconds_left
         return row
 
     def start_clock(self, now: float) -> None:
@@ -170,14 +168,8 @@ class StepMetricsLogger:
         total: int,
         seconds_left: float,
         accumulation_steps: int = 1,
-        gradnorm: bool = False,
     ) -> str | None:
-        """The console line of 0-based update `index` of `total` in the epoch, if one is due.
-
-        Args:
-          values: a row.
-          gradnorm: the update moved the task weights.
-        """
+        """The console line of 0-based update `index` of `total` in the epoch, if one is due; `values` are a row."""
         head = f"Train Epoch={epoch} [{index}/{total}], "
         loss, eta = f"loss={values['train/loss']:.4f}", f"ETA={clock(seconds_left)}"
         if "console" not in streams:
@@ -188,7 +180,7 @@ class StepMetricsLogger:
         parts.append(f"part_chain_acc={values.get('train/partial_chain_accuracy', math.nan):.3f}")
         if accumulation_steps > 1:
             parts.append(f"accum=DONE/{accumulation_steps}")
-        if gradnorm:
+        if "gradnorm" in streams:
             parts.append("GradNorm=TRUE")
         return head + ", ".join([*parts, eta])
 

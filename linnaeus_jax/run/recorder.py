@@ -75,9 +75,7 @@ class TrainRecorder:
             )
         return LogPoint(held.step, held.epoch, held.streams, held.probes, outputs, interval, probe_row)
 
-    def row(
-        self, point: LogPoint, *, mixup_group: str | None, seconds_left: float | None = None, now: float | None = None
-    ) -> dict[str, Any]:
+    def row(self, point: LogPoint, *, mixup_group: str, seconds_left: float, now: float) -> dict[str, Any]:
         """The row of a released log point under the documented names."""
         outputs = point.outputs
         row = self.logger.row(

@@ -67,7 +67,6 @@ class TrainLog:
             total=total,
             seconds_left=seconds_left,
             accumulation_steps=inputs.sampler.accumulation_steps,
-            gradnorm="gradnorm" in point.streams,
         )
         if line is not None:
             log.info("%s", line)

@@ -66,10 +66,9 @@ class Placement:
 
     def to_device(self, batch: Mapping[str, Any], sharding: NamedSharding) -> dict[str, jax.Array]:
         """Starts the transfer of this process's part of a batch; returns global arrays."""
-        host = dict(batch)
-        if jax.process_count() == 1:
-            return jax.device_put(host, sharding)
-        return {name: jax.make_array_from_process_local_data(sharding, value) for name, value in host.items()}
+        if self.process_count == 1:
+            return jax.device_put(dict(batch), sharding)
+        return {name: jax.make_array_from_process_local_data(sharding, value) for name, value in batch.items()}
 
     def replicate(self, tree: Any) -> Any:
         """Copies a host or device pytree to every device."""

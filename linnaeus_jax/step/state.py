@@ -56,7 +56,7 @@ class IntervalSums(struct.PyTreeNode):
 
     @classmethod
     def zeros(cls, tasks: tuple[str, ...], components: int, extras: PhaseExtras = NO_EXTRAS) -> IntervalSums:
-        """The neutral element of `merge`."""
+        """The neutral element of `metrics.phase.add`."""
         return cls(
             sums=empty_sums(tasks, extras),
             grad_norm=jnp.zeros((), jnp.float32),
@@ -78,7 +78,3 @@ class IntervalSums(struct.PyTreeNode):
         if set(names) != set(stored) or any(np.shape(stored[name]) != x.shape for name, (_, x) in zip(names, leaves)):
             return None
         return jax.tree.unflatten(tree, [np.asarray(stored[name], x.dtype) for name, (_, x) in zip(names, leaves)])
-
-
-def merge(left: IntervalSums, right: IntervalSums) -> IntervalSums:
-    return jax.tree.map(jnp.add, left, right)

@@ -12,9 +12,10 @@ import optax
 from flax import struct
 
 from linnaeus_jax.learning import gradnorm, losses, optimizers
+from linnaeus_jax.metrics.phase import add
 from linnaeus_jax.step import probes
 from linnaeus_jax.step.objective import Measured, Objective, Targets
-from linnaeus_jax.step.state import IntervalSums, TrainState, merge
+from linnaeus_jax.step.state import IntervalSums, TrainState
 
 Batch = Mapping[str, jax.Array]
 
@@ -315,7 +316,7 @@ def apply(
         ema=optimizers.join_frozen(new.ema, frozen_ema),
         skipped=skipped,
         skipped_in_a_row=in_a_row,
-        interval=merge(state.interval, interval),
+        interval=add(state.interval, interval),
     )
     return new_state, outputs
 

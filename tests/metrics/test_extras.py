@@ -205,10 +205,3 @@ def test_curves_are_json_and_agree_with_the_numbers():
         errors = count - curve["distance"]["0"]
         total = sum(int(edges) * n for edges, n in curve["distance"].items())
         assert total / errors == pytest.approx(values[f"taxonomic_distance_{task}"])
-
-
-def test_ancestors_must_fit_the_tasks():
-    with pytest.raises(ValueError, match=r"ancestors\[0\] has shape \(4, 1\)"):
-        PhaseExtras(ancestors=(np.zeros((4, 1), np.int32), np.zeros((2, 1), np.int32)))
-    with pytest.raises(ValueError, match="3 tables for 2 tasks"):
-        EXTRAS.zeros(TASKS[:2])

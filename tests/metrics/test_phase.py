@@ -195,15 +195,6 @@ def test_an_empty_phase_measures_nothing(golden):
     assert set(values.values()) == {0}
 
 
-def test_membership_must_fit(golden):
-    _, _, _, batch = golden
-    with pytest.raises(ValueError, match="no membership of subset kind 'habitat'"):
-        make_sums(PhaseExtras(subsets={"habitat": ("wood",)}))(batch)
-    wrong = {**batch, "membership": {"taxa": np.zeros((22, 3), bool)}}
-    with pytest.raises(ValueError, match="has 3 columns for 2 names"):
-        make_sums(PhaseExtras(subsets={"taxa": ("a", "b")}))(wrong)
-
-
 def test_topk_function(golden):
     expected, arrays, tasks, batch = golden
     for t, task in enumerate(tasks):

@@ -9,6 +9,9 @@ import pytest
 
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger, clock, due_part, pipeline_lines, schedule_line
 
+#: facts of a row where no schedule and no GradNorm is at work
+NO_SCHEDULE = {"schedule": {}, "gradnorm": {}, "mixup_group": "taxa_L10"}
+
 
 @pytest.fixture(scope="module")
 def runs(fixtures):
@@ -53,7 +56,7 @@ def play(logger, run, inputs=None):
         logger.add(current)
         streams, done = logger.due(x["global_step"]), x["step_idx"] + 1
         left = (x["time"] - run["epoch_start_time"]) / done * (total - done)
-        facts = {"learning_rates": {"default": x["lr"]}, "seconds_left": left, "now": x["time"]}
+        facts = {"learning_rates": {"default": x["lr"]}, **NO_SCHEDULE, "seconds_left": left, "now": x["time"]}
         row = logger.row(x["global_step"], streams, current, loss=x["total"], task_losses=losses, **facts)
         if "wandb" in streams:
             rows[x["global_step"]] = row
@@ -166,13 +169,13 @@ def test_gradnorm_names(runs):
     logger = make(run)
     values = {"avg_norm": np.float32(3.0), "weight": np.array([1.5, 0.5]), "weight_delta": np.array([0.5, -0.5])}
     current = interval(1.0, [1.0, 1.0])
-    row = logger.row(1, frozenset(), current, loss=1.0, task_losses=[1.0, 1.0], learning_rates={}, gradnorm=values)
+    facts = NO_SCHEDULE | {"learning_rates": {}, "gradnorm": values, "seconds_left": 1.0, "now": 0.0}
+    row = logger.row(1, frozenset(), current, loss=1.0, task_losses=[1.0, 1.0], **facts)
     assert row["gradnorm/avg_norm"] == 3.0
     assert row["gradnorm/weight_delta/taxa_L20"] == -0.5
     assert row["task_weights/task_taxa_L10"] == 1.5
-    line = logger.line(
-        frozenset({"console"}), row, epoch=2, index=7, total=9, seconds_left=3700, accumulation_steps=1, gradnorm=True
-    )
+    streams = frozenset({"console", "gradnorm"})
+    line = logger.line(streams, row, epoch=2, index=7, total=9, seconds_left=3700, accumulation_steps=1)
     assert line == "Train Epoch=2 [7/9], loss=1.0000, chain_acc=0.000, part_chain_acc=0.000, GradNorm=TRUE, ETA=1:01:40"
 
 

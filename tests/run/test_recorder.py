@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from linnaeus_jax.metrics.phase import add
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.run.host_state import HostState
@@ -18,7 +19,7 @@ from linnaeus_jax.run.recorder import LogPoint, NonFiniteError, TrainRecorder, i
 from linnaeus_jax.schedules import OpsSchedule
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.step.placement import fetch
-from linnaeus_jax.step.state import IntervalSums, merge
+from linnaeus_jax.step.state import IntervalSums
 from linnaeus_jax.step.train_step import StepOutputs
 from tests.schedules.helpers import make_schedule
 
@@ -77,10 +78,10 @@ def test_a_log_point_is_held_until_it_is_released_once_with_one_fetch():
 
 def test_row_has_the_current_values_and_the_mean_of_the_interval():
     recorder = make()
-    recorder.hold(point(2, 3.0, merge(sums(1.0), sums(3.0))))
+    recorder.hold(point(2, 3.0, add(sums(1.0), sums(3.0))))
     released = recorder.release()
     assert released is not None
-    row = recorder.row(released, mixup_group="taxa_L10")
+    row = recorder.row(released, mixup_group="taxa_L10", seconds_left=1.0, now=0.0)
     assert row["train/loss"] == 3.0
     assert row["train/step_avg_loss"] == pytest.approx(2.0)
     assert row["train/loss/taxa_L20"] == 1.5
