@@ -3,7 +3,7 @@
 Names are the documented upper-case names in lower case. Three conventions hold everywhere:
 
 * A quantity that may be given in steps, as a fraction or in epochs has one key per unit, all unset
-  (``None``) here; its default lives in ``linnaeus_jax.schedules.resolve``. ``0`` means "off".
+  (``None``) here; its default lives in ``linnaeus_jax.schedules.alternatives``. ``0`` means "off".
 * Sequences are tuples, so that flags can override them.
 * Open nodes (keyed by names of data: metadata components, heads, parameter groups) hold user-chosen keys;
   every entry is filled up with the defaults of its kind by ``complete_open_nodes``.
@@ -19,70 +19,59 @@ from ml_collections.config_dict import ConfigDict, placeholder
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.registry import ALL, HEADS
 
+#: nested defaults by key
+Section = dict[str, Any]
+
 
 def get_config() -> ConfigDict:
     """Returns the locked default tree. Every key has an effect or stands in the importer's compatibility table."""
-    config = ConfigDict()
-    config.experiment = experiment()
-    config.env = env()
-    config.data = data()
-    config.model = model()
-    config.train = train()
-    config.lr_scheduler = lr_scheduler()
-    config.optimizer = optimizer()
-    config.loss = loss()
-    config.aug = aug()
-    config.schedule = schedule()
-    config.metrics = metrics()
-    config.debug = debug()
+    sections = (experiment, env, data, model, train, lr_scheduler, optimizer, loss, aug, schedule, metrics, debug)
+    config = ConfigDict({section.__name__: section() for section in sections})
     return complete_open_nodes(config).lock()
 
 
-def _ordered(**entries: Any) -> ConfigDict:
-    """A node that keeps the order in which its entries were added."""
-    return ConfigDict(entries, sort_keys=False)
+def _alternatives(prefix: str, epochs: type | None = None) -> Section:
+    """Unset keys of a quantity given in steps, as a fraction or, where `epochs` is their type, in epochs."""
+    kinds = {"steps": int, "fraction": float} | ({"epochs": epochs} if epochs else {})
+    return {f"{prefix}_{unit}": placeholder(kind) for unit, kind in kinds.items()}
 
 
-def experiment() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            project="linnaeus",
-            group="default",
-            name="run",
-            log_level_main="INFO",  # console level of the main log
-            log_level_h5data="INFO",  # console level of the data log
-            log_level_validation="INFO",  # console level while validating
-            wandb=dict(
-                enabled=False,
-                project="",  # empty: experiment.project
-                entity="",
-                tags=(),
-                notes="",
-                resume=False,
-                mode="online",  # online | offline | disabled
-                run_id="",  # empty: a new id, kept over resumes
-            ),
-            tensorboard=dict(enabled=False),
-        )
+def experiment() -> Section:
+    return dict(
+        project="linnaeus",
+        group="default",
+        name="run",
+        log_level_main="INFO",  # console level of the main log
+        log_level_h5data="INFO",  # console level of the data log
+        log_level_validation="INFO",  # console level while validating
+        wandb=dict(
+            enabled=False,
+            project="",  # empty: experiment.project
+            entity="",
+            tags=(),
+            notes="",
+            resume=False,
+            mode="online",  # online | offline | disabled
+            run_id="",  # empty: a new id, kept over resumes
+        ),
+        tensorboard=dict(enabled=False),
     )
 
 
-def env() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            output=dict(
-                base_dir="runs",
-                bucket=dict(
-                    enabled=False,
-                    # rclone remote, e.g. "b2:my-bucket/linnaeus", or a local directory; <project>/<group>/<name> below
-                    remote="",
-                    executable="rclone",
-                    timeout_seconds=600,  # of the final synchronisation at exit
-                ),
+def env() -> Section:
+    return dict(
+        output=dict(
+            base_dir="runs",
+            bucket=dict(
+                enabled=False,
+                # rclone remote, e.g. "b2:my-bucket/linnaeus", or a local directory; <project>/<group>/<name> below
+                remote="",
+                executable="rclone",
+                timeout_seconds=600,  # of the final synchronisation at exit
             ),
-            plugins=(),  # modules or .py files that register metrics and subsets, see linnaeus_jax.metrics
-            compilation_cache_dir="",  # directory of XLA's persistent compilation cache; empty: off
-        )
+        ),
+        plugins=(),  # modules or .py files that register metrics and subsets, see linnaeus_jax.metrics
+        compilation_cache_dir="",  # directory of XLA's persistent compilation cache; empty: off
     )
 
 
@@ -90,131 +79,121 @@ def meta_component() -> ConfigDict:
     return ConfigDict(dict(enabled=True, source="", columns=(), dim=0, idx=0, allow_missing=True, oor_mask=False))
 
 
-def data() -> ConfigDict:
-    components = ConfigDict()
-    for name, source, dim, idx, enabled in (
-        ("TEMPORAL", "temporal", 2, 0, True),
-        ("SPATIAL", "spatial", 3, 1, True),
-        ("ELEVATION", "elevation_broadrange_2", 10, 2, False),
-    ):
-        component = meta_component()
-        component.update(source=source, dim=dim, idx=idx, enabled=enabled)
-        components[name] = component
-    return ConfigDict(
-        dict(
-            batch_size=placeholder(int),  # rows of one micro-batch over all devices of all processes; None: 64, or
-            batch_size_per_device=placeholder(int),  # as many for each device; give one of the two
-            batch_size_val=128,  # rows over all devices; <= 0: as the micro-batch; rounded up to the devices
-            img_size=384,
-            num_workers=2,  # threads (not processes) of the Grain loader; each reads whole batches
-            worker_processes=0,  # > 0: processes read instead, for decoders that hold the GIL and compressed HDF5
-            dataset=dict(name="", version="", clade=""),
-            task_keys_h5=("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40"),  # finest first
-            sampler=dict(
-                type="grouped",  # grouped | standard
-                grouped_mode="mixed-pairs",  # mixed-pairs | strict-group
-                leftovers="keep",  # keep | drop rows that no pair or group could take
+def data() -> Section:
+    return dict(
+        batch_size=placeholder(int),  # rows of one micro-batch over all devices of all processes; None: 64, or
+        batch_size_per_device=placeholder(int),  # as many for each device; give one of the two
+        batch_size_val=128,  # rows over all devices; <= 0: as the micro-batch; rounded up to the devices
+        img_size=384,
+        num_workers=2,  # threads (not processes) of the Grain loader; each reads whole batches
+        worker_processes=0,  # > 0: processes read instead, for decoders that hold the GIL and compressed HDF5
+        dataset=dict(name="", version="", clade=""),
+        task_keys_h5=("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40"),  # finest first
+        sampler=dict(
+            type="grouped",  # grouped | standard
+            grouped_mode="mixed-pairs",  # mixed-pairs | strict-group
+            leftovers="keep",  # keep | drop rows that no pair or group could take
+        ),
+        partial=dict(levels=False),
+        out_of_region=dict(include=True),
+        upward_major_check=False,
+        upward_major_mode="all-finer",  # all-finer | no-gaps
+        meta=dict(
+            active=True,
+            components=dict(
+                TEMPORAL=dict(source="temporal", dim=2, idx=0),
+                SPATIAL=dict(source="spatial", dim=3, idx=1),
+                ELEVATION=dict(source="elevation_broadrange_2", dim=10, idx=2, enabled=False),
             ),
-            partial=dict(levels=False),
-            out_of_region=dict(include=True),
-            upward_major_check=False,
-            upward_major_mode="all-finer",  # all-finer | no-gaps
-            meta=dict(active=True, components=components),
-            h5=dict(
-                train_labels_path="",
-                val_labels_path="",
-                labels_path="",
-                train_images_path="",
-                val_images_path="",
-                images_path="",
-                train_val_split_ratio=0.9,
-                train_val_split_seed=42,
+        ),
+        h5=dict(
+            train_labels_path="",
+            val_labels_path="",
+            labels_path="",
+            train_images_path="",
+            val_images_path="",
+            images_path="",
+            train_val_split_ratio=0.9,
+            train_val_split_seed=42,
+        ),
+        hybrid=dict(
+            use_hybrid=False,
+            images_dir="",
+            train_images_dir="",  # empty: images_dir
+            val_images_dir="",
+            file_extension=".jpg",
+            allow_missing_images=False,
+            verify_images=dict(
+                enabled=False,
+                max_missing_ratio=0.0,
+                max_missing_count=0,
+                num_workers=8,
+                chunk_size=1000,
+                log_missing=True,
+                report_path="{output_dir}/assets/missing_images_report.json",
             ),
-            hybrid=dict(
-                use_hybrid=False,
-                images_dir="",
-                train_images_dir="",  # empty: images_dir
-                val_images_dir="",
-                file_extension=".jpg",
-                allow_missing_images=False,
-                verify_images=dict(
-                    enabled=False,
-                    max_missing_ratio=0.0,
-                    max_missing_count=0,
-                    num_workers=8,
-                    chunk_size=1000,
-                    log_missing=True,
-                    report_path="{output_dir}/assets/missing_images_report.json",
-                ),
-            ),
-            prefetch=dict(
-                mem_cache_size=10 * 1024**3,  # bytes of decoded images kept (hybrid data)
-                max_processed_batches=4,  # finished batches waiting for the device
-                num_io_threads=2,  # decoding threads inside one batch
-            ),
-            parent_conflict_limit=0.2,  # largest share of rows that may contradict the majority parent
-        )
+        ),
+        prefetch=dict(
+            mem_cache_size=10 * 1024**3,  # bytes of decoded images kept (hybrid data)
+            max_processed_batches=4,  # finished batches waiting for the device
+            num_io_threads=2,  # decoding threads inside one batch
+        ),
+        parent_conflict_limit=0.2,  # largest share of rows that may contradict the majority parent
     )
 
 
-def model() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            type="mFormerV1",
-            variant="sm",  # tiny | sm | md | lg | xl; the keys below override the variant where they are set
-            drop_rate=placeholder(float),
-            attn_drop_rate=placeholder(float),
-            drop_path_rate=placeholder(float),
-            label_smoothing=0.1,
-            only_last_cls=False,
-            convnext_stages=dict(depths=(), dims=(), layer_scale_init_value=1e-6),
-            rope_stages=dict(
-                depths=(),
-                num_heads=(),
-                mlp_ratio=(4.0,),  # one, or one per stage
-                rope_theta=10000.0,
-                rope_mode="rotary",  # rotary | cos_only
-                rope_init="random_direction",  # random_direction | rope_vit
-            ),
-            classification=dict(heads=ConfigDict()),
-            depthwise_impl="auto",  # auto | lax | shift
-            attn_impl="auto",  # auto | xla | cudnn
-            scan_layers=False,  # one compiled body for the long transformer stage
-        )
+def model() -> Section:
+    return dict(
+        type="mFormerV1",
+        variant="sm",  # tiny | sm | md | lg | xl; the keys below override the variant where they are set
+        drop_rate=placeholder(float),
+        attn_drop_rate=placeholder(float),
+        drop_path_rate=placeholder(float),
+        label_smoothing=0.1,
+        only_last_cls=False,
+        convnext_stages=dict(depths=(), dims=(), layer_scale_init_value=1e-6),
+        rope_stages=dict(
+            depths=(),
+            num_heads=(),
+            mlp_ratio=(4.0,),  # one, or one per stage
+            rope_theta=10000.0,
+            rope_mode="rotary",  # rotary | cos_only
+            rope_init="random_direction",  # random_direction | rope_vit
+        ),
+        classification=dict(heads=ConfigDict()),
+        depthwise_impl="auto",  # auto | lax | shift
+        attn_impl="auto",  # auto | xla | cudnn
+        scan_layers=False,  # one compiled body for the long transformer stage
     )
 
 
-def train() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            epochs=300,
-            seed=0,
-            accumulation_steps=0,  # 0 means 1
-            clip_grad=5.0,  # <= 0: off
-            clip_mode="norm",  # norm | adaptive
-            compute_dtype="auto",  # auto: bfloat16 on accelerators, float32 on CPU
-            deterministic=False,
-            auto_resume=True,
-            resume_skip_optimizer=False,
-            preserve_checkpoint_schedule=False,
-            skip_validation=False,  # on resume: drop validations that were still pending
-            phase1_mask_null_loss=False,
-            nonfinite_limit=10,  # consecutive non-finite updates skipped before the run stops
-            gradient_checkpointing=dict(enabled_normal_steps=True, enabled_gradnorm_steps=True),
-            ema=dict(enabled=False, decay=0.9999),
-            early_stop=dict(
-                active=False,
-                metric="val_loss",
-                patience_steps=placeholder(int),
-                patience_epochs=placeholder(float),
-                patience_fraction=placeholder(float),
-                min_delta=placeholder(float),
-                max_steps=placeholder(int),
-                max_loss=placeholder(float),
-                min_lr=placeholder(float),
-                max_grad_norm=placeholder(float),
-            ),
-        )
+def train() -> Section:
+    return dict(
+        epochs=300,
+        seed=0,
+        accumulation_steps=0,  # 0 means 1
+        clip_grad=5.0,  # <= 0: off
+        clip_mode="norm",  # norm | adaptive
+        compute_dtype="auto",  # auto: bfloat16 on accelerators, float32 on CPU
+        deterministic=False,
+        auto_resume=True,
+        resume_skip_optimizer=False,
+        preserve_checkpoint_schedule=False,
+        skip_validation=False,  # on resume: drop validations that were still pending
+        phase1_mask_null_loss=False,
+        nonfinite_limit=10,  # consecutive non-finite updates skipped before the run stops
+        gradient_checkpointing=dict(enabled_normal_steps=True, enabled_gradnorm_steps=True),
+        ema=dict(enabled=False, decay=0.9999),
+        early_stop=dict(
+            active=False,
+            metric="val_loss",
+            **_alternatives("patience", float),
+            min_delta=placeholder(float),
+            max_steps=placeholder(int),
+            max_loss=placeholder(float),
+            min_lr=placeholder(float),
+            max_grad_norm=placeholder(float),
+        ),
     )
 
 
@@ -225,36 +204,30 @@ def lr_group() -> ConfigDict:
             name=placeholder(str),
             min_lr=placeholder(float),
             warmup_lr=placeholder(float),
-            warmup_steps=placeholder(int),
-            warmup_fraction=placeholder(float),
-            warmup_epochs=placeholder(float),
-            decay_steps=placeholder(int),
-            decay_fraction=placeholder(float),
+            **_alternatives("warmup", float),
+            **_alternatives("decay"),
             decay_rate=placeholder(float),
         )
     )
 
 
-def lr_scheduler() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            name="cosine",  # cosine | linear | step | wsd
-            base_lr=1e-4,
-            reference_bs=512,
-            scaling="linear",  # linear | sqrt
-            warmup_steps=placeholder(int),
-            warmup_fraction=placeholder(float),
-            warmup_epochs=placeholder(float),
-            warmup_lr=5e-7,
-            min_lr=1e-5,
-            decay_steps=placeholder(int),
-            decay_fraction=placeholder(float),
-            decay_rate=0.1,
-            stable_duration_fraction=0.8,
-            decay_duration_fraction=0.1,
-            decay_type="cosine",  # cosine | linear
-            parameter_groups=_ordered(enabled=False),  # + one node per optimizer group, see lr_group
-        )
+def lr_scheduler() -> Section:
+    return dict(
+        name="cosine",  # cosine | linear | step | wsd
+        base_lr=1e-4,
+        reference_bs=512,
+        scaling="linear",  # linear | sqrt
+        **_alternatives("warmup", float),
+        warmup_lr=5e-7,
+        min_lr=1e-5,
+        **_alternatives("decay"),
+        decay_rate=0.1,
+        stable_duration_fraction=0.8,
+        decay_duration_fraction=0.1,
+        decay_type="cosine",  # cosine | linear
+        parameter_groups=ConfigDict(
+            dict(enabled=False), sort_keys=False
+        ),  # + one node per optimizer group, see lr_group
     )
 
 
@@ -265,158 +238,139 @@ def optimizer_group() -> ConfigDict:
     )
 
 
-def optimizer() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            name="adamw",  # adamw | adam | sgd | lamb | lion | muon | ademamix
-            eps=1e-8,
-            betas=(0.9, 0.999, 0.9999),
-            momentum=0.9,
-            weight_decay=0.05,
-            alpha=5.0,
-            t_alpha_beta3=placeholder(int),
-            muon=dict(momentum=0.95, nesterov=True, ns_steps=5),
-            layer_decay=1.0,  # LR factor per layer below the heads; 1: off
-            parameter_groups=_ordered(
-                enabled=False,  # + one node per group, see optimizer_group; the first match wins
-                default=dict(optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0),
-            ),
-        )
+def optimizer() -> Section:
+    return dict(
+        name="adamw",  # adamw | adam | sgd | lamb | lion | muon | ademamix
+        eps=1e-8,
+        betas=(0.9, 0.999, 0.9999),
+        momentum=0.9,
+        weight_decay=0.05,
+        alpha=5.0,
+        t_alpha_beta3=placeholder(int),
+        muon=dict(momentum=0.95, nesterov=True, ns_steps=5),
+        layer_decay=1.0,  # LR factor per layer below the heads; 1: off
+        # + one node per group, see optimizer_group; the first match wins
+        parameter_groups=ConfigDict(
+            dict(enabled=False, default=dict(optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0)),
+            sort_keys=False,
+        ),
     )
 
 
-def loss() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            task_specific=dict(train=dict(funcs=("CrossEntropyLoss",)), val=dict(funcs=("CrossEntropyLoss",))),
-            taxonomy_smoothing=dict(enabled=(), alpha=0.1, beta=1.0, fallback_to_uniform=True),
-            grad_weighting=dict(
-                class_weights=dict(
-                    train=True,
-                    val=False,
-                    method=("none",),  # none | smoothing | capping | exponential | logarithmic, one or one per task
-                    smoothing_factor=(0.1,),
-                    cap=(20.0,),
-                    base=(2.0,),
-                    log_base=(10.0,),
-                    normalize=False,  # rescale so that the sample mean of the weights is 1
-                ),
-                task=dict(
-                    type="gradnorm",  # gradnorm | static
-                    gradnorm_enabled=True,
-                    init_weights=(),
-                    init_strategy="inverse_density",  # inverse_density | class_complexity
-                    alpha=1.5,
-                    update_interval=100,
-                    gradnorm_warmup_steps=0,
-                    gradnorm_rule="mult",  # mult | paper
-                    gradnorm_kappa=0.5,
-                    gradnorm_lr=0.025,
-                    zero_aux_info=True,
-                    exclude_config=dict(type="name", patterns=("head", "meta_"), match_type="contains"),
-                ),
+def loss() -> Section:
+    return dict(
+        task_specific=dict(train=dict(funcs=("CrossEntropyLoss",)), val=dict(funcs=("CrossEntropyLoss",))),
+        taxonomy_smoothing=dict(enabled=(), alpha=0.1, beta=1.0, fallback_to_uniform=True),
+        grad_weighting=dict(
+            class_weights=dict(
+                train=True,
+                val=False,
+                method=("none",),  # none | smoothing | capping | exponential | logarithmic, one or one per task
+                smoothing_factor=(0.1,),
+                cap=(20.0,),
+                base=(2.0,),
+                log_base=(10.0,),
+                normalize=False,  # rescale so that the sample mean of the weights is 1
             ),
-        )
+            task=dict(
+                type="gradnorm",  # gradnorm | static
+                gradnorm_enabled=True,
+                init_weights=(),
+                init_strategy="inverse_density",  # inverse_density | class_complexity
+                alpha=1.5,
+                update_interval=100,
+                gradnorm_warmup_steps=0,
+                gradnorm_rule="mult",  # mult | paper
+                gradnorm_kappa=0.5,
+                gradnorm_lr=0.025,
+                zero_aux_info=True,
+                exclude_config=dict(type="name", patterns=("head", "meta_"), match_type="contains"),
+            ),
+        ),
     )
 
 
-def aug() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            mean=(0.485, 0.456, 0.406),
-            std=(0.229, 0.224, 0.225),
-            hflip_prob=0.5,
-            vflip_prob=0.0,
-            random_resized_crop=dict(enabled=True, scale=(0.6, 1.0), ratio=(0.75, 1.3333333333333333)),
-            color_jitter=0.4,  # strength of brightness, contrast and saturation changes; 0: off
-            autoaug=dict(
-                policy="", num_ops=2, magnitude=9.0
-            ),  # "" | original | originalr | v0r | 3a | hybrid_v0 | randaugment
-            random_erase=dict(prob=0.25, mode="pixel", count=1, area_range=(0.02, 0.4), aspect_ratio=(0.3, 3.3)),
-        )
+def aug() -> Section:
+    return dict(
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        hflip_prob=0.5,
+        vflip_prob=0.0,
+        random_resized_crop=dict(enabled=True, scale=(0.6, 1.0), ratio=(0.75, 1.3333333333333333)),
+        color_jitter=0.4,  # strength of brightness, contrast and saturation changes; 0: off
+        autoaug=dict(
+            policy="", num_ops=2, magnitude=9.0
+        ),  # "" | original | originalr | v0r | 3a | hybrid_v0 | randaugment
+        random_erase=dict(prob=0.25, mode="pixel", count=1, area_range=(0.02, 0.4), aspect_ratio=(0.3, 3.3)),
     )
 
 
-def schedule() -> ConfigDict:
-    def interval(prefix: str = "") -> dict[str, Any]:
-        return {
-            prefix + "interval_epochs": placeholder(int),
-            prefix + "interval_steps": placeholder(int),
-            prefix + "interval_fraction": placeholder(float),
-        }
-
-    def end(prefix: str = "end") -> dict[str, Any]:
-        return {prefix + "_steps": placeholder(int), prefix + "_fraction": placeholder(float)}
-
-    return ConfigDict(
-        dict(
-            step_trigger_mode="crossing",  # crossing | exact
-            validation=dict(
-                **interval(),
-                **interval("mask_meta_"),
-                at_end=True,
-                partial_mask_meta=dict(enabled=False, **interval(), whitelist=()),
-                final_epoch=dict(exhaustive_partial_meta_validation=False, exhaustive_meta_components=()),
+def schedule() -> Section:
+    return dict(
+        step_trigger_mode="crossing",  # crossing | exact
+        validation=dict(
+            **_alternatives("interval", int),
+            **_alternatives("mask_meta_interval", int),
+            at_end=True,
+            partial_mask_meta=dict(enabled=False, **_alternatives("interval", int), whitelist=()),
+            final_epoch=dict(exhaustive_partial_meta_validation=False, exhaustive_meta_components=()),
+        ),
+        checkpoint=dict(
+            **_alternatives("interval", int),
+            at_end=True,
+            keep_top_n=0,
+            keep_last_n=0,
+            best_metric="",  # empty: val/partial_chain_accuracy, else val/chain_accuracy, else -val/loss
+        ),
+        meta_masking=dict(
+            enabled=True,
+            start_prob=1.0,
+            end_prob=0.0,
+            **_alternatives("end"),
+            partial=dict(
+                enabled=False,
+                **_alternatives("start"),
+                **_alternatives("end"),
+                start_prob=0.01,
+                end_prob=0.7,
+                **_alternatives("prob_end"),
+                whitelist=(),
+                weights=(),
             ),
-            checkpoint=dict(
-                **interval(),
-                at_end=True,
-                keep_top_n=0,
-                keep_last_n=0,
-                best_metric="",  # empty: val/partial_chain_accuracy, else val/chain_accuracy, else -val/loss
-            ),
-            meta_masking=dict(
-                enabled=True,
-                start_prob=1.0,
-                end_prob=0.0,
-                **end(),
-                partial=dict(
-                    enabled=False,
-                    **end("start"),
-                    **end(),
-                    start_prob=0.01,
-                    end_prob=0.7,
-                    **end("prob_end"),
-                    whitelist=(),
-                    weights=(),
-                ),
-            ),
-            null_masking=dict(enabled=False, start_prob=0.0, end_prob=1.0, **end()),
-            mixup=dict(
-                enabled=True,
-                alpha=1.0,
-                cutmix=dict(enabled=False, alpha=1.0, minmax=()),
-                switch_prob=0.5,  # probability of cutmix where both are enabled
-                group_levels=("taxa_L10",),
-                level_switch_steps=(),
-                level_switch_epochs=(),
-                prob=dict(enabled=True, start_prob=1.0, end_prob=0.2, **end()),
-                min_group_size=4,
-                exclude_null_samples=True,
-                null_task_keys=(),  # empty: all tasks
-                mix_block=placeholder(int),  # rows among which partners are drawn; None: smallest factor of the batch
-            ),
-            metrics={
-                f"{kind}_{unit}": placeholder(int if unit == "interval" else float)
-                for kind in ("step", "console", "wandb", "lr", "pipeline")
-                for unit in ("interval", "fraction")
-            },
-        )
+        ),
+        null_masking=dict(enabled=False, start_prob=0.0, end_prob=1.0, **_alternatives("end")),
+        mixup=dict(
+            enabled=True,
+            alpha=1.0,
+            cutmix=dict(enabled=False, alpha=1.0, minmax=()),
+            switch_prob=0.5,  # probability of cutmix where both are enabled
+            group_levels=("taxa_L10",),
+            level_switch_steps=(),
+            level_switch_epochs=(),
+            prob=dict(enabled=True, start_prob=1.0, end_prob=0.2, **_alternatives("end")),
+            min_group_size=4,
+            exclude_null_samples=True,
+            null_task_keys=(),  # empty: all tasks
+            mix_block=placeholder(int),  # rows among which partners are drawn; None: smallest factor of the batch
+        ),
+        metrics={
+            f"{kind}_{unit}": placeholder(int if unit == "interval" else float)
+            for kind in ("step", "console", "wandb", "lr", "pipeline")
+            for unit in ("interval", "fraction")
+        },
     )
 
 
-def metrics() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            taxa_subsets=(),  # of (name, task, taxon id)
-            rarity_percentiles=(1, 5, 25, 50, 75, 90, 95, 99),
-            track_null_vs_non_null=False,
-            null_vs_non_null_tasks=("taxa_L10",),
-        )
+def metrics() -> Section:
+    return dict(
+        taxa_subsets=(),  # of (name, task, taxon id)
+        rarity_percentiles=(1, 5, 25, 50, 75, 90, 95, 99),
+        track_null_vs_non_null=False,
+        null_vs_non_null_tasks=("taxa_L10",),
     )
 
 
-def debug() -> ConfigDict:
+def debug() -> Section:
     flags = (
         "scheduling checkpoint dataloader augmentation optimizer distributed model_build training_loop "
         "validation_metrics dump_metrics wandb_metrics verbose_debug train_metrics"
@@ -424,41 +378,38 @@ def debug() -> ConfigDict:
     loss_flags = (
         "taxonomy_smoothing null_masking class_weighting gradnorm_memory gradnorm_metrics verbose_gradnorm_logging"
     ).split()
-    return ConfigDict(
-        dict(
-            **dict.fromkeys(flags, False),
-            loss=dict.fromkeys(loss_flags, False),
-            early_exit_after_n_optimizer_steps=0,
-            nans=False,
-            infs=False,
-            crash_bundle=False,  # save the first non-finite update so that tools.replay can repeat it
-            underflow_overflow=dict(
-                enabled=False,
-                max_frames_to_save=21,
-                trace_batch_nums=(),
-                abort_after_batch_num=placeholder(int),
-                gradients=False,  # frames of the backward pass, too
-            ),
-            jsonl=dict(enabled=True, dir="{output_dir}/logs/debug"),
-            profiler=dict(
-                enabled=False,
-                output_dir="{output_dir}/assets/profiler",
-                schedule=(1, 1, 3, 2),
-                record_shapes=False,
-                with_stack=False,
-                device_memory=False,  # also a device memory profile, for pprof, at the end of every cycle
-            ),
-        )
+    return dict(
+        **dict.fromkeys(flags, False),
+        loss=dict.fromkeys(loss_flags, False),
+        early_exit_after_n_optimizer_steps=0,
+        nans=False,
+        infs=False,
+        crash_bundle=False,  # save the first non-finite update so that tools.replay can repeat it
+        underflow_overflow=dict(
+            enabled=False,
+            max_frames_to_save=21,
+            trace_batch_nums=(),
+            abort_after_batch_num=placeholder(int),
+            gradients=False,  # frames of the backward pass, too
+        ),
+        jsonl=dict(enabled=True, dir="{output_dir}/logs/debug"),
+        profiler=dict(
+            enabled=False,
+            output_dir="{output_dir}/assets/profiler",
+            schedule=(1, 1, 3, 2),
+            record_shapes=False,
+            with_stack=False,
+            device_memory=False,  # also a device memory profile, for pprof, at the end of every cycle
+        ),
     )
 
 
-def head(given: ConfigDict | None = None) -> ConfigDict:
+def head(given: ConfigDict) -> ConfigDict:
     """A head of the type that `given` names, with the options of that type.
 
     A type that is still unknown, because a plugin may bring it, keeps what is given and has the option of Linear; once
     it is known, that option is taken out of `given` where nobody has set it.
     """
-    given = ConfigDict() if given is None else given
     kind, linear = given.get("type", "Linear"), {"use_bias": True}
     if kind == "Linear":
         return ConfigDict({"type": kind, **linear})
@@ -472,7 +423,7 @@ def head(given: ConfigDict | None = None) -> ConfigDict:
 
 
 #: open node -> (defaults of an entry from what is given of it, keys of the node itself)
-OPEN_NODES: dict[str, tuple[Callable[[ConfigDict | None], ConfigDict], tuple[str, ...]]] = {
+OPEN_NODES: dict[str, tuple[Callable[[ConfigDict], ConfigDict], tuple[str, ...]]] = {
     "data.meta.components": (lambda given: meta_component(), ()),
     "lr_scheduler.parameter_groups": (lambda given: lr_group(), ("enabled",)),
     "optimizer.parameter_groups": (lambda given: optimizer_group(), ("enabled", "default")),

@@ -57,7 +57,7 @@ def locate(config: ConfigDict, path: Sequence[str]) -> tuple[ConfigDict, str]:
         opened = OPEN_NODES.get(".".join(path[:depth]))
         if opened and part not in node and part not in opened[1]:
             with node.unlocked():
-                node[part] = opened[0](None)
+                node[part] = opened[0](ConfigDict())
             node[part].lock()
         if part not in node:
             raise KeyError(".".join(path))

@@ -19,11 +19,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config import defaults
+from linnaeus_jax.config import get_config
 from linnaeus_jax.reporting.logs import DATA, MAIN
 from linnaeus_jax.reporting.metrics_log import strict
 
-_DEFAULTS = defaults.debug()
+_DEFAULTS = get_config().debug
 #: switches of the same section that are no flags
 _SWITCHES = ("nans", "infs", "crash_bundle")
 FLAGS = (

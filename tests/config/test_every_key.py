@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import OPEN_NODES, get_config
 from linnaeus_jax.config.derived import value_of
@@ -23,7 +24,7 @@ def default_tree():
             node = value_of(config, path)
             for name in [name for name in node if name not in reserved]:
                 del node[name]
-            node["*"] = make_default(None)
+            node["*"] = make_default(ConfigDict())
     return config
 
 

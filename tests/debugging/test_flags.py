@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import debug
 from linnaeus_jax.debugging import due_reasons
@@ -45,7 +46,7 @@ def records(monkeypatch):
 
 
 def with_on(*names: str, process: int = 0) -> DebugFlags:
-    config = debug()
+    config = ConfigDict(debug())
     for name in names:
         section, _, key = name.rpartition(".")
         (config[section] if section else config)[key] = True
@@ -53,7 +54,7 @@ def with_on(*names: str, process: int = 0) -> DebugFlags:
 
 
 def test_flags_are_the_switches_of_the_configuration():
-    config = debug()
+    config = ConfigDict(debug())
     found = {key for key in config if isinstance(config[key], bool)} - NOT_FLAGS
     assert set(FLAGS) == found | {f"loss.{key}" for key in config.loss}
 

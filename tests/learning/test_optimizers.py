@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from ml_collections import ConfigDict
 
 from linnaeus_jax.config import defaults
 from linnaeus_jax.learning.optimizers import build_optimizer, clip, ema_update
@@ -20,7 +21,7 @@ def golden(fixtures):
 
 
 def settings(**values):
-    section = defaults.optimizer()
+    section = ConfigDict(defaults.optimizer())
     groups = values.pop("groups", None)
     section.update(values)
     if groups is not None:
