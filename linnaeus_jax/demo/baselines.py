@@ -6,7 +6,6 @@ A model is worth something only above both; it cannot pass the ceilings of `Demo
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import h5py
 import jax
@@ -32,34 +31,28 @@ def _logits(layers: Layers, x: Array) -> Array:
 
 
 def fit(
-    x: NDArray[np.float32],
-    y: NDArray[np.int32],
-    held_out: int,
-    *,
-    hidden: Sequence[int],
-    learning_rate: float,
-    weight_decay: float,
-    epochs: int,
-    seed: int,
+    x: NDArray[np.float32], y: NDArray[np.int32], hidden: tuple[int, ...], rate: float, decay: float, epochs: int
 ) -> Layers:
     """Multinomial logistic regression, or a multi-layer perceptron with `hidden` widths, fitted by AdamW.
 
     Args:
       x: float32 [N, D], standardised. y: int32 [N], classes from 0.
-      held_out: number of last rows kept out of the fit; the epoch with the best accuracy on them is returned.
+      rate: first learning rate; it falls to 0 along a cosine.
+      decay: weight decay.
 
     Returns:
-      Weights and biases per layer.
+      Weights and biases per layer, of the epoch with the best accuracy on the last tenth of the rows, which is kept
+      out of the fit.
     """
     widths = [x.shape[1], *hidden, int(y.max()) + 1]
-    keys = jax.random.split(jax.random.key(seed), len(widths))
+    keys = jax.random.split(jax.random.key(0), len(widths))
     layers: Layers = [
         (jax.random.normal(key, (a, b)) * (2 / a) ** 0.5 * (1.0 if i < len(hidden) else 0.01), jnp.zeros(b))
         for i, (key, a, b) in enumerate(zip(keys, widths, widths[1:]))
     ]
-    fitted = len(x) - held_out
+    fitted = len(x) - len(x) // 10
     steps = fitted // BATCH
-    optimizer = optax.adamw(optax.cosine_decay_schedule(learning_rate, steps * epochs), weight_decay=weight_decay)
+    optimizer = optax.adamw(optax.cosine_decay_schedule(rate, steps * epochs), weight_decay=decay)
 
     def loss(layers: Layers, rows: Array, x: Array, y: Array) -> Array:
         return optax.softmax_cross_entropy_with_integer_labels(_logits(layers, x[rows]), y[rows]).mean()
@@ -86,52 +79,14 @@ def fit(
     return best
 
 
-def baselines(
-    images: NDArray[np.uint8],
-    species: NDArray[np.uint32],
-    metadata: NDArray[np.float32],
-    train_rows: NDArray[np.int64],
-    val_rows: NDArray[np.int64],
-    *,
-    seed: int = 0,
-) -> dict[str, float]:
-    """Species accuracy of models that cannot combine picture and metadata.
-
-    Args:
-      images: uint8 [N, H, W, 3]. species: [N], taxon id, 0 = null. metadata: float32 [N, D], missing parts zero.
-      train_rows, val_rows: row indices; rows without a species are left out of both.
-      seed: of initial weights and order.
+def demo_baselines(summary: DemoSummary) -> dict[str, float]:
+    """Species accuracy of models that cannot combine picture and metadata, on the files of `summary`.
 
     Returns:
-      Shares of right answers on `val_rows`: "majority" (always the commonest species), "metadata" (a perceptron with
-      one hidden layer), "pixels" (softmax regression on standardised pixels). The last two stop early on a tenth of
-      the train rows.
+      Shares of right answers on the validation rows with a species: "majority" (always the commonest species),
+      "metadata" (a perceptron with one hidden layer, on all three components), "pixels" (softmax regression on
+      standardised pixels). The last two stop early on a tenth of the train rows.
     """
-    train, val = train_rows[species[train_rows] > 0], val_rows[species[val_rows] > 0]
-    y = np.unique(species, return_inverse=True)[1].astype(np.int32)
-
-    def accuracy(x: NDArray[np.float32], hidden: Sequence[int], rate: float, decay: float, epochs: int) -> float:
-        mean, std = x[train].mean(axis=0), x[train].std(axis=0) + 1e-3
-        x = (x - mean[None, :]) / std[None, :]
-        layers = fit(
-            *(x[train], y[train], len(train) // 10),
-            hidden=hidden,
-            learning_rate=rate,
-            weight_decay=decay,
-            epochs=epochs,
-            seed=seed,
-        )
-        return float((np.asarray(_logits(layers, jnp.asarray(x[val]))).argmax(axis=1) == y[val]).mean())
-
-    return {
-        "majority": float((y[val] == np.bincount(y[train]).argmax()).mean()),
-        "metadata": accuracy(metadata, (HIDDEN,), 3e-3, 1e-3, 60),
-        "pixels": accuracy(images.reshape(len(images), -1).astype(np.float32), (), 3e-4, 0.1, 30),
-    }
-
-
-def demo_baselines(summary: DemoSummary) -> dict[str, float]:
-    """`baselines` on the files of `summary`, with all three metadata components."""
     with h5py.File(summary.images_path, "r") as file:
         images = file["images"][:]
     with h5py.File(summary.labels_path, "r") as file:
@@ -142,4 +97,17 @@ def demo_baselines(summary: DemoSummary) -> dict[str, float]:
     val = validation_rows(len(species))
     train = np.setdiff1d(np.arange(len(species)), val)
     train = np.random.default_rng(0).permutation(train)  # its last tenth decides when to stop
-    return baselines(images, species, metadata, train, val)
+    train, val = train[species[train] > 0], val[species[val] > 0]
+    y = np.unique(species, return_inverse=True)[1].astype(np.int32)
+
+    def accuracy(x: NDArray[np.float32], hidden: tuple[int, ...], rate: float, decay: float, epochs: int) -> float:
+        mean, std = x[train].mean(axis=0), x[train].std(axis=0) + 1e-3
+        x = (x - mean[None, :]) / std[None, :]
+        layers = fit(x[train], y[train], hidden, rate, decay, epochs)
+        return float((np.asarray(_logits(layers, jnp.asarray(x[val]))).argmax(axis=1) == y[val]).mean())
+
+    return {
+        "majority": float((y[val] == np.bincount(y[train]).argmax()).mean()),
+        "metadata": accuracy(metadata, (HIDDEN,), 3e-3, 1e-3, 60),
+        "pixels": accuracy(images.reshape(len(images), -1).astype(np.float32), (), 3e-4, 0.1, 30),
+    }

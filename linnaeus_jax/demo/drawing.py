@@ -56,11 +56,11 @@ class Body:
     """A body plan: coloured areas (they carry the pattern), dark areas, limbs as lines, eyes, eyespot places."""
 
     areas: tuple[Points, ...]
-    dark: tuple[Points, ...]
-    limbs: tuple[Points, ...]
-    eyes: tuple[Points, ...]
     eyespots: tuple[tuple[float, float], ...]
-    heading: float  # degrees; turns the head from "up" to the usual pose
+    dark: tuple[Points, ...] = ()
+    limbs: tuple[Points, ...] = ()
+    eyes: tuple[Points, ...] = ()
+    heading: float = 0.0  # degrees; turns the head from "up" to the usual pose
 
 
 # ---- shapes ------------------------------------------------------------------------------------------------------
@@ -102,9 +102,7 @@ def _butterfly(forewing: Points, hindwing: Points, eyespot: tuple[float, float])
         areas=_mirrored(hindwing, forewing),
         dark=(_oval(0, 0.06, 0.085, 0.5), _oval(0, -0.46, 0.09, 0.1)),
         limbs=_mirrored(feeler),
-        eyes=(),
         eyespots=(eyespot, (-eyespot[0], eyespot[1])),
-        heading=0.0,
     )
 
 
@@ -117,17 +115,13 @@ def _beetle(wings: Points, collar: Points, head: Points, half_width: float, feel
         areas=(wings,),
         dark=(collar, head),
         limbs=_mirrored(feeler, *legs),
-        eyes=(),
         eyespots=((0.5 * half_width, 0.2), (-0.5 * half_width, 0.2)),
-        heading=0.0,
     )
 
 
 def _fish(flank: Points, tail: Points, fins: tuple[Points, ...], eye: tuple[float, float], eyespot: float) -> Body:
     return Body(
         areas=(tail, *fins, flank),
-        dark=(),
-        limbs=(),
         eyes=(_oval(*eye, 0.12, 0.12), _oval(*eye, 0.06, 0.06)),
         eyespots=((0.0, eyespot),),
         heading=-90.0,

@@ -290,7 +290,6 @@ class DemoSummary:
     images_path: Path
     rows: int
     image_size: int
-    seed: int
     classes: dict[str, int]
     rows_with_species: int
     smallest_species: int
@@ -312,7 +311,6 @@ def _summary(directory: Path, observations: Observations, parameters: dict[str, 
         images_path=directory / "images.h5",
         rows=rows,
         image_size=parameters["image_size"],
-        seed=parameters["seed"],
         classes={rank: len(names) for rank, names in taxon_names().items()},
         rows_with_species=int((observations.taxa[:, 0] > 0).sum()),
         smallest_species=int(counts.min()),
