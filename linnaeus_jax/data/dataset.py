@@ -62,7 +62,6 @@ class Dataset:
     task_label_density: dict[str, dict[str, float]]
     task_nulls_density: dict[str, dict[str, float]]
     meta_label_density: dict[str, dict[str, float]]
-    rarity_percentiles: tuple[float, ...]
     rarity_thresholds: dict[str, NDArray[np.int64]]  # [P] per task with at least two classes
     rarity_names: tuple[str, ...]  # of bins 0..P; empty if the finest task has no thresholds
     taxa_subset_names: tuple[str, ...]
@@ -268,7 +267,6 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
         task_label_density=label_density,
         task_nulls_density=null_density,
         meta_label_density=meta_density,
-        rarity_percentiles=percentiles,
         rarity_thresholds=thresholds,
         rarity_names=splits.rarity_bin_names(percentiles) if len(finest) else (),
         taxa_subset_names=tuple(subset.name for subset in subsets),
@@ -287,11 +285,10 @@ def _select_rows(
     missing_rows: Mapping[str, NDArray[np.int64]],
 ) -> tuple[list[NDArray[np.int64]], tuple[splits.FilterReport, ...]]:
     """Rows of the training and of the validation split, and what the rules rejected in each file."""
-    conditions = splits.FilterSettings.from_config(data)
     missing = [np.asarray(missing_rows.get(name, ()), np.int64) for name in ("train", "val")]
     if sources.split:
         missing = [np.union1d(*missing)]
-    filtered = [splits.filter_rows(table, conditions, settings, rows) for table, rows in zip(tables, missing)]
+    filtered = [splits.filter_rows(table, data, settings, rows) for table, rows in zip(tables, missing)]
     kept = [rows for rows, _ in filtered]
     if sources.split:
         kept = list(splits.split_rows(kept[0], data.h5.train_val_split_ratio, data.h5.train_val_split_seed))
@@ -344,11 +341,11 @@ def _repeated_images(
     return tuple(sentences)
 
 
-def _first(items: Iterable[str], count: int = 5) -> str:
-    """The first few items, and how many there are beyond them."""
+def _first(items: Iterable[str]) -> str:
+    """The first five items, and how many there are beyond them."""
     listed = list(items)
-    more = f" and {len(listed) - count} more" if len(listed) > count else ""
-    return ", ".join(listed[:count]) + more
+    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    return ", ".join(listed[:5]) + more
 
 
 def _null_columns(mixup: ConfigDict, tasks: tuple[str, ...], grouped: bool) -> tuple[int, ...] | None:

@@ -76,11 +76,8 @@ def _check_rows(rows: np.ndarray, count: int, name: object) -> None:
 
 
 def resize_area(image: np.ndarray, out: np.ndarray) -> None:
-    """Resizes uint8[h, w, 3] into out uint8[H, W, 3] with area interpolation; a plain copy where sizes agree."""
-    if image.shape == out.shape:
-        out[...] = image
-    else:
-        out[...] = cv2.resize(image, (out.shape[1], out.shape[0]), interpolation=cv2.INTER_AREA)
+    """Resizes uint8[h, w, 3] into out uint8[H, W, 3] with area interpolation."""
+    out[...] = cv2.resize(image, (out.shape[1], out.shape[0]), interpolation=cv2.INTER_AREA)
 
 
 # --- HDF5 arrays ------------------------------------------------------------------------------------------------------
@@ -326,13 +323,8 @@ class EncodedImages:
         self.__dict__.update(state, _lock=threading.Lock())
 
 
-def identifier_text(identifier: str | bytes) -> str:
-    return identifier.decode("utf-8", errors="replace") if isinstance(identifier, bytes) else str(identifier)
-
-
-def image_path(directory: str | Path, identifier: str | bytes, extension: str) -> str:
+def image_path(directory: str | Path, identifier: str, extension: str) -> str:
     """Path of an image file; the extension (leading dot optional) is added to identifiers that do not end with it."""
-    identifier = identifier_text(identifier)
     extension = extension if not extension or extension.startswith(".") else f".{extension}"
     if not identifier.lower().endswith(extension.lower()):
         identifier += extension

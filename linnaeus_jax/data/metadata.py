@@ -61,15 +61,9 @@ def component_settings(meta: Mapping[str, Any]) -> tuple[ComponentSettings, ...]
     used: dict[int, ComponentSettings] = {}
     for name in active_components(meta):
         node = meta["components"][name]
-        index = int(node["idx"])
-        settings = ComponentSettings(
-            name,
-            str(node["source"]),
-            tuple(node["columns"]),
-            int(node["dim"]),
-            bool(node["allow_missing"]),
-            bool(node["oor_mask"]),
-        )
+        index = node["idx"]
+        keys = ("source", "columns", "dim", "allow_missing", "oor_mask")
+        settings = ComponentSettings(name, **{key: node[key] for key in keys})
         if not settings.source or settings.dim < 1:
             raise ValueError(f"{settings.key} is enabled: set its source (a dataset of the labels file) and its dim")
         if index in used:

@@ -27,7 +27,7 @@ def read_other_labels(config: ConfigDict, dataset: Dataset, labels: str, images:
     """
     settings = component_settings(config.data.meta)
     (table,), _ = read_label_tables([labels], dataset.tasks, settings, null_possible=dataset.null_possible)
-    rows, report = splits.filter_rows(table, splits.FilterSettings.from_config(config.data), settings)
+    rows, report = splits.filter_rows(table, config.data, settings)
     log.info("%s", report)
     label = np.empty(table.taxon.shape, np.int32)
     is_known = np.ones(len(table), bool)

@@ -57,24 +57,6 @@ def plan_epoch(rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoc
     return EpochPlan(*(np.ascontiguousarray(a).reshape(shape) for a in (index, group, partner, weight)))
 
 
-def process_slice(plan: EpochPlan, process_index: int, process_count: int, *, block: int = 1) -> EpochPlan:
-    """The contiguous part of the B axis that belongs to one process.
-
-    `partner` keeps counting from the start of the global micro-batch, since the step sees the global array.
-
-    Raises:
-      ValueError: B does not split into equal parts of whole mixing blocks.
-    """
-    batch = plan.index.shape[-1]
-    local = batch // process_count
-    if batch % process_count or local % block:
-        raise ValueError(
-            f"data.batch_size is {batch}; {process_count} processes need equal shares of whole mixing blocks of "
-            f"{block} rows (schedule.mixup.mix_block)"
-        )
-    return plan[..., process_index * local : (process_index + 1) * local]
-
-
 class PlanSequence:
     """The plans of a whole run: step -> rows, with group levels that may change between epochs.
 
@@ -86,11 +68,11 @@ class PlanSequence:
       settings: the sampler.
       seed: non-negative seed of the run.
       process_index: this process.
-      process_count: number of processes that share a micro-batch.
+      process_count: number of processes that share a micro-batch equally, see `SamplerSettings.check_devices`.
       past_epochs: (updates, micro-batches) of each finished epoch; they may have been made with other settings.
 
     Raises:
-      ValueError: a level without a single micro-batch, or sizes that do not fit the processes.
+      ValueError: a level without a single micro-batch.
     """
 
     def __init__(
@@ -123,18 +105,12 @@ class PlanSequence:
         self.boundaries = np.cumsum(self.steps_per_epoch)
         self._plans: OrderedDict[int, EpochPlan] = OrderedDict()
         self._lock = threading.Lock()
-        empty = np.zeros((1, 1, settings.batch_size))
-        process_slice(EpochPlan(empty, empty, empty, empty), process_index, process_count, block=self._slice_block)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": OrderedDict(), "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
-
-    @property
-    def _slice_block(self) -> int:
-        return self.settings.block if self.settings.groups else 1
 
     def rows_of_epoch(self, epoch: int) -> TrainingRows:
         """The training rows with their groups in one epoch."""
@@ -172,12 +148,14 @@ class PlanSequence:
         return epoch, step - int(self.boundaries[epoch] - self.steps_per_epoch[epoch])
 
     def plan(self, epoch: int) -> EpochPlan:
-        """This process's plan `[U, A, B_local]` of one epoch."""
+        """This process's contiguous part `[U, A, B_local]` of the plan of one epoch.
+
+        `partner` counts from the start of the global micro-batch, since the step sees the global array.
+        """
         with self._lock:
             if epoch not in self._plans:
                 plan = plan_epoch(self.rows_of_epoch(epoch), self.settings, seed=self.seed, epoch=epoch)
-                plan = process_slice(plan, self.process_index, self.process_count, block=self._slice_block)
-                self._plans[epoch] = plan
+                self._plans[epoch] = plan[..., self.local_start : self.local_start + self.local_batch_size]
             self._plans.move_to_end(epoch)
             while len(self._plans) > 2:
                 self._plans.popitem(last=False)

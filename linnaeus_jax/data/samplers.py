@@ -134,20 +134,7 @@ class SamplerSettings:
         return settings
 
     def __post_init__(self) -> None:
-        for key, value, choices in (
-            ("data.sampler.grouped_mode", self.grouped_mode, ("mixed-pairs", "strict-group")),
-            ("data.sampler.leftovers", self.leftovers, ("keep", "drop")),
-        ):
-            if value not in choices:
-                raise ValueError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
-        for key, number in (
-            ("data.batch_size", self.batch_size),
-            ("train.accumulation_steps", self.accumulation_steps),
-            ("schedule.mixup.mix_block", self.block),
-        ):
-            if number < 1:
-                raise ValueError(f"{key} is {number}; it must be at least 1")
-        SAMPLERS[self.type](**self.options)  # reports an unknown name and options that the sampler refuses
+        _ = self.sampler  # reports an unknown name and options that the sampler refuses
         if self.pairs and self.batch_size % 2:
             raise ValueError(
                 f"data.batch_size is {self.batch_size}; mixed-pairs sampling fills batches with pairs and needs an "

@@ -86,21 +86,6 @@ class Split:
 
 
 @dataclass(frozen=True)
-class FilterSettings:
-    """Conditions on rows; all have to hold. `upward_major` is "" (off), "all-finer" or "no-gaps"."""
-
-    include_out_of_region: bool = True
-    null_possible: bool = True
-    upward_major: str = ""
-
-    @classmethod
-    def from_config(cls, data: ConfigDict) -> FilterSettings:
-        """What the section `data` says."""
-        upward_major = data.upward_major_mode if data.upward_major_check else ""
-        return cls(bool(data.out_of_region.include), bool(data.partial.levels), upward_major)
-
-
-@dataclass(frozen=True)
 class FilterReport:
     """How many rows of a file each rule rejects. A row may be rejected by several rules."""
 
@@ -116,21 +101,20 @@ class FilterReport:
 
 def filter_rows(
     table: LabelTable,
-    settings: FilterSettings,
+    data: ConfigDict,
     components: Sequence[ComponentSettings],
-    missing_rows: NDArray[np.int64] | None = None,
+    missing_rows: NDArray[np.int64] | Sequence[int] = (),
 ) -> tuple[NDArray[np.int64], FilterReport]:
     """Rows that may be used, ascending, and the table rule -> rejected rows.
 
     Args:
       table: rows of one labels file.
-      settings: conditions from the config.
+      data: the section of the config with the conditions; all of them have to hold.
       components: those with allow_missing=False must be valid.
       missing_rows: rows without an image.
 
     Raises:
-      ValueError: no row is left (the message names the rule that rejects most), or a missing row lies outside the
-        table.
+      ValueError: no row is left; the message names the rule that rejects most.
     """
     removed: dict[str, int] = {}
     keep = np.ones(len(table), bool)
@@ -139,13 +123,9 @@ def filter_rows(
         removed[rule] = int(rows.sum())
         keep[rows] = False
 
-    if missing_rows is not None and len(missing_rows):
-        if min(missing_rows) < 0 or max(missing_rows) >= len(table):
-            raise ValueError(f"{table.path}: rows of missing images must lie in 0..{len(table) - 1}")
-        missing = np.zeros(len(table), bool)
-        missing[missing_rows] = True
-        reject("image missing", missing)
-    if not settings.include_out_of_region:
+    if len(missing_rows):
+        reject("image missing", np.isin(np.arange(len(table)), missing_rows))
+    if not data.out_of_region.include:
         if table.in_region is None:
             log.warning("%s has no dataset in_region: data.out_of_region.include has no effect", table.path)
         else:
@@ -155,13 +135,14 @@ def filter_rows(
             reject(f"{item.name} unknown ({item.key}.allow_missing=False)", ~table.meta_valid[:, position])
     labelled = table.taxon != 0
     reject("null at every rank", ~labelled.any(axis=1))
-    if not settings.null_possible:
+    if not data.partial.levels:
         reject("null at some rank (data.partial.levels=False)", ~labelled.all(axis=1))
     finer, coarser = labelled[:, :-1], labelled[:, 1:]
-    if settings.upward_major == "all-finer":
+    upward_major = data.upward_major_mode if data.upward_major_check else ""
+    if upward_major == "all-finer":
         broken = (~finer & coarser).any(axis=1)
         reject("null below a labelled rank (data.upward_major_check, all-finer)", broken)
-    elif settings.upward_major == "no-gaps":
+    elif upward_major == "no-gaps":
         reject("null above a labelled rank (data.upward_major_check, no-gaps)", (finer & ~coarser).any(axis=1))
 
     kept = np.flatnonzero(keep)
@@ -223,9 +204,8 @@ def percent(flags: NDArray[np.bool_], names: Iterable[str]) -> dict[str, float]:
 
 
 def check_percentiles(percentiles: Sequence[float]) -> None:
-    """Raises ValueError unless percentiles rise strictly within 0..100."""
-    rising = all(low < high for low, high in pairwise(percentiles))
-    if not rising or any(not 0 <= value <= 100 for value in percentiles):
+    """Raises ValueError unless percentiles rise strictly."""
+    if any(high <= low for low, high in pairwise(percentiles)):
         raise ValueError(f"metrics.rarity_percentiles = {tuple(percentiles)} must rise strictly within 0..100")
 
 
@@ -236,7 +216,6 @@ def rarity_thresholds(
 
     The null class and classes without rows take part. The position is rounded half to even.
     """
-    check_percentiles(percentiles)
     return {
         task: np.sort(count)[[round(value / 100 * (len(count) - 1)) for value in percentiles]]
         for task, count in counts.items()
@@ -269,29 +248,20 @@ class TaxaSubset:
     taxon_id: int
 
 
-def parse_taxa_subsets(entries: Sequence[Any], classes: Mapping[str, NDArray[np.int64]]) -> tuple[TaxaSubset, ...]:
+def parse_taxa_subsets(
+    entries: Iterable[tuple[str, str, int]], classes: Mapping[str, NDArray[np.int64]]
+) -> tuple[TaxaSubset, ...]:
     """Subsets from `metrics.taxa_subsets`, a sequence of (name, task, taxon id).
 
     One that can match no row (unknown task or taxon) stays in the list, empty, with a warning.
-
-    Raises:
-      ValueError: an entry has another form, or a name occurs twice.
     """
-    subsets: list[TaxaSubset] = []
-    for entry in entries:
-        try:
-            name, task, taxon = entry
-            subset = TaxaSubset(str(name), str(task), int(taxon))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"metrics.taxa_subsets: {entry!r} is not (name, task, taxon id)") from error
-        if any(subset.name == other.name for other in subsets):
-            raise ValueError(f"metrics.taxa_subsets: the name {subset.name!r} occurs twice")
+    subsets = tuple(TaxaSubset(*entry) for entry in entries)
+    for subset in subsets:
         if subset.task not in classes:
-            log.warning("taxa subset %r is empty: %r is not one of %s", name, subset.task, tuple(classes))
+            log.warning("taxa subset %r is empty: %r is not one of %s", subset.name, subset.task, tuple(classes))
         elif subset.taxon_id == 0 or subset.taxon_id not in classes[subset.task]:
-            log.warning("taxa subset %r is empty: no row has taxon %d in %s", name, subset.taxon_id, subset.task)
-        subsets.append(subset)
-    return tuple(subsets)
+            log.warning("taxa subset %r is empty: no row has taxon %d in %s", subset.name, subset.taxon_id, subset.task)
+    return subsets
 
 
 def taxa_subset_matrix(

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from ml_collections import ConfigDict
 
-from linnaeus_jax.data.images import check_directory, identifier_text, image_path
+from linnaeus_jax.data.images import check_directory, image_path
 from linnaeus_jax.files import write_json
 
 logger = logging.getLogger("linnaeus_jax.data")
@@ -27,15 +28,10 @@ def _files_in(directory: str) -> set[str]:
 
 def verify_images(
     identifiers: Sequence[str] | np.ndarray,
-    directory: str | Path,
+    directory: str,
     extension: str,
-    *,
-    max_missing_ratio: float = 0.0,
-    max_missing_count: int = 0,
-    num_workers: int = 8,
-    chunk_size: int = 1000,
-    log_missing: bool = True,
-    report_path: str | Path | None = None,
+    verify: ConfigDict,
+    report_path: Path | None = None,
 ) -> np.ndarray:
     """Finds the rows whose image file does not exist, writes a JSON report and applies the limits.
 
@@ -45,11 +41,9 @@ def verify_images(
       identifiers: N file names or relative paths, one per row of the labels file.
       directory: the image folder.
       extension: see `image_path`.
-      max_missing_ratio: largest share of missing rows, literal even at 0; negative: no limit.
-      max_missing_count: largest number of missing rows, literal even at 0; negative: no limit.
-      num_workers: threads; <= 0: one per CPU.
-      chunk_size: rows per piece of work.
-      log_missing: list missing identifiers and rows in the report, and log the first 50.
+      verify: the section `data.hybrid.verify_images`. Both limits are literal even at 0, and off below it;
+        `num_workers` threads, 0 or less: one per CPU; `chunk_size` rows per piece of work; `log_missing` lists missing
+        identifiers and rows in the report, and logs the first 50.
       report_path: JSON report, written before a limit aborts; None: no report.
 
     Returns:
@@ -64,7 +58,7 @@ def verify_images(
 
     def missing_in(start: int) -> list[int]:
         missing = []
-        for row in range(start, min(start + chunk_size, len(identifiers))):
+        for row in range(start, min(start + verify.chunk_size, len(identifiers))):
             folder, name = os.path.split(image_path(directory, identifiers[row], extension))
             if folder not in listings:  # two threads may list the same folder: harmless
                 listings[folder] = _files_in(folder)
@@ -72,32 +66,30 @@ def verify_images(
                 missing.append(row)
         return missing
 
-    workers = num_workers if num_workers > 0 else os.cpu_count() or 1
+    workers = verify.num_workers if verify.num_workers > 0 else os.cpu_count()
+    starts = range(0, len(identifiers), verify.chunk_size)
     with ThreadPoolExecutor(workers, thread_name_prefix="verify-images") as pool:
-        missing_rows = [row for chunk in pool.map(missing_in, range(0, len(identifiers), chunk_size)) for row in chunk]
-    names = [identifier_text(identifiers[row]) for row in missing_rows]
+        missing_rows = [row for chunk in pool.map(missing_in, starts) for row in chunk]
+    names = [str(identifiers[row]) for row in missing_rows]
     ratio = len(missing_rows) / len(identifiers) if len(identifiers) else 0.0
     hidden = f"Logging disabled ({len(missing_rows)} found)"
     report = {
         "total_images_checked": len(identifiers),
         "missing_count": len(missing_rows),
         "missing_ratio": ratio,
-        "images_dir": str(directory),
+        "images_dir": directory,
         "verification_timestamp": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "missing_identifiers": sorted(set(names)) if log_missing else hidden,
-        "missing_indices": missing_rows if log_missing else hidden,
+        "missing_identifiers": sorted(set(names)) if verify.log_missing else hidden,
+        "missing_indices": missing_rows if verify.log_missing else hidden,
     }
     if report_path is not None:
-        write_json(Path(report_path), report)
+        write_json(report_path, report)
     logger.info("%s: %d of %d images are missing", directory, len(missing_rows), len(identifiers))
-    if log_missing:
+    if verify.log_missing:
         for row, name in list(zip(missing_rows, names))[:50]:
             logger.warning("%s: row %d: no file for %s", directory, row, name)
-    for key, value, limit in (
-        ("max_missing_count", len(missing_rows), max_missing_count),
-        ("max_missing_ratio", ratio, max_missing_ratio),
-    ):
-        if 0 <= limit < value:
+    for key, value in (("max_missing_count", len(missing_rows)), ("max_missing_ratio", ratio)):
+        if 0 <= (limit := verify[key]) < value:
             raise RuntimeError(
                 f"{directory}: {len(missing_rows)} of {len(identifiers)} images are missing ({value:g}, more than "
                 f"data.hybrid.verify_images.{key} {limit:g}); restore them or raise the limit"

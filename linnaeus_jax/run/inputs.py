@@ -241,7 +241,7 @@ def _missing_rows(config: ConfigDict, output_dir: Path | None) -> dict[str, np.n
                 read_identifiers(labels),
                 folder,
                 config.data.hybrid.file_extension,
-                **{key: value for key, value in verify.items() if key not in ("enabled", "report_path")},
-                report_path=report if report is None or name == "train" else report.with_stem(f"{report.stem}_val"),
+                verify,
+                report if report is None or name == "train" else report.with_stem(f"{report.stem}_val"),
             )
     return missing_rows

@@ -164,7 +164,7 @@ def test_decoded_images_come_from_the_cache(tmp_path, folder, identifiers):
 def test_extension_rules():
     for extension in ("png", ".png"):
         assert image_path("d", "a", extension) == "d/a.png"
-        assert image_path("d", b"a.PNG", extension) == "d/a.PNG"
+        assert image_path("d", "a.PNG", extension) == "d/a.PNG"
     assert image_path("d", "sub/a.b", ".jpg") == "d/sub/a.b.jpg"
     assert image_path("d", "a", "") == "d/a"
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.verify_images import verify_images
 from linnaeus_jax.run.inputs import build_inputs
@@ -25,9 +27,15 @@ def identifiers():
     return read_identifiers(str(FIXTURES / "data_labels.h5"))
 
 
+def section(**changes: Any) -> ConfigDict:
+    verify = get_config().data.hybrid.verify_images
+    verify.update(changes)
+    return verify
+
+
 def test_golden_report(fixtures, folder, identifiers, tmp_path):
     report = tmp_path / "assets" / "missing.json"
-    rows = verify_images(identifiers, folder, "png", max_missing_ratio=0.5, max_missing_count=7, report_path=report)
+    rows = verify_images(identifiers, str(folder), "png", section(max_missing_ratio=0.5, max_missing_count=7), report)
     assert rows.dtype == np.int64
     assert rows.tolist() == MISSING_FILES
     want = json.loads((fixtures / "data_missing_report.json").read_text())
@@ -42,8 +50,8 @@ def test_golden_report(fixtures, folder, identifiers, tmp_path):
     ("limits", "passes"),
     [
         ({}, False),  # 0 is literal
-        ({"max_missing_count": 7, "max_missing_ratio": -1}, True),
-        ({"max_missing_count": 6, "max_missing_ratio": -1}, False),
+        ({"max_missing_count": 7, "max_missing_ratio": -1.0}, True),
+        ({"max_missing_count": 6, "max_missing_ratio": -1.0}, False),
         ({"max_missing_count": -1, "max_missing_ratio": 7 / 400}, True),
         ({"max_missing_count": -1, "max_missing_ratio": 0.017}, False),
         ({"max_missing_count": 7, "max_missing_ratio": 0.0}, False),
@@ -52,22 +60,22 @@ def test_golden_report(fixtures, folder, identifiers, tmp_path):
 def test_limits(folder, identifiers, tmp_path, limits, passes):
     report = tmp_path / "missing.json"
     if passes:
-        assert len(verify_images(identifiers, folder, ".png", report_path=report, **limits)) == 7
+        assert len(verify_images(identifiers, str(folder), ".png", section(**limits), report)) == 7
     else:
         with pytest.raises(
             RuntimeError, match=r"7 of 400 images are missing .*max_missing_(count|ratio).*missing\.json"
         ):
-            verify_images(identifiers, folder, ".png", report_path=report, **limits)
+            verify_images(identifiers, str(folder), ".png", section(**limits), report)
     assert json.loads(report.read_text())["missing_count"] == 7  # written before it aborts
 
 
 def test_lists_can_be_left_out(folder, identifiers, tmp_path, caplog):
     report = tmp_path / "missing.json"
     limits: dict[str, Any] = {"max_missing_count": 7, "max_missing_ratio": -1.0}
-    verify_images(identifiers, folder, ".png", log_missing=False, report_path=report, **limits)
+    verify_images(identifiers, str(folder), ".png", section(log_missing=False, **limits), report)
     assert json.loads(report.read_text())["missing_indices"] == "Logging disabled (7 found)"
     assert "no file for" not in caplog.text
-    verify_images(identifiers, folder, ".png", num_workers=0, chunk_size=1, **limits)
+    verify_images(identifiers, str(folder), ".png", section(num_workers=0, chunk_size=1, **limits))
     assert caplog.text.count("no file for") == 7
 
 
@@ -75,14 +83,15 @@ def test_subfolders_and_nothing_to_check(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.jpg").touch()
     (tmp_path / "a" / "2.jpg").mkdir()  # a folder is no picture
-    found = verify_images(["a/1", "a/2", "b/1"], tmp_path, "jpg", max_missing_count=2, max_missing_ratio=-1)
+    verify = section(max_missing_count=2, max_missing_ratio=-1.0)
+    found = verify_images(["a/1", "a/2", "b/1"], str(tmp_path), "jpg", verify)
     assert found.tolist() == [1, 2]
-    assert verify_images([], tmp_path, "jpg").tolist() == []
+    assert verify_images([], str(tmp_path), "jpg", verify).tolist() == []
 
 
 def test_unusable_settings(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"data\.hybrid\.images_dir"):
-        verify_images(["a"], tmp_path / "nowhere", ".jpg")
+        verify_images(["a"], str(tmp_path / "nowhere"), ".jpg", section())
 
 
 def test_a_run_leaves_missing_rows_out(fixtures, folder, tmp_path):
