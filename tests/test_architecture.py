@@ -136,6 +136,30 @@ def test_files_over_500_lines_are_named_with_their_reason():
     assert long == set(LONG_FILES)
 
 
+def code_lines(path: Path) -> list[tuple[int, str]]:
+    """(number, text) of the lines of code, without blank lines, comments, docstrings and imports."""
+    source = path.read_text()
+    left_out: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        is_text = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = ((number, line.strip()) for number, line in enumerate(source.splitlines(), 1) if number not in left_out)
+    return [(number, line) for number, line in lines if line and not line.startswith("#")]
+
+
+def test_no_block_of_more_than_8_lines_stands_twice():
+    first: dict[tuple[str, ...], str] = {}
+    for path in modules():
+        lines = code_lines(path)
+        for start in range(len(lines) - 8):
+            block = tuple(line for _, line in lines[start : start + 9])
+            place = f"{path.relative_to(PACKAGE)}:{lines[start][0]}"
+            assert first.setdefault(block, place) == place, f"{place} repeats {first[block]}"
+
+
 def test_device_reads_go_through_fetch():
     """`jax.device_get` and friends in the step and the run only where the counted fetch is defined."""
     allowed = {("placement.py", "device_get"), ("placement.py", "block_until_ready")}
