@@ -12,11 +12,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from linnaeus_jax.config.errors import UserError
 
     try:
-        config, options = load_config(list(sys.argv[1:] if argv is None else argv))
+        config, workdir = load_config(list(sys.argv[1:] if argv is None else argv))
         # jax and everything that needs it is imported only once the command line is known to be right
         from linnaeus_jax.run.trainer import run
 
-        run(config, options.get("workdir"), skip_validation=options.get("skip_validation", False))
+        run(config, workdir)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

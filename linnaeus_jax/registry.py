@@ -71,9 +71,6 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
     def options(self, name: str) -> dict[str, Any]:
         """Default of every option of an entry; empty for an unknown name."""
         return options_of(self.entries[name]) if name in self.entries else {}

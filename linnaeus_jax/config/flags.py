@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.plugins import import_plugins
-from linnaeus_jax.config.tree import assign, kind_of, locate, nearest_key
+from linnaeus_jax.config.tree import assign, kind_of, nearest_key
 from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key, target_value
 
 COMMAND = "python -m linnaeus_jax.main"
@@ -39,15 +39,14 @@ _SWITCHES = ("skip_validation", "enable_debug_logger", "no_enable_debug_logger")
 _FOREIGN = ("cfg", "opts", "datadir", "metapath", "val_metapath", "saving_path")
 
 
-def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
+def load_config(argv: Sequence[str]) -> tuple[ConfigDict, str | None]:
     """Builds the configuration that a command line describes, and imports its plugins.
 
     Args:
       argv: arguments without the program's name.
 
     Returns:
-      The locked, completed tree, and the options outside it: `workdir` (str or None), `skip_validation` (bool),
-      `config_file` (the text after `--config=`) and `overrides` (value by dotted key).
+      The locked, completed tree, and the run directory that is given outside it.
 
     Raises:
       ConfigError: everything wrong with the arguments at once. Command lines of other programs that are documented
@@ -64,7 +63,6 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
         raise ConfigError([*errors, f"--config is missing; for a first run use --config={QUICKSTART}"])
     config = _load_file(options["config"])
     config.lock()
-    applied = {}
     given = [*_documented_switches(options, errors), *overrides]
     # plugins first: they add options; then types, which decide what other options there are
     given.sort(key=lambda pair: (pair[0] != "env.plugins", not pair[0].endswith(".type")))
@@ -74,8 +72,6 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
         path = tuple(dotted.split("."))
         try:
             assign(config, path, _parse(text, kind_of(config, path)))
-            node, key = locate(config, path)
-            applied[dotted] = node[key]
             if dotted == "env.plugins":
                 _complete(config)
         except KeyError:
@@ -87,13 +83,7 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, dict[str, Any]]:
             errors.append(f"--config.{dotted} = {text!r}: expected a list such as 1,2 or (1,2)")
     if errors:
         raise ConfigError(errors)
-    extra = {
-        "workdir": options.get("workdir"),
-        "skip_validation": "skip_validation" in options,
-        "config_file": options["config"],
-        "overrides": applied,
-    }
-    return _complete(config), extra
+    return _complete(config), options.get("workdir")
 
 
 def _complete(config: ConfigDict) -> ConfigDict:

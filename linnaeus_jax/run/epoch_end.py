@@ -89,7 +89,7 @@ class EpochEnd:
             host.tracker.update(
                 "train", train, epoch, step, seconds=train_seconds, samples=None if samples is None else int(samples)
             )
-            progress.finish_training_epoch()
+            progress.epoch_complete = True
         due = host.schedule.due()
         phases = due.phases if self.validation_rows and not skip_validation else ()
         if not rerun:

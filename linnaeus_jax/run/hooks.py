@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax.files import write_json
 from linnaeus_jax.metrics.names import phase_label, split_result
 from linnaeus_jax.reporting.logs import console_level
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
@@ -41,7 +42,7 @@ class EpochEndHooks:
 
     def write_progress(self) -> None:
         if self.experiment.is_coordinator:
-            self.host.progress.save(self.experiment.directory.progress_json)
+            write_json(self.experiment.directory.progress_json, self.host.progress.state_dict())
 
     def evaluate(self, state: TrainState, phases: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
         """Metrics by phase; `phases` are component masks bool [K] by name."""

@@ -38,13 +38,12 @@ from linnaeus_jax.step.placement import RunAhead
 log = logging.getLogger("linnaeus_jax")
 
 
-def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validation: bool = False) -> dict[str, float]:
+def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, float]:
     """Trains as the config says, resuming where an earlier run in `workdir` stopped; returns the final metrics.
 
     Args:
       config: the complete tree, see `linnaeus_jax.config`.
       workdir: the run directory; by default derived from `experiment` and `env.output`.
-      skip_validation: on resume, drop validations that were still pending.
 
     Raises:
       ConfigError: all wrong settings at once, before anything is computed or written.
@@ -72,8 +71,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None, *, skip_validatio
             restored = restore(experiment, checkpoints, host)
             sinks = start(experiment, host, sync, restored.step)
             hooks = EpochEndHooks(experiment, host, checkpoints, sinks, sync)
-            skip_validation |= config.train.skip_validation
-            train(experiment, host, hooks, restored, interruption, skip_validation=skip_validation)
+            train(experiment, host, hooks, restored, interruption, skip_validation=config.train.skip_validation)
             return finish(experiment, host, checkpoints, sinks)
         except FloatingPointError as error:
             invalid = explained(error, f"after {host.progress.global_step} updates, outside of an update")

@@ -19,10 +19,10 @@ from linnaeus_jax.config.derived import value_of
 class Choice(NamedTuple):
     unit: str  # off | steps | fraction | epochs
     value: float
-    explicit: bool
+    explicit: bool = False
 
 
-OFF = Choice("off", 0, False)
+OFF = Choice("off", 0)
 
 
 @dataclass(frozen=True)
@@ -42,28 +42,24 @@ def _keys(prefix: str, *units: str) -> dict[str, str]:
     return {unit: f"{prefix}_{unit}" for unit in units}
 
 
-def _default(unit: str, value: float) -> Choice:
-    return Choice(unit, value, False)
-
-
 _INTERVAL = ("epochs", "steps", "fraction")
 _END = ("steps", "fraction")
 _PARTIAL = "schedule.meta_masking.partial"
 
 ALTERNATIVES: dict[str, AlternativeSet] = {
-    "warmup": AlternativeSet("lr_scheduler", _keys("warmup", *_INTERVAL), _default("epochs", 5.0)),
-    "decay": AlternativeSet("lr_scheduler", _keys("decay", *_END), _default("steps", 5000)),
-    "validation": AlternativeSet("schedule.validation", _keys("interval", *_INTERVAL), _default("epochs", 1)),
-    "mask_meta": AlternativeSet("schedule.validation", _keys("mask_meta_interval", *_INTERVAL), _default("epochs", 1)),
+    "warmup": AlternativeSet("lr_scheduler", _keys("warmup", *_INTERVAL), Choice("epochs", 5.0)),
+    "decay": AlternativeSet("lr_scheduler", _keys("decay", *_END), Choice("steps", 5000)),
+    "validation": AlternativeSet("schedule.validation", _keys("interval", *_INTERVAL), Choice("epochs", 1)),
+    "mask_meta": AlternativeSet("schedule.validation", _keys("mask_meta_interval", *_INTERVAL), Choice("epochs", 1)),
     "partial_mask_meta": AlternativeSet("schedule.validation.partial_mask_meta", _keys("interval", *_INTERVAL)),
-    "checkpoint": AlternativeSet("schedule.checkpoint", _keys("interval", *_INTERVAL), _default("epochs", 1)),
+    "checkpoint": AlternativeSet("schedule.checkpoint", _keys("interval", *_INTERVAL), Choice("epochs", 1)),
     "meta_end": AlternativeSet("schedule.meta_masking", _keys("end", *_END)),
     "partial_start": AlternativeSet(_PARTIAL, _keys("start", *_END)),
     "partial_end": AlternativeSet(_PARTIAL, _keys("end", *_END)),
-    "partial_prob_end": AlternativeSet(_PARTIAL, _keys("prob_end", *_END), _default("fraction", 0.5)),
-    "null_end": AlternativeSet("schedule.null_masking", _keys("end", *_END), _default("steps", 15000)),
+    "partial_prob_end": AlternativeSet(_PARTIAL, _keys("prob_end", *_END), Choice("fraction", 0.5)),
+    "null_end": AlternativeSet("schedule.null_masking", _keys("end", *_END), Choice("steps", 15000)),
     "mix_end": AlternativeSet("schedule.mixup.prob", _keys("end", *_END)),
-    "patience": AlternativeSet("train.early_stop", _keys("patience", *_INTERVAL), _default("steps", 2000)),
+    "patience": AlternativeSet("train.early_stop", _keys("patience", *_INTERVAL), Choice("steps", 2000)),
 }
 #: updates between records where the user names no interval; the tracker stream follows the step stream
 LOG_DEFAULTS = {"step": 50, "console": 100, "wandb": None, "lr": 100, "pipeline": 250}
@@ -71,7 +67,7 @@ for _stream, _interval in LOG_DEFAULTS.items():
     ALTERNATIVES[f"log_{_stream}"] = AlternativeSet(
         "schedule.metrics",
         {"steps": f"{_stream}_interval", "fraction": f"{_stream}_fraction"},
-        OFF if _interval is None else _default("steps", _interval),
+        OFF if _interval is None else Choice("steps", _interval),
         negative_is_off=True,
     )
 

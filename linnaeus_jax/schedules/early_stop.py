@@ -150,15 +150,9 @@ def check(
     if spec.max_steps is not None and step >= spec.max_steps:
         return state, Decision(True, "max_steps")
     if metric is not None:
-        metric = float(metric)
-        change = math.nan
-        if not math.isnan(metric):
-            best = state["best"]
-            if best is None:
-                change = math.inf
-            else:
-                change = metric - best if spec.higher_is_better else best - metric
-        if change > 0 and change >= spec.min_delta:
+        metric, best = float(metric), state["best"]
+        gain = math.inf if best is None else (metric - best) * (1 if spec.higher_is_better else -1)
+        if not math.isnan(metric) and gain > 0 and gain >= spec.min_delta:
             state = state | {"best": metric, "best_step": step}
         if spec.patience_steps and step - state["best_step"] >= spec.patience_steps:
             return state, Decision(True, "patience")

@@ -14,29 +14,16 @@ from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
 from linnaeus_jax.schedules.step_function import StepFunction, linear
 
 
-def apply_lr_scaling(
-    base_lr: float,
-    effective_batch_size: int,
-    *,
-    reference_bs: int = 512,
-    rule: str = "linear",
-    multiplier: float = 1.0,
-) -> float:
-    """Peak learning rate of a group.
+def apply_lr_scaling(base_lr: float, effective_batch_size: int, *, reference_bs: int, rule: str) -> float:
+    """Peak learning rate.
 
     Args:
       base_lr: rate at `reference_bs`.
       effective_batch_size: rows of one update over all devices and micro-batches.
       rule: "linear" scales by n = effective / reference, "sqrt" by its square root.
-      multiplier: factor of the parameter group.
-
-    Raises:
-      ValueError: unknown rule.
     """
     ratio = effective_batch_size / reference_bs
-    if rule not in ("linear", "sqrt"):
-        raise ValueError(f"lr_scheduler.scaling = {rule!r} is unknown; use 'linear' or 'sqrt'")
-    return base_lr * multiplier * (ratio if rule == "linear" else math.sqrt(ratio))
+    return base_lr * (ratio if rule == "linear" else math.sqrt(ratio))
 
 
 def learning_rate(spec: LearningRateSpec) -> StepFunction:

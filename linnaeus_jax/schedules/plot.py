@@ -26,10 +26,7 @@ def plot_schedule(
 
     Args:
       path: the PNG file.
-      applied: group -> (updates, rates) as recorded during training, drawn over the plan.
-
-    Raises:
-      KeyError: a recorded group is not part of the schedule.
+      applied: group -> (updates, rates) as recorded during training, drawn over the plan; a frozen group is not.
     """
     from matplotlib.figure import Figure  # the import takes a second, which only those who draw should pay
 
@@ -43,15 +40,14 @@ def plot_schedule(
     rate_axes, probability_axes, event_axes = figure.subplots(3, 1, sharex=True, height_ratios=(4, 3, 2))
 
     rates = build_scheduler(resolved)
-    frozen = {spec.group for spec in resolved.learning_rates if spec.frozen}
     colors = {spec.group: f"C{index % 10}" for index, spec in enumerate(specs)}
     for spec in specs:
         label = f"{spec.group} ({spec.name}, peak {spec.peak:.3g})"
         rate_axes.plot(steps, rates[spec.group](steps), color=colors[spec.group], label=label)
     for group, (when, values) in (applied or {}).items():
-        if group in frozen:
-            continue
-        rate_axes.plot(when, values, ".", ms=5, color=colors[group], mec="black", mew=0.3, label=f"{group}, applied")
+        if group in colors:
+            label = f"{group}, applied"
+            rate_axes.plot(when, values, ".", ms=5, color=colors[group], mec="black", mew=0.3, label=label)
     lowest = min((spec.min_lr for spec in specs if spec.min_lr > 0), default=0.0)
     peaks = [spec.peak for spec in specs if spec.peak > 0]
     if peaks and lowest and max(peaks) / min(peaks) > 5:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.files import write_json
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Due, Stage
 
@@ -71,9 +68,6 @@ class TrainingProgress:
         self.global_step += updates
         self.micro_step += micro_batches
         self.samples_seen += samples
-
-    def finish_training_epoch(self) -> None:
-        self.epoch_complete = True
 
     def schedule_validation(self, stage: str, index: int | None = None) -> None:
         """Adds a validation once; for the partial stage also the index of a whitelist entry."""
@@ -143,7 +137,3 @@ class TrainingProgress:
             Stage(stage)
         for name, value in state.items():
             setattr(self, name, list(value) if isinstance(value, list | tuple) else value)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes JSON so that a reader finds the old or the new state, never a part."""
-        write_json(Path(path), self.state_dict())

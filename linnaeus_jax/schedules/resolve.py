@@ -13,7 +13,6 @@ from linnaeus_jax.schedules.alternatives import (
     ALTERNATIVES,
     LOG_DEFAULTS,
     AlternativeSet,
-    Choice,
     choose,
     is_mentioned,
     of_group,
@@ -50,9 +49,9 @@ class _Resolver:
         self.config, self.totals = config, totals
         self.notes: list[str] = []
 
-    def steps(self, alternatives: AlternativeSet, choice: Choice | None = None) -> int:
+    def steps(self, alternatives: AlternativeSet) -> int:
         """Updates of an alternative set, 0 where it is off."""
-        choice = choose(self.config, alternatives) if choice is None else choice
+        choice = choose(self.config, alternatives)
         steps = to_steps(choice, self.totals.steps_per_epoch)
         if choice.unit == "fraction" and choice.value > 0.01 and steps < _FEW_STEPS:
             self.notes.append(f"{alternatives.path('fraction')} = {choice.value} is only {steps} updates")
@@ -60,9 +59,8 @@ class _Resolver:
 
     def interval(self, name: str) -> Interval:
         choice = choose(self.config, ALTERNATIVES[name])
-        steps = 0 if choice.unit == "epochs" else self.steps(ALTERNATIVES[name], choice)
-        value = int(choice.value) if choice.unit in ("epochs", "steps") else choice.value
-        return Interval(unit=choice.unit, value=value, steps=steps, explicit=choice.explicit)
+        steps = 0 if choice.unit == "epochs" else self.steps(ALTERNATIVES[name])
+        return Interval(**choice._asdict(), steps=steps)
 
     def learning_rates(self) -> tuple[LearningRateSpec, ...]:
         scheduler, groups = self.config.lr_scheduler, self.config.optimizer.parameter_groups

@@ -531,7 +531,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch,
     config = tiny_config(tmp_path / "data")
     from linnaeus_jax import config as config_module
 
-    monkeypatch.setattr(config_module, "load_config", lambda argv: (config, {"workdir": tmp_path / argv[0]}))
+    monkeypatch.setattr(config_module, "load_config", lambda argv: (config, tmp_path / argv[0]))
     for where in ("save", "wait_until_finished"):
         with monkeypatch.context() as patch:
             patch.setattr(ocp.CheckpointManager, where, no_space)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from linnaeus_jax.files import write_json
 from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
 from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end
 from tests.schedules.helpers import make_schedule
@@ -87,7 +88,7 @@ def test_one_pass_completes_everything_due():
     progress = TrainingProgress()
     progress.start_training_epoch(0)
     progress.advance(10, micro_batches=20, samples=640)
-    progress.finish_training_epoch()
+    progress.epoch_complete = True
     progress.schedule_due(OpsSchedule(resolved, progress).due())
     assert progress.partial_validation_indices == [0, 1, 2]
     assert progress.pending_validations == list(_PREFIX)
@@ -120,12 +121,12 @@ def test_state_is_a_copy_and_is_checked():
 def test_save_is_atomic_and_exact(tmp_path):
     path = tmp_path / "progress.json"
     progress = TrainingProgress(global_step=7, pending_validations=["VALIDATION_NORMAL"])
-    progress.save(path)
+    write_json(path, progress.state_dict())
     restored = TrainingProgress()
     restored.load_state_dict(json.loads(path.read_text()))
     assert restored == progress
     progress.advance(3)
-    progress.save(path)
+    write_json(path, progress.state_dict())
     assert json.loads(path.read_text())["global_step"] == 10
     assert [entry.name for entry in tmp_path.iterdir()] == ["progress.json"]
 
@@ -166,7 +167,7 @@ def test_epochs_of_another_length_after_a_resume():
     assert progress.enter_epoch(0)
     progress.advance(10)
     assert not progress.enter_epoch(0)
-    progress.finish_training_epoch()
+    progress.epoch_complete = True
     assert progress.enter_epoch(1)
     progress.advance(3)
     assert not progress.enter_epoch(1)

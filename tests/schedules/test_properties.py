@@ -99,7 +99,7 @@ def test_an_end_of_epoch_that_a_kill_cuts_off_is_due_again_as_a_whole(resolved, 
     for epoch in range(resolved.epochs):
         assert progress.enter_epoch(epoch)
         progress.advance(resolved.totals.steps_per_epoch[epoch])
-        progress.finish_training_epoch()
+        progress.epoch_complete = True
         due = OpsSchedule(resolved, progress).due()
         progress.schedule_due(due)
         if epoch == killed_at:

@@ -98,8 +98,6 @@ def test_plot(tmp_path):
     assert image is not None
     assert image.shape[1] == 1200
     assert image.std() > 10
-    with pytest.raises(KeyError):
-        plot_schedule(resolved, path, applied={"tail": ([0], [1.0])})
 
 
 def test_tool_resolves_levels(tmp_path, capsys):
