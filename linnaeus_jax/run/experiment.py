@@ -141,7 +141,6 @@ def _resolve(inputs: Inputs) -> ResolvedSchedule:
         dataset_size=len(inputs.dataset.train),
         micro_batches_per_epoch=inputs.micro_batches_per_epoch,
         devices=inputs.devices,
-        past_epochs=len(inputs.past_epochs),
     )
 
 

@@ -236,8 +236,6 @@ def _canonical(combos: Sequence[Sequence[str]], order: Sequence[str]) -> tuple[t
 
 def _per_epoch(name: str, value: int | Sequence[int], epochs: int) -> tuple[int, ...]:
     counts = (value,) * epochs if isinstance(value, int) else tuple(int(count) for count in value)
-    if len(counts) != epochs:
-        raise ValueError(f"{name} has {len(counts)} entries, but train.epochs = {epochs}; give one count per epoch")
     if min(counts) <= 0:
         raise ValueError(f"{name} = {counts} must be positive; is the training set empty, or smaller than one batch?")
     return counts
@@ -250,7 +248,6 @@ def resolve_all_schedule_params(
     dataset_size: int,
     micro_batches_per_epoch: int | Sequence[int],
     devices: int = 1,
-    past_epochs: int = 0,
 ) -> ResolvedSchedule:
     """Turns every duration of the configuration into optimizer updates. The configuration is not changed.
 
@@ -261,30 +258,21 @@ def resolve_all_schedule_params(
       dataset_size: training rows.
       micro_batches_per_epoch: micro-batches of each epoch, or one number for all.
       devices: data-parallel devices.
-      past_epochs: epochs that are finished; they may have been made with another batch size or accumulation.
 
     Returns:
       The schedule, with all its warnings.
 
     Raises:
-      ValueError: the counts contradict the configuration.
+      ValueError: an epoch has no update.
     """
     scheduler, epochs = config.lr_scheduler, config.train.epochs
     accumulation = max(1, config.train.accumulation_steps)
-    steps = _per_epoch("steps_per_epoch", steps_per_epoch, epochs)
-    micro = _per_epoch("micro_batches_per_epoch", micro_batches_per_epoch, epochs)
-    for updates, batches in zip(steps[past_epochs:], micro[past_epochs:]):
-        if updates != -(-batches // accumulation):
-            raise ValueError(
-                f"{batches} micro-batches in groups of train.accumulation_steps = {accumulation} make "
-                f"{-(-batches // accumulation)} updates per epoch, not {updates}"
-            )
     batch = global_batch_size(config, devices)
     effective = batch * accumulation
     totals = Totals(
         dataset_size=dataset_size,
-        steps_per_epoch=steps,
-        micro_batches_per_epoch=micro,
+        steps_per_epoch=_per_epoch("steps_per_epoch", steps_per_epoch, epochs),
+        micro_batches_per_epoch=_per_epoch("micro_batches_per_epoch", micro_batches_per_epoch, epochs),
         accumulation_steps=accumulation,
         batch_size=batch,
         devices=devices,

@@ -234,13 +234,8 @@ def test_defaults_live_here_and_the_config_is_not_changed():
 
 def test_wrong_counts():
     config = make_config({"train.epochs": 2, "train.accumulation_steps": 4})
-    for steps, micro, text in (
-        (3, 13, "make 4 updates"),
-        ((3, 3, 3), 12, "3 entries"),
-        (0, 0, "is the training set empty"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            resolve_all_schedule_params(config, steps_per_epoch=steps, dataset_size=1, micro_batches_per_epoch=micro)
+    with pytest.raises(ValueError, match="is the training set empty"):
+        resolve_all_schedule_params(config, steps_per_epoch=0, dataset_size=1, micro_batches_per_epoch=0)
 
 
 def test_epochs_to_steps():
