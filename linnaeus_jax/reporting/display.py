@@ -7,13 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from linnaeus_jax.metrics.names import CHAINS, phase_label
 from linnaeus_jax.metrics.step_logger import clock
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.taxonomy.ranks import task_name
+
+#: weight of the updates before in the averages of `Throughput`
+SMOOTHING = 0.9
 
 
 class Throughput:
@@ -22,8 +25,7 @@ class Throughput:
     The first update of a window carries compilation or a pause and is left out.
     """
 
-    def __init__(self, smoothing: float = 0.9) -> None:
-        self.smoothing = smoothing
+    def __init__(self) -> None:
         self.images_per_second = 0.0
         self.wait_share = 0.0
         self.seconds_per_update = 0.0
@@ -38,7 +40,7 @@ class Throughput:
         now = time.perf_counter()
         if self._last is not None:
             elapsed = max(now - self._last, 1e-9)
-            keep = self.smoothing if self.seconds_per_update else 0.0
+            keep = SMOOTHING if self.seconds_per_update else 0.0
             self.seconds_per_update = keep * self.seconds_per_update + (1 - keep) * elapsed
             self.wait_share = keep * self.wait_share + (1 - keep) * min(waited / elapsed, 1.0)
             self.images_per_second = images / self.seconds_per_update
@@ -48,37 +50,29 @@ class Throughput:
 class TrainingProgressBar:
     """The bar of a whole run; a plain no-op where the output is no terminal."""
 
-    def __init__(self, total: int, start: int, *, shown: bool = True) -> None:
+    def __init__(self, total: int, start: int, *, shown: bool) -> None:
         self.total = total
-        self._task: TaskID | None = None
-        self._progress: Progress | None = None
-        if shown and console.is_terminal:
-            self._progress = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
-                TimeElapsedColumn(),
-                console=console,
-                expand=True,
-            )
-            self._progress.start()
-            self._task = self._progress.add_task("training", total=total, completed=start, facts="")
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            console=console,
+            expand=True,
+            disable=not (shown and console.is_terminal),
+        )
+        self._task = self._progress.add_task("training", total=total, completed=start, facts="")
+        self._progress.start()
 
-    def update(self, step: int, description: str, throughput: Throughput, loss: float | None = None) -> None:
+    def update(self, step: int, description: str, throughput: Throughput) -> None:
         """Shows that `step` updates are completed."""
-        if self._progress is None or self._task is None:
-            return
         facts = f"{throughput.images_per_second:7.0f} img/s  wait {100 * throughput.wait_share:3.0f} %"
         facts += f"  ETA {eta(throughput.seconds_per_update * (self.total - step))}"
-        if loss is not None:
-            facts = f"loss {loss:.3f}  {facts}"
         self._progress.update(self._task, completed=step, description=description, facts=facts)
 
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        self._progress.stop()
 
 
 def eta(seconds: float) -> str:

@@ -127,14 +127,3 @@ class MetricsLog:
     def rows(self) -> list[Row]:
         """The rows so far; RunError as of `read_rows`."""
         return read_rows(self.path) if self.path.exists() else []
-
-    def applied_rates(self) -> dict[str, tuple[list[int], list[float]]]:
-        """Learning rates that the updates really used: group -> (0-based steps, rates)."""
-        applied: dict[str, tuple[list[int], list[float]]] = {}
-        for row in self.rows():
-            for name, value in row.values.items():
-                if name.startswith("train/lr/") and isinstance(value, float):
-                    steps, rates = applied.setdefault(name.removeprefix("train/lr/"), ([], []))
-                    steps.append(row.step - 1)
-                    rates.append(value)
-        return applied

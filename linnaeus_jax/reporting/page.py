@@ -26,20 +26,14 @@ ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{o
 """
 
 
-class Html(str):
-    """Text that is markup already and is not escaped again."""
-
-
 def cell(value: Any) -> str:
     """A value as people read it; None is a dash."""
-    if isinstance(value, Html):
-        return value
     if value is None:
         return "–"
     return html.escape(f"{value:,.4g}" if isinstance(value, float) else str(value))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool = False) -> Html:
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool = False) -> str:
     """A table; a row may hold `(value, "best")` pairs, which are marked. With `text` all columns are left-aligned."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = []
@@ -50,9 +44,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool =
             parts.append(f'<td class="{kind}">{cell(value)}</td>' if kind else f"<td>{cell(value)}</td>")
         body.append(f"<tr>{''.join(parts)}</tr>")
     if not body:
-        return Html("")
+        return ""
     kind = ' class="text"' if text else ""
-    return Html(f'<div class="scroll"><table{kind}><tr>{head}</tr>{"".join(body)}</table></div>')
+    return f'<div class="scroll"><table{kind}><tr>{head}</tr>{"".join(body)}</table></div>'
 
 
 def percent(value: float | None, factor: float = 1.0) -> str | None:

@@ -18,7 +18,7 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_difference, flatten, plain
 from linnaeus_jax.files import write_atomically
 from linnaeus_jax.metrics.names import CHAINS, phase_label, result_name
-from linnaeus_jax.metrics.table import BUILT_IN
+from linnaeus_jax.metrics.table import BUILT_IN, RISK_LEVELS
 from linnaeus_jax.reporting import report_plots as plots
 from linnaeus_jax.reporting.alerts import STARVING, WAIT_SHARE
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
@@ -36,9 +36,7 @@ CONFIDENCE = (
     "nll",
     "brier",
     "aurc",
-    "coverage_at_risk_1",
-    "coverage_at_risk_5",
-    "coverage_at_risk_10",
+    *(f"coverage_at_risk_{percent}" for percent in RISK_LEVELS),
 )
 WORST_CLASSES, CONFUSIONS = 15, 8
 
@@ -272,7 +270,7 @@ def confidence(run: RunRecord, tasks: Tasks) -> str:
 
     rows = [[task_name(task), *(value(name, task) for name in measured)] for task in tasks] if measured else []
     consistency = run.last("val/consistency_rate")
-    content: str = table(["rank", *(BUILT_IN[name].heading for name in measured)], rows)
+    content = table(["rank", *(BUILT_IN[name].heading for name in measured)], rows)
     if consistency is not None:
         content += note(f"Predicted ranks agree with the taxonomy in {100 * consistency:.2f} % of the rows.")
     curves = {task_name(task): one for task, one in validation_curves(run).items()}
@@ -450,18 +448,15 @@ def write_report(run_directories: Sequence[Path], out: Path) -> Path:
     """Writes one HTML page about the runs, without references to anything outside it; returns its path.
 
     Args:
-      run_directories: of one run, or of several that are shown side by side.
+      run_directories: of one run, or of several that are shown side by side; at least one.
       out: the HTML file; an older one is replaced.
 
     Raises:
       RunError: a directory holds no readable metrics log, or a damaged file.
-      ValueError: no directory, or the same twice.
+      ValueError: the same directory is given twice.
       ConfigError: a plugin of a run cannot be imported.
     """
-    if not run_directories:
-        raise ValueError("no run directory given; give at least one")
-    directories = [Path(directory) for directory in run_directories]
-    runs = {label: RunRecord.load(path) for label, path in zip(labels(directories), directories, strict=True)}
+    runs = {label: RunRecord.load(path) for label, path in zip(labels(run_directories), run_directories, strict=True)}
     for run in runs.values():  # a schedule of the user's own is drawn by its class
         import_plugins(ConfigDict({"env": {"plugins": tuple(run.config.get("env", {}).get("plugins", ()))}}))
     tasks = tasks_of(runs.values())

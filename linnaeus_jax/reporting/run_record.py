@@ -73,6 +73,12 @@ class RunRecord:
         steps, values = zip(*points) if points else ((), ())
         return np.asarray(steps, np.int64), np.asarray(values, np.float64)
 
+    def applied_rates(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Learning rates that the updates really used: group -> (0-based steps, rates)."""
+        names = [name for name in self.names if name.startswith("train/lr/")]
+        points = {name.removeprefix("train/lr/"): self.series(name) for name in names}
+        return {group: (completed - 1, rates) for group, (completed, rates) in points.items()}
+
     def last(self, name: str) -> float | None:
         """The newest value of a numeric metric; None where there is none."""
         values = self.series(name)[1]

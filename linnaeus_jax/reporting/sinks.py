@@ -98,10 +98,8 @@ class Sinks:
         Raises:
           ConfigError: the sink needs a package that is not installed.
         """
-        if self.metrics_log is None:
-            return
         try:
-            rows = self.metrics_log.rows()
+            rows = [] if self.metrics_log is None else self.metrics_log.rows()
             sink = make()
             replay((row for row in rows if row.event != "final"), sink)  # the end of the run writes best values again
             sink.replayed()
@@ -131,7 +129,7 @@ class Sinks:
 
 
 def open_sinks(
-    metrics_log: MetricsLog | None,
+    metrics_log: MetricsLog,
     experiment: ConfigDict,
     *,
     config: Mapping[str, Any],
@@ -142,7 +140,6 @@ def open_sinks(
     """The sinks that `config.experiment` asks for, holding already what earlier starts of the run have logged.
 
     Args:
-      metrics_log: None on processes other than the first, which write nothing.
       experiment: the section `experiment` of the configuration.
       config: the whole configuration as JSON types, secrets removed.
       facts: what else describes the run: `dataset_metadata`, `model_info`, `system_info`.
@@ -152,10 +149,7 @@ def open_sinks(
     Raises:
       ConfigError: a sink that is asked for needs a package that is not installed.
     """
-    sinks = Sinks(metrics_log)
-    if metrics_log is None:
-        return sinks
-    logs = metrics_log.path.parent
+    sinks, logs = Sinks(metrics_log), metrics_log.path.parent
     if experiment.tensorboard.enabled:
         sinks.open("TensorBoard", lambda: TensorBoardSink(logs / "tensorboard", config=config))
     if experiment.wandb.enabled:

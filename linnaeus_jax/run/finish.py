@@ -8,6 +8,7 @@ from linnaeus_jax.reporting.display import phase_tables
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.report import write_report
+from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
@@ -25,7 +26,8 @@ def finish(experiment: Experiment, host: HostState, checkpoints: Checkpoints, si
         return final
     directory, progress = experiment.directory, host.progress
     log_file = MetricsLog(directory.metrics_log)
-    plot_schedule(experiment.resolved, directory.assets / "schedule.png", applied=log_file.applied_rates())
+    applied = RunRecord(directory.root, tuple(log_file.rows())).applied_rates()
+    plot_schedule(experiment.resolved, directory.assets / "schedule.png", applied=applied)
     log_file.supersede(progress.global_step, frozenset({"final"}))
     sinks.write("final", progress.global_step, progress.current_epoch, final)
     sinks.close()

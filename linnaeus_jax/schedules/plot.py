@@ -20,7 +20,7 @@ def plot_schedule(
     resolved: ResolvedSchedule,
     path: str | os.PathLike[str],
     *,
-    applied: Mapping[str, tuple[Sequence[int], Sequence[float]]] | None = None,
+    applied: Mapping[str, tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]] | None = None,
 ) -> Path:
     """Draws the schedule, 1200 x 900 pixels.
 

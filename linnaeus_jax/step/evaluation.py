@@ -203,8 +203,8 @@ class Evaluator:
         """
         samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
         samples = samples if predictions or logits else ()
-        scores = _RowScores(tuple(phases), self.program.tasks) if self.program.extras.confidence else None
-        fields = tuple(dict.fromkeys((*samples, *(SCORE_FIELDS + MISTAKE_FIELDS if scores else ()))))
+        scores = _RowScores(tuple(phases), self.program.tasks)
+        fields = tuple(dict.fromkeys((*samples, *SCORE_FIELDS, *MISTAKE_FIELDS)))
         masks = {name: self.placement.replicate(mask) for name, mask in phases.items()}
         empty = jax.tree.map(np.asarray, self.program.empty_sums())
         sums = {name: self.placement.replicate(empty) for name in phases}
@@ -213,8 +213,7 @@ class Evaluator:
         for batch in batches:
             rows = self._add_batch(params, model_state, task_weights, batch, masks, sums, fields)
             ahead.add(jax.tree.leaves(sums)[:1])
-            if scores is not None:
-                scores.add(rows)
+            scores.add(rows)
             if samples:
                 kept = {name: {field: values[field] for field in samples} for name, values in rows.items()}
                 for name, part in fetch(kept).items():
@@ -222,13 +221,13 @@ class Evaluator:
             if after_first is not None:
                 after_first(fetch(sums))
                 after_first = None
-        host_sums, rest = fetch((sums, None if scores is None else scores.held))
-        by_phase = dict.fromkeys(phases) if scores is None else scores.result(rest)
+        host_sums, rest = fetch((sums, scores.held))
+        by_phase = scores.result(rest)
         return Evaluation(
             metrics={name: self._metrics(host_sums[name], by_phase[name]) for name in phases},
             curves={name: self._curves(host_sums[name], by_phase[name]) for name in phases},
             predictions={name: _joined(batches) for name, batches in parts.items() if batches},
-            mistakes={} if scores is None else scores.mistakes(),
+            mistakes=scores.mistakes(),
             sums=host_sums,
         )
 
@@ -253,11 +252,11 @@ class Evaluator:
             )
         return rows
 
-    def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray | None) -> dict[str, float]:
+    def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray) -> dict[str, float]:
         values = summarise(sums, self.program.tasks, self.program.extras, scores)
         return {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
 
-    def _curves(self, sums: Mapping[str, np.ndarray], scores: np.ndarray | None) -> dict[str, dict[str, Any]]:
+    def _curves(self, sums: Mapping[str, np.ndarray], scores: np.ndarray) -> dict[str, dict[str, Any]]:
         by_task = self.program.extras.curves(sums, self.program.tasks, scores)
         return {task: {**curves, "classes": sums[f"classes/{task}"].tolist()} for task, curves in by_task.items()}
 

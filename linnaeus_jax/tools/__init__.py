@@ -22,9 +22,9 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     )
 
 
-def command(*errors: type[Exception]) -> Callable[[Main], Callable[..., int]]:
+def command(*errors: type[Exception], status: int = 2) -> Callable[[Main], Callable[..., int]]:
     """Decorator of a tool's main function: errors of the user, of files and `errors` are one message on stderr and exit
-    status 2; the status is otherwise what the function returns, by default 0."""
+    status `status`; it is otherwise what the function returns, by default 0."""
 
     caught: tuple[type[Exception], ...] = (UserError, OSError, *errors)
 
@@ -35,7 +35,7 @@ def command(*errors: type[Exception]) -> Callable[[Main], Callable[..., int]]:
                 return main(sys.argv[1:] if argv is None else argv) or 0
             except caught as error:
                 print(error, file=sys.stderr)
-                return 2
+                return status
 
         return run
 

@@ -21,7 +21,8 @@ from linnaeus_jax.reporting.metrics_log import strict
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "good": "green", "title": "bold", "": ""}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@tools.command(status=1)
+def main(argv: Sequence[str]) -> int:
     """Command line. Exit status: 0; 1 where a log is missing; 2 with --strict where there are warnings or errors."""
     parser = tools.parser("analyze_debug_logs", __doc__)
     parser.add_argument("logs", nargs="+", type=Path, help="debug_log_*.jsonl files of one run, or their directory")
@@ -29,12 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="exit with 2 if there are warnings or errors")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the curves into this file")
     options = parser.parse_args(argv)
-    try:
-        files = log_files(options.logs)
-        analysis = analyse(files)
-    except OSError as error:
-        print(error, file=sys.stderr)
-        return 1
+    files = log_files(options.logs)
+    analysis = analyse(files)
     if options.json:
         print(json.dumps(strict(analysis), indent=1, allow_nan=False))
     else:

@@ -41,24 +41,20 @@ def show(summary: dict[str, Any], console: Console) -> None:
     console.print(operations)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@tools.command(RuntimeError, ValueError, status=1)
+def main(argv: Sequence[str]) -> None:
     """Command line. Exit status: 0; 1 where there is no trace."""
     parser = tools.parser("profile_summary", __doc__)
     parser.add_argument("directory", type=Path, metavar="DIR", help="debug.profiler.output_dir, one run, or a file")
     parser.add_argument("--top", type=int, default=15, help="operations to show")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(argv)
-    try:
-        summaries = [summarise(path, options.top) for path in find_traces(options.directory)]
-    except (OSError, RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    summaries = [summarise(path, options.top) for path in find_traces(options.directory)]
     if options.json:
         print(json.dumps(summaries, indent=1))
     else:
         for summary in summaries:
             show(summary, Console())
-    return 0
 
 
 if __name__ == "__main__":

@@ -118,16 +118,12 @@ def main(argv: Sequence[str]) -> None:
         help="optimizer updates of one epoch; comma-separated, one per mixing level, where it switches",
     )
     parser.add_argument("--devices", type=int, default=1, help="data-parallel devices")
-    parser.add_argument("--out", help="directory for schedule_summary.txt, schedule_summary.json and schedule.png")
+    parser.add_argument(
+        "--out", type=Path, help="directory for schedule_summary.txt, schedule_summary.json and schedule.png"
+    )
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
-    run(
-        config,
-        options.steps_per_epoch,
-        dataset_size=options.dataset_size,
-        devices=options.devices,
-        out=options.out,
-    )
+    run(config, **vars(options))
 
 
 if __name__ == "__main__":
