@@ -19,11 +19,10 @@ from linnaeus_jax.config import complete_open_nodes, get_config
 from linnaeus_jax.data.dataset import Dataset, build_dataset
 from linnaeus_jax.data.loader import ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence
-from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.registry import MODELS as FAMILIES
-from linnaeus_jax.run.inputs import plan_levels, split_arrays
+from linnaeus_jax.run.inputs import Inputs, split_arrays
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.step.compilation import compile_step
 from linnaeus_jax.step.placement import Placement
@@ -181,9 +180,8 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
     config = case_config(case, labels, changes)
     placement = Placement()
     dataset = build_dataset(config)
-    sampler = SamplerSettings.from_config(config, placement.device_count)
-    levels = plan_levels(config, dataset, sampler)
-    plans = PlanSequence(levels.rows, levels.of_epoch, sampler, seed=config.train.seed)
+    inputs = Inputs(config, dataset, placement.device_count)
+    plans = inputs.plans
     resolved = resolve_all_schedule_params(
         config,
         steps_per_epoch=plans.steps_per_epoch.tolist(),
@@ -196,7 +194,7 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
         config,
         dataset,
         resolved,
-        sampler.block,
+        inputs.sampler.block,
         probes=debug.probes(),
         make_recorder=debug.make_recorder,
     )

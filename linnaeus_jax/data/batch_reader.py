@@ -64,16 +64,6 @@ class BatchReader:
     def read(self, plan: EpochPlan, local_start: int = 0) -> Batch:
         """The batch of a plan `[..., B_local]`; `local_start` is the position of its first row within B."""
         start = time.perf_counter()
-        batch = self._read(plan, local_start)
-        self.counters.add(
-            read_seconds=time.perf_counter() - start,
-            batches_read=1,
-            bytes=sum(np.asarray(array).nbytes for array in batch.values()),
-            samples=int(np.count_nonzero(batch["weight"])),
-        )
-        return batch
-
-    def _read(self, plan: EpochPlan, local_start: int) -> Batch:
         real = plan.index >= 0
         index = np.maximum(plan.index, 0)
         rows = self.rows[index]
@@ -86,14 +76,13 @@ class BatchReader:
         ok[:count] = self._read_images(rows.reshape(-1)[:count], flat[:count])
         flat[count:] = 0
         ok = ok.reshape(index.shape)
-        self.counters.add(placeholders=int((~ok).sum()))
 
         position = np.broadcast_to(np.arange(index.shape[-1]), index.shape)
         partner = plan.partner - local_start
         # A placeholder must not be mixed into a good image, nor the other way round.
         alone = ~(ok & np.take_along_axis(ok, partner, axis=-1))
         gathered = {name: array[index] for name, array in self.arrays.items()}
-        return Batch(
+        batch = Batch(
             **gathered,  # type: ignore[typeddict-item]
             image=image,
             group=np.where(alone, -1, plan.group).astype(np.int32),
@@ -101,6 +90,14 @@ class BatchReader:
             row=rows.astype(np.int32),
             weight=(plan.weight * ok).astype(np.float32),
         )
+        self.counters.add(
+            read_seconds=time.perf_counter() - start,
+            batches_read=1,
+            placeholders=int((~ok).sum()),
+            bytes=sum(np.asarray(array).nbytes for array in batch.values()),
+            samples=int(np.count_nonzero(batch["weight"])),
+        )
+        return batch
 
     def close(self) -> None:
         with self._pool_lock:

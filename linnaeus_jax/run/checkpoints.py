@@ -215,10 +215,8 @@ class Checkpoints:
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
-    return {
-        ".".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): leaf
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    }
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:

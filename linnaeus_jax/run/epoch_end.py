@@ -11,17 +11,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
-
-import numpy as np
+from dataclasses import dataclass
 
 from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.metrics.names import result_name
 from linnaeus_jax.run.experiment import Experiment
+from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.schedules import early_stop
-from linnaeus_jax.schedules.triggers import Due, Phase
+from linnaeus_jax.schedules.triggers import Phase
 from linnaeus_jax.step.state import TrainState
 
 log = logging.getLogger("linnaeus_jax")
@@ -32,30 +30,18 @@ RANKING_METRICS = ("val/partial_chain_accuracy", "val/chain_accuracy", "val/loss
 Results = dict[str, dict[str, float]]
 
 
-class Hooks(Protocol):
-    """What the end of an epoch does outside of the training state, see `run/hooks.py`."""
-
-    def save(self, state: TrainState) -> None: ...
-    def evaluate(self, state: TrainState, phases: Mapping[str, np.ndarray]) -> Results: ...
-    def write_row(self, row: dict[str, Any], due: Due, state: TrainState) -> None: ...
-    def write_progress(self) -> None: ...
-    def retain(self) -> list[int]: ...
-    def finish(self) -> None: ...
-
-
+@dataclass
 class EpochEnd:
     """Runs the hooks at the end of every epoch of one run."""
 
-    def __init__(
-        self, host: HostState, hooks: Hooks, *, components: tuple[str, ...], best_metric: str, validation_rows: int
-    ) -> None:
-        self.host, self.hooks = host, hooks
-        self.components = components
-        self.best_metric = best_metric
-        self.validation_rows = validation_rows
+    host: HostState
+    hooks: EpochEndHooks
+    components: tuple[str, ...]
+    best_metric: str
+    validation_rows: int
 
     @classmethod
-    def of(cls, experiment: Experiment, host: HostState, hooks: Hooks) -> EpochEnd:
+    def of(cls, experiment: Experiment, host: HostState, hooks: EpochEndHooks) -> EpochEnd:
         components = experiment.program.evaluation.component_names
         return cls(
             host,

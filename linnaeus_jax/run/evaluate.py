@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,25 +114,20 @@ def parse_phases(names: str, components: Sequence[str]) -> dict[str, np.ndarray]
       EvaluateError: a name that is no phase of these components.
     """
     if names == "all":
-        everything = "val_mask_" + "_".join(components)  # the same as val_mask_meta
+        everything = phase_name(components)  # the same as val_mask_meta
         combos = [phase_name(combo) for combo in exhaustive_combos(components)]
         names = ",".join(["val", *(["val_mask_meta"] if components else []), *(c for c in combos if c != everything)])
+    # the longest first, so that a component is not taken for a shorter one that it begins with
+    component = "|".join(sorted(map(re.escape, components), key=len, reverse=True)) or "(?!)"
     masks = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
-        masked: list[str] | None = []
-        rest = name.removeprefix("val_mask_") if name not in ("val", "val_no_mask") else ""
-        if name == "val_mask_meta":
-            masked, rest = None, ""
-        while rest and masked is not None:
-            first = [c for c in components if c not in masked and (rest == c or rest.startswith(f"{c}_"))]
-            if not first or not name.startswith("val_mask_"):
-                raise EvaluateError(
-                    f"--phases: {name!r} is no phase; choose among val, val_mask_meta, all and val_mask_<COMPONENTS> "
-                    f"with components {', '.join(components) or '(none)'} joined by _"
-                )
-            masked.append(max(first, key=len))
-            rest = rest.removeprefix(masked[-1]).removeprefix("_")
-        masks[name] = component_mask(components, masked)
+        masked = [] if name == "val" else re.findall(component, name.removeprefix("val_mask_"))
+        if name not in ("val", "val_mask_meta") and (phase_name(masked) != name or len(set(masked)) < len(masked)):
+            raise EvaluateError(
+                f"--phases: {name!r} is no phase; choose among val, val_mask_meta, all and val_mask_<COMPONENTS> "
+                f"with components {', '.join(components) or '(none)'} joined by _"
+            )
+        masks[name] = component_mask(components, None if name == "val_mask_meta" else masked)
     if not masks:
         raise EvaluateError("--phases names no phase; leave it out for val and val_mask_meta")
     return masks

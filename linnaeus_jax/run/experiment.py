@@ -139,7 +139,7 @@ def _resolve(inputs: Inputs) -> ResolvedSchedule:
         inputs.config,
         steps_per_epoch=inputs.plans.steps_per_epoch.tolist(),
         dataset_size=len(inputs.dataset.train),
-        micro_batches_per_epoch=inputs.micro_batches_per_epoch,
+        micro_batches_per_epoch=inputs.plans.micro_batches_per_epoch.tolist(),
         devices=inputs.devices,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -48,8 +49,7 @@ class EpochEndHooks:
         """Metrics by phase; `phases` are component masks bool [K] by name."""
         inputs, root = self.experiment.inputs, self.experiment.directory.root
         with console_level(self.experiment.config.experiment.log_level_validation):
-            loader = inputs.val_loader()
-            try:
+            with contextlib.closing(inputs.val_loader()) as loader:
                 evaluation = self.evaluator.run(
                     state.eval_params,
                     state.model_state,
@@ -58,8 +58,6 @@ class EpochEndHooks:
                     phases,
                     after_first=self.reports.first_validation_batch if self.reports.debug.on("dump_metrics") else None,
                 )
-            finally:
-                loader.close()
         for name, values in evaluation.metrics.items():
             self.reports.phase(name, evaluation.sums[name], values)
         if self.experiment.is_coordinator:

@@ -49,10 +49,21 @@ class Inputs:
     @functools.cached_property
     def levels(self) -> Levels:
         """Mixing level of every epoch; ValueError where a stored schedule counts other updates than the data make."""
-        levels = plan_levels(self.config, self.dataset, self.sampler, self.schedule, self.past_epochs)
+        mixup, past, label = self.config.schedule.mixup, self.past_epochs, self.dataset.train.labels
+        names = configured_levels(self.config) if self.schedule is None else self.schedule.mixing.group_levels
+        rows = {level: TrainingRows(label, self.dataset.train.group(level)) for level in names}
+        steps = {level: self.sampler.steps_per_epoch(at_level) for level, at_level in rows.items()}
         if self.schedule is not None:
-            check_preserved(self.schedule, levels.steps)
-        return levels
+            check_preserved(self.schedule, steps)
+            return Levels(rows, self.schedule.mixing.level_of_epoch)
+        of_epoch = level_of_epoch(
+            names,
+            mixup.level_switch_steps,
+            mixup.level_switch_epochs,
+            self.config.train.epochs,
+            lambda epoch, level: past[epoch][0] if epoch < len(past) else steps[level],
+        )
+        return Levels(rows, of_epoch)
 
     @functools.cached_property
     def plans(self) -> PlanSequence:
@@ -86,12 +97,7 @@ class Inputs:
     def reading(self) -> ReadSettings:
         return ReadSettings.from_config(self.config.data)
 
-    @property
-    def micro_batches_per_epoch(self) -> tuple[int, ...]:
-        """Micro-batches of each epoch, without the padding of the last update."""
-        return tuple(self.plans.micro_batches_per_epoch.tolist())
-
-    def train_loader(self, start_step: int, stop_step: int | None = None) -> TrainLoader:
+    def train_loader(self, start_step: int) -> TrainLoader:
         split = self.dataset.train
         return TrainLoader(
             split_arrays(split),
@@ -100,7 +106,6 @@ class Inputs:
             self.plans,
             self.reading,
             start_step=start_step,
-            stop_step=stop_step,
         )
 
     def val_loader(self) -> EvalLoader:
@@ -159,38 +164,7 @@ class Levels:
     """The mixing levels that a run may use, and what follows from them."""
 
     rows: dict[str, TrainingRows]  # level -> training rows with their groups
-    steps: dict[str, int]  # level -> optimizer updates of one epoch
     of_epoch: tuple[str, ...]
-
-
-def plan_levels(
-    config: ConfigDict,
-    dataset: Dataset,
-    sampler: SamplerSettings,
-    schedule: ResolvedSchedule | None = None,
-    past_epochs: Sequence[tuple[int, int]] = (),
-) -> Levels:
-    """The mixing levels of a run, without touching a device.
-
-    Args:
-      schedule: a stored schedule whose epochs and levels count in place of the configuration's.
-      past_epochs: see `build_inputs`.
-    """
-    mixup = config.schedule.mixup
-    names = configured_levels(config) if schedule is None else schedule.mixing.group_levels
-    label = dataset.train.labels
-    rows = {level: TrainingRows(label, dataset.train.group(level)) for level in names}
-    steps = {level: sampler.steps_per_epoch(at_level) for level, at_level in rows.items()}
-    if schedule is not None:
-        return Levels(rows, steps, schedule.mixing.level_of_epoch)
-    of_epoch = level_of_epoch(
-        names,
-        mixup.level_switch_steps,
-        mixup.level_switch_epochs,
-        config.train.epochs,
-        lambda epoch, level: past_epochs[epoch][0] if epoch < len(past_epochs) else steps[level],
-    )
-    return Levels(rows, steps, of_epoch)
 
 
 def check_preserved(schedule: ResolvedSchedule, steps: Mapping[str, int]) -> None:

@@ -121,7 +121,7 @@ def build_criteria(config: ConfigDict, dataset: Dataset, split: str) -> dict[str
     key = f"loss.task_specific.{split}.funcs"
     names = task_weights.per_task(tuple(config.loss.task_specific[split].funcs), tasks, key)
     enabled = task_weights.per_task(tuple(settings.enabled) or (False,), tasks, "loss.taxonomy_smoothing.enabled")
-    parents = [dataset.tree.parent(task) for task in tasks]
+    parents = [dataset.tree.parent[task] for task in tasks]
     criteria = {}
     for index, (task, name) in enumerate(zip(tasks, names, strict=True)):
         smoothing = None

@@ -40,6 +40,7 @@ class TaxonomyTree:
       task_keys: tasks, finest first.
       num_classes: {task: number of classes}.
       null_possible: whether class 0 of every task is the null class.
+      parent: {task: int32 [C]}: class index of each class's parent in the next coarser task, -1 for none.
       anc: {task: int32 [C, tasks from this one to the coarsest]}: column d is the ancestor d ranks up, column 0 the
         class itself, -1 where there is none.
     """
@@ -56,20 +57,16 @@ class TaxonomyTree:
         self.task_keys = tuple(task_keys)
         self.num_classes = {task: int(num_classes[task]) for task in task_keys}
         self.null_possible = null_possible
-        self._parent: dict[str, NDArray[np.int32]] = {}
+        self.parent: dict[str, NDArray[np.int32]] = {}
         self.anc: dict[str, NDArray[np.int32]] = {}
-        above: NDArray[np.int32] | None = None
+        above = np.empty((0, 0), np.int32)  # of the coarsest task
         for task in reversed(self.task_keys):
             size = self.num_classes[task]
             itself = np.arange(size, dtype=np.int32)[:, None]
-            if above is None:
-                self._parent[task] = np.full(size, -1, np.int32)
-                self.anc[task] = above = itself
-                continue
             parent = np.asarray(parents.get(task, np.full(size, -1)), np.int32)
             # a last row of -1 makes index -1 (no parent) gather "no ancestors"
             padded = np.vstack([above, np.full((1, above.shape[1]), -1, np.int32)])
-            self._parent[task] = parent
+            self.parent[task] = parent
             self.anc[task] = above = np.hstack([itself, padded[parent]])
 
     @classmethod
@@ -130,10 +127,6 @@ class TaxonomyTree:
         sizes = {task: len(ids) for task, ids in classes.items()}
         return cls(tasks, sizes, parents, null_possible=null_possible), conflicts
 
-    def parent(self, task: str) -> NDArray[np.int32]:
-        """int32 [C]: class index of each class's parent in the next coarser task, -1 for none."""
-        return self._parent[task]
-
     def top_classes(self) -> range:
         """The non-null classes of the coarsest task: more than one makes the data a metaclade."""
         return range(1 if self.null_possible else 0, self.num_classes[self.task_keys[-1]])
@@ -141,7 +134,7 @@ class TaxonomyTree:
     def to_json(self) -> dict[str, Any]:
         """The content of taxonomy_tree.json; classes without parent are left out of `hierarchy_map_raw`, which is
         {task: {child class: parent class}} of all tasks but the coarsest. `null_possible` is there only if false."""
-        links = {task: enumerate(self._parent[task].tolist()) for task in self.task_keys[:-1]}
+        links = {task: enumerate(self.parent[task].tolist()) for task in self.task_keys[:-1]}
         return {
             "__taxonomy_tree_version__": VERSION,
             "task_keys": list(self.task_keys),

@@ -87,7 +87,7 @@ def test_golden_parents(built, name):
     dataset, want = built[name]
     assert not dataset.conflicts
     for task in dataset.tasks[:-1]:
-        parent = dataset.tree.parent(task)
+        parent = dataset.tree.parent[task]
         child = np.flatnonzero(parent >= 0)
         np.testing.assert_array_equal(np.stack([child, parent[child]], axis=1), want[f"parent_{task}"])
 
@@ -244,7 +244,7 @@ def test_contradicting_parents(tmp_path, caplog):
     config.data.h5.train_val_split_ratio = 1.0
     dataset = build_dataset(config)
     assert len(dataset.conflicts) == 1
-    assert dataset.tree.parent("taxa_L10").tolist() == [-1, 1, 2]
+    assert dataset.tree.parent["taxa_L10"].tolist() == [-1, 1, 2]
     assert "1 classes have several parents" in caplog.text
     assert "conflict: " in dataset.report()
     config.data.parent_conflict_limit = 0.05

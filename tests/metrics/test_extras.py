@@ -70,7 +70,7 @@ def test_extras_equal_a_numpy_recomputation(seed):
     rows = np.flatnonzero(weight)
     best = np.stack([logits[task].argmax(axis=1) for task in TASKS], axis=1)
 
-    parents = [TREE.parent(task) for task in TASKS]
+    parents = [TREE.parent[task] for task in TASKS]
     fits = [
         all(parents[t][best[i, t]] in (-1, best[i, t + 1]) for t in range(len(TASKS) - 1))  # -1: contradicts nothing
         for i in rows

@@ -42,8 +42,9 @@ class World:
         self.dropped: set[int] = set()
         checkpoint = self.resolved.checkpoint
         self.policy = retention_policy(lambda: self.host.ranking, checkpoint.keep_top_n, checkpoint.keep_last_n)
+        hooks: Any = self
         self.epoch_end = EpochEnd(
-            self.host, self, components=("TEMPORAL", "SPATIAL"), best_metric="", validation_rows=rows
+            self.host, hooks, components=("TEMPORAL", "SPATIAL"), best_metric="", validation_rows=rows
         )
 
     @property

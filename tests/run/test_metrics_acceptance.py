@@ -274,7 +274,7 @@ def recomputed(logits: dict[str, np.ndarray], label: np.ndarray, loaded: evaluat
     """The metrics of one phase from its logits, row by row in numpy, class 0 being null."""
     known, hits, losses = label != 0, [], []
     found: dict[str, float] = {}
-    parents = {task: loaded.dataset.tree.parent(task) for task in TASKS}
+    parents = {task: loaded.dataset.tree.parent[task] for task in TASKS}
     for t, task in enumerate(TASKS):
         z, y = logits[task], label[:, t]
         order = np.argsort(-z, axis=1, kind="stable")

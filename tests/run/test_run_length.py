@@ -49,7 +49,7 @@ def test_plan_dry_run_and_run_agree(tmp_path, capsys):
     inputs = build_inputs(keeps, devices=1, output_dir=tmp_path)
     dry = dry_run.run(keeps, dataset_size=rows)
     assert dry.total_steps == inputs.plans.total
-    assert dry.totals.micro_batches_per_epoch == inputs.micro_batches_per_epoch
+    assert dry.totals.micro_batches_per_epoch == tuple(inputs.plans.micro_batches_per_epoch.tolist())
 
 
 def test_what_is_never_drawn_is_said(tmp_path):

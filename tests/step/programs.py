@@ -24,7 +24,7 @@ def build(config: ConfigDict, directory: Path, devices: int = 1, **program: Any)
         config,
         steps_per_epoch=inputs.plans.steps_per_epoch.tolist(),
         dataset_size=len(inputs.dataset.train),
-        micro_batches_per_epoch=inputs.micro_batches_per_epoch,
+        micro_batches_per_epoch=inputs.plans.micro_batches_per_epoch.tolist(),
         devices=devices,
     )
     return build_program(config, inputs.dataset, resolved, inputs.sampler.block, **program), inputs, placement

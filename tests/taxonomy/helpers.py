@@ -17,7 +17,7 @@ def distances(tree, task):
 
 def roots(tree):
     """(position of the task, class) of the classes without a parent, null classes too."""
-    return [(t, int(c)) for t, task in enumerate(tree.task_keys) for c in np.flatnonzero(tree.parent(task) < 0)]
+    return [(t, int(c)) for t, task in enumerate(tree.task_keys) for c in np.flatnonzero(tree.parent[task] < 0)]
 
 
 def leaves(tree):
@@ -25,5 +25,5 @@ def leaves(tree):
     return [
         (t, int(c))
         for t, task in enumerate(tree.task_keys)
-        for c in np.setdiff1d(np.arange(tree.num_classes[task]), tree.parent(tree.task_keys[t - 1]) if t else [])
+        for c in np.setdiff1d(np.arange(tree.num_classes[task]), tree.parent[tree.task_keys[t - 1]] if t else [])
     ]

@@ -36,7 +36,7 @@ def test_golden_tree(fixtures, name):
     np.testing.assert_array_equal(roots(tree), want["roots"])
     np.testing.assert_array_equal(leaves(tree), want["leaves"])
     for task, coarser in pairwise(tasks):
-        matrix = np.arange(tree.num_classes[coarser])[:, None] == tree.parent(task)[None, :]
+        matrix = np.arange(tree.num_classes[coarser])[:, None] == tree.parent[task][None, :]
         np.testing.assert_array_equal(matrix, want[f"hmat_{coarser}_{task}"])
     for task in tasks:
         np.testing.assert_array_equal(distances(tree, task), want[f"dist_{task}"])
@@ -79,7 +79,7 @@ def test_ancestors_against_brute_force(tree):
         for index in range(tree.num_classes[task]):
             chain = [index]
             for above in tree.task_keys[position:-1]:
-                chain.append(int(tree.parent(above)[chain[-1]]) if chain[-1] >= 0 else -1)
+                chain.append(int(tree.parent[above][chain[-1]]) if chain[-1] >= 0 else -1)
             assert tree.anc[task][index].tolist() == chain
     assert list(tree.top_classes()) == list(range(1, tree.num_classes[tree.task_keys[-1]]))
 
@@ -91,7 +91,7 @@ def test_majority_parent_and_tie_to_smaller_id():
     rows = [(1, 2)] * 3 + [(1, 1)] * 2 + [(2, 2), (2, 1)] + [(0, 2), (1, 0), (0, 0)]  # null rows do not count
     label = np.array(rows, np.int32)
     tree, conflicts = TaxonomyTree.from_labels(CLASSES, [label[:4], label[4:]], null_possible=True, conflict_limit=0.5)
-    assert tree.parent("taxa_L10").tolist() == [-1, 2, 1]
+    assert tree.parent["taxa_L10"].tolist() == [-1, 2, 1]
     assert [(c.child, c.parents, c.counts) for c in conflicts] == [(1, (2, 1), (3, 2)), (2, (1, 2), (1, 1))]
     assert conflicts[0].minority_share == pytest.approx(0.4)
 
@@ -107,6 +107,6 @@ def test_labels_without_null_class():
     tree, conflicts = TaxonomyTree.from_labels(
         classes, [np.array([(0, 0), (1, -1), (-1, 0)], np.int32)], null_possible=False
     )
-    assert tree.parent("taxa_L10").tolist() == [0, -1]
+    assert tree.parent["taxa_L10"].tolist() == [0, -1]
     assert conflicts == []
     assert list(tree.top_classes()) == [0]
