@@ -67,7 +67,7 @@ class RunDirectory:
             directory.mkdir(parents=True, exist_ok=True)
 
     def keep_run_id(self, run_id: str) -> str:
-        """The identity of the run in external trackers: that of an earlier start, else `wanted`, which is kept."""
+        """The identity of the run in external trackers: that of an earlier start, else `run_id`, which is kept."""
         if not self.run_id_file.exists():
             write_atomically(self.run_id_file, run_id + "\n")
         return self.run_id_file.read_text().strip()

@@ -47,8 +47,7 @@ class Registry(Generic[T]):
         """
 
         def add(item: Item) -> Item:
-            known = self.entries.get(name)
-            if known is not None and _origin(known) != _origin(item):
+            if name in self.entries and _origin(self.entries[name]) != _origin(item):
                 raise ValueError(f"{self.kind} {name!r} is registered twice; choose another name")
             self.entries[name] = item  # type: ignore[assignment]
             return item

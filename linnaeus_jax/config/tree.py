@@ -48,25 +48,21 @@ def locate(config: ConfigDict, path: Sequence[str]) -> tuple[ConfigDict, str]:
     Raises:
       KeyError: the path names nothing in this tree.
     """
+    *sections, key = path
+    if sections and sections[-1] in FILTER_KEYS:  # free keys below
+        node, last = locate(config, sections)
+        return node[last], key
     node = config
     for depth, part in enumerate(path):
-        if depth and path[depth - 1] in FILTER_KEYS:  # free keys below
-            if depth == len(path) - 1:
-                return node, part
-            raise KeyError(".".join(path))
         opened = OPEN_NODES.get(".".join(path[:depth]))
         if opened and part not in node and part not in opened[1]:
             with node.unlocked():
                 node[part] = opened[0](ConfigDict())
             node[part].lock()
-        if part not in node:
+        if not isinstance(node, ConfigDict) or part not in node:
             raise KeyError(".".join(path))
-        if depth == len(path) - 1:
-            return node, part
-        if not isinstance(node[part], ConfigDict):
-            raise KeyError(".".join(path))
-        node = node[part]
-    raise KeyError("")
+        section, node = node, node[part]
+    return section, key
 
 
 def kind_of(config: ConfigDict, path: Sequence[str]) -> type | None:

@@ -302,8 +302,8 @@ def _documents(path: Path, chain: tuple[Path, ...], errors: list[str]) -> Iterat
             if not isinstance(node, yaml.MappingNode):
                 raise ConfigError(f"{path.name}:{node.start_mark.line + 1}: a document must be a mapping of keys")
             entries = list(_Reader(loader, path.name, errors).entries(node, ()))
-            for entry in entries:
-                for base in filter(None, _bases(entry)):
+            for entry in [entry for entry in entries if entry.spelled.upper() in _BASE_KEYS]:
+                for base in filter(None, entry.value if isinstance(entry.value, list) else [entry.value]):
                     for document in _documents(_find_base(path, str(base)), (*chain, path), errors):
                         yield document if len(entry.path) == 1 else _model_section(document)
             yield [entry for entry in entries if entry.spelled.upper() not in _BASE_KEYS]
@@ -311,13 +311,6 @@ def _documents(path: Path, chain: tuple[Path, ...], errors: list[str]) -> Iterat
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{path.name}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
-
-
-def _bases(entry: _Entry) -> list[Any]:
-    """The files that an entry names, if it is one of those that do."""
-    if entry.spelled.upper() not in _BASE_KEYS:
-        return []
-    return entry.value if isinstance(entry.value, list) else [entry.value]
 
 
 def _find_base(path: Path, base: str) -> Path:
@@ -377,7 +370,7 @@ class _Reader:
 
 def _targets(document: list[_Entry], errors: list[str]) -> dict[tuple[str, ...], _Entry]:
     """Entries of one document by path in the tree; two spellings of one key must agree."""
-    found: dict[tuple[str, ...], _Entry] = {}
+    targets: dict[tuple[str, ...], _Entry] = {}
     for entry in document:
         target = target_key(entry.path)
         try:
@@ -385,14 +378,14 @@ def _targets(document: list[_Entry], errors: list[str]) -> dict[tuple[str, ...],
         except ValueError as error:
             errors.append(f"{entry.where}: {error}")
             continue
-        rival = found.setdefault(target, entry)
+        rival = targets.setdefault(target, entry)
         if rival.spelled != entry.spelled and rival.value != entry.value:
             errors.append(
                 f"{entry.where}: {entry.spelled} = {entry.shown} contradicts {rival.spelled} = {rival.shown} "
                 f"({rival.where}); they are two names of one key, keep one"
             )
-        found[target] = entry
-    return found
+        targets[target] = entry
+    return targets
 
 
 def _unset_zero_rivals(merged: dict[tuple[str, ...], _Entry]) -> None:

@@ -18,9 +18,8 @@ State = dict[str, Any]
 
 class MonitoredMetric(NamedTuple):
     phase: str
-    metric: str  # as written, with the case of its task
+    metric: str  # key below the phase in the tracker: `loss`, `acc1_taxa_L10`
     higher_is_better: bool
-    key: str  # below the phase in the tracker: `loss`, `acc1_taxa_L10`
     is_loss: bool
 
 
@@ -49,13 +48,11 @@ def parse_metric_name(name: str, *, tasks: Sequence[str] = (), components: Seque
             continue
         phase = phases[written]
         for key, info in table.keys("train" if phase == "train" else "val", tasks).items():
-            for spelling in (key, *_with_task(key, tasks)):
-                if rest.lower() == spelling.lower():
-                    is_loss = key.partition("_taxa_")[0] == "loss"
-                    return MonitoredMetric(phase, spelling, info.higher_is_better, key, is_loss)
+            if rest.lower() in [spelling.lower() for spelling in (key, *_with_task(key, tasks))]:
+                return MonitoredMetric(phase, key, info.higher_is_better, key.partition("_taxa_")[0] == "loss")
         # whether the subset exists depends on the data, see `require_measured`
         if any(re.fullmatch(rf"subset/[^/]+/[^/]+/acc1_{re.escape(task)}", rest) for task in tasks):
-            return MonitoredMetric(phase, rest, True, rest, False)
+            return MonitoredMetric(phase, rest, True, False)
     whole = [name for name, info in table.TABLE.items() if info.whole]
     per_task = [name for name, info in table.TABLE.items() if info.per_task]
     raise ValueError(
@@ -83,7 +80,7 @@ def ranking_key(config: ConfigDict, components: Sequence[str]) -> str:
     if not name:
         return ""
     metric = parse_metric_name(name, tasks=config.data.task_keys_h5, components=components)
-    return names.result_name(metric.phase, metric.key)
+    return names.result_name(metric.phase, metric.metric)
 
 
 def require_measured(key: str, subsets: Mapping[str, Sequence[str]]) -> None:

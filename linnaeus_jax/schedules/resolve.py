@@ -209,10 +209,7 @@ class _Resolver:
         metric = parse_metric_name(stop.metric, tasks=tasks, components=components)
         return EarlyStopSpec(
             active=True,
-            metric=metric.key,
-            phase=metric.phase,
-            higher_is_better=metric.higher_is_better,
-            is_loss=metric.is_loss,
+            **metric._asdict(),
             patience_steps=self.steps(ALTERNATIVES["patience"]) or None,
             min_delta=stop.min_delta or 0.0,
             max_steps=stop.max_steps or None,

@@ -6,13 +6,13 @@ Everything shown comes from the resolved schedule and the functions that the tra
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.schedules.learning_rate import build_scheduler
-from linnaeus_jax.schedules.ops_schedule import OpsSchedule
+from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolved import Interval, LearningRateSpec, Ramp, ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Stage, exhaustive_combos, firing_epochs, phase_name
 
@@ -31,15 +31,15 @@ EVENTS = {
 
 def curves(resolved: ResolvedSchedule) -> dict[str, Callable[[Any], Any]]:
     """Every probability that is in use, by name, as a function of steps; the partial one with its window applied."""
-    ops = OpsSchedule(resolved)
+    probabilities = build_probabilities(resolved)
     named: dict[str, tuple[bool, Callable[[Any], Any]]] = {
-        "meta mask": (resolved.meta_masking.enabled, ops.get_meta_mask_prob),
+        "meta mask": (resolved.meta_masking.enabled, probabilities.meta_mask),
         "partial mask": (
             resolved.partial_masking.enabled,
-            lambda k: ops.get_partial_mask_prob(k) * ops.get_partial_mask_enabled(k),
+            lambda k: probabilities.partial_mask(k) * probabilities.partial_active(k),
         ),
-        "null inclusion": (resolved.null_masking.enabled, ops.get_null_mask_prob),
-        "mixing": (resolved.mixing.prob.enabled, ops.get_mixup_prob),
+        "null inclusion": (resolved.null_masking.enabled, probabilities.null_mask),
+        "mixing": (resolved.mixing.prob.enabled, probabilities.mix),
     }
     return {name: curve for name, (enabled, curve) in named.items() if enabled}
 
@@ -62,8 +62,7 @@ def _when(resolved: ResolvedSchedule, step: int) -> str:
     return f"{step} updates ({_percent(step, resolved.total_steps)}, epoch {resolved.totals.epoch_at(step):.4g})"
 
 
-def _range(values: Iterable[int]) -> str:
-    values = list(values)
+def _range(values: Sequence[int]) -> str:
     return str(values[0]) if min(values) == max(values) else f"{min(values)} to {max(values)}"
 
 
@@ -175,21 +174,16 @@ def _probabilities(resolved: ResolvedSchedule) -> list[str]:
 
 def _mixing(resolved: ResolvedSchedule) -> list[str]:
     mixing = resolved.mixing
-    levels, lines = mixing.level_of_epoch, []
+    levels, mixup, cutmix = mixing.level_of_epoch, mixing.mixup_enabled, mixing.cutmix_enabled
     switches = [epoch for epoch in range(1, len(levels)) if levels[epoch] != levels[epoch - 1]]
-    lines.append(f"group level: {levels[0]} from epoch 0")
-    lines += [f"  {levels[epoch]} from epoch {epoch}" for epoch in switches]
-    if not switches:
-        lines.append("  level switching off")
-    lines.append(
-        f"minimum group size {mixing.min_group_size}; null labels excluded: {_yes(mixing.exclude_null_samples)}"
-    )
-    mixup, cutmix = mixing.mixup_enabled, mixing.cutmix_enabled
-    lines.append(f"mixup: {f'lambda ~ Beta({mixing.mixup_alpha:g}, {mixing.mixup_alpha:g})' if mixup else 'off'}")
     bounds = f", fraction within {mixing.cutmix_minmax}" if mixing.cutmix_minmax else ""
-    lines.append(
-        f"cutmix: {f'lambda ~ Beta({mixing.cutmix_alpha:g}, {mixing.cutmix_alpha:g}){bounds}' if cutmix else 'off'}"
-    )
+    lines = [
+        f"group level: {levels[0]} from epoch 0",
+        *([f"  {levels[epoch]} from epoch {epoch}" for epoch in switches] or ["  level switching off"]),
+        f"minimum group size {mixing.min_group_size}; null labels excluded: {_yes(mixing.exclude_null_samples)}",
+        f"mixup: {f'lambda ~ Beta({mixing.mixup_alpha:g}, {mixing.mixup_alpha:g})' if mixup else 'off'}",
+        f"cutmix: {f'lambda ~ Beta({mixing.cutmix_alpha:g}, {mixing.cutmix_alpha:g}){bounds}' if cutmix else 'off'}",
+    ]
     if mixup and cutmix:
         lines.append(f"  cutmix in {_percent(mixing.switch_prob, 1)} of the mixed micro-batches")
     return lines
@@ -238,13 +232,9 @@ def text_chart(resolved: ResolvedSchedule) -> list[str]:
             hit = {-(-ends[epoch] * _WIDTH // total) - 1 for epoch in epochs}
             marks = "".join("^" if column in hit else " " for column in range(_WIDTH))
             lines.append(f"{EVENTS[event]:<{_LABEL}.{_LABEL}} |{marks}|")
-    axis, ticks = [" "] * (_WIDTH + 8), ["-"] * _WIDTH
-    for tick in range(0, _WIDTH, 12):
-        ticks[tick] = "+"
-        for offset, character in enumerate(f"{resolved.totals.epoch_at(tick * total // _WIDTH):.3g}"):
-            axis[tick + offset] = character
-    lines.append(f"{'':<{_LABEL}} +{''.join(ticks)}+")
-    lines.append(f"{'epoch':<{_LABEL}}  {''.join(axis).rstrip()}")
+    epochs_at = [resolved.totals.epoch_at(tick * total // _WIDTH) for tick in range(0, _WIDTH, 12)]
+    lines.append(f"{'':<{_LABEL}} +{'+-----------' * len(epochs_at)}+")
+    lines.append(f"{'epoch':<{_LABEL}}  {''.join(f'{epoch:<12.3g}' for epoch in epochs_at).rstrip()}")
     lines.append(f"ink {_LEVELS!r} from 0 to the number at the right; ^ marks a boundary")
     return lines
 

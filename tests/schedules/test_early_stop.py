@@ -30,10 +30,7 @@ def spec_of(config):
     limits = {key.lower(): value for key, value in config.items() if key != "METRIC" and value is not None}
     return EarlyStopSpec(
         active=True,
-        metric=metric.key,
-        phase=metric.phase,
-        higher_is_better=metric.higher_is_better,
-        is_loss=metric.is_loss,
+        **metric._asdict(),
         **limits,
     )
 
@@ -66,8 +63,9 @@ def test_metric_name_fixture(fixtures):
     names = json.loads((fixtures / "scheduling_earlystop.json").read_text())["metric_names"]
     for name, expected in names.items():
         parsed = parse_metric_name(name, tasks=_TASKS, components=("TEMPORAL", "SPATIAL"))
-        got = {key: getattr(parsed, key) for key in ("phase", "metric", "higher_is_better")}
-        assert got == expected, name
+        assert (parsed.phase, parsed.higher_is_better) == (expected["phase"], expected["higher_is_better"]), name
+        assert parsed == parse_metric_name(f"{expected['phase']}/{expected['metric']}", tasks=_TASKS), name
+        assert parsed.metric == {"taxa_L10/acc1": "acc1_taxa_L10"}.get(expected["metric"], expected["metric"]), name
 
 
 def test_metric_names():
@@ -76,14 +74,14 @@ def test_metric_names():
 
     assert parse("VAL_mask_temporal_SPATIAL_Loss").phase == "val_mask_TEMPORAL_SPATIAL"
     for spelling in ("val_acc1_taxa_L20", "val/acc1/taxa_l20", "val/taxa_L20/acc1"):
-        assert (parse(spelling).phase, parse(spelling).key) == ("val", "acc1_taxa_L20")
+        assert (parse(spelling).phase, parse(spelling).metric) == ("val", "acc1_taxa_L20")
     assert parse("val_loss_taxa_L10").is_loss
-    assert parse("train/epoch_avg_loss").key == parse("train_loss").key == "loss"  # as it is logged
+    assert parse("train/epoch_avg_loss").metric == parse("train_loss").metric == "loss"  # as it is logged
     assert not parse("val_ece").higher_is_better
     assert parse("val_mask_loss") == parse("val_mask_meta/loss")  # as it is logged
     assert parse("val_coverage_at_risk_5_taxa_L20").higher_is_better
     assert not parse("val/null/loss_taxa_L10").is_loss
-    assert parse("val/subset/place/wood/acc1_taxa_L10").key == "subset/place/wood/acc1_taxa_L10"
+    assert parse("val/subset/place/wood/acc1_taxa_L10").metric == "subset/place/wood/acc1_taxa_L10"
     wrong = "loss val_ valloss test_loss val_acc1 val_chain_accuracy_taxa_L10 val_mask_X_loss train_ece val_habitat"
     for name in [*wrong.split(), "val/subset/place/wood/acc3_taxa_L10", "val/subset/place/acc1_taxa_L10"]:
         with pytest.raises(ValueError, match="no known metric"):
@@ -93,13 +91,8 @@ def test_metric_names():
 def test_registered_metrics_may_be_monitored(monkeypatch):
     forget_plugins(monkeypatch)
     register("Unsureness", lambda inputs: (inputs.weight[0], inputs.weight[0]), higher_is_better=False, phases=("val",))
-    found = parse_metric_name("val_mask_meta/unsureness", tasks=_TASKS)
-    assert (found.phase, found.key, found.higher_is_better, found.is_loss) == (
-        "val_mask_meta",
-        "Unsureness",
-        False,
-        False,
-    )
+    unsureness = parse_metric_name("val_mask_meta/unsureness", tasks=_TASKS)
+    assert unsureness == ("val_mask_meta", "Unsureness", False, False)
     with pytest.raises(ValueError, match=r"measures: .* Unsureness, or .*env.plugins may register more$"):
         parse_metric_name("train_unsureness", tasks=_TASKS)  # measured in validation alone
 
