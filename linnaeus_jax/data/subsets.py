@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.splits import Split
-from linnaeus_jax.metrics.custom import BUILT_IN_SUBSETS, registered_subsets
+from linnaeus_jax.metrics import custom
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ def with_known_subsets(split: Split, names: Mapping[str, tuple[str, ...]]) -> Sp
 
 def _texts(split: Split) -> dict[str, NDArray[Any]]:
     """Kind -> name of the subset of every row, StringDType [n]."""
-    functions = registered_subsets()
+    functions = custom.SUBSETS
     texts = {}
     for kind, values in split.table.subsets.items():
         where = f"{split.table.path}: dataset 'subset_{kind}'"
-        if kind in (*BUILT_IN_SUBSETS, *functions):
+        if kind in (*custom.BUILT_IN_SUBSETS, *functions):
             raise ValueError(f"{where}: the kind {kind!r} is built in or registered by a plugin; rename the dataset")
         texts[kind] = _as_text(values[split.rows], where, len(split))
     for kind, function in functions.items():

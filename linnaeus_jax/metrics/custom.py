@@ -73,7 +73,8 @@ class CustomMetric(NamedTuple):
     update_fn: UpdateFn
 
 
-_subsets: dict[str, SubsetFn] = {}
+#: kind of subsets of plugins -> function, in order of registration
+SUBSETS: dict[str, SubsetFn] = {}
 
 
 def register(
@@ -134,9 +135,9 @@ def register_subset(kind: str, function: SubsetFn) -> None:
       ValueError: the name is malformed or taken.
     """
     _check_name("subset", kind)
-    if kind in (*BUILT_IN_SUBSETS, *_subsets):
+    if kind in (*BUILT_IN_SUBSETS, *SUBSETS):
         raise ValueError(f"custom subset {kind!r} is registered twice or built in; choose another name")
-    _subsets[kind] = function
+    SUBSETS[kind] = function
 
 
 def _check_name(what: str, name: str) -> None:
@@ -155,8 +156,3 @@ def registered(phase: str, options: Mapping[str, Any]) -> tuple[CustomMetric, ..
         for name, function in METRICS.entries.items()
         if phase in table.TABLE[name].phases
     )
-
-
-def registered_subsets() -> dict[str, SubsetFn]:
-    """Kind -> function, in order of registration."""
-    return dict(_subsets)

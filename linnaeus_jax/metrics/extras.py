@@ -96,12 +96,9 @@ class PhaseExtras:
     custom: tuple[CustomMetric, ...] = ()
     kinds: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "subsets", {kind: tuple(names) for kind, names in self.subsets.items() if len(names)})
-
     @property
     def subset_metrics(self) -> list[SubsetMetricWrapper]:
-        return [SubsetMetricWrapper(kind, tuple(names)) for kind, names in self.subsets.items()]
+        return [SubsetMetricWrapper(kind, tuple(names)) for kind, names in self.subsets.items() if names]
 
     def zeros(self, tasks: Sequence[str]) -> Sums:
         """The sums of no row."""

@@ -16,7 +16,7 @@ class Watch:
     """Finds what a person should be told about in the rows themselves; each finding is reported when it begins."""
 
     def __init__(self) -> None:
-        self._skipped: int | None = None
+        self._skipped = 0
         self._growing = False
         self._starving = 0
 
@@ -25,27 +25,23 @@ class Watch:
         alerts = []
         if "train/skipped_updates" in values:
             skipped = int(values["train/skipped_updates"])
-            grew = skipped > (self._skipped or 0)
+            grew = skipped > self._skipped
             if grew and not self._growing:
-                alerts.append(
-                    ("Non-finite updates", f"{skipped} updates with non-finite values skipped up to step {step}")
-                )
+                text = f"{skipped} updates with non-finite values skipped up to step {step}"
+                alerts.append(("Non-finite updates", text))
             self._skipped, self._growing = skipped, grew
         if "early_stop/reason" in values:
             alerts.append(("Early stop", f"training ends after {step} updates: {values['early_stop/reason']}"))
-        share = values.get(WAIT_SHARE)
-        if share is not None:
-            if share > STARVING:
-                self._starving += 1
-            elif share < FED:
-                self._starving = 0
-            if share > STARVING and self._starving == STARVING_ROWS:
-                alerts.append(
-                    (
-                        "Starved of data",
-                        f"{100 * share:.0f} % of the time up to step {step} was spent waiting for data; raise "
-                        "the threads (data.num_workers, data.prefetch.num_io_threads) or, for decoders that hold the "
-                        "GIL, data.worker_processes, or store the images at the training size",
-                    )
+        share = values.get(WAIT_SHARE, FED)
+        if share > STARVING:
+            self._starving += 1
+            if self._starving == STARVING_ROWS:
+                text = (
+                    f"{100 * share:.0f} % of the time up to step {step} was spent waiting for data; raise the threads "
+                    "(data.num_workers, data.prefetch.num_io_threads) or, for decoders that hold the GIL, "
+                    "data.worker_processes, or store the images at the training size"
                 )
+                alerts.append(("Starved of data", text))
+        elif share < FED:
+            self._starving = 0
         return alerts

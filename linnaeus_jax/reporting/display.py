@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -91,8 +91,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def phase_tables(
-    title: str, results: Mapping[str, Mapping[str, float]], tasks: Sequence[str], width: int = 80
-) -> list[Table]:
+    title: str, results: Mapping[str, Mapping[str, float]], tasks: Sequence[str], width: int
+) -> Iterator[Table]:
     """What every phase measured, one column each, in as many tables as fit `width` characters.
 
     Accuracies of a rank are over the rows with a label there.
@@ -105,14 +105,10 @@ def phase_tables(
     first = 3 + max(len(label) for label, *_ in measured)
     words = [max(map(len, phase_label(phase).split())) for phase in phases]
     columns = max(1, (width - 1 - first) // (3 + max(words, default=1)))
-    tables = []
     for start in range(0, len(phases), columns):
         part = phases[start : start + columns]
         rows = [
             [label, *(f"{scale * results[phase][name]:{form}}" if name in results[phase] else "–" for phase in part)]
             for label, name, scale, form in measured
         ]
-        tables.append(
-            table("" if start else title, ["", *(phase_label(phase).replace(" ", "\n") for phase in part)], rows)
-        )
-    return tables
+        yield table("" if start else title, ["", *(phase_label(phase).replace(" ", "\n") for phase in part)], rows)

@@ -25,7 +25,7 @@ from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
 from linnaeus_jax.reporting.page import note, page, percent, table
 from linnaeus_jax.reporting.report_plots import Runs
 from linnaeus_jax.reporting.run_record import RunRecord
-from linnaeus_jax.taxonomy.ranks import task_name
+from linnaeus_jax.taxonomy.ranks import task_level, task_name
 
 #: phase -> {task -> curves}, written at a validation: `reliability`, `risk_coverage`, `distance`, `classes`
 CURVES_FILE = "assets/validation_curves.json"
@@ -81,14 +81,9 @@ def side_by_side(contents: Mapping[str, str]) -> str:
 
 def tasks_of(runs: Iterable[RunRecord]) -> list[str]:
     """Tasks that any run measured, finest rank first."""
-    pattern = re.compile(r"(?:train|val)/(?:epoch_avg_)?acc1_(.+)$")
+    pattern = re.compile(r"(?:train|val)/(?:epoch_avg_)?acc1_(taxa_[lL]\d+(?:_\d+)?)$")
     tasks = {match[1] for run in runs for name in run.names if (match := pattern.match(name))}
-
-    def rank(task: str) -> tuple[float, str]:
-        number = re.search(r"_L(\d+)$", task)
-        return (float(number[1]) if number else np.inf, task)
-
-    return sorted(tasks, key=rank)
+    return sorted(tasks, key=task_level)
 
 
 def phases_of(runs: Iterable[RunRecord]) -> dict[str, str]:

@@ -5,6 +5,7 @@ python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--al
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 import time
@@ -96,8 +97,7 @@ def trial_checkpoint(experiment: Experiment, state: TrainState) -> str:
     place = next(path for path in (root, *root.parents) if path.is_dir())
     try:
         with tempfile.TemporaryDirectory(prefix="trial_checkpoint_", dir=place) as folder:
-            checkpoints = Checkpoints(Path(folder))
-            try:
+            with contextlib.closing(Checkpoints(Path(folder))) as checkpoints:
                 started = time.perf_counter()
                 meta = checkpoint_meta(experiment, HostState.of(experiment), state, at_end=False)
                 checkpoints.save(0, state.replace(interval=None), meta)
@@ -105,8 +105,6 @@ def trial_checkpoint(experiment: Experiment, state: TrainState) -> str:
                 saved = time.perf_counter()
                 newest = checkpoints.restore_newest(experiment.abstract_state.replace(interval=None))
                 restored = time.perf_counter()
-            finally:
-                checkpoints.close()
             size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     except (OSError, CheckpointError) as error:
         raise UserError(f"a trial checkpoint in {place} failed: {error}") from error
@@ -123,7 +121,7 @@ def _identical(left: Any, right: Any) -> bool:
 
 @tools.command()
 def main(argv: Sequence[str]) -> None:
-    """Builds everything that a run builds, makes a few updates on one batch and prints what was seen."""
+    """Builds everything that a run builds, makes a few updates on one batch and prints what it measured."""
     import jax
 
     from linnaeus_jax.files import RunDirectory

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 from linnaeus_jax import tools
 
 
-def show(evaluation: Evaluation, tasks: Iterable[str], title: str) -> None:
+def show(evaluation: Evaluation, tasks: Sequence[str], title: str) -> None:
     """Prints a table of the phases, and one of every rank in `val` or the first phase."""
     from linnaeus_jax.metrics.names import phase_label
     from linnaeus_jax.metrics.table import of_plugins
@@ -30,7 +30,6 @@ def show(evaluation: Evaluation, tasks: Iterable[str], title: str) -> None:
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.taxonomy.ranks import task_name
 
-    tasks = tuple(tasks)
     first = "val" if "val" in evaluation.metrics else next(iter(evaluation.metrics))
     columns = {
         "acc1": "top-1\n%",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from linnaeus_jax import tools
 from linnaeus_jax.debugging.profile_summary import find_traces, summarise
+from linnaeus_jax.reporting.display import table
 
 
 def show(summary: dict[str, Any], console: Console) -> None:
@@ -26,19 +26,18 @@ def show(summary: dict[str, Any], console: Console) -> None:
     if not summary["devices"]:
         console.print("no operation is recorded: did the trace hold any step?")
         return
-    devices = Table("device", title="share of the time")
-    for name in ("computing", "waiting for input", "other idle", "idle in all"):
-        devices.add_column(name, justify="right")
-    for device, row in summary["devices"].items():
-        keys = ("computing", "waiting_for_input", "other_idle", "idle")
-        devices.add_row(device, *("not marked" if row[key] is None else f"{100 * row[key]:.1f} %" for key in keys))
-    operations = Table("operation", title="top operations, self time over all devices")
-    for name in ("ms", "calls", "share"):
-        operations.add_column(name, justify="right")
-    for row in summary["operations"]:
-        operations.add_row(row["name"], f"{row['ms']:.3f}", str(row["calls"]), f"{100 * row['share']:.1f} %")
-    console.print(devices)
-    console.print(operations)
+    keys = ("computing", "waiting_for_input", "other_idle", "idle")
+    devices = [
+        [device, *("not marked" if row[key] is None else f"{100 * row[key]:.1f} %" for key in keys)]
+        for device, row in summary["devices"].items()
+    ]
+    columns = ["device", "computing", "waiting for input", "other idle", "idle in all"]
+    console.print(table("share of the time", columns, devices))
+    operations = [
+        [row["name"], f"{row['ms']:.3f}", row["calls"], f"{100 * row['share']:.1f} %"] for row in summary["operations"]
+    ]
+    columns = ["operation", "ms", "calls", "share"]
+    console.print(table("top operations, self time over all devices", columns, operations))
 
 
 @tools.command(RuntimeError, ValueError, status=1)

@@ -32,7 +32,7 @@ def told(dataset, split, kind):
 @pytest.fixture
 def dataset(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(custom, "_subsets", {})
+    monkeypatch.setattr(custom, "SUBSETS", {})
     register_subset("north", lambda split: split.meta[:, 4] > 0)
     register_subset("file", lambda split: [name.removesuffix(".jpg")[-1] for name in split.identifiers])
     return dataset_with(

@@ -14,6 +14,6 @@ def forget_plugins(patch: pytest.MonkeyPatch) -> None:
     """Forgets the metrics and subsets that plugins registered, as in a new process, until the patch is undone."""
     patch.setattr(METRICS, "entries", {})
     patch.setattr(table, "TABLE", dict(table.BUILT_IN))
-    patch.setattr(custom, "_subsets", {})
+    patch.setattr(custom, "SUBSETS", {})
     for name in [name for name in sys.modules if name.startswith("linnaeus_jax_plugin:")]:
         patch.delitem(sys.modules, name)
