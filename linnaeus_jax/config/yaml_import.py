@@ -441,12 +441,10 @@ def _leave_out_v0(merged: dict[tuple[str, ...], _Entry], errors: list[str]) -> N
 
 
 def _set(config: ConfigDict, target: tuple[str, ...], entry: _Entry) -> None:
-    value = entry.value
-    if value is None or value == {}:
-        if ".".join(target[:-1]) in OPEN_NODES or kind_of(config, target) is ConfigDict:
-            kind_of(config, target)  # an empty section changes nothing; an empty entry gets the defaults of its kind
-            return
-    elif isinstance(value, str) and value[:1] in ("(", "[") and kind_of(config, target) is tuple:
+    value, kind = entry.value, kind_of(config, target)
+    if (value is None or value == {}) and (kind is ConfigDict or ".".join(target[:-1]) in OPEN_NODES):
+        return  # an empty section changes nothing; an empty entry has the defaults of its kind by now
+    if isinstance(value, str) and value[:1] in ("(", "[") and kind is tuple:
         value = parse_list(value)
     assign(config, target, value)
 
