@@ -104,7 +104,7 @@ def test_batches_ship_nothing_without_subsets(tmp_path):
 )
 def test_columns_that_are_none(tmp_path, monkeypatch, column, message):
     monkeypatch.setattr("linnaeus_jax.data.subsets.MAX_SUBSETS", 100)
-    monkeypatch.setitem(custom._subsets, "mine", lambda split: split.rows)
+    monkeypatch.setitem(custom.SUBSETS, "mine", lambda split: split.rows)
     assert MAX_SUBSETS >= 100
     with pytest.raises(ValueError, match=message):
         dataset_with(tmp_path, **column)
@@ -120,6 +120,6 @@ def test_columns_that_are_none(tmp_path, monkeypatch, column, message):
     ],
 )
 def test_functions_that_fail_are_named(tmp_path, monkeypatch, function, message):
-    monkeypatch.setitem(custom._subsets, "mine", function)
+    monkeypatch.setitem(custom.SUBSETS, "mine", function)
     with pytest.raises(ValueError, match=message):
         dataset_with(tmp_path)
