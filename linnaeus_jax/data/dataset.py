@@ -14,14 +14,12 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 from numpy.typing import NDArray
 
-from linnaeus_jax.config.derived import forms_groups
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.labels import IDENTIFIERS, LabelTable, identifier_hashes, read_label_tables
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.subsets import assign_subsets
 from linnaeus_jax.files import write_json
-from linnaeus_jax.taxonomy.ranks import check_task_order
 from linnaeus_jax.taxonomy.tree import ParentConflict, TaxonomyTree, describe_conflict
 
 log = logging.getLogger(__name__)
@@ -186,8 +184,8 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
 
     Args:
       config: the full tree; `data`, `metrics` and `schedule.mixup` are used.
-      missing_rows: {"train": ..., "val": ...}, int64 rows of the respective labels file that have no image. A single
-        file has one set of rows: both entries count.
+      missing_rows: {"train": ..., "val": ...}, int64 rows of the respective labels file that have no image; "train" for
+        a single file.
 
     Raises:
       FileNotFoundError: a labels file does not exist.
@@ -196,9 +194,7 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
     """
     data, mixup = config.data, config.schedule.mixup
     tasks = tuple(data.task_keys_h5)
-    check_task_order(tasks)
-    grouped = mixup.enabled or forms_groups(data.sampler.type)
-    null_columns = _null_columns(mixup, tasks, grouped)
+    null_columns = _null_columns(mixup, tasks)
     null_possible = bool(data.partial.levels)
     sources = resolve_sources(data)
     settings = component_settings(data.meta)
@@ -286,8 +282,6 @@ def _select_rows(
 ) -> tuple[list[NDArray[np.int64]], tuple[splits.FilterReport, ...]]:
     """Rows of the training and of the validation split, and what the rules rejected in each file."""
     missing = [np.asarray(missing_rows.get(name, ()), np.int64) for name in ("train", "val")]
-    if sources.split:
-        missing = [np.union1d(*missing)]
     filtered = [splits.filter_rows(table, data, settings, rows) for table, rows in zip(tables, missing)]
     kept = [rows for rows, _ in filtered]
     if sources.split:
@@ -348,12 +342,8 @@ def _first(items: Iterable[str]) -> str:
     return ", ".join(listed[:5]) + more
 
 
-def _null_columns(mixup: ConfigDict, tasks: tuple[str, ...], grouped: bool) -> tuple[int, ...] | None:
-    """Positions of the tasks whose null rows are kept out of mixing; also checks the task names under `mixup`."""
-    for key in ("group_levels", "null_task_keys") if grouped else ("null_task_keys",):
-        unknown = [name for name in mixup[key] if name not in tasks]
-        if unknown:
-            raise ValueError(f"schedule.mixup.{key} names {unknown[0]!r}, which is not in data.task_keys_h5 = {tasks}")
+def _null_columns(mixup: ConfigDict, tasks: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Positions of the tasks whose null rows are kept out of mixing."""
     if not mixup.exclude_null_samples:
         return None
     return tuple(tasks.index(name) for name in mixup.null_task_keys or tasks)

@@ -290,10 +290,7 @@ class EvalLoader:
       arrays, rows, images, settings: see `TrainLoader`; worker processes start anew with every iteration.
       batch_size: rows of one batch over all devices of all processes.
       process_index: this process.
-      process_count: number of processes that share a batch.
-
-    Raises:
-      ValueError: a batch size that the processes cannot share equally.
+      process_count: number of processes that share a batch equally.
     """
 
     def __init__(
@@ -307,10 +304,6 @@ class EvalLoader:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        if batch_size < 1 or batch_size % process_count:
-            raise ValueError(
-                f"data.batch_size_val is {batch_size}; it must be a positive multiple of {process_count} processes"
-            )
         self.batch_size, self._images = batch_size, images
         self._local = batch_size // process_count
         self._start = process_index * self._local
@@ -322,8 +315,6 @@ class EvalLoader:
         return -(-len(self._reader.rows) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        if len(self) == 0:
-            return
         plan = functools.partial(_plan_in_order, len(self._reader.rows), self.batch_size, self._start, self._local)
         reader = _GrainReader(self._reader, plan, len(self), self._settings, local_start=self._start)
         self._active.append(reader)

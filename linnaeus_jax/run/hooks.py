@@ -49,7 +49,7 @@ class EpochEndHooks:
         """Metrics by phase; `phases` are component masks bool [K] by name."""
         inputs, root = self.experiment.inputs, self.experiment.directory.root
         with console_level(self.experiment.config.experiment.log_level_validation):
-            with contextlib.closing(inputs.val_loader()) as loader:
+            with contextlib.closing(inputs.eval_loader(inputs.dataset.val, inputs.images["val"])) as loader:
                 evaluation = self.evaluator.run(
                     state.eval_params,
                     state.model_state,

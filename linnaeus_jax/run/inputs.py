@@ -97,7 +97,7 @@ class Inputs:
     def reading(self) -> ReadSettings:
         return ReadSettings.from_config(self.config.data)
 
-    def train_loader(self, start_step: int) -> TrainLoader:
+    def train_loader(self, start_step: int, stop_step: int | None = None) -> TrainLoader:
         split = self.dataset.train
         return TrainLoader(
             split_arrays(split),
@@ -106,10 +106,8 @@ class Inputs:
             self.plans,
             self.reading,
             start_step=start_step,
+            stop_step=stop_step,
         )
-
-    def val_loader(self) -> EvalLoader:
-        return self.eval_loader(self.dataset.val, self.images[self.dataset.val.name])
 
     def eval_loader(self, split: Split, images: ImageSource, batch_size: int = 0) -> EvalLoader:
         """Batches of a split in its own order.

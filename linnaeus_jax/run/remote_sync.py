@@ -43,7 +43,6 @@ class RemoteSync:
     def __init__(self, source: Path, remote: str, identity: str, executable: str, timeout: float) -> None:
         self.source, self.remote, self.identity = source, remote, identity
         self.executable, self.timeout = executable, timeout
-        self.failures = 0
         self.claimed = self._refused = False
         self._wanted = threading.Event()
         self._stop = False
@@ -150,7 +149,6 @@ class RemoteSync:
         return process.returncode, output, lines[-1] if lines else f"exit status {process.returncode}"
 
     def _failed(self, reason: str) -> None:
-        self.failures += 1
         log.warning("copying the run directory to %s failed (%s); training goes on", self.remote, reason)
 
     def _refuse(self, reason: str) -> None:

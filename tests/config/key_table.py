@@ -165,7 +165,7 @@ add(
     "data",
     batch_size=Row(8, at("inputs.plans.steps_per_epoch.0"), 12),
     batch_size_per_device=Row(8, at("inputs.plans.steps_per_epoch.0"), 12, {"data.batch_size": None}),
-    batch_size_val=Row(8, lambda s: len(s.inputs.val_loader()), 3),
+    batch_size_val=Row(8, lambda s: len(s.inputs.eval_loader(s.inputs.dataset.val, s.inputs.images["val"])), 3),
     img_size=Row(64, lambda s: s.inputs.images["train"].image_shape, (64, 64, 3)),
     num_workers=Row(5, lambda s: s.reading()["threads"], 5),
     worker_processes=Row(2, at("inputs.reading.worker_processes"), 2),

@@ -100,7 +100,7 @@ def test_names_below_the_remote(remote, expected):
     assert remote_directory(remote, "p", "g", "n") == expected
 
 
-def test_copies_on_request_and_at_the_end(source, tmp_path, rclone, syncing):
+def test_copies_on_request_and_at_the_end(source, tmp_path, rclone, syncing, caplog):
     sync = syncing(source, tmp_path / "remote", rclone)
     sync.claim()
     assert names(tmp_path / "remote") == [ID], "the mark comes first"
@@ -109,10 +109,10 @@ def test_copies_on_request_and_at_the_end(source, tmp_path, rclone, syncing):
     (source / "late.txt").write_text("written after the last request")
     sync.close()
     assert (tmp_path / "remote" / "late.txt").exists()
-    assert sync.failures == 0
+    assert "training goes on" not in caplog.text
 
 
-def test_retention_acts_remotely(source, tmp_path, rclone, syncing):
+def test_retention_acts_remotely(source, tmp_path, rclone, syncing, caplog):
     remote = tmp_path / "remote"
     sync = syncing(source, remote, rclone)
     sync.claim()
@@ -129,7 +129,7 @@ def test_retention_acts_remotely(source, tmp_path, rclone, syncing):
     sync.close()
     assert names(remote / "checkpoints") == ["boundary_18.json", "ckpt_step_18"]
     assert names(remote) == ["checkpoints", "config.json", ID]
-    assert sync.failures == 0
+    assert "training goes on" not in caplog.text
 
 
 def test_remote_checkpoints_outlive_local_ones_that_all_vanish(source, tmp_path, rclone, syncing):
@@ -148,7 +148,7 @@ def test_remote_checkpoints_outlive_local_ones_that_all_vanish(source, tmp_path,
 
 
 @pytest.mark.skipif(shutil.which("rclone") is None, reason="no rclone")
-def test_nothing_is_deleted_when_a_transfer_fails(source, tmp_path, syncing):
+def test_nothing_is_deleted_when_a_transfer_fails(source, tmp_path, syncing, caplog):
     remote = tmp_path / "remote"
     sync = syncing(source, remote, "rclone")
     sync.claim()
@@ -160,7 +160,7 @@ def test_nothing_is_deleted_when_a_transfer_fails(source, tmp_path, syncing):
     checkpoint(source, 12)
     (remote / "checkpoints" / "ckpt_step_12").write_text("in the way")  # a directory cannot be made here
     sync.close()
-    assert sync.failures == 1
+    assert caplog.text.count("training goes on") == 1
     assert array.exists()
 
 
@@ -193,9 +193,8 @@ def test_unreachable_remote_warns_and_stops_nothing(source, tmp_path, syncing, c
     sync.claim()
     assert not sync.claimed
     sync.close()
-    assert sync.failures == 2
+    assert caplog.text.count("training goes on") == 2
     assert "no such remote" in caplog.text
-    assert "training goes on" in caplog.text
 
 
 def test_remote_that_could_not_be_reached_at_the_start_is_asked_before_the_first_copy(

@@ -111,7 +111,9 @@ def test_counts_of_validation_are_exact(finished):
     from linnaeus_jax.run.inputs import build_inputs
 
     inputs = build_inputs(finished[1], devices=1, output_dir=directory)
-    weights = np.concatenate([batch["weight"] for batch in inputs.val_loader()])
+    weights = np.concatenate(
+        [batch["weight"] for batch in inputs.eval_loader(inputs.dataset.val, inputs.images["val"])]
+    )
     assert weights.sum() == len(inputs.dataset.val) == 24
     assert len(weights) == 32
 
