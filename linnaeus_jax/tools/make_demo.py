@@ -7,6 +7,7 @@ Does nothing when the same set is already there.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def summary_table(summary: DemoSummary) -> Table:
     return table
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@tools.command(ValueError, status=1)
+def main(argv: Sequence[str]) -> None:
     parser = tools.parser("make_demo", __doc__)
     parser.add_argument("--out", type=Path, default=Path("data/demo"), help="folder for labels.h5 and images.h5")
     parser.add_argument("--seed", type=int, default=0)
@@ -50,15 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, visible=True)
 
-        try:
-            summary = write_demo(
-                args.out, seed=args.seed, image_size=args.image_size, rows=args.rows, progress=progress
-            )
-        except (ValueError, FileExistsError) as error:
-            raise SystemExit(str(error)) from None
+        summary = write_demo(args.out, seed=args.seed, image_size=args.image_size, rows=args.rows, progress=progress)
     console.print(summary_table(summary))
     console.print("Written." if summary.written else "The same set was already there; nothing was written.")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

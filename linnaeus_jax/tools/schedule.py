@@ -32,7 +32,7 @@ from linnaeus_jax.schedules.summary import schedule_summary, write_summary
 
 def run(
     config: ConfigDict,
-    steps_per_epoch: int | Sequence[int] | None = None,
+    steps_per_epoch: Sequence[int] | None = None,
     *,
     dataset_size: int | None = None,
     devices: int = 1,
@@ -57,8 +57,7 @@ def run(
     mixup, accumulation = config.schedule.mixup, max(1, config.train.accumulation_steps)
     levels, notes = configured_levels(config), list[str]()
     if steps_per_epoch is not None:
-        given = (steps_per_epoch,) if isinstance(steps_per_epoch, int) else tuple(steps_per_epoch)
-        given *= len(levels) if len(given) == 1 else 1
+        given = tuple(steps_per_epoch) * (len(levels) if len(steps_per_epoch) == 1 else 1)
         if len(given) != len(levels) or min(given) <= 0:
             raise ValueError(f"steps_per_epoch = {given}: give one positive number, or one for each of {levels}")
         updates, micro = list(given), [count * accumulation for count in given]

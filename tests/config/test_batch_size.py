@@ -28,7 +28,7 @@ def test_one_of_the_two_keys(tmp_path):
     wanted = "data.batch_size = 16 (rows over all devices) and data.batch_size_per_device = 8 are both given; set one"
     assert [error for error in config_errors(config) if error.startswith(wanted)]
     with pytest.raises(ValueError, match="are both given"):
-        tool.run(config, 3)
+        tool.run(config, (3,))
 
 
 def test_batches_schedule_and_peak_follow(tmp_path, capsys):

@@ -69,7 +69,7 @@ def test_one_group_alone_takes_it_and_the_dry_run_shows_it(config, capsys, tmp_p
         config.lr_scheduler.parameter_groups.heads = {"name": "POLYNOMIAL", "warmup_steps": 4}
     complete_open_nodes(config)
     assert validate_schedule_config(config) == []
-    resolved = tool.run(config, 10, out=tmp_path)
+    resolved = tool.run(config, (10,), out=tmp_path)
     assert "heads: polynomial" in capsys.readouterr().out
     heads, default = resolved.learning_rates
     assert (heads.name, heads.options, default.name) == ("polynomial", {"power": 2.0}, "cosine")

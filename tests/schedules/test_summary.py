@@ -116,7 +116,7 @@ def test_tool_resolves_levels(tmp_path, capsys):
     with pytest.raises(ValueError, match="steps_per_epoch or dataset_size"):
         tool.run(config)
     with pytest.raises(ValueError, match="exclude each other"):
-        tool.run(make_config({"lr_scheduler.warmup_steps": 3, "lr_scheduler.warmup_fraction": 0.5}), 3)
+        tool.run(make_config({"lr_scheduler.warmup_steps": 3, "lr_scheduler.warmup_fraction": 0.5}), (3,))
 
 
 def test_tool_counts_updates_from_rows(capsys):
