@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,10 +242,21 @@ class Site:
         return int(source.read(np.arange(120), np.empty((120, 32, 32, 3), np.uint8)).sum())
 
     def verification(self) -> Mapping[str, Any]:
-        """How the images are verified."""
-        with mock.patch.object(run_inputs, "verify_images", return_value=np.empty(0, np.int64)) as call:
+        """How the images are verified: the threads, and the rows of a piece of work."""
+        found: dict[str, Any] = {}
+
+        class Pool(ThreadPoolExecutor):
+            def __init__(self, workers: int, **options: Any) -> None:
+                super().__init__(workers, **options)
+                found["num_workers"] = workers
+
+            def map(self, function: Any, starts: Any) -> Any:  # type: ignore[override]
+                found["chunk_size"] = starts.step
+                return super().map(function, starts)
+
+        with mock.patch("linnaeus_jax.data.verify_images.ThreadPoolExecutor", Pool):
             run_inputs.build_inputs(self.config, devices=1, output_dir=self.output_dir)
-        return call.call_args.kwargs
+        return found
 
     def report(self, name: str) -> dict[str, Any]:
         """A report of the verification."""
