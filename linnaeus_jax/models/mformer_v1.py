@@ -26,46 +26,17 @@ from linnaeus_jax.registry import MODELS
 
 MIN_SIZE = 32  # four halvings after the stem's patches of 4 leave one patch
 
-#: `depths` of the two convolutional and `rope_depths` of the two transformer stages
+#: variant -> its fields; `depths` are of the two convolutional and `rope_depths` of the two transformer stages
 VARIANTS: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "dims": (16, 32, 96, 128),
-        "depths": (1, 1),
-        "rope_depths": (2, 1),
-        "num_heads": (3, 4),
-        "drop_path_rate": 0.0,
-    },
-    "sm": {
-        "dims": (96, 192, 384, 768),
-        "depths": (3, 3),
-        "rope_depths": (5, 2),
-        "num_heads": (6, 12),
-        "drop_path_rate": 0.2,
-    },
-    "md": {
-        "dims": (96, 192, 384, 768),
-        "depths": (3, 3),
-        "rope_depths": (10, 2),
-        "num_heads": (6, 12),
-        "drop_path_rate": 0.3,
-    },
-    "lg": {
-        "dims": (192, 384, 768, 1536),
-        "depths": (3, 3),
-        "rope_depths": (10, 2),
-        "num_heads": (12, 24),
-        "drop_path_rate": 0.4,
-    },
-    "xl": {
-        "dims": (256, 512, 1024, 2048),
-        "depths": (3, 3),
-        "rope_depths": (22, 2),
-        "num_heads": (16, 32),
-        "drop_path_rate": 0.5,
-    },
+    name: dict(zip(("dims", "depths", "rope_depths", "num_heads", "drop_path_rate"), values, strict=True))
+    for name, values in {
+        "tiny": ((16, 32, 96, 128), (1, 1), (2, 1), (3, 4), 0.0),
+        "sm": ((96, 192, 384, 768), (3, 3), (5, 2), (6, 12), 0.2),
+        "md": ((96, 192, 384, 768), (3, 3), (10, 2), (6, 12), 0.3),
+        "lg": ((192, 384, 768, 1536), (3, 3), (10, 2), (12, 24), 0.4),
+        "xl": ((256, 512, 1024, 2048), (3, 3), (22, 2), (16, 32), 0.5),
+    }.items()
 }
-
-
 #: field -> its key in the `model` section
 KEYS = {
     "dims": "convnext_stages.dims",
