@@ -10,6 +10,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, trains, and returns the exit status."""
     from linnaeus_jax.config import load_config
     from linnaeus_jax.config.errors import UserError
+    from linnaeus_jax.registry import RegistrationError
 
     try:
         config, workdir = load_config(list(sys.argv[1:] if argv is None else argv))
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from linnaeus_jax.run.trainer import run
 
         run(config, workdir)
-    except UserError as error:
+    except (UserError, RegistrationError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

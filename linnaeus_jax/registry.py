@@ -26,6 +26,10 @@ T = TypeVar("T")
 Item = TypeVar("Item", bound=Callable[..., Any])
 
 
+class RegistrationError(ValueError):
+    """A name is registered twice; a plugin may have taken that of a built-in thing."""
+
+
 class Registry(Generic[T]):
     """Things of one kind by name.
 
@@ -48,7 +52,7 @@ class Registry(Generic[T]):
 
         def add(item: Item) -> Item:
             if name in self.entries and _origin(self.entries[name]) != _origin(item):
-                raise ValueError(f"{self.kind} {name!r} is registered twice; choose another name")
+                raise RegistrationError(f"{self.kind} {name!r} is registered twice; choose another name")
             self.entries[name] = item  # type: ignore[assignment]
             return item
 

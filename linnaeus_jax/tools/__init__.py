@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.registry import RegistrationError
 
 Main = Callable[[Sequence[str]], int | None]
 
@@ -26,7 +27,7 @@ def command(*errors: type[Exception], status: int = 2) -> Callable[[Main], Calla
     """Decorator of a tool's main function: errors of the user, of files and `errors` are one message on stderr and exit
     status `status`; it is otherwise what the function returns, by default 0."""
 
-    caught: tuple[type[Exception], ...] = (UserError, OSError, *errors)
+    caught: tuple[type[Exception], ...] = (UserError, RegistrationError, OSError, *errors)
 
     def decorate(main: Main) -> Callable[..., int]:
         @functools.wraps(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -117,3 +118,12 @@ def test_a_name_is_registered_once(here):
     with pytest.raises(ValueError, match=r"a\.b = 'two' is unknown; choose one of one"):
         registry["two"]
     assert registry.options("one") == {"x": 1, "y": 2}
+
+
+def test_the_name_of_a_built_in_thing_is_taken(here):
+    """In a process of its own, where the plugin comes before the module that registers the built-in one."""
+    (here / "greedy.py").write_text(PLUGIN.replace("plugin_signum", "adamw"))
+    (here / "config.py").write_text("from linnaeus_jax.config import get_config\n")
+    command = [sys.executable, "-m", "linnaeus_jax.main", "--config=config.py", "--config.env.plugins=greedy.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "optimizer 'adamw' is registered twice; choose another name\n")
