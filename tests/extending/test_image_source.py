@@ -43,6 +43,7 @@ def archive(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_from_a_zip_archive(archive, tmp_path, monkeypatch, capsys):
     keys = {
         "data__h5__images_path": str(archive),

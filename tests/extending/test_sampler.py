@@ -30,6 +30,7 @@ def only_built_in_samplers(monkeypatch):
     monkeypatch.delitem(sys.modules, f"linnaeus_jax_plugin:{PLUGIN}", raising=False)
 
 
+@pytest.mark.slow
 def test_rare_classes_come_more_often(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,

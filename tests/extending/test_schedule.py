@@ -46,6 +46,7 @@ def config(monkeypatch):
     return config
 
 
+@pytest.mark.slow
 def test_example_trains_resumes_and_is_evaluated(tmp_path, monkeypatch, capsys):
     overrides = {"lr_scheduler__name": "polynomial", "lr_scheduler__polynomial__power": 3.0}
     overrides |= {"lr_scheduler__warmup_steps": 1, "schedule__metrics__lr_interval": 1}
