@@ -12,7 +12,7 @@ from typing import Any
 
 from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.schedules.learning_rate import build_scheduler
-from linnaeus_jax.schedules.probabilities import build_probabilities
+from linnaeus_jax.schedules.ops_schedule import OpsSchedule
 from linnaeus_jax.schedules.resolved import Interval, LearningRateSpec, Ramp, ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Stage, exhaustive_combos, firing_epochs, phase_name
 
@@ -31,15 +31,15 @@ EVENTS = {
 
 def curves(resolved: ResolvedSchedule) -> dict[str, Callable[[Any], Any]]:
     """Every probability that is in use, by name, as a function of steps; the partial one with its window applied."""
-    probabilities = build_probabilities(resolved)
+    ops = OpsSchedule(resolved)
     named: dict[str, tuple[bool, Callable[[Any], Any]]] = {
-        "meta mask": (resolved.meta_masking.enabled, probabilities.meta_mask),
+        "meta mask": (resolved.meta_masking.enabled, ops.get_meta_mask_prob),
         "partial mask": (
             resolved.partial_masking.enabled,
-            lambda k: probabilities.partial_mask(k) * probabilities.partial_active(k),
+            lambda k: ops.get_partial_mask_prob(k) * ops.get_partial_mask_enabled(k),
         ),
-        "null inclusion": (resolved.null_masking.enabled, probabilities.null_mask),
-        "mixing": (resolved.mixing.prob.enabled, probabilities.mix),
+        "null inclusion": (resolved.null_masking.enabled, ops.get_null_mask_prob),
+        "mixing": (resolved.mixing.prob.enabled, ops.get_mixup_prob),
     }
     return {name: curve for name, (enabled, curve) in named.items() if enabled}
 
