@@ -115,6 +115,7 @@ def data() -> Section:
             images_path="",
             train_val_split_ratio=0.9,
             train_val_split_seed=42,
+            use_split_column=True,  # False: split at random even where the labels file has a dataset `split`
         ),
         hybrid=dict(
             use_hybrid=False,

@@ -58,7 +58,7 @@ def coverage_report(dataset: Dataset, sampler: SamplerSettings, rows: Mapping[st
                 lines.append(f"  {task}: {share[0]:.1%} of every class")
                 continue
             least = filled[np.argsort(share, kind="stable")][:_NAMED]
-            named = ", ".join(f"{_class_name(dataset, task, k)} {drawn_rows[k]:.4g} of {count[k]}" for k in least)
+            named = ", ".join(f"{dataset.class_name(task, k)} {drawn_rows[k]:.4g} of {count[k]}" for k in least)
             lines.append(f"  {task}: {share.min():.1%} to {share.max():.1%} of a class; least {named}")
     return CoverageReport(tuple(lines), tuple(_never_drawn(dataset, sampler, drawn)), drawn)
 
@@ -78,13 +78,9 @@ def _never_drawn(
         most = np.max([of[task] for of in drawn.values()], axis=0)
         never = np.flatnonzero((count > 0) & (most == 0))
         if len(never):
-            names = ", ".join(f"{_class_name(dataset, task, k)} ({count[k]} rows)" for k in never[:_NAMED])
+            names = ", ".join(f"{dataset.class_name(task, k)} ({count[k]} rows)" for k in never[:_NAMED])
             warnings.append(
                 f"{len(never)} of {np.count_nonzero(count)} classes of {task} are never drawn: {names}"
                 f"{', ...' if len(never) > _NAMED else ''}; {advice}"
             )
     return warnings
-
-
-def _class_name(dataset: Dataset, task: str, index: int) -> str:
-    return str(dataset.classes[task][index] or "null")

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from ml_collections.config_dict import ConfigDict
 from numpy.typing import NDArray
 
 from linnaeus_jax.data import splits
-from linnaeus_jax.data.labels import IDENTIFIERS, LabelTable, identifier_hashes, read_label_tables
+from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables, text_hashes
+from linnaeus_jax.data.labels_file import IDENTIFIERS
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
-from linnaeus_jax.data.splits import Split
+from linnaeus_jax.data.splits import Split, SplitRows
 from linnaeus_jax.data.subsets import assign_subsets
+from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.files import write_json
 from linnaeus_jax.taxonomy.tree import ParentConflict, TaxonomyTree, describe_conflict
 
@@ -50,12 +53,15 @@ class Dataset:
     sources: Sources
     tasks: tuple[str, ...]
     classes: dict[str, NDArray[np.int64]]  # taxon id of each class, 0 for null
+    names: TaxonNames
     num_classes: dict[str, int]
     null_possible: bool
     components: tuple[Component, ...]
     tree: TaxonomyTree
     train: Split
     val: Split
+    test_rows: NDArray[np.int64]  # of the training labels file, usable but kept out of both splits by the file itself
+    split_rule: str  # how a single file was split, for people; empty: at random by rows
     class_counts: dict[str, dict[str, NDArray[np.int64]]]
     task_label_density: dict[str, dict[str, float]]
     task_nulls_density: dict[str, dict[str, float]]
@@ -72,6 +78,10 @@ class Dataset:
     def meta_dim(self) -> int:
         """D, the width of the metadata vector."""
         return self.components[-1].stop if self.components else 0
+
+    def class_name(self, task: str, index: int) -> str:
+        """What people read for a class: its names and its taxon id, see `taxon_names.describe_taxon`."""
+        return self.names.label(task, index)
 
     def class_to_idx(self) -> dict[str, dict[str, int]]:
         """{task: {taxon id as text, "null" for the null class: class index}}."""
@@ -97,6 +107,8 @@ class Dataset:
         rows = f"{len(self.train)} training and {len(self.val)} validation rows"
         lines = [f"data: {title}{self.sources.scenario}, {rows}"]
         lines += [str(report) for report in self.filters]
+        if self.split_rule:
+            lines.append(f"split: {self.split_rule}")
         lines.append(f"{'task':<14}{'classes':>9}{'labelled %':>12}{'largest':>9}{'median':>8}{'untrained in val':>18}")
         first = int(self.null_possible)
         for task in self.tasks:
@@ -114,7 +126,9 @@ class Dataset:
         roots = len(self.tree.top_classes())
         lines.append(f"tree: {roots} root(s) at {self.tasks[-1]}{' (metaclade)' if roots > 1 else ''}")
         lines += [f"repeated images: {sentence}" for sentence in self.repeats]
-        lines += [f"conflict: {describe_conflict(conflict, self.classes)}" for conflict in self.conflicts[:50]]
+        lines += [
+            f"conflict: {describe_conflict(conflict, self.tasks, self.class_name)}" for conflict in self.conflicts[:50]
+        ]
         if len(self.conflicts) > 50:
             lines.append(f"... and {len(self.conflicts) - 50} more conflicts")
         return "\n".join(lines)
@@ -201,8 +215,10 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
     paths = [path for path in (sources.train_labels, sources.val_labels) if path]
     tables, classes = read_label_tables(paths, tasks, settings, null_possible=null_possible)
 
-    kept, filters = _select_rows(data, sources, tables, settings, missing_rows or {})
-    repeats = _repeated_images(sources, tables, kept)
+    names = read_taxon_names(paths, classes)
+    rows_of, filters = _select_rows(data, sources, tables, settings, missing_rows or {})
+    kept = (rows_of.train, rows_of.val)
+    repeats = _repeated_images(sources, tables, rows_of)
     for sentence in repeats:
         log.warning("%s", sentence)
 
@@ -212,6 +228,7 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
         [table.label for table in tables],
         null_possible=null_possible,
         conflict_limit=data.parent_conflict_limit,
+        class_name=names.label,
     )
     if conflicts:
         log.warning("%d classes have several parents; the most frequent one counts", len(conflicts))
@@ -253,12 +270,15 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
         sources=sources,
         tasks=tasks,
         classes=classes,
+        names=names,
         num_classes={task: len(ids) for task, ids in classes.items()},
         null_possible=null_possible,
         components=tables[0].components,
         tree=tree,
         train=train,
         val=val,
+        test_rows=rows_of.test,
+        split_rule=rows_of.rule,
         class_counts=counts,
         task_label_density=label_density,
         task_nulls_density=null_density,
@@ -279,33 +299,36 @@ def _select_rows(
     tables: Sequence[LabelTable],
     settings: Sequence[ComponentSettings],
     missing_rows: Mapping[str, NDArray[np.int64]],
-) -> tuple[list[NDArray[np.int64]], tuple[splits.FilterReport, ...]]:
-    """Rows of the training and of the validation split, and what the rules rejected in each file."""
+) -> tuple[SplitRows, tuple[splits.FilterReport, ...]]:
+    """Rows of each split, and what the rules rejected in each file."""
     missing = [np.asarray(missing_rows.get(name, ()), np.int64) for name in ("train", "val")]
     filtered = [splits.filter_rows(table, data, settings, rows) for table, rows in zip(tables, missing)]
-    kept = [rows for rows, _ in filtered]
+    kept, empty = [rows for rows, _ in filtered], np.empty(0, np.int64)
     if sources.split:
-        kept = list(splits.split_rows(kept[0], data.h5.train_val_split_ratio, data.h5.train_val_split_seed))
-        if not len(kept[1]):
+        rows = splits.split_file(tables[0], kept[0], data.h5)
+        if not len(rows.val):
             log.warning("data.h5.train_val_split_ratio leaves no validation row")
-    elif len(kept) == 1:
-        kept.append(np.empty(0, np.int64))
-    return kept, tuple(report for _, report in filtered)
+    else:
+        if ignored := [table.path for table in tables if SPLIT in table.offered]:
+            log.info("dataset %r of %s is not used: each split has its own file", SPLIT, " and ".join(ignored))
+        rows = SplitRows(kept[0], kept[1] if len(kept) > 1 else empty, empty)
+    return rows, tuple(report for _, report in filtered)
 
 
-def _repeated_images(
-    sources: Sources, tables: Sequence[LabelTable], kept: Sequence[NDArray[np.int64]]
-) -> tuple[str, ...]:
+def _repeated_images(sources: Sources, tables: Sequence[LabelTable], rows_of: SplitRows) -> tuple[str, ...]:
     """A sentence for each split that uses an image more than once; rows without identifier are left out.
 
     Raises:
-      ValueError: the same image is used for training and for validation.
+      ValueError: the same image is used in two splits.
     """
-    hashes = {table.path: identifier_hashes(table.path) for table in tables}
-    parts = [(table, rows, hashes[table.path][rows]) for table, rows in zip((tables[0], tables[-1]), kept)]
-    named = [np.unique(part[part != 0], return_counts=True) for _, _, part in parts]
+    hashes = {table.path: text_hashes(table.path) for table in tables}
+    split_parts = {"training": (tables[0], rows_of.train), "validation": (tables[-1], rows_of.val)}
+    split_parts |= {"test": (tables[0], rows_of.test)} if len(rows_of.test) else {}
+    parts = {name: (table, rows, hashes[table.path][rows]) for name, (table, rows) in split_parts.items()}
+    named = {name: np.unique(part[part != 0], return_counts=True) for name, (_, _, part) in parts.items()}
     sentences = []
-    for name, (table, rows, part), (value, count) in zip(("training", "validation"), parts, named):
+    for name, (table, rows, part) in parts.items():
+        value, count = named[name]
         if not (count > 1).any():
             continue
         names = Counter(table.identifiers[rows[np.isin(part, value[count > 1])]])
@@ -315,18 +338,22 @@ def _repeated_images(
                 f"{table.path}: {sum(again.values())} {name} rows share {len(again)} {IDENTIFIERS}, so that these "
                 f"images count several times: {_first(f'{image!r} ({times} rows)' for image, times in again.items())}"
             )
-    common = np.intersect1d(named[0][0], named[1][0])
-    both: list[str] = []
-    if len(common):
-        sides = [set(table.identifiers[rows[np.isin(part, common)]]) for table, rows, part in parts]
+    for one, other in combinations(parts, 2):
+        common = np.intersect1d(named[one][0], named[other][0])
+        if not len(common):
+            continue
+        sides = [
+            set(table.identifiers[rows[np.isin(part, common)]]) for table, rows, part in (parts[one], parts[other])
+        ]
         both = sorted(sides[0] & sides[1])
-    if both:
-        files = " and ".join(dict.fromkeys((tables[0].path, tables[-1].path)))
+        if not both:
+            continue
+        files = " and ".join(dict.fromkeys((parts[one][0].path, parts[other][0].path)))
         listed = f"{len(both)} {IDENTIFIERS} in {files}: {_first(map(repr, both))}"
         if os.path.realpath(sources.train_images) == os.path.realpath(sources.val_images):
             raise ValueError(
-                "images on both sides of the split, where validation would measure what was learned by heart; keep "
-                f"one row of each, or put all rows of an image on one side with a labels file for each: {listed}"
+                f"images on both sides of the split, in {one} and {other} rows, where an evaluation would measure what "
+                f"was learned by heart; keep one row of each, or put all rows of an image on one side: {listed}"
             )
         sentences.append(
             "identifiers on both sides of the split; the images come from two places, and validation leaks unless "
@@ -362,7 +389,8 @@ def _spread(count: NDArray[np.int64]) -> dict[str, float]:
 def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | Path) -> None:
     """Writes what a run leaves behind about its data.
 
-    `assets_dir`: num_classes.json, class_to_idx.json, subset_maps.json, taxonomy_tree.json, and subset_ids.npz with
+    `assets_dir`: num_classes.json, class_to_idx.json, subset_maps.json, taxonomy_tree.json, taxon_names.json
+    ({task: {taxon id: {"name", "common_name"}}} of the classes with a name), and subset_ids.npz with
     int64 `rows_<split>` [n] and int32 `taxa_<split>`, `rarity_<split>`, `subset_<kind>_<split>` [n].
     `metadata_dir`: task_label_density.json, task_nulls_density.json, meta_label_density.json,
     class_label_counts.json, additional_statistics.json, all {split: {task or component: ...}}.
@@ -373,6 +401,7 @@ def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | P
         assets / "class_to_idx.json": dataset.class_to_idx(),
         assets / "subset_maps.json": dataset.subset_maps(),
         assets / "taxonomy_tree.json": dataset.tree.to_json(),
+        assets / "taxon_names.json": dataset.names.to_json(),
         metadata / "task_label_density.json": dataset.task_label_density,
         metadata / "task_nulls_density.json": dataset.task_nulls_density,
         metadata / "meta_label_density.json": dataset.meta_label_density,

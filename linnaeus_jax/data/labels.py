@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.labels_file import (
+    CHUNK,
+    IDENTIFIERS,
+    checked,
+    open_labels,
+    text_dataset,
+    text_of,
+    texts_of,
+    values_of,
+)
 from linnaeus_jax.data.metadata import Component, ComponentSettings, SourceColumns, build_metadata, component_layout
 
 log = logging.getLogger(__name__)
 
-IDENTIFIERS = "img_identifiers"
 SUBSET_PREFIX = "subset_"
 MAX_TAXON_ID = 2**32 - 1
-_CHUNK = 1 << 17  # rows of identifiers decoded at a time, to bound the number of Python strings alive
+SPLIT = "split"
+#: meaning of the values of the dataset `split`
+SPLITS = ("train", "val", "test")
+OCCURRENCE = "occurrence_id"
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,7 @@ class LabelTable:
     in_region: NDArray[np.bool_] | None  # [N]; None: the file does not say
     components: tuple[Component, ...]
     subsets: dict[str, NDArray[Any]] = field(default_factory=dict)  # kind -> int, bool or StringDType [N], see subsets
+    offered: frozenset[str] = frozenset()  # names of everything at the top of the file
 
     def __len__(self) -> int:
         return len(self.taxon)
@@ -102,25 +112,44 @@ def read_identifiers(path: str) -> NDArray[Any]:
     Raises:
       FileNotFoundError, ValueError: as `read_label_tables`.
     """
-    with _open(path) as file:
-        return _read_texts(_identifier_dataset(file, path), path)
+    with open_labels(path) as file:
+        return texts_of(text_dataset(file, path, IDENTIFIERS), path)
 
 
-def identifier_hashes(path: str) -> NDArray[np.int64]:
-    """int64 [N]: a hash of each row's image identifier, the same for equal ones within one process; 0 for "".
+def text_hashes(path: str, name: str = IDENTIFIERS) -> NDArray[np.int64]:
+    """int64 [N]: a hash of each row's text in the dataset `name`, the same for equal ones within one process; 0 for "".
 
-    Far smaller and faster to sort than the identifiers themselves.
+    Far smaller and faster to sort than the texts themselves.
 
     Raises:
       FileNotFoundError, ValueError: as `read_label_tables`.
     """
-    with _open(path) as file:
-        dataset = _identifier_dataset(file, path)
+    with open_labels(path) as file:
+        dataset = text_dataset(file, path, name, len(text_dataset(file, path, IDENTIFIERS)))
         hashes = np.empty(len(dataset), np.int64)
-        for start in range(0, len(dataset), _CHUNK):
-            part = _read(dataset, path, slice(start, start + _CHUNK))
+        for start in range(0, len(dataset), CHUNK):
+            part = values_of(dataset, path, slice(start, start + CHUNK))
             hashes[start : start + len(part)] = [hash(item) for item in part]
     return hashes
+
+
+def read_split_column(path: str) -> NDArray[np.uint8]:
+    """uint8 [N]: the split that the file gives each row, a position in `SPLITS`.
+
+    Raises:
+      FileNotFoundError, ValueError: as `read_label_tables`, or a value that is no such position.
+    """
+    with open_labels(path) as file:
+        rows = len(text_dataset(file, path, IDENTIFIERS))
+        values = values_of(checked(file, path, SPLIT, rows, kinds="ui", dims=(1,)), path)
+    wrong = np.flatnonzero((values < 0) | (values >= len(SPLITS)))
+    if len(wrong):
+        meaning = ", ".join(f"{number} ({name})" for number, name in enumerate(SPLITS))
+        raise ValueError(
+            f"{path}: dataset {SPLIT!r} holds {values[wrong[0]]} in row {wrong[0]}, expected {meaning}; correct it, or "
+            "set data.h5.use_split_column = False to split at random"
+        )
+    return values.astype(np.uint8)
 
 
 # ---- one file -------------------------------------------------------------------------------------------------------
@@ -128,14 +157,14 @@ def identifier_hashes(path: str) -> NDArray[np.int64]:
 
 def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[ComponentSettings]) -> LabelTable:
     """The table of one file, `label` still empty."""
-    with _open(path) as file:
-        rows = len(_identifier_dataset(file, path))
+    with open_labels(path) as file:
+        rows = len(text_dataset(file, path, IDENTIFIERS))
         taxon = np.empty((rows, len(tasks)), np.int64)
         for column, task in enumerate(tasks):
             taxon[:, column] = _read_taxa(file, path, task, rows)
         in_region = None
         if "in_region" in file:
-            in_region = _read(_dataset(file, path, "in_region", rows, kinds="biu", dims=(1,)), path) != 0
+            in_region = values_of(checked(file, path, "in_region", rows, kinds="biu", dims=(1,)), path) != 0
         sources = {
             item.source: _read_source(file, path, item.source, rows) for item in components if item.source in file
         }
@@ -144,6 +173,7 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
             for name, item in file.items()
             if name.startswith(SUBSET_PREFIX) and isinstance(item, h5py.Dataset)
         }
+        offered = frozenset(file)
         _log_origin(file, path)
     meta, valid = build_metadata(components, sources, in_region, rows=rows, file=path)
     return LabelTable(
@@ -159,75 +189,17 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
             for component, item in zip(component_layout(components), components, strict=True)
         ),
         subsets=subsets,
+        offered=offered,
     )
 
 
-@contextmanager
-def _open(path: str) -> Iterator[h5py.File]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"labels file {path!r} does not exist; check data.h5.*_path")
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise ValueError(f"labels file {path!r} is no HDF5 file, or truncated or damaged: {error}") from error
-    with file:
-        yield file
-
-
-def _dataset(
-    file: h5py.File, path: str, name: str, rows: int | None, *, kinds: str, dims: tuple[int, ...]
-) -> h5py.Dataset:
-    """The dataset, checked for type (`numpy.dtype.kind` in `kinds`), number of dimensions and length."""
-    dataset = file.get(name)
-    if not isinstance(dataset, h5py.Dataset):
-        offered = sorted(key for key, item in file.items() if isinstance(item, h5py.Dataset))
-        close = difflib.get_close_matches(name, offered, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")
-    if dataset.dtype.kind not in kinds:
-        expected = " or ".join(_KINDS[kind] for kind in kinds)
-        raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected {expected}")
-    if dataset.ndim not in dims:
-        expected = " or ".join(str(dim) for dim in dims)
-        raise ValueError(f"{path}: dataset {name!r} has shape {dataset.shape}, expected {expected} dimension(s)")
-    if rows is not None and len(dataset) != rows:
-        raise ValueError(f"{path}: dataset {name!r} has {len(dataset)} rows, expected {rows} as in {IDENTIFIERS!r}")
-    return dataset
-
-
-_KINDS = {"b": "bool", "i": "int", "u": "uint32", "f": "float", "O": "variable-length string", "S": "bytes"}
-
-
-def _identifier_dataset(file: h5py.File, path: str) -> h5py.Dataset:
-    dataset = _dataset(file, path, IDENTIFIERS, None, kinds="OS", dims=(1,))
-    if h5py.check_string_dtype(dataset.dtype) is None:
-        raise ValueError(f"{path}: dataset {IDENTIFIERS!r} has dtype {dataset.dtype}, expected strings")
-    return dataset
-
-
-def _read(dataset: h5py.Dataset, path: str, rows: slice = slice(None)) -> NDArray[Any]:
-    try:
-        return dataset[rows]
-    except OSError as error:
-        raise ValueError(f"{path}: dataset {dataset.name!r} cannot be read, the file is damaged: {error}") from error
-
-
-def _read_texts(dataset: h5py.Dataset, path: str) -> NDArray[Any]:
-    """StringDType [N]; bytes that are not UTF-8 become U+FFFD."""
-    texts = np.empty(len(dataset), np.dtypes.StringDType())
-    for start in range(0, len(dataset), _CHUNK):
-        part = _read(dataset, path, slice(start, start + _CHUNK))
-        texts[start : start + len(part)] = [item.decode("utf-8", "replace") for item in part]
-    return texts
-
-
 def _read_subset(file: h5py.File, path: str, name: str, rows: int) -> NDArray[Any]:
-    dataset = _dataset(file, path, name, rows, kinds="biuOS", dims=(1,))
-    return _read_texts(dataset, path) if dataset.dtype.kind in "OS" else _read(dataset, path)
+    dataset = checked(file, path, name, rows, kinds="biuOS", dims=(1,))
+    return texts_of(dataset, path) if dataset.dtype.kind in "OS" else values_of(dataset, path)
 
 
 def _read_taxa(file: h5py.File, path: str, task: str, rows: int) -> NDArray[np.int64]:
-    values = _read(_dataset(file, path, task, rows, kinds="ui", dims=(1,)), path)
+    values = values_of(checked(file, path, task, rows, kinds="ui", dims=(1,)), path)
     if len(values):
         low, high = int(values.min()), int(values.max())
         if low < 0 or high > MAX_TAXON_ID:
@@ -237,9 +209,9 @@ def _read_taxa(file: h5py.File, path: str, task: str, rows: int) -> NDArray[np.i
 
 
 def _read_source(file: h5py.File, path: str, name: str, rows: int) -> SourceColumns:
-    dataset = _dataset(file, path, name, rows, kinds="fiu", dims=(1, 2))
-    values = _read(dataset, path).astype(np.float32, copy=False)
-    names = tuple(_text(item) for item in np.atleast_1d(dataset.attrs.get("column_names", [])))
+    dataset = checked(file, path, name, rows, kinds="fiu", dims=(1, 2))
+    values = values_of(dataset, path).astype(np.float32, copy=False)
+    names = tuple(text_of(item) for item in np.atleast_1d(dataset.attrs.get("column_names", [])))
     values = values[:, None] if values.ndim == 1 else values
     if names and len(names) != values.shape[1]:
         raise ValueError(f"{path}: {name!r} has {values.shape[1]} columns but {len(names)} column_names")
@@ -255,13 +227,9 @@ def _log_origin(file: h5py.File, path: str) -> None:
     if "config_json" not in group.attrs:
         return
     try:
-        parsed = json.loads(_text(group.attrs["config_json"]))
+        parsed = json.loads(text_of(group.attrs["config_json"]))
     except ValueError as error:
         log.warning("%s: metadata.config_json is not valid JSON (%s), it is ignored", path, error)
         return
     config = parsed if isinstance(parsed, dict) else {"value": parsed}
     log.info("%s was exported with %s", path, ", ".join(f"{key}={value}" for key, value in config.items()))
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

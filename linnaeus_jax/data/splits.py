@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.data.labels import OCCURRENCE, SPLIT, SPLITS, LabelTable, read_split_column, text_hashes
 from linnaeus_jax.data.metadata import ComponentSettings
 
 log = logging.getLogger(__name__)
@@ -155,6 +155,58 @@ def filter_rows(
     return kept, report
 
 
+@dataclass(frozen=True)
+class SplitRows:
+    """The rows of each split, in split order, and one sentence that says how they were told apart."""
+
+    train: NDArray[np.int64]
+    val: NDArray[np.int64]
+    test: NDArray[np.int64]
+    rule: str = ""
+
+
+def split_file(table: LabelTable, kept: NDArray[np.int64], h5: ConfigDict) -> SplitRows:
+    """The splits of a single file: those that its dataset `split` says, or random ones.
+
+    Rows of a split that the file says keep the order of the file. A random split draws rows; where the file says
+    which rows are pictures of one occurrence, whole occurrences.
+
+    Args:
+      kept: usable rows, ascending.
+      h5: the section `data.h5`.
+
+    Raises:
+      ValueError: a split without rows, or a malformed dataset.
+    """
+    ratio, seed = h5.train_val_split_ratio, h5.train_val_split_seed
+    if SPLIT in table.offered and h5.use_split_column:
+        column = read_split_column(table.path)
+        parts = [kept[column[kept] == number] for number in range(3)]
+        for name, rows, advice in zip(
+            SPLITS, parts, ("", " or name the file as data.h5.train_labels_path to train without validation")
+        ):
+            if not len(rows):
+                raise ValueError(
+                    f"{table.path}: dataset {SPLIT!r} leaves no usable row in {name!r}, of "
+                    f"{int((column == SPLITS.index(name)).sum())} rows of that split; correct it, set "
+                    f"data.h5.use_split_column = False to split at random{advice}"
+                )
+        counts = ", ".join(f"{len(rows)} {name}" for name, rows in zip(SPLITS, parts))
+        rule = (
+            f"by the dataset {SPLIT!r} of the file: {counts} rows; data.h5.train_val_split_ratio and "
+            "train_val_split_seed are not used"
+        )
+        train, val, test = parts
+        return SplitRows(train, val, test, rule)
+    empty, rule = np.empty(0, np.int64), ""
+    if OCCURRENCE in table.offered:
+        train, val = split_occurrences(kept, text_hashes(table.path, OCCURRENCE)[kept], ratio, seed)
+        rule = f"at random by whole occurrences (dataset {OCCURRENCE!r} of the file), so that none is on both sides"
+    else:
+        train, val = split_rows(kept, ratio, seed)
+    return SplitRows(train, val, empty, rule)
+
+
 def split_rows(kept: NDArray[np.int64], ratio: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Random train and validation rows: the first int(K * ratio) of a legacy MT19937 permutation, and the others.
 
@@ -162,12 +214,47 @@ def split_rows(kept: NDArray[np.int64], ratio: float, seed: int) -> tuple[NDArra
       ValueError: `ratio` is so small that no row falls to training.
     """
     shuffled = kept[np.random.RandomState(seed).permutation(len(kept))]
-    count = int(len(kept) * ratio)
+    count = _training_rows(len(kept), ratio)
+    return shuffled[:count], shuffled[count:]
+
+
+def split_occurrences(
+    kept: NDArray[np.int64], occurrence: NDArray[np.int64], ratio: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Random train and validation rows with all rows of an occurrence on one side.
+
+    The occurrences, in order of their first rows, are permuted as `split_rows` permutes rows; training gets so many of
+    them that it has at least int(K * ratio) rows, validation the others. Where every occurrence has one row, the rows
+    are those of `split_rows`.
+
+    Args:
+      occurrence: int64 [K], rows with the same value are one occurrence; 0: a row is its own.
+
+    Raises:
+      ValueError: as `split_rows`.
+    """
+    count = _training_rows(len(kept), ratio)
+    distinct, code = np.unique(occurrence, return_inverse=True)
+    alone = occurrence == 0
+    code[alone] = len(distinct) + np.arange(int(alone.sum()))
+    _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    drawn = np.argsort(first)[np.random.RandomState(seed).permutation(len(first))]
+    place = np.empty(len(first), np.int64)  # of each code in the order in which occurrences are drawn
+    place[drawn] = np.arange(len(first))
+    shuffled = kept[np.argsort(place[code], kind="stable")]
+    ends = np.cumsum(np.bincount(place[code]))
+    cut = ends[np.searchsorted(ends, count)]
+    return shuffled[:cut], shuffled[cut:]
+
+
+def _training_rows(rows: int, ratio: float) -> int:
+    """Rows that fall to training; ValueError where that is none."""
+    count = int(rows * ratio)
     if count == 0:
         raise ValueError(
-            f"data.h5.train_val_split_ratio = {ratio} leaves no training row of the {len(kept)} usable ones; raise it"
+            f"data.h5.train_val_split_ratio = {ratio} leaves no training row of the {rows} usable ones; raise it"
         )
-    return shuffled[:count], shuffled[count:]
+    return count
 
 
 def group_ids(label: NDArray[np.int32], min_size: int, excluded: NDArray[np.bool_] | None = None) -> NDArray[np.int32]:

@@ -7,7 +7,7 @@ neither parent nor children.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 VERSION = "1.0"
+
+#: (task, class index) -> what people read for the class
+ClassName = Callable[[str, int], str]
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class TaxonomyTree:
         *,
         null_possible: bool,
         conflict_limit: float = 1.0,
+        class_name: ClassName | None = None,
     ) -> tuple[TaxonomyTree, list[ParentConflict]]:
         """Tree from the rows in which both of two adjacent ranks are labelled.
 
@@ -86,6 +90,7 @@ class TaxonomyTree:
           classes: {task: taxon ids int64 [C] of its classes}, finest task first.
           labels: class indices int32 [N, T] of one or more files; null is 0 if `null_possible`, else -1.
           conflict_limit: largest share of a class's rows that may contradict the chosen parent.
+          class_name: how messages call a class; None: by its taxon id.
 
         Returns:
           The tree and all conflicts within the limit.
@@ -118,11 +123,12 @@ class TaxonomyTree:
                 )
         above = [conflict for conflict in conflicts if conflict.minority_share > conflict_limit]
         if above:
+            name = class_name or (lambda task, index: str(classes[task][index]))
             above.sort(key=lambda conflict: -conflict.minority_share)
             raise ValueError(
                 f"{len(above)} classes contradict their majority parent in more than data.parent_conflict_limit = "
                 f"{conflict_limit:g} of their rows; correct the labels or raise the limit:\n"
-                + "\n".join(describe_conflict(conflict, classes) for conflict in above[:20])
+                + "\n".join(describe_conflict(conflict, tasks, name) for conflict in above[:20])
             )
         sizes = {task: len(ids) for task, ids in classes.items()}
         return cls(tasks, sizes, parents, null_possible=null_possible), conflicts
@@ -147,9 +153,10 @@ class TaxonomyTree:
         }
 
 
-def describe_conflict(conflict: ParentConflict, classes: Mapping[str, NDArray[np.int64]]) -> str:
-    """One line with taxon ids, e.g. "taxa_L10 57: parents 3 (40 rows), 9 (2 rows)"."""
-    tasks = list(classes)
-    ids = classes[tasks[tasks.index(conflict.task) + 1]]
-    rows = ", ".join(f"{ids[parent]} ({count} rows)" for parent, count in zip(conflict.parents, conflict.counts))
-    return f"{conflict.task} {classes[conflict.task][conflict.child]}: parents {rows}"
+def describe_conflict(conflict: ParentConflict, tasks: Sequence[str], class_name: ClassName) -> str:
+    """One line, e.g. "taxa_L10 57: parents 3 (40 rows), 9 (2 rows)" where classes are called by their taxon ids."""
+    above = tasks[tasks.index(conflict.task) + 1]
+    rows = ", ".join(
+        f"{class_name(above, parent)} ({count} rows)" for parent, count in zip(conflict.parents, conflict.counts)
+    )
+    return f"{conflict.task} {class_name(conflict.task, conflict.child)}: parents {rows}"

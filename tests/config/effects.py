@@ -76,7 +76,8 @@ ENTRIES = {
 
 class Home:
     """Files: labels and images in `data` (20 rows out of the region, one row below another genus; without these in
-    `plain`), 60 more rows in `other`, the images as JPEG in `photos`, and all but three of them in `holes`."""
+    `plain`), 60 more rows in `other`, the same with splits of their own in `given`, the images as JPEG in `photos`, and
+    all but three of them in `holes`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -85,6 +86,9 @@ class Home:
         labels, images = write_tiny_data(root / "data")
         write_tiny_data(root / "other", rows=60, seed=1)
         write_tiny_data(root / "plain")
+        given, _ = write_tiny_data(root / "given", rows=60, seed=1)
+        with h5py.File(given, "r+") as file:
+            file["split"] = np.repeat(np.array([0, 1, 2], np.uint8), (30, 20, 10))
         with h5py.File(labels, "r+") as file:
             file["in_region"][:20] = 0
             row = int(np.flatnonzero(file["taxa_L10"][:] == 1000)[0])

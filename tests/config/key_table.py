@@ -145,11 +145,12 @@ add(
 )
 
 # ---- data
+KINDS = ("labels", "images")
 TWO_FILES = {
     "data.h5.labels_path": "",
     "data.h5.images_path": "",
-    **{f"data.h5.train_{kind}_path": f"HOME/data/{kind}.h5" for kind in ("labels", "images")},
-    **{f"data.h5.val_{kind}_path": f"HOME/other/{kind}.h5" for kind in ("labels", "images")},
+    **{f"data.h5.train_{kind}_path": f"HOME/data/{kind}.h5" for kind in KINDS},
+    **{f"data.h5.val_{kind}_path": f"HOME/other/{kind}.h5" for kind in KINDS},
 }
 SPLIT_LABELS = {key: value for key, value in TWO_FILES.items() if not (value and "images" in key)}
 HYBRID = {"data.h5.images_path": "", "data.hybrid.use_hybrid": True, "data.hybrid.images_dir": "HOME/photos"}
@@ -226,6 +227,9 @@ add(
     val_images_path=Row("HOME/data/images.h5", outcome("inputs.images.val.image_shape"), given=TWO_FILES),
     train_val_split_ratio=Row(0.5, rows_of("dataset.train"), 60),
     train_val_split_seed=Row(7, lambda s: s.dataset.train.rows.tolist()),
+    use_split_column=Row(
+        False, rows_of("dataset.train"), 48, {f"data.h5.{kind}_path": f"HOME/given/{kind}.h5" for kind in KINDS}
+    ),
 )
 add(
     "data.hybrid",

@@ -14,7 +14,7 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.labels import read_label_tables
 from linnaeus_jax.data.metadata import ComponentSettings
-from tests.data.helpers import write_labels
+from tests.data.helpers import small_config, write_labels
 
 TASKS = ("taxa_L10", "taxa_L20")
 
@@ -70,6 +70,96 @@ def test_filter_warns_without_in_region(tmp_path, caplog):
     rows, _ = splits.filter_rows(table, data_section({"out_of_region.include": False}), [])
     assert rows.tolist() == [0]
     assert "has no dataset in_region" in caplog.text
+
+
+# ---- splits ----------------------------------------------------------------------------------------------------------
+
+
+def split(path, keep=None, **keys):
+    table = read_label_tables([str(path)], TASKS, (), null_possible=True)[0][0]
+    kept = np.arange(len(table)) if keep is None else np.asarray(keep)
+    return splits.split_file(table, kept, small_config(path, TASKS, **keys).data.h5)
+
+
+def labels(path, rows, **datasets):
+    return write_labels(path, {"taxa_L10": [1] * rows, "taxa_L20": [5] * rows}, **datasets)
+
+
+def test_the_file_says_the_split(tmp_path):
+    column = np.array([1, 0, 2, 0, 1, 0, 2, 0], np.uint8)
+    path = labels(tmp_path / "l.h5", 8, split=column, occurrence_id=["a"] * 8)
+    rows = split(path, keep=[0, 1, 2, 3, 4, 5, 6])
+    assert (rows.train.tolist(), rows.val.tolist(), rows.test.tolist()) == ([1, 3, 5], [0, 4], [2, 6])
+    assert "3 train, 2 val, 2 test rows" in rows.rule
+    assert "train_val_split_ratio and train_val_split_seed are not used" in rows.rule
+
+
+def test_the_column_is_left_alone_on_request(tmp_path):
+    path = labels(tmp_path / "l.h5", 8, split=np.full(8, 9, np.uint8))
+    rows = split(path, data__h5__use_split_column=False)
+    train, val = splits.split_rows(np.arange(8), 0.9, 42)
+    assert (rows.train.tolist(), rows.val.tolist(), len(rows.test)) == (train.tolist(), val.tolist(), 0)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (
+            np.array([1, 1, 2], np.uint8),
+            r"leaves no usable row in 'train', of 0 rows.*use_split_column",
+        ),
+        (np.array([0, 0, 2], np.uint8), r"no usable row in 'val'.*data\.h5\.train_labels_path"),
+        (np.array([0, 3, 1], np.uint8), r"'split' holds 3 in row 1, expected 0 \(train\), 1 \(val\), 2 \(test\)"),
+        (np.array([0, -1, 1], np.int8), "holds -1 in row 1"),
+        (np.array([0.0, 1.0, 1.0]), "dtype float64"),
+        (np.array([0, 1], np.uint8), "has 2 rows, expected 3"),
+    ],
+)
+def test_unusable_split_columns(tmp_path, column, message):
+    with pytest.raises(ValueError, match=rf"l\.h5: .*{message}"):
+        split(labels(tmp_path / "l.h5", 3, split=column))
+
+
+def test_occurrences_stay_whole(tmp_path):
+    names = ["a", "b", "a", "", "c", "", "b", "a", "d", "e"]
+    rows = split(labels(tmp_path / "l.h5", 10, occurrence_id=names), data__h5__train_val_split_ratio=0.5)
+    assert sorted([*rows.train, *rows.val]) == list(range(10))
+    sides = [{names[row] for row in side} - {""} for side in (rows.train, rows.val)]
+    assert not sides[0] & sides[1]
+    assert len(rows.train) >= 5
+    assert "by whole occurrences" in rows.rule
+
+
+OCCURRENCES = st.lists(st.integers(0, 6), min_size=1, max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(OCCURRENCES, st.floats(0.05, 1.0), st.integers(0, 5))
+def test_occurrences_are_drawn_in_order_of_their_first_rows(occurrence, ratio, seed):
+    """Against the rule, written out."""
+    kept, codes = np.arange(len(occurrence)) * 3, np.array(occurrence, np.int64)
+    count = int(len(kept) * ratio)
+    if not count:
+        with pytest.raises(ValueError, match="leaves no training row"):
+            splits.split_occurrences(kept, codes, ratio, seed)
+        return
+    members: dict[Any, list[int]] = {}
+    for i, code in enumerate(occurrence):
+        members.setdefault(("alone", i) if code == 0 else code, []).append(3 * i)
+    groups = list(members.values())
+    train: list[int] = []
+    val: list[int] = []
+    for g in np.random.RandomState(seed).permutation(len(groups)):
+        (train if len(train) < count else val).extend(groups[g])
+    got = splits.split_occurrences(kept, codes, ratio, seed)
+    assert [part.tolist() for part in got] == [train, val]
+
+
+def test_single_pictures_are_split_as_rows():
+    kept = np.arange(50, 100)
+    for codes in (np.zeros(50, np.int64), np.random.RandomState(0).permutation(50) + 1):
+        for ours, theirs in zip(splits.split_occurrences(kept, codes, 0.7, 5), splits.split_rows(kept, 0.7, 5)):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_split_truncates():
