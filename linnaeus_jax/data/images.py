@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import cv2
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.cache import ImageCache
+from linnaeus_jax.data.decoding import decode_image, resize_image
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.registry import IMAGE_SOURCES
 
@@ -73,11 +73,6 @@ class ImageFiles:
 def _check_rows(rows: np.ndarray, count: int, name: object) -> None:
     if len(rows) and not (rows.min() >= 0 and rows.max() < count):
         raise IndexError(f"{name}: rows {rows.min()}..{rows.max()} asked for, but it holds {count} images")
-
-
-def resize_area(image: np.ndarray, out: np.ndarray) -> None:
-    """Resizes uint8[h, w, 3] into out uint8[H, W, 3] with area interpolation."""
-    out[...] = cv2.resize(image, (out.shape[1], out.shape[0]), interpolation=cv2.INTER_AREA)
 
 
 # --- HDF5 arrays ------------------------------------------------------------------------------------------------------
@@ -163,7 +158,7 @@ class ResizedImages:
         stored = np.empty((len(rows), *self._source.image_shape), np.uint8)
         ok = self._source.read(rows, stored)
         for image, target in zip(stored, out, strict=True):
-            resize_area(image, target)
+            resize_image(image, target)
         return ok
 
 
@@ -243,25 +238,6 @@ def open_h5(files: ImageFiles) -> ImageSource:
 # --- encoded images ---------------------------------------------------------------------------------------------------
 
 
-def decode_image(data: bytes | np.ndarray, out: np.ndarray) -> None:
-    """Decodes JPEG, PNG ... bytes to RGB and area-resizes to out uint8[H, W, 3]; gray and RGBA are converted.
-
-    Raises:
-      ValueError: empty, truncated or undecodable data.
-    """
-    raw = bytes(data)
-    # libjpeg pads a truncated file with gray instead of failing, so look for the end marker.
-    truncated = (raw[:2] == b"\xff\xd8" and b"\xff\xd9" not in raw) or (raw[1:4] == b"PNG" and b"IEND" not in raw)
-    if not raw or truncated:
-        raise ValueError("empty file" if not raw else f"truncated after {len(raw)} bytes")
-    image = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_COLOR)
-    if image is None:
-        raise ValueError(f"{len(raw)} bytes that no image decoder understands")
-    if image.shape != out.shape:
-        image = cv2.resize(image, (out.shape[1], out.shape[0]), interpolation=cv2.INTER_AREA)
-    cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=out)
-
-
 class EncodedImages:
     """Base of the sources that decode: caching, placeholders for unreadable images, and their accounting.
 
@@ -295,7 +271,7 @@ class EncodedImages:
                 continue
             try:
                 decode_image(self.encoded(row), out[i])
-            except (OSError, ValueError, cv2.error) as error:
+            except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self._placeholder(f"row {row}: {self.describe(row)}: {reason}", error)
                 out[i], ok[i] = 0, False

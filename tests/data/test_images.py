@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.cache import ImageCache
+from linnaeus_jax.data.decoding import resize_image
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import (
     ChunkMappedImages,
@@ -21,9 +22,7 @@ from linnaeus_jax.data.images import (
     MappedImages,
     PackedImages,
     ResizedImages,
-    decode_image,
     image_path,
-    resize_area,
 )
 from linnaeus_jax.data.labels import read_identifiers
 from tests.conftest import FIXTURES
@@ -169,21 +168,6 @@ def test_extension_rules():
     assert image_path("d", "a", "") == "d/a"
 
 
-# ---- decoding and resizing -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", range(7))
-def test_golden_resize(fixtures, case):
-    arrays = np.load(fixtures / "data_resize.npz")
-    image, want = arrays[f"in{case}"], arrays[f"out{case}"]
-    out = np.empty_like(want)
-    resize_area(image, out)
-    assert np.abs(out.astype(int) - want).max() <= 1
-    decoded = np.empty_like(want)
-    decode_image(cv2.imencode(".png", image[..., ::-1])[1].tobytes(), decoded)
-    np.testing.assert_array_equal(decoded, out)
-
-
 def test_stored_images_are_resized(tmp_path):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file["images"] = golden_pixels(40)
@@ -191,31 +175,10 @@ def test_stored_images_are_resized(tmp_path):
     assert isinstance(source, ResizedImages)
     want = np.empty((len(ROWS), 16, 16, 3), np.uint8)
     for image, target in zip(golden_pixels(40)[ROWS], want):
-        resize_area(image, target)
+        resize_image(image, target)
     np.testing.assert_array_equal(read(source)[0], want)
     packed = open_images(ImageFiles(write_packed(tmp_path / "p.h5", golden_pixels(40)), 16))
     np.testing.assert_array_equal(read(packed)[0], want)
-
-
-def test_gray_and_transparent_files():
-    gray = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    out = np.empty((16, 16, 3), np.uint8)
-    decode_image(cv2.imencode(".png", gray)[1], out)
-    np.testing.assert_array_equal(out, np.repeat(gray[..., None], 3, axis=2))
-    rgba = golden_pixels(1)[0, :16, :16]
-    decode_image(cv2.imencode(".png", np.dstack([rgba[..., ::-1], gray]))[1], out)
-    np.testing.assert_array_equal(out, rgba)
-
-
-@pytest.mark.parametrize("extension", [".png", ".jpg"])
-def test_undecodable_data(extension):
-    out = np.empty((32, 32, 3), np.uint8)
-    whole = cv2.imencode(extension, golden_pixels(1)[0])[1].tobytes()
-    for data, message in ((b"", "empty file"), (whole[:40], "truncated after 40 bytes"), (b"text", "no image decoder")):
-        with pytest.raises(ValueError, match=message):
-            decode_image(data, out)
-    with pytest.raises(ValueError, match="truncated"):
-        decode_image(whole[:-12], out)
 
 
 # ---- refused files ---------------------------------------------------------------------------------------------------
