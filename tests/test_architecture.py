@@ -32,13 +32,13 @@ ROOMS: dict[str, set[str]] = {
         "learning": "config registry",
         "step": "config data files learning metrics models registry schedules",
         "reporting": "config data files metrics schedules taxonomy",
-        "building": "",
+        "building": "config data taxonomy",
         "debugging": "config data files learning models reporting schedules step versions",
         "checks": "config data debugging learning models registry schedules step taxonomy",
         "run": "checks config data debugging files learning metrics reporting schedules step versions",
         "demo": "",
-        "tools": "checks config data debugging demo files learning metrics registry reporting run schedules step "
-        "taxonomy",
+        "tools": "building checks config data debugging demo files learning metrics registry reporting run schedules "
+        "step taxonomy",
         "main": "config registry run",
     }.items()
 }

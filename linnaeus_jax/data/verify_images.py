@@ -22,8 +22,43 @@ def _files_in(directory: str) -> set[str]:
     try:
         with os.scandir(directory) as entries:
             return {entry.name for entry in entries if entry.is_file()}
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: a name with NUL, which no file can have
         return set()
+
+
+def missing_rows(
+    identifiers: Sequence[str] | np.ndarray, directory: str, extension: str, workers: int = 0, chunk_size: int = 1000
+) -> list[int]:
+    """The rows whose image file does not exist, ascending.
+
+    Each directory that identifiers point into is listed once, instead of asking for every file.
+
+    Args:
+      identifiers: N file names or relative paths, one per row of the labels file.
+      directory: the image folder.
+      extension: see `image_path`.
+      workers: threads; 0 or less: one per CPU.
+      chunk_size: rows per piece of work.
+
+    Raises:
+      FileNotFoundError: no such directory.
+    """
+    check_directory(directory)
+    listings: dict[str, set[str]] = {}
+
+    def missing_in(start: int) -> list[int]:
+        missing = []
+        for row in range(start, min(start + chunk_size, len(identifiers))):
+            folder, name = os.path.split(image_path(directory, identifiers[row], extension))
+            if folder not in listings:  # two threads may list the same folder: harmless
+                listings[folder] = _files_in(folder)
+            if name not in listings[folder]:
+                missing.append(row)
+        return missing
+
+    starts = range(0, len(identifiers), chunk_size)
+    with ThreadPoolExecutor(workers if workers > 0 else os.cpu_count(), thread_name_prefix="verify-images") as pool:
+        return [row for chunk in pool.map(missing_in, starts) for row in chunk]
 
 
 def verify_images(
@@ -33,14 +68,9 @@ def verify_images(
     verify: ConfigDict,
     report_path: Path | None = None,
 ) -> np.ndarray:
-    """Finds the rows whose image file does not exist, writes a JSON report and applies the limits.
-
-    Each directory that identifiers point into is listed once, instead of asking for every file.
+    """Finds the rows whose image file does not exist, see `missing_rows`, writes a JSON report and applies the limits.
 
     Args:
-      identifiers: N file names or relative paths, one per row of the labels file.
-      directory: the image folder.
-      extension: see `image_path`.
       verify: the section `data.hybrid.verify_images`. Both limits are literal even at 0, and off below it;
         `num_workers` threads, 0 or less: one per CPU; `chunk_size` rows per piece of work; `log_missing` lists missing
         identifiers and rows in the report, and logs the first 50.
@@ -53,46 +83,30 @@ def verify_images(
       FileNotFoundError: no such directory.
       RuntimeError: a limit exceeded.
     """
-    check_directory(directory)
-    listings: dict[str, set[str]] = {}
-
-    def missing_in(start: int) -> list[int]:
-        missing = []
-        for row in range(start, min(start + verify.chunk_size, len(identifiers))):
-            folder, name = os.path.split(image_path(directory, identifiers[row], extension))
-            if folder not in listings:  # two threads may list the same folder: harmless
-                listings[folder] = _files_in(folder)
-            if name not in listings[folder]:
-                missing.append(row)
-        return missing
-
-    workers = verify.num_workers if verify.num_workers > 0 else os.cpu_count()
-    starts = range(0, len(identifiers), verify.chunk_size)
-    with ThreadPoolExecutor(workers, thread_name_prefix="verify-images") as pool:
-        missing_rows = [row for chunk in pool.map(missing_in, starts) for row in chunk]
-    names = [str(identifiers[row]) for row in missing_rows]
-    ratio = len(missing_rows) / len(identifiers) if len(identifiers) else 0.0
-    hidden = f"Logging disabled ({len(missing_rows)} found)"
+    missing = missing_rows(identifiers, directory, extension, verify.num_workers, verify.chunk_size)
+    names = [str(identifiers[row]) for row in missing]
+    ratio = len(missing) / len(identifiers) if len(identifiers) else 0.0
+    hidden = f"Logging disabled ({len(missing)} found)"
     report = {
         "total_images_checked": len(identifiers),
-        "missing_count": len(missing_rows),
+        "missing_count": len(missing),
         "missing_ratio": ratio,
         "images_dir": directory,
         "verification_timestamp": time.strftime("%Y-%m-%d %H:%M:%S"),
         "missing_identifiers": sorted(set(names)) if verify.log_missing else hidden,
-        "missing_indices": missing_rows if verify.log_missing else hidden,
+        "missing_indices": missing if verify.log_missing else hidden,
     }
     if report_path is not None:
         write_json(report_path, report)
-    logger.info("%s: %d of %d images are missing", directory, len(missing_rows), len(identifiers))
+    logger.info("%s: %d of %d images are missing", directory, len(missing), len(identifiers))
     if verify.log_missing:
-        for row, name in list(zip(missing_rows, names))[:50]:
+        for row, name in list(zip(missing, names))[:50]:
             logger.warning("%s: row %d: no file for %s", directory, row, name)
-    for key, value in (("max_missing_count", len(missing_rows)), ("max_missing_ratio", ratio)):
+    for key, value in (("max_missing_count", len(missing)), ("max_missing_ratio", ratio)):
         if 0 <= (limit := verify[key]) < value:
             raise RuntimeError(
-                f"{directory}: {len(missing_rows)} of {len(identifiers)} images are missing ({value:g}, more than "
+                f"{directory}: {len(missing)} of {len(identifiers)} images are missing ({value:g}, more than "
                 f"data.hybrid.verify_images.{key} {limit:g}); restore them or raise the limit"
                 + (f"; report: {report_path}" if report_path is not None else "")
             )
-    return np.asarray(missing_rows, np.int64)
+    return np.asarray(missing, np.int64)

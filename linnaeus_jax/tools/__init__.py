@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.registry import RegistrationError
@@ -41,3 +43,22 @@ def command(*errors: type[Exception], status: int = 2) -> Callable[[Main], Calla
         return run
 
     return decorate
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr with rate and remaining time; yields a function of (done, total), the first call of which shows
+    it. Nothing is shown where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None, visible=False, rate="")
+        start = time.perf_counter()
+
+        def progress(done: int, total: int) -> None:
+            rate = done / max(time.perf_counter() - start, 1e-9)
+            bar.update(task, completed=done, total=total, visible=True, rate=f"{rate:.0f}/s")
+
+        yield progress

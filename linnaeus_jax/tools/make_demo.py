@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from linnaeus_jax import tools
@@ -45,13 +44,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--rows", type=int, default=ROWS, help="number of pictures")
     args = parser.parse_args(argv)
     console = Console()
-    columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("drawing", total=args.rows, visible=False)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, visible=True)
-
+    with tools.progress_bar("drawing") as progress:
         summary = write_demo(args.out, seed=args.seed, image_size=args.image_size, rows=args.rows, progress=progress)
     console.print(summary_table(summary))
     console.print("Written." if summary.written else "The same set was already there; nothing was written.")
