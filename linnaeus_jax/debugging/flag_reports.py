@@ -248,6 +248,7 @@ class FlagReports:
 
     def _write_targets(self, values: Mapping[str, np.ndarray]) -> None:
         line, real = self.debug.debug_line, values["weight"] > 0  # without padding
+        class_name = self._facts.dataset.class_name
         names = ("label", "partner_label", "lam", "null", "loss_mask", "sample_losses")
         label, partner_label, lam, null, loss_mask, sample_losses = (values[name][real] for name in names)
         line("loss.null_masking", lambda: flags.null_input_lines(label, self.tasks), "INPUT")
@@ -271,12 +272,19 @@ class FlagReports:
             weights = self._class_weights.get(task, np.ones(num_classes, np.float32))
             arrays = (label[:, t], partner_label[:, t], lam, weights, sample_losses[:, t], loss_mask[:, t])
             trained = float(values["task_losses"][t])
-            line("loss.class_weighting", flags.class_weight_lines(task, *arrays, trained))
+            line(
+                "loss.class_weighting",
+                flags.class_weight_lines(task, *arrays, trained, functools.partial(class_name, task)),
+            )
         shown = values["preview"][real[: len(values["preview"])], 0]
         line(
             "loss.taxonomy_smoothing",
             lambda: flags.sample_loss_lines(
-                self.tasks[0], label[: len(shown), 0], shown, sample_losses[: len(shown), 0]
+                self.tasks[0],
+                label[: len(shown), 0],
+                shown,
+                sample_losses[: len(shown), 0],
+                functools.partial(class_name, self.tasks[0]),
             ),
             "FORWARD",
         )
@@ -291,12 +299,12 @@ def _loss_facts(program: Program) -> dict[str, Any]:
 def _taxonomy_lines(program: Program, dataset: Dataset) -> Iterator[list[str]]:
     """Of every smoothed task."""
     top = dataset.tasks[-1]
-    roots = [f"{top} {dataset.classes[top][index]}" for index in dataset.tree.top_classes()]
+    roots = [f"{top} {dataset.class_name(top, index)}" for index in dataset.tree.top_classes()]
     for task, criterion in program.objective.criteria.items():
         if criterion.smoothing is not None:
-            names = [str(taxon) for taxon in dataset.classes[task]]
+            name = functools.partial(dataset.class_name, task)
             distance, matrix = criterion.smoothing.distance_matrix(), criterion.smoothing.dense_matrix()
-            yield [f"{task}:", *flags.taxonomy_lines(task, distance, matrix, roots, names)]
+            yield [f"{task}:", *flags.taxonomy_lines(task, distance, matrix, roots, name)]
 
 
 def _compiled_lines(step: CompiledStep) -> list[str]:

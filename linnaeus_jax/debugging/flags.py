@@ -36,6 +36,8 @@ _SAMPLES = 5
 #: longest array that is shown value by value
 _SHORT = 12
 
+#: class index -> what people read for it
+ClassName = Callable[[int], str]
 Message = str | Iterable[str] | Callable[[], str | Iterable[str]]
 
 
@@ -256,15 +258,15 @@ def sums_lines(title: str, sums: Mapping[str, Any]) -> list[str]:
 
 
 def taxonomy_lines(
-    task: str, distance: np.ndarray, smoothing: np.ndarray, roots: Sequence[str], names: Sequence[str]
+    task: str, distance: np.ndarray, smoothing: np.ndarray, roots: Sequence[str], name: ClassName
 ) -> list[str]:
     """Roots, distances and smoothing rows of a task (for DEBUG.LOSS.TAXONOMY_SMOOTHING).
 
     Args:
-      distance: float [R, C], edges from the inspected classes to all, inf without a common ancestor.
+      distance: float [R, C], edges from the first R classes to all, inf without a common ancestor.
       smoothing: float [R, C], the smoothed targets of these classes.
       roots: names of the root classes (metaclades) of the tree.
-      names: of the R inspected classes.
+      name: what people read for a class.
     """
     finite = distance[np.isfinite(distance) & (distance > 0)]
     kinds, counts = np.unique(finite, return_counts=True)
@@ -276,15 +278,18 @@ def taxonomy_lines(
         f"{task}: {len(smoothing)} rows sum to {total.min():.6f} … {total.max():.6f}"
         + ("" if np.allclose(total, 1.0, atol=1e-4) else "  PROBLEM: rows must sum to 1"),
     ]
-    for name, row in list(zip(names, smoothing, strict=True))[:_SAMPLES]:
-        best = np.argsort(-row, kind="stable")[:_SAMPLES]
-        lines.append(f"  {name}: " + ", ".join(f"{int(c)}={row[c]:.4g}" for c in best))
+    for index, row in enumerate(smoothing[:_SAMPLES]):
+        best = np.argsort(-row, kind="stable")[:_SAMPLES].tolist()
+        lines.append(f"  {name(index)}: " + ", ".join(f"{name(c)}={row[c]:.4g}" for c in best))
     return lines
 
 
-def sample_loss_lines(task: str, labels: np.ndarray, predictions: np.ndarray, losses: np.ndarray) -> list[str]:
+def sample_loss_lines(
+    task: str, labels: np.ndarray, predictions: np.ndarray, losses: np.ndarray, name: ClassName
+) -> list[str]:
     """Label, prediction and loss of the first samples (sub FORWARD of DEBUG.LOSS.TAXONOMY_SMOOTHING); arrays [B]."""
-    shown = list(zip(labels.tolist(), predictions.tolist(), losses.tolist(), strict=True))[: 2 * _SAMPLES]
+    samples = list(zip(labels.tolist(), predictions.tolist(), losses.tolist(), strict=True))[: 2 * _SAMPLES]
+    shown = [(name(label), name(predicted), loss) for label, predicted, loss in samples]
     return table(f"{task}: mean loss {losses.mean():.4f}", ("label", "prediction", "loss"), shown)
 
 
@@ -369,6 +374,7 @@ def class_weight_lines(
     losses: np.ndarray,
     counted: np.ndarray,
     trained: float,
+    name: ClassName,
 ) -> list[str]:
     """Weights of the classes in a micro-batch and the loss before and after (for DEBUG.LOSS.CLASS_WEIGHTING).
 
@@ -379,9 +385,10 @@ def class_weight_lines(
       losses: float [B], without weights.
       counted: bool [B], the row counts in the task's loss: no padding, and no masked null.
       trained: the task's loss over the whole update, as it is trained.
+      name: what people read for a class.
     """
     present, counts = np.unique(labels[counted], return_counts=True)
-    rows = [(int(c), int(n), float(weights[c])) for c, n in zip(present, counts, strict=True)]
+    rows = [(name(int(c)), int(n), float(weights[c])) for c, n in zip(present, counts, strict=True)]
     factor = lam * weights[labels] + (1 - lam) * weights[partner_labels]
     number = max(int(counted.sum()), 1)
     before, after = losses[counted].sum() / number, (losses * factor)[counted].sum() / number

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ def class_weights(
     log_base: float = 10.0,
     normalize: bool = False,
     task: str = "task",
+    class_name: Callable[[int], str] = "class {}".format,
 ) -> np.ndarray:
     """Weights of the classes of one task. With n = samples of the class and N = samples in all:
 
@@ -38,7 +40,7 @@ def class_weights(
       counts: int [C], null class included; no samples at all gives ones.
       method: one of `METHODS`.
       normalize: rescale so that the mean weight over the training samples is 1.
-      task: name for messages.
+      task, class_name: the task's name, and what messages call a class.
 
     Returns:
       float32 [C].
@@ -65,8 +67,8 @@ def class_weights(
         worst = int(weight.argmax())
         fix = {"smoothing": "raise {}.smoothing_factor", "capping": "lower {}.cap"}.get(method, "lower {}.base")
         raise ValueError(
-            f"{_KEY}.method={method!r} ({task}): class {worst} with {count[worst]:.0f} of {total:.0f} samples gets a "
-            f"weight beyond float32; {fix.format(_KEY)} or use another method"
+            f"{_KEY}.method={method!r} ({task}): {class_name(worst)} with {count[worst]:.0f} of {total:.0f} samples "
+            f"gets a weight beyond float32; {fix.format(_KEY)} or use another method"
         )
     if normalize:
         weight = weight * total / np.sum(count * weight)
@@ -82,8 +84,12 @@ def task_class_weights(
     base: float | Sequence[float] = (2.0,),
     log_base: float | Sequence[float] = (10.0,),
     normalize: bool = False,
+    class_name: Callable[[str, int], str] | None = None,
 ) -> dict[str, np.ndarray]:
     """`class_weights` of every task of `counts` (task -> int [C], in task order); settings are one or one per task.
+
+    Args:
+      class_name: (task, class) -> what messages call the class.
 
     Raises:
       ValueError: a setting has another length than 1 or T, or as `class_weights`.
@@ -94,7 +100,12 @@ def task_class_weights(
     spread = {name: per_task(value, tasks, f"{_KEY}.{name}") for name, value in settings.items()}
     return {
         task: class_weights(
-            counts[task], methods[i], normalize=normalize, task=task, **{name: spread[name][i] for name in spread}
+            counts[task],
+            methods[i],
+            normalize=normalize,
+            task=task,
+            class_name="class {}".format if class_name is None else functools.partial(class_name, task),
+            **{name: spread[name][i] for name in spread},
         )
         for i, task in enumerate(tasks)
     }

@@ -157,6 +157,7 @@ def build_class_weights(config: ConfigDict, dataset: Dataset, split: str) -> dic
         base=settings.base,
         log_base=settings.log_base,
         normalize=settings.normalize,
+        class_name=dataset.class_name,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def save_images(path: Path, images: np.ndarray, titles: Sequence[str]) -> None:
         axis.axis("off")
     for axis, image, title in zip(axes.flat, images, titles, strict=False):
         axis.imshow(image)
-        axis.set_title(title, fontsize=7)
+        axis.set_title(textwrap.fill(title, 32), fontsize=7, parse_math=False)  # names may hold a dollar sign
     figure.tight_layout()
     figure.savefig(path, dpi=100)
 
@@ -177,7 +178,11 @@ def main(argv: Sequence[str]) -> None:
     )
     console.print(trial_checkpoint(experiment, state))
     images = batch["image"][0][:24]
-    names = [f"row {row}: class {label[0]}" for row, label in zip(batch["row"][0], batch["label"][0], strict=True)]
+    finest, dataset = experiment.inputs.dataset.tasks[0], experiment.inputs.dataset
+    names = [
+        f"row {row}: {dataset.class_name(finest, label[0])}"
+        for row, label in zip(batch["row"][0], batch["label"][0], strict=True)
+    ]
     save_images(options.out, images, names)
     console.print(f"first images: {options.out}")
 

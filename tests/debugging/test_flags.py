@@ -137,11 +137,17 @@ def test_texts_of_metrics():
 def test_texts_of_taxonomy_and_weights():
     distance = np.array([[0, 2, np.inf], [2, 0, np.inf]])
     rows = np.array([[0.9, 0.1, 0.0], [0.1, 0.9, 0.1]])
-    text = "\n".join(f.taxonomy_lines("taxa_L10", distance, rows, ["Plantae", "Animalia"], ["a", "b"]))
-    for part in ("2 roots: Plantae, Animalia", "2: 2", "unrelated pairs 2", "PROBLEM: rows must sum to 1", "a: 0=0.9"):
+    text = "\n".join(f.taxonomy_lines("taxa_L10", distance, rows, ["Plantae", "Animalia"], "abc".__getitem__))
+    for part in (
+        "2 roots: Plantae, Animalia",
+        "2: 2",
+        "unrelated pairs 2",
+        "PROBLEM: rows must sum to 1",
+        "a: a=0.9, b=0.1",
+    ):
         assert part in text
     losses = np.array([1.0, 2.0])
-    assert "label" in "\n".join(f.sample_loss_lines("t", np.array([0, 2]), np.array([1, 2]), losses))
+    assert "label" in "\n".join(f.sample_loss_lines("t", np.array([0, 2]), np.array([1, 2]), losses, str))
 
 
 def test_texts_of_null_masking():
@@ -205,7 +211,7 @@ def test_class_weights_show_the_loss_that_is_trained():
     trained = float(found.numerator[0]) / 4  # rows 0, 2, 3 and 4
     real = weight > 0
     arrays = (label[real, 0], other[real, 0], lam[real], weights["a"], np.asarray(found.per_sample)[real, 0])
-    title, *rows = f.class_weight_lines("a", *arrays, keep[real, 0], trained)
+    title, *rows = f.class_weight_lines("a", *arrays, keep[real, 0], trained, "class {}".format)
     assert f"the update trains {trained:.4f}; first micro-batch, 4 of 5 rows count" in title
     assert title.endswith(f"weighted {trained:.4f}")
     assert len(rows) == 1 + len(np.unique(label[[0, 2, 3, 4]]))
