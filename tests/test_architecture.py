@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
         "debugging": "config data files learning models reporting schedules step versions",
         "checks": "config data debugging learning models registry schedules step taxonomy",
         "run": "checks config data debugging files learning metrics reporting schedules step versions",
-        "demo": "",
+        "demo": "data",
         "tools": "building checks config data debugging demo files learning metrics registry reporting run schedules "
         "step taxonomy",
         "main": "config registry run",

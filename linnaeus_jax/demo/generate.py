@@ -21,10 +21,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.demo.drawing import Look, draw
+from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
+from linnaeus_jax.demo.drawing import draw
+from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names
 
-VERSION = 1  # raise when the same seed gives other bytes
-RANKS = ("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40")
+VERSION = 2  # raise when the same seed gives other bytes
 COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")
 SCALES = (100.0, 500.0, 1000.0, 2000.0, 4000.0)  # metres, periods of the elevation encoding
 IMAGE_SIZE = 48
@@ -45,110 +46,6 @@ TOP = 3600.0  # metres; below the longest period, so that the encoding tells all
 PLACE_SD = {True: 5.0, False: 15.0}  # degrees, True: narrow
 MONTH_KAPPA = {True: 5.0, False: 0.6}
 HEIGHT_CONCENTRATION = {True: 30.0, False: 3.0}
-
-AXES = ("season", "range", "elevation")  # in the order of COMPONENTS
-EPITHETS = {
-    "season": ("vernalis", "aestivalis", "hibernalis"),
-    "range": ("orientalis", "australis", "occidentalis"),
-    "elevation": ("campestris", "collina", "alpina"),
-}
-SINGLE_EPITHETS = {
-    "spotted": "maculata",
-    "banded": "fasciata",
-    "striped": "striata",
-    "rimmed": "marginata",
-    "eyed": "ocellata",
-    "plain": "concolor",
-}
-ORDERS = ("Papilioformes", "Scarabiformes", "Pisciformes")
-FAMILIES = (  # name, body plan; two per order
-    ("Rotundalidae", "round-winged butterfly"),
-    ("Caudalidae", "tailed butterfly"),
-    ("Globocaridae", "dome beetle"),
-    ("Longicornidae", "longhorn beetle"),
-    ("Discopiscidae", "disc fish"),
-    ("Sagittidae", "arrow fish"),
-)
-
-
-@dataclass(frozen=True)
-class Genus:
-    """`axis` splits the look-alikes, which live at `places` of it; `single` is the pattern of the third species, if
-    the look-alikes are a pair; `home` is the genus's place on each axis; `rare`: positions of rare species."""
-
-    name: str
-    color: str
-    axis: str
-    places: tuple[int, ...]
-    alike: str
-    single: str = ""
-    home: tuple[int, int, int] = (0, 0, 0)
-    rare: tuple[int, ...] = ()
-
-
-GENERA = (  # two per family
-    Genus("Rutilala", "red", "range", (0, 1), "spotted", "rimmed", (1, 0, 0)),
-    Genus("Smaragdala", "green", "season", (0, 1, 2), "banded", "", (0, 2, 1), (2,)),
-    Genus("Flavicauda", "yellow", "elevation", (0, 2), "striped", "eyed", (1, 1, 0)),
-    Genus("Cyanicauda", "blue", "range", (1, 2), "banded", "plain", (0, 0, 2), (2,)),
-    Genus("Coccinoides", "red", "elevation", (0, 1, 2), "spotted", "", (1, 2, 0)),
-    Genus("Saphirodes", "blue", "season", (0, 1), "rimmed", "banded", (0, 0, 1)),
-    Genus("Auricornis", "yellow", "range", (0, 2), "plain", "striped", (2, 0, 2)),
-    Genus("Viridicornis", "green", "season", (1, 2), "eyed", "rimmed", (0, 1, 0), (1,)),
-    Genus("Aureopiscis", "yellow", "range", (0, 1, 2), "banded", "", (1, 0, 1)),
-    Genus("Viridipiscis", "green", "elevation", (1, 2), "plain", "spotted", (2, 1, 0)),
-    Genus("Rubrisagitta", "red", "season", (0, 2), "striped", "plain", (0, 2, 2)),
-    Genus("Caerulisagitta", "blue", "elevation", (0, 1), "spotted", "banded", (1, 2, 0), (1,)),
-)
-
-
-@dataclass(frozen=True)
-class Species:
-    """One species: `taxa` are its ids from species to order; `niche` holds (place, narrow) per axis of AXES."""
-
-    name: str
-    taxa: tuple[int, int, int, int]
-    look: Look
-    niche: tuple[tuple[int, bool], ...]
-    weight: float  # share of rows relative to the other common species; 0: rare
-
-
-def _species() -> tuple[Species, ...]:
-    result = []
-    for g, genus in enumerate(GENERA):
-        family = g // 2
-        for k in range(3):
-            pair_or_triple = k < len(genus.places)
-            niche = [(home, False) for home in genus.home]
-            pattern, epithet = genus.single, SINGLE_EPITHETS.get(genus.single, "")
-            if pair_or_triple:
-                axis = AXES.index(genus.axis)
-                niche[axis] = (genus.places[k], True)
-                pattern, epithet = genus.alike, EPITHETS[genus.axis][genus.places[k]]
-            result.append(
-                Species(
-                    name=f"{genus.name} {epithet}",
-                    taxa=(481_203 + 1_009 * g + 37 * k, 118_340 + 211 * g, 52_711 + 97 * family, 47_150 + 8 * (g // 4)),
-                    look=Look(FAMILIES[family][1], genus.color, pattern),
-                    niche=tuple(niche),
-                    weight=0.0 if k in genus.rare else (1.2, 0.9, 1.0)[(g + k) % 3],
-                )
-            )
-    return tuple(result)
-
-
-SPECIES = _species()
-
-
-def taxon_names() -> dict[str, dict[str, str]]:
-    """{rank: {taxon id as text: name}}, coarse ranks included."""
-    names: dict[str, dict[str, str]] = {rank: {} for rank in RANKS}
-    for i, species in enumerate(SPECIES):
-        lineage = (species.name, GENERA[i // 3].name, FAMILIES[i // 6][0], ORDERS[i // 12])
-        for rank, taxon, name in zip(RANKS, species.taxa, lineage, strict=True):
-            names[rank][str(taxon)] = name
-    return names
-
 
 # ---- the generative model ----------------------------------------------------------------------------------------
 
@@ -375,8 +272,10 @@ def _write_labels(path: Path, columns: dict[str, NDArray[Any]], parameters: dict
         for name, column in columns.items():
             dtype = h5py.string_dtype() if column.dtype == object else column.dtype
             file.create_dataset(name, data=column, dtype=dtype).attrs.update(attributes.get(name, {}))
+        for rank, taxa in taxon_names().items():
+            write_taxon_names(file, rank, list(taxa), *zip(*taxa.values(), strict=True))
         group = file.create_group("metadata")
-        group.attrs["config_json"] = json.dumps({**parameters, "taxon_names": taxon_names()})
+        group.attrs["config_json"] = json.dumps(parameters)
         group.create_group("notes").attrs["description"] = "Generated demo data; species and places are invented"
         group.create_group("ibridaDB").attrs["release"] = f"demo-{VERSION}"
         group.create_group("image_processing").attrs.update({"size": parameters["image_size"], "color": "RGB"})
@@ -463,7 +362,13 @@ def _is_complete(directory: Path, parameters: dict[str, Any], columns: dict[str,
                 f"{labels} holds other data ({different}, wanted {asked}); delete it or choose another folder"
             )
         undamaged = all(name in file and _same(file[name], column) for name, column in columns.items())
-    if not (undamaged and images.exists()):
+    classes = {rank: np.array(sorted(taxa), np.int64) for rank, taxa in taxon_names().items()}
+    held = read_taxon_names([str(labels)], classes)
+    named = {
+        rank: {int(taxon): tuple(names.values()) for taxon, names in taxa.items()}
+        for rank, taxa in held.to_json().items()
+    }
+    if not (undamaged and images.exists() and named == taxon_names()):
         return False
     with h5py.File(images, "r") as file:
         return hashlib.sha256(file["images"][:].data).hexdigest() == stored["images_sha256"]

@@ -32,6 +32,8 @@ def test_files_of_the_data_room(made):
     assert not dataset.conflicts
     np.testing.assert_array_equal(np.sort(dataset.val.rows), np.sort(generate.validation_rows(ROWS)))
     assert len(dataset.val) == summary.validation_rows
+    assert dataset.class_name("taxa_L10", 1) == "Rutilala orientalis (eastern red round-winged butterfly) [481203]"
+    assert all("(" in dataset.class_name(task, k) for task, ids in dataset.classes.items() for k in range(1, len(ids)))
     table = dataset.train.table
     missing = 1 - table.meta_valid.mean(axis=0)
     np.testing.assert_allclose(missing, [summary.missing[name] for name in generate.COMPONENTS], atol=1e-9)
@@ -73,6 +75,10 @@ def test_a_complete_set_is_kept_and_a_damaged_one_made_again(made, tmp_path):
         file["images"][5] = 0
     make()
     assert (tmp_path / "images.h5").read_bytes() == before
+    with h5py.File(tmp_path / "labels.h5", "a") as file:
+        file["taxon_names/taxa_L20/name"][3] = "Something else"
+    make()
+    assert calls[-1] == (ROWS, ROWS)
     with pytest.raises(FileExistsError, match="holds other data"):
         make(seed=4)
 
@@ -104,8 +110,10 @@ def test_names_cover_every_taxon():
     names = generate.taxon_names()
     taxa = generate.simulate(0, ROWS).taxa
     for column, rank in enumerate(generate.RANKS):
-        assert {str(taxon) for taxon in np.unique(taxa[:, column]) if taxon} == set(names[rank])
-        assert len(set(names[rank].values())) == len(names[rank])
+        assert set(np.unique(taxa[:, column]).tolist()) - {0} == set(names[rank])
+        for texts in zip(*names[rank].values(), strict=True):
+            assert "" not in texts
+            assert len(set(texts)) == len(names[rank])
 
 
 def test_unusable_sizes(tmp_path):
