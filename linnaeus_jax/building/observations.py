@@ -1,0 +1,380 @@
+"""Where, when and how high: from text to the encoded columns of a labels file.
+
+A value that cannot be right blanks its own component and nothing else. The encodings are those of spec data §1.1:
+unit sphere, sine and cosine of the month (or day of the year) and of the hour, sine and cosine of the elevation.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from linnaeus_jax.building.options import BuildOptions
+
+#: the Dead Sea's shore and Everest's top lie within, in metres
+LOWEST, HIGHEST = -500.0, 9000.0
+OLDEST = 1700
+#: a range of dates counts as its middle if it is not longer, in days
+LONGEST_RANGE = 31
+
+
+@dataclass(frozen=True)
+class EncodedColumn:
+    """A metadata data set of the labels file: float32 [N, W] and its attributes."""
+
+    values: NDArray[np.float32]
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What is known of N rows.
+
+    Attributes:
+      encoded: `spatial`, `temporal`, `elevation_<set>`; a component that the source knows nothing of is absent.
+      raw: other data sets by name: raw_lat, raw_lon float32 (NaN = unknown), raw_elevation float32 (0 = unknown),
+        raw_date_observed text, in_region uint8.
+      blanked: line, picture, component, value and reason of every blanked component.
+      known: {component: bool [N], the rows that have it}; components are called as in `data.meta.components`.
+    """
+
+    encoded: dict[str, EncodedColumn]
+    raw: dict[str, NDArray[Any]]
+    blanked: pl.DataFrame
+    known: dict[str, NDArray[np.bool_]]
+
+
+BLANKED_COLUMNS = ("line", "picture", "component", "value", "reason")
+
+
+def read_observations(frame: pl.DataFrame, options: BuildOptions) -> Observations:
+    """Checks and encodes the metadata of rows.
+
+    Args:
+      frame: of `SourceRows`.
+    """
+    encoded: dict[str, EncodedColumn] = {}
+    raw: dict[str, NDArray[Any]] = {}
+    known: dict[str, NDArray[np.bool_]] = {}
+    blanked: list[pl.DataFrame] = []
+    given = set(frame.columns)
+
+    def note(component: str, value: pl.Expr, reason: pl.Series) -> None:
+        table = frame.select("line", "picture", pl.lit(component).alias("component"), value.alias("value"), reason)
+        blanked.append(table.filter(pl.col(reason.name).is_not_null()).rename({reason.name: "reason"}))
+
+    if {"latitude", "longitude"} <= given:
+        place, reason = _places(frame, options.max_uncertainty)
+        note("SPATIAL", pl.format("{}, {}", *(pl.col(c).fill_null("") for c in ("latitude", "longitude"))), reason)
+        encoded["spatial"] = encode_places(*place)
+        raw["raw_lat"], raw["raw_lon"] = (values.astype(np.float32) for values in place)
+        known["SPATIAL"] = np.isfinite(place[0])
+    if given & {"date", "month", "hour"}:
+        moments, reason, value = _moments(frame)
+        note("TEMPORAL", value, reason)
+        encoded["temporal"] = encode_moments(moments, options.temporal)
+        raw["raw_date_observed"] = frame.select(value.fill_null(""))["value"].to_numpy().astype(object)
+        raw["raw_date_observed"][reason.is_not_null().to_numpy()] = ""
+        known["TEMPORAL"] = np.isfinite(moments[:, 0])
+    if given & {"elevation", "elevation_max"}:
+        metres, reason, value = _elevations(frame)
+        note("ELEVATION", value, reason)
+        encoded[options.elevation_set] = encode_elevations(metres, options.elevation_scales)
+        raw["raw_elevation"] = np.nan_to_num(metres, nan=0.0).astype(np.float32)
+        known["ELEVATION"] = np.isfinite(metres)
+    if "in_region" in given:
+        inside, reason = _flags(frame["in_region"])
+        note("in_region", pl.col("in_region"), reason)
+        raw["in_region"] = inside
+    empty = pl.DataFrame(schema={name: pl.Int64 if name == "line" else pl.String for name in BLANKED_COLUMNS})
+    return Observations(encoded, raw, pl.concat([empty, *blanked], how="vertical_relaxed"), known)
+
+
+def _number(frame: pl.DataFrame, column: str) -> pl.Series:
+    """Float64, null where there is no number; a decimal comma is understood."""
+    if column not in frame.columns:
+        return pl.repeat(None, frame.height, dtype=pl.Float64, eager=True).alias(column)
+    text = frame[column].str.strip_chars().str.replace(r"^([+-]?\d+),(\d+)$", "$1.$2").str.strip_prefix("+")
+    values = text.cast(pl.Float64, strict=False)
+    return values.fill_nan(None)
+
+
+def _places(
+    frame: pl.DataFrame, max_uncertainty: float
+) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], pl.Series]:
+    """Latitude and longitude in degrees, NaN where unknown, and why they were blanked."""
+    given = [frame[column].is_not_null() for column in ("latitude", "longitude")]
+    numbers = pl.DataFrame(
+        {
+            "latitude": _number(frame, "latitude"),
+            "longitude": _number(frame, "longitude"),
+            "uncertainty": _number(frame, "uncertainty"),
+            "given": given[0] | given[1],
+            "both": given[0] & given[1],
+        }
+    )
+    latitude, longitude, uncertainty = pl.col("latitude"), pl.col("longitude"), pl.col("uncertainty")
+    reason = numbers.select(
+        pl.when(~pl.col("given"))
+        .then(None)
+        .when(~pl.col("both"))
+        .then(pl.lit("only one of latitude and longitude is given"))
+        .when(latitude.is_null() | longitude.is_null())
+        .then(pl.lit("no number"))
+        .when(~latitude.is_between(-90, 90))
+        .then(pl.lit("latitude beyond 90 degrees"))
+        .when(~longitude.is_between(-180, 180))
+        .then(pl.lit("longitude beyond 180 degrees"))
+        .when((latitude == 0) & (longitude == 0))
+        .then(pl.lit("latitude and longitude are both 0"))
+        .when(uncertainty > max_uncertainty)
+        .then(pl.format("known to {} m only, more than {} m", uncertainty, pl.lit(f"{max_uncertainty:g}")))
+        .alias("why")
+    )["why"].cast(pl.String)
+    good = (reason.is_null() & numbers["both"]).to_numpy()
+    values = [numbers[column].cast(pl.Float64).fill_null(np.nan).to_numpy() for column in ("latitude", "longitude")]
+    latitudes, longitudes = (np.where(good, value, np.nan) for value in values)
+    return (latitudes, longitudes), reason
+
+
+def encode_places(latitude: NDArray[np.float64], longitude: NDArray[np.float64]) -> EncodedColumn:
+    """Points on the unit sphere [N, 3] of degrees [N]; zeros where NaN."""
+    phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
+    points = np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)], axis=1)
+    attributes = {"column_names": ["spatial_x", "spatial_y", "spatial_z"], "method": "unit_sphere"}
+    return EncodedColumn(np.nan_to_num(points, nan=0.0).astype(np.float32), attributes)
+
+
+# ---- dates ----------------------------------------------------------------------------------------------------------
+
+_DAY = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})(?:[T ]+(\S.*))?", re.ASCII)
+_MONTH = re.compile(r"(\d{4})[-/.](\d{1,2})", re.ASCII)
+_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,]\d+)?)?\s*(Z|UTC|[+-]\d{2}:?\d{0,2})?", re.ASCII)
+#: month, day of the year and hour, NaN where unknown
+Moment = tuple[float, float, float]
+_UNKNOWN: Moment = (np.nan, np.nan, np.nan)
+
+
+class BadDate(ValueError):
+    """Why a date cannot be used."""
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def parse_date(text: str, time: str = "") -> Moment:
+    """Reads a date in the forms of ISO 8601 that Darwin Core allows; the offset of a time is taken away: UTC.
+
+    Args:
+      text: "2023-05-17", "2023-05-17T10:20Z", "2023-05", or a range "2023-05-01/2023-05-09" (or "/09"), of which the
+        middle counts.
+      time: time of day where `text` has none.
+
+    Raises:
+      BadDate: no date, none with a month, or one that cannot be.
+    """
+    first, slash, last = text.partition("/") if text.count("/") == 1 else (text, "", "")
+    if slash and last and not _MONTH.fullmatch(text):
+        return _middle(first.strip(), last.strip())
+    match = _DAY.fullmatch(first.strip())
+    if match is None:
+        month = _MONTH.fullmatch(first.strip())
+        if month is None:
+            raise BadDate("no month" if re.fullmatch(r"\d{4}", first.strip()) else "no date of the form YYYY-MM-DD")
+        day = _day(int(month[1]), int(month[2]), 15)
+        return day.month, np.nan, np.nan
+    day = _day(*map(int, match.groups()[:3]))
+    hour = _TIME.match((match[4] or time).strip())
+    if hour is None:
+        return day.month, day.timetuple().tm_yday, np.nan
+    try:
+        moment = datetime.datetime(day.year, day.month, day.day, int(hour[1]), int(hour[2]))
+    except ValueError as error:
+        raise BadDate(f"no such time: {error}") from None
+    offset = hour[4] or "Z"
+    if offset[0] in "+-":
+        digits = offset[1:].replace(":", "").ljust(4, "0")
+        moment -= (1 if offset[0] == "+" else -1) * datetime.timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+    return moment.month, moment.timetuple().tm_yday, moment.hour
+
+
+def _day(year: int, month: int, day: int) -> datetime.date:
+    try:
+        date = datetime.date(year, month, day)
+    except ValueError as error:
+        raise BadDate(f"no such day: {error}") from None
+    if date.year < OLDEST:
+        raise BadDate(f"before {OLDEST}")
+    if date > datetime.date.today() + datetime.timedelta(days=1):
+        raise BadDate("in the future")
+    return date
+
+
+def _middle(first: str, last: str) -> Moment:
+    """The middle of a range of days, or the month that both ends lie in."""
+    if len(last) < len(first):  # ISO 8601 leaves out what both ends share
+        last = first.split("T")[0][: len(first.split("T")[0]) - len(last.split("T")[0])] + last
+    months = [_MONTH.fullmatch(part) for part in (first, last)]
+    if months[0] and months[1]:
+        start, end = (_day(int(month[1]), int(month[2]), 15) for month in months if month)
+        if (start.year, start.month) == (end.year, end.month):
+            return start.month, np.nan, np.nan
+    else:
+        days = [_DAY.fullmatch(part) for part in (first, last)]
+        if not (days[0] and days[1]):
+            raise BadDate("no range of the form YYYY-MM-DD/YYYY-MM-DD")
+        if first == last:
+            return parse_date(first)
+        start, end = (_day(*map(int, day.groups()[:3])) for day in days if day)
+    if end < start:
+        raise BadDate("a range that ends before it begins")
+    if (end - start).days > LONGEST_RANGE:
+        raise BadDate(f"a range of {(end - start).days} days")
+    middle = start + (end - start) // 2
+    return middle.month, middle.timetuple().tm_yday, np.nan
+
+
+def _moments(frame: pl.DataFrame) -> tuple[NDArray[np.float64], pl.Series, pl.Expr]:
+    """float64 [N, 3] month, day of the year, hour; why they were blanked; the text they were read from.
+
+    The column `date` counts before year, month and day. Each distinct text is parsed once.
+    """
+    absent = pl.lit(None, pl.String)
+    column = {
+        name: pl.col(name) if name in frame.columns else absent
+        for name in ("date", "time", "year", "month", "day", "hour")
+    }
+    parts = pl.concat_str(
+        [pl.format(f"{name} {{}}", column[name]) for name in ("year", "month", "day", "hour")],
+        separator=" ",
+        ignore_nulls=True,
+    )
+    texts = frame.select(**column)
+    distinct = texts.unique(maintain_order=True)
+    rows: list[Moment] = []
+    reasons: list[str | None] = []
+    for row in distinct.iter_rows(named=True):
+        try:
+            rows.append(_moment(**row))
+            reasons.append(None)
+        except BadDate as error:
+            rows.append(_UNKNOWN)
+            reasons.append(str(error))
+    values = np.array(rows, np.float64).reshape(-1, 3)
+    found = distinct.with_columns(
+        *(pl.Series(f"_{i}", values[:, i]) for i in range(3)), pl.Series("why", reasons, pl.String)
+    )
+    joined = texts.join(found, on=list(column), how="left", nulls_equal=True, maintain_order="left")
+    moments = joined.select("_0", "_1", "_2").to_numpy()
+    value = pl.when(column["date"].is_not_null()).then(column["date"]).otherwise(parts).alias("value")
+    return moments, joined["why"], value
+
+
+def _moment(
+    date: str | None, time: str | None, year: str | None, month: str | None, day: str | None, hour: str | None
+) -> Moment:
+    """One row's month, day of the year and hour; BadDate where something is given that cannot be."""
+    known_hour = np.nan
+    if hour:
+        number = _whole(hour)
+        if number is None or not 0 <= number <= 24:
+            raise BadDate(f"no such hour: {hour}")
+        known_hour = float(number % 24)
+    if date:
+        found = parse_date(date, time or "")
+    elif month:
+        number = _whole(month)
+        if number is None or not 1 <= number <= 12:
+            raise BadDate(f"no such month: {month}")
+        year_number, day_number = _whole(year or ""), _whole(day or "")
+        if day and year and (day_number is None or year_number is None):
+            raise BadDate("no such day")
+        if day_number is not None:
+            found = parse_date(f"{year_number or 2000:04d}-{number:02d}-{day_number:02d}", time or "")
+            found = found if year_number else (found[0], np.nan, found[2])
+        else:
+            found = (float(number), np.nan, np.nan)
+    elif year and not hour:
+        raise BadDate("no month")
+    else:
+        found = _UNKNOWN
+    return found[0], found[1], found[2] if np.isnan(known_hour) else known_hour
+
+
+def _whole(text: str) -> int | None:
+    text = text.strip().removesuffix(".0")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else None
+
+
+def encode_moments(moments: NDArray[np.float64], form: str) -> EncodedColumn:
+    """Sines and cosines [N, 2 or 4] of month or day of the year, and of the hour; zeros where NaN.
+
+    Args:
+      moments: float64 [N, 3] month, day of the year, hour.
+      form: one of `TEMPORAL_FORMS`.
+    """
+    turns = [(moments[:, 1] / 365.25, "jd")] if form.startswith("day") else [(moments[:, 0] / 12, "month")]
+    turns += [(moments[:, 2] / 24, "hour")] if form.endswith("hour") else []
+    columns = [wave(2 * np.pi * turn) for turn, _ in turns for wave in (np.sin, np.cos)]
+    names = [f"{name}_{wave}" for _, name in turns for wave in ("sin", "cos")]
+    values = np.nan_to_num(np.stack(columns, axis=1), nan=0.0).astype(np.float32)
+    return EncodedColumn(values, {"column_names": names, "method": "sinusoidal"})
+
+
+# ---- elevation and region -------------------------------------------------------------------------------------------
+
+
+def _elevations(frame: pl.DataFrame) -> tuple[NDArray[np.float64], pl.Series, pl.Expr]:
+    """Metres [N], the middle where a range is given; why they were blanked; the text they were read from."""
+    columns = [name for name in ("elevation", "elevation_max") if name in frame.columns]
+    numbers = pl.DataFrame({name: _number(frame, name) for name in columns})
+    given = pl.DataFrame({f"given_{name}": frame[name].is_not_null() for name in columns})
+    table = numbers.hstack(given)
+    wrong = pl.any_horizontal(pl.col(name).is_null() & pl.col(f"given_{name}") for name in columns)
+    outside = pl.any_horizontal(~pl.col(name).is_between(LOWEST, HIGHEST) for name in columns)
+    reason = table.select(
+        pl.when(wrong)
+        .then(pl.lit("no number"))
+        .when(outside)
+        .then(pl.lit(f"not between {LOWEST:g} and {HIGHEST:g} m"))
+        .alias("why")
+    )["why"].cast(pl.String)
+    mean = table.select(pl.mean_horizontal(columns).alias("m"))["m"].cast(pl.Float64).fill_null(np.nan).to_numpy()
+    value = pl.concat_str([pl.col(name) for name in columns], separator=" to ", ignore_nulls=True)
+    return np.where(reason.is_null().to_numpy(), mean, np.nan), reason, value.alias("value")
+
+
+def encode_elevations(metres: NDArray[np.float64], scales: Sequence[float]) -> EncodedColumn:
+    """Sine and cosine [N, 2 * scales] of 2 pi metres / scale; 0 m where NaN, the documented null."""
+    turns = 2 * np.pi * np.nan_to_num(metres, nan=0.0)[:, None] / np.asarray(scales)[None, :]
+    values = np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(metres), -1).astype(np.float32)
+    names = [f"elev_{scale:g}_{wave}" for scale in scales for wave in ("sin", "cos")]
+    attributes = {"column_names": names, "method": "sinusoidal", "scales": np.asarray(scales, np.float32)}
+    return EncodedColumn(values, attributes)
+
+
+def _flags(text: pl.Series) -> tuple[NDArray[np.uint8], pl.Series]:
+    """uint8 [N], 1 inside the region of interest; unknown counts as inside. And why a value was blanked."""
+    words = {
+        "1": 1,
+        "true": 1,
+        "yes": 1,
+        "t": 1,
+        "y": 1,
+        "0": 0,
+        "false": 0,
+        "no": 0,
+        "f": 0,
+        "n": 0,
+        "1.0": 1,
+        "0.0": 0,
+    }
+    values = text.str.to_lowercase().replace_strict(words, default=None, return_dtype=pl.UInt8)
+    reason = pl.select(pl.when(values.is_null() & text.is_not_null()).then(pl.lit("neither 0 nor 1")).alias("why"))
+    return values.fill_null(1).to_numpy(), reason["why"].cast(pl.String)

@@ -1,0 +1,233 @@
+"""Reading, checking and storing the pictures of a data set: on all cores, in order, and so that it can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from linnaeus_jax.building.options import BuildOptions
+from linnaeus_jax.building.rows import DUPLICATE_PICTURE, UNREADABLE_PICTURE
+from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
+from linnaeus_jax.data.decoding import decode_image, read_image
+
+#: pictures of one record of the journal, and of one piece of work
+BATCH, PIECE = 256, 16
+#: larger files are no pictures
+MAX_FILE_BYTES = 1 << 30
+#: side at which a picture is decoded that is only checked: JPEG reads all of its data at any scale
+CHECK_SIZE = (16, 16)
+
+Progress = Callable[[int, int], None]
+
+
+class Outcome(NamedTuple):
+    """What became of one candidate: `reason` is empty where it is stored."""
+
+    digest: str = ""  # of the bytes of the file
+    stored: int = 0  # bytes
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass
+class Journal:
+    """Outcomes on disk, one line for each batch, written after its pixels.
+
+    Attributes:
+      outcomes: of all candidates so far.
+      written: bytes of pixels that they account for.
+    """
+
+    path: Path
+    outcomes: list[Outcome] = field(default_factory=list)
+    written: int = 0
+
+    @classmethod
+    def load(cls, path: Path, most_bytes: int | None = None) -> Journal:
+        """What an earlier process left; a half-written last line is cut off.
+
+        Args:
+          most_bytes: batches beyond this many bytes of pixels are forgotten, because those are not there.
+        """
+        journal, complete = cls(path), 0
+        if path.exists():
+            with open(path, "rb") as file:
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    batch = [Outcome(*entry) for entry in json.loads(line)]
+                    stored = sum(outcome.stored for outcome in batch)
+                    if most_bytes is not None and journal.written + stored > most_bytes:
+                        break
+                    journal.outcomes += batch
+                    journal.written += stored
+                    complete += len(line)
+            os.truncate(path, complete)
+        return journal
+
+    def add(self, batch: Sequence[Outcome]) -> None:
+        """Appends the outcomes of one batch."""
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(json.dumps([list(outcome) for outcome in batch], ensure_ascii=False).encode() + b"\n")
+        self.outcomes += batch
+        self.written += sum(outcome.stored for outcome in batch)
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+      OSError: no such file, or it cannot be read.
+      ValueError: no regular file, or one too large for a picture.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not stop the build
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise ValueError(f"a file of {status.st_size} bytes")
+        return file.read()
+
+
+def store(data: bytes, options: BuildOptions, out: NDArray[np.uint8] | None) -> bytes:
+    """What is kept of a picture: its bytes, or nothing where it goes to `out` or stays where it is.
+
+    Raises:
+      ValueError: a picture that cannot be decoded.
+    """
+    if options.images == "raw":
+        assert out is not None
+        decode_image(data, out, mode=options.resize_mode)
+        return b""
+    if options.images == "jpeg":
+        return encode_jpeg(read_image(data, (options.size, options.size)), options)
+    read_image(data, CHECK_SIZE)
+    return data if options.images == "original" else b""
+
+
+def encode_jpeg(image: NDArray[np.uint8], options: BuildOptions) -> bytes:
+    """JPEG of a picture uint8 [h, w, 3] with the shorter side at `options.size`; smaller ones keep their size."""
+    height, width = image.shape[:2]
+    scale = options.size / min(height, width)
+    if scale < 1:
+        size = (max(options.size, round(width * scale)), max(options.size, round(height * scale)))
+        image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(image), options.quality, "RGB", "420")
+
+
+class _Batch:
+    """Candidates first ... first + len(paths) - 1 and what was read of them."""
+
+    def __init__(self, paths: Sequence[str], options: BuildOptions) -> None:
+        self.paths, self._options = paths, options
+        shape = (len(paths), options.size, options.size, 3)
+        self.pixels = np.empty(shape, np.uint8) if options.images == "raw" else None
+        self.data: list[bytes] = [b""] * len(paths)
+        self.outcomes: list[Outcome] = [Outcome()] * len(paths)
+        self.pieces: list[Future[None]] = []
+
+    def read(self, piece: range) -> None:
+        for i in piece:
+            try:
+                data = read_file(self.paths[i])
+                digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+                self.data[i] = store(data, self._options, None if self.pixels is None else self.pixels[i])
+            except (OSError, ValueError, cv2.error) as error:
+                text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self.outcomes[i] = Outcome(reason=UNREADABLE_PICTURE, detail=text)
+                continue
+            size = len(self.data[i]) if self.pixels is None else self.pixels[i].nbytes
+            self.outcomes[i] = Outcome(digest, size)
+
+    def write(self, stream: StreamedBytes | None, seen: dict[str, int], first: int) -> list[Outcome]:
+        """Marks duplicates, appends what is kept, in order; returns the outcomes."""
+        kept = np.zeros(len(self.paths), bool)
+        for i, outcome in enumerate(self.outcomes):
+            if outcome.reason:
+                continue
+            earlier = seen.setdefault(outcome.digest, first + i)
+            if earlier == first + i:
+                kept[i] = True
+            else:
+                self.outcomes[i] = Outcome(outcome.digest, 0, DUPLICATE_PICTURE, str(earlier))
+        if stream is not None and self.pixels is not None:
+            stream.write((self.pixels if kept.all() else self.pixels[kept]).data)
+        elif stream is not None:
+            stream.write(b"".join(data for data, keep in zip(self.data, kept, strict=True) if keep))
+        return self.outcomes
+
+
+def _batches(paths: Sequence[str], options: BuildOptions, start: int, threads: int) -> Iterator[tuple[int, _Batch]]:
+    """(first candidate, batch) in order, finished; as many more are being read as keep the threads busy."""
+    ahead: deque[tuple[int, _Batch]] = deque()
+    most = 1 + max(1, -(-threads * 2 * PIECE // BATCH))
+    first = start
+    with ThreadPoolExecutor(threads, thread_name_prefix="build-pictures") as pool:
+        try:
+            while ahead or first < len(paths):
+                while first < len(paths) and len(ahead) < most:
+                    batch = _Batch(paths[first : first + BATCH], options)
+                    pieces = range(0, len(batch.paths), PIECE)
+                    batch.pieces = [pool.submit(batch.read, range(p, min(p + PIECE, len(batch.paths)))) for p in pieces]
+                    ahead.append((first, batch))
+                    first += len(batch.paths)
+                number, batch = ahead.popleft()
+                for piece in batch.pieces:
+                    piece.result()
+                yield number, batch
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def read_pictures(
+    paths: Sequence[str],
+    options: BuildOptions,
+    journal_path: Path,
+    pixels_path: Path | None,
+    threads: int,
+    progress: Progress,
+) -> list[Outcome]:
+    """Reads the candidates, stores those that can be used once, and says what became of each.
+
+    A process that is ended at any moment loses at most the batches in flight: pixels are written in order, and counted
+    only when the journal names them. Memory is bounded by the batches in flight.
+
+    Args:
+      paths: files of the candidates.
+      journal_path: continued where it exists.
+      pixels_path: file of `StreamedBytes`, likewise; None: nothing is stored.
+      threads: that decode.
+      progress: called with (pictures read, pictures).
+    """
+    most = None
+    if pixels_path is not None:
+        most = max(0, pixels_path.stat().st_size - DATA_OFFSET) if pixels_path.exists() else 0
+    journal = Journal.load(journal_path, most)
+    stream = None if pixels_path is None else StreamedBytes(pixels_path, journal.written)
+    seen = {outcome.digest: i for i, outcome in reversed(list(enumerate(journal.outcomes))) if outcome.digest}
+    cv2_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)  # the pool is the parallelism
+    try:
+        progress(len(journal.outcomes), len(paths))
+        for first, batch in _batches(paths, options, len(journal.outcomes), threads):
+            journal.add(batch.write(stream, seen, first))
+            progress(first + len(batch.paths), len(paths))
+    finally:
+        cv2.setNumThreads(cv2_threads)
+        if stream is not None:
+            stream.close()
+    return journal.outcomes

@@ -1,0 +1,101 @@
+"""What is decided about a data set before its first picture is read."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+import linnaeus_jax
+from linnaeus_jax.building.options import BuildOptions
+from linnaeus_jax.building.rows import DETAIL, PICTURE, REASON, SourceRows
+from linnaeus_jax.building.taxa import Taxa, chosen_levels, label_rows
+
+#: libraries that the bytes of a data set depend on
+LIBRARIES = ("opencv-python-headless", "simplejpeg", "pillow", "h5py", "polars", "numpy")
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """All that is decided before the first picture is read."""
+
+    source: SourceRows
+    options: BuildOptions
+    taxa: Taxa
+    frame: pl.DataFrame  # of the source, with the reasons of both
+    synonyms_file: Path | None = None
+
+    @cached_property
+    def candidates(self) -> NDArray[np.int64]:
+        """int64 [M]: rows whose picture is read."""
+        return np.flatnonzero(self.frame[REASON].is_null().to_numpy())
+
+    @cached_property
+    def pictures(self) -> list[str]:
+        """Paths of the candidates below `source.root`."""
+        return self.frame[PICTURE].gather(self.candidates).to_list()
+
+    @property
+    def paths(self) -> list[str]:
+        root = str(self.source.root)
+        return [os.path.join(root, picture) for picture in self.pictures]
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """What the bytes of the data set follow from."""
+        files = [*self.source.files, *([self.synonyms_file] if self.synonyms_file else [])]
+        return {
+            "generator": f"linnaeus_jax {linnaeus_jax.__version__} build_dataset",
+            "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
+            "options": self.options.to_json() | {"ranks": list(self.taxa.tasks)},
+            "sources": [{"file": file.name, "sha256": sha256_of(file)} for file in files],
+            "columns": dict(self.source.links),
+            "pictures_sha256": hashlib.sha256("\n".join(self.pictures).encode("utf-8", "replace")).hexdigest(),
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the provenance."""
+        return hashlib.sha256(json.dumps(self.provenance, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, or of the names and sizes of the files of a folder."""
+    if path.is_dir():
+        listing = [
+            f"{file.relative_to(path)} {file.stat().st_size}" for file in sorted(path.iterdir()) if file.is_file()
+        ]
+        return hashlib.sha256("\n".join(listing).encode("utf-8", "replace")).hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plan_build(
+    source: SourceRows, options: BuildOptions, synonyms: Mapping[str, str], synonyms_file: Path | None = None
+) -> BuildPlan:
+    """Decides the label of every row, and which pictures are read.
+
+    Raises:
+      ValueError: a rank that the source lacks, or no row with a label and a picture.
+    """
+    levels = chosen_levels(source.levels, options.ranks)
+    taxa = label_rows(source.frame, levels, synonyms, options.min_per_class)
+    decided = {REASON: taxa.reason, DETAIL: taxa.detail}
+    frame = source.frame.with_columns(
+        pl.coalesce(pl.col(name), pl.Series(name, values.tolist(), pl.String)) for name, values in decided.items()
+    )
+    plan = BuildPlan(source, options, taxa, frame, synonyms_file)
+    if not len(plan.candidates):
+        reasons = frame[REASON].value_counts(sort=True).rows()
+        raise ValueError(f"no picture can be used: {', '.join(f'{reason} ({count})' for reason, count in reasons)}")
+    return plan

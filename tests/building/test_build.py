@@ -1,0 +1,246 @@
+"""A whole build: every form of storing, going on after an end at any moment, parts, refusals."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import polars as pl
+import pytest
+
+from linnaeus_jax.building import build as building
+from linnaeus_jax.building.build import build, discard, merge
+from linnaeus_jax.building.options import IMAGE_FORMS, Shard
+from linnaeus_jax.building.pixels import BATCH, Journal
+from linnaeus_jax.building.streamed import StreamedBytes
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.decoding import decode_image
+from tests.building.build_driver import plan
+from tests.building.helpers import write_pictures
+
+COUNT = 2 * BATCH + 40
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """Pictures of which one is cut, one is empty, one is no picture, and one lies there twice."""
+    root = tmp_path_factory.mktemp("pictures")
+    names = write_pictures(root, COUNT)
+    (root / names[3]).write_bytes((root / names[3]).read_bytes()[:-200])
+    (root / names[5]).write_bytes(b"")
+    (root / names[300]).write_text("no picture")
+    (root / names[301]).write_bytes((root / names[7]).read_bytes())
+    return root
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Every file below a folder; config.py without the name of the folder."""
+    files = {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    return files | {"config.py": files["config.py"].replace(str(out).encode(), b"OUT")}
+
+
+@pytest.fixture(scope="module")
+def whole(pictures, tmp_path_factory) -> dict[str, Path]:
+    """An uninterrupted build in every form."""
+    folders = {form: tmp_path_factory.mktemp(form) / "data" for form in IMAGE_FORMS}
+    for form, out in folders.items():
+        assert build(plan(pictures, form), out) is not None
+    return folders
+
+
+def test_in_is_used_and_rejected(pictures, whole):
+    for out in whole.values():
+        totals = json.loads((out / "build.json").read_text())["totals"]
+        rejected = pl.read_csv(out / "rejected.csv")
+        assert totals["rejected"] == {"unreadable picture": 3, "duplicate picture": 1}
+        assert totals["in"] == COUNT == totals["used"] + len(rejected)
+        assert dict(rejected.select("picture", "detail").iter_rows())["p0005.jpg"] == "empty file"
+        assert dict(rejected.select("picture", "detail").iter_rows())["p0301.jpg"] == "the same bytes as p0007.jpg"
+        with h5py.File(out / "labels.h5") as labels:
+            identifiers = labels["img_identifiers"].asstr()[:].tolist()
+        assert sorted([*identifiers, *rejected["picture"]]) == sorted(path.name for path in pictures.iterdir())
+        blanked = pl.read_csv(out / "blanked.csv")
+        assert totals["blanked"] == {"SPATIAL": len(blanked)}
+        assert set(blanked["picture"]) <= set(identifiers)
+
+
+def test_every_form_holds_the_pictures(pictures, whole):
+    with h5py.File(whole["raw"] / "labels.h5") as labels:
+        identifiers = labels["img_identifiers"].asstr()[:]
+    with h5py.File(whole["raw"] / "images.h5") as raw, h5py.File(whole["original"] / "images.h5") as original:
+        assert raw["images"].chunks is None
+        assert len(raw["images"]) == len(identifiers)
+        offsets, data = original["image_offsets"][:], original["image_bytes"][:].tobytes()
+        pixels = np.empty((48, 48, 3), np.uint8)
+        for row in (0, 3, 200, 400, len(identifiers) - 1):
+            file = (pictures / identifiers[row]).read_bytes()
+            assert data[offsets[row] : offsets[row + 1]] == file
+            decode_image(file, pixels)
+            np.testing.assert_array_equal(raw["images"][row], pixels)
+    with h5py.File(whole["jpeg"] / "images.h5") as packed, h5py.File(whole["raw"] / "images.h5") as raw:
+        offsets = packed["image_offsets"][:]
+        decode_image(packed["image_bytes"][: offsets[1]].tobytes(), pixels)
+        assert np.abs(pixels.astype(int) - raw["images"][0]).mean() < 4
+    assert not (whole["folder"] / "images.h5").exists()
+
+
+def test_no_picture_of_an_occurrence_falls_on_the_other_side(whole):
+    with h5py.File(whole["raw"] / "labels.h5") as labels:
+        side, occurrence = labels["split"][:], labels["occurrence_id"].asstr()[:]
+        assert labels["split"].attrs["names"].tolist() == ["train", "val", "test"]
+        assert set(labels["taxon_names/taxa_L20/name"].asstr()[:]) == {"G0", "G1", "G2", "G3"}
+    for one in set(occurrence):
+        assert len(set(side[occurrence == one])) == 1
+
+
+class Ended(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("form", ["raw", "original"])
+@pytest.mark.parametrize("moment", range(8))
+def test_a_build_that_was_ended_goes_on_to_the_same_bytes(pictures, whole, tmp_path, monkeypatch, form, moment):
+    points = [(StreamedBytes, "write", 2), (Journal, "add", 1), (Journal, "add", 2), (building, "close_images", 1)]
+    points += [(building, "finish_rows", 1), (building, "write_outputs", 1), (os, "replace", 3), (os, "replace", 9)]
+    where, name, number = points[moment]
+    calls = 0
+    original = getattr(where, name)
+
+    def ending(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise Ended
+        return original(*args, **kwargs)
+
+    out = tmp_path / "data"
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, ending)
+        with pytest.raises(Ended):
+            build(plan(pictures, form), out)
+    if form == "raw":
+        with open(out / ".build" / "journal.jsonl", "ab") as journal:
+            journal.write(b'[["half a')  # as a full disk or a power cut leaves it
+    build(plan(pictures, form), out)
+    assert contents(out) == contents(whole[form])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["raw", "jpeg"])
+def test_twenty_kills(pictures, whole, tmp_path, form):
+    out, moments = tmp_path / "data", random.Random(7)
+    command = [sys.executable, "-m", "tests.building.build_driver", str(pictures), str(out), form]
+    ended = 0
+    for _ in range(20):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(moments.uniform(0, 0.12))
+        process.kill()
+        process.communicate()
+        ended += process.returncode == -9
+    assert ended >= 10
+    subprocess.run(command, check=True, capture_output=True)
+    assert contents(out) == contents(whole[form])
+
+
+@pytest.mark.parametrize("form", ["raw", "jpeg", "folder"])
+def test_parts_make_the_same_whole_without_copies(pictures, whole, tmp_path, form):
+    out = tmp_path / "data"
+    made = plan(pictures, form)
+    with pytest.raises(UserError, match="not built yet: --shard 1/3, --shard 2/3, --shard 3/3"):
+        merge(made, out, 3)
+    for index in (2, 3, 1):
+        assert build(made, out, shard=Shard(index, 3)) is None
+    merge(made, out, 3)
+    assert (out / "labels.h5").read_bytes() == (whole[form] / "labels.h5").read_bytes()
+    assert (out / "rejected.csv").read_bytes() == (whole[form] / "rejected.csv").read_bytes()
+    if form != "folder":
+        with h5py.File(out / "images.h5") as joined, h5py.File(whole[form] / "images.h5") as single:
+            for name in single:
+                np.testing.assert_array_equal(joined[name][:], single[name][:])
+        assert (out / "images.h5").stat().st_size < 50_000
+        moved = tmp_path / "elsewhere"
+        out.rename(moved)
+        with h5py.File(moved / "images.h5") as joined, h5py.File(whole[form] / "images.h5") as single:
+            for name in single:
+                np.testing.assert_array_equal(joined[name][:], single[name][:])
+
+
+def test_a_finished_data_set_is_left_alone_and_another_is_not_overwritten(pictures, whole, tmp_path):
+    out = tmp_path / "data"
+    first = build(plan(pictures), out)
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert build(plan(pictures), out).totals == first.totals
+    assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    with pytest.raises(UserError, match="other rows, options or versions; give another --out, or --force"):
+        build(plan(pictures, "jpeg"), out)
+    (out / "notes.txt").write_text("mine")
+    discard(out)
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+    (out / "labels.h5").write_text("mine")
+    with pytest.raises(UserError, match=r"holds labels.h5 of another origin"):
+        build(plan(pictures), out)
+
+
+def test_strict_writes_no_data_set_but_the_lists(pictures, tmp_path):
+    out = tmp_path / "data"
+    with pytest.raises(
+        UserError, match=r"--strict: 3 rejected \(unreadable picture\); 1 rejected \(duplicate"
+    ) as error:
+        build(plan(pictures), out, strict=True)
+    assert "blanked (SPATIAL)" in str(error.value)
+    assert {path.name for path in out.iterdir() if path.name != ".build"} >= {"rejected.csv", "blanked.csv"}
+    assert not (out / "labels.h5").exists()
+    assert not (out / "images.h5").exists()
+    assert build(plan(pictures), out).totals["used"] == COUNT - 4
+
+
+def test_one_process_builds_in_a_folder(pictures, tmp_path):
+    out = tmp_path / "data"
+    (out / ".build").mkdir(parents=True)
+    with open(out / ".build" / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process builds here"):
+            build(plan(pictures), out)
+
+
+def test_a_pipe_or_a_folder_under_the_name_of_a_picture_is_unreadable(tmp_path):
+    root = tmp_path / "pictures"
+    write_pictures(root, 4)
+    (root / "p0001.jpg").unlink()
+    (root / "p0002.jpg").unlink()
+    os.mkfifo(root / "p0001.jpg")
+    (root / "p0002.jpg").mkdir()
+    made = build(plan(root), tmp_path / "data")
+    assert made.totals["rejected"] == {"unreadable picture": 2}
+
+
+def test_memory_is_bounded_by_the_batches_in_flight(pictures, tmp_path, monkeypatch):
+    """However many pictures there are, few of them are decoded before the first are written."""
+    decoded = written = most = 0
+
+    def counting(self, data):
+        nonlocal written, most
+        most = max(most, decoded - written)
+        written += BATCH
+        return write(self, data)
+
+    def store(*args):
+        nonlocal decoded
+        decoded += 1
+        return keep(*args)
+
+    write, keep = StreamedBytes.write, sys.modules["linnaeus_jax.building.pixels"].store
+    monkeypatch.setattr(StreamedBytes, "write", counting)
+    monkeypatch.setattr("linnaeus_jax.building.pixels.store", store)
+    build(plan(pictures), tmp_path / "data", threads=2)
+    assert most <= 2 * BATCH

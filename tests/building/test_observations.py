@@ -1,0 +1,159 @@
+"""Where, when and how high: what is blanked, and what the encodings are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linnaeus_jax.building.observations import BadDate, parse_date, read_observations
+from linnaeus_jax.building.options import BuildOptions
+from tests.building.helpers import rows_of
+
+
+def observe(options: BuildOptions | None = None, **columns):
+    return read_observations(rows_of(levels=(), **columns).frame, options or BuildOptions())
+
+
+@pytest.mark.parametrize(
+    ("latitude", "longitude", "uncertainty", "reason"),
+    [
+        ("47.5", "8.5", None, None),
+        ("-90", "180", None, None),
+        ("0", "8.5", None, None),
+        ("47,5", "8,5", None, None),
+        (None, None, None, None),
+        ("91", "8", None, "latitude beyond 90 degrees"),
+        ("8", "-180.5", None, "longitude beyond 180 degrees"),
+        ("0", "0", None, "latitude and longitude are both 0"),
+        ("0.0", "-0", None, "latitude and longitude are both 0"),
+        ("nan", "8", None, "no number"),
+        ("47N", "8E", None, "no number"),
+        ("47", None, None, "only one of latitude and longitude is given"),
+        ("47", "8", "50001", "known to 50001.0 m only, more than 50000 m"),
+        ("47", "8", "50000", None),
+        ("47", "8", "unknown", None),
+    ],
+)
+def test_a_bad_place_is_blanked(latitude, longitude, uncertainty, reason):
+    seen = observe(latitude=[latitude], longitude=[longitude], uncertainty=[uncertainty], month=["5"])
+    assert seen.blanked["reason"].to_list() == ([reason] if reason else [])
+    known = latitude is not None and reason is None
+    assert seen.known["SPATIAL"].tolist() == [known]
+    assert np.isclose(np.linalg.norm(seen.encoded["spatial"].values[0]), float(known))
+    assert seen.known["TEMPORAL"].tolist() == [True], "the other components stay"
+
+
+def test_the_encodings_are_the_documented_ones():
+    options = BuildOptions(temporal="month-hour", elevation_scales=(100.0, 1000.0))
+    seen = observe(options, latitude=["40.7128"], longitude=["-74.006"], date=["2023-07-15T14:30:00"], elevation=["10"])
+    spatial, temporal = seen.encoded["spatial"], seen.encoded["temporal"]
+    np.testing.assert_allclose(spatial.values[0], [0.20885368, -0.72864729, 0.65226775], atol=1e-7)
+    np.testing.assert_allclose(temporal.values[0], [-0.5, -0.8660254, -0.5, -0.8660254], atol=1e-6)
+    elevation = seen.encoded["elevation_scales_100_1000"]
+    np.testing.assert_allclose(elevation.values[0], [0.58778524, 0.809017, 0.06279052, 0.99802673], atol=1e-6)
+    assert spatial.attributes["column_names"] == ["spatial_x", "spatial_y", "spatial_z"]
+    assert temporal.attributes["column_names"] == ["month_sin", "month_cos", "hour_sin", "hour_cos"]
+    assert elevation.attributes["scales"].tolist() == [100, 1000]
+    days = observe(BuildOptions(temporal="day"), date=["2023-07-15"]).encoded["temporal"]
+    assert days.attributes["column_names"] == ["jd_sin", "jd_cos"]
+    np.testing.assert_allclose(days.values[0], [-0.22805777, -0.97364759], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("date", "moment"),
+    [
+        ("2023-07-15", (7, 196, np.nan)),
+        ("2023/7/5", (7, 186, np.nan)),
+        ("2023-07", (7, np.nan, np.nan)),
+        ("2023-07-15T14:30:59.25Z", (7, 196, 14)),
+        ("2023-07-15 14:30", (7, 196, 14)),
+        ("2023-12-31T23:30-02:00", (1, 1, 1)),
+        ("2023-08-01T01:00:00+0200", (7, 212, 23)),
+        ("2023-05-01/2023-05-09", (5, 125, np.nan)),
+        ("2023-05-01/09", (5, 125, np.nan)),
+        ("2023-05-28/06-04", (5, 151, np.nan)),
+        ("2023-05/2023-05", (5, np.nan, np.nan)),
+        ("2023-05-01T10:00/2023-05-01T11:00", (5, 121, np.nan)),
+    ],
+)
+def test_dates_are_understood(date, moment):
+    np.testing.assert_equal(parse_date(date), moment)
+
+
+@pytest.mark.parametrize(
+    ("date", "reason"),
+    [
+        ("2023", "no month"),
+        ("2023-02-30", "no such day"),
+        ("2023-13-01", "no such day"),
+        ("12/05/2020", "no date of the form"),
+        ("May 2020", "no date of the form"),
+        ("1699-01-01", "before 1700"),
+        ("9999-01-01", "in the future"),
+        ("2023-01-01/2023-06-01", "a range of 151 days"),
+        ("2023-05-09/2023-05-01", "ends before it begins"),
+        ("2023-05-01/x", "no range of the form"),
+        ("2023-07-15T25:00", "no such time"),
+        ("\u0662\u0660\u0662\u0663-01-01", "no date of the form"),
+    ],
+)
+def test_dates_that_cannot_be_used_say_why(date, reason):
+    with pytest.raises(BadDate, match=reason):
+        parse_date(date)
+    seen = observe(date=[date, "2023-01-01"])
+    assert seen.known["TEMPORAL"].tolist() == [False, True]
+    assert len(seen.blanked) == 1
+    assert seen.blanked["value"].to_list() == [date]
+    assert seen.encoded["temporal"].values[0].tolist() == [0, 0]
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_date_or_a_reason(text):
+    try:
+        month = parse_date(text)[0]
+    except BadDate:
+        return
+    assert 1 <= month <= 12
+
+
+def test_year_month_and_day_stand_in_for_a_date():
+    seen = observe(
+        BuildOptions(temporal="month-hour"),
+        year=["2023", "2023", None, "2023", None],
+        month=["5", "13", "12.0", None, None],
+        day=["17", None, None, None, None],
+        hour=[None, None, "6", None, "12"],
+    )
+    assert seen.known["TEMPORAL"].tolist() == [True, False, True, False, False]
+    assert seen.blanked["reason"].to_list() == ["no such month: 13", "no month"]
+    hours = seen.encoded["temporal"].values[:, 2:]
+    np.testing.assert_allclose(hours, [[0, 0], [0, 0], [1, 0], [0, 0], [0, -1]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "metres"),
+    [("100", None, 100), ("100", "300", 200), (None, "300", 300), ("9001", None, None), ("x", "300", None),
+     ("-501", None, None), ("-430.5", None, -430.5), (None, None, None)],
+)  # fmt: skip
+def test_elevations(low, high, metres):
+    seen = observe(elevation=[low], elevation_max=[high])
+    assert seen.known["ELEVATION"].tolist() == [metres is not None]
+    assert len(seen.blanked) == (metres is None and (low, high) != (None, None))
+    assert seen.raw["raw_elevation"].tolist() == [metres or 0]
+    if metres is None:
+        assert seen.encoded["elevation_broadrange_2"].values[0].tolist() == [0, 1] * 5
+
+
+def test_regions_are_flags():
+    seen = observe(in_region=["1", "no", "TRUE", None, "maybe"])
+    assert seen.raw["in_region"].tolist() == [1, 0, 1, 1, 1]
+    assert seen.blanked["component"].to_list() == ["in_region"]
+
+
+def test_what_the_source_knows_nothing_of_is_absent():
+    seen = observe(license=["CC0"])
+    assert not seen.encoded
+    assert not seen.known
+    assert not len(seen.blanked)

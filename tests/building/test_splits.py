@@ -1,0 +1,104 @@
+"""Splits at build time: what belongs together stays on one side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linnaeus_jax.building.options import BuildOptions
+from linnaeus_jax.building.splits import SplitRows, assign_sides, grid_cells, units_of
+
+
+def random_rows(rng: np.random.Generator, count: int) -> SplitRows:
+    species = rng.integers(0, 12, count)
+    taxon = np.stack([np.where(rng.random(count) < 0.1, 0, species + 1), species // 3 + 1], axis=1).astype(np.uint32)
+    place = np.where(rng.random((count, 1)) < 0.2, np.nan, rng.integers(-5, 5, (count, 2)) * 0.5)
+    return SplitRows(
+        taxon,
+        occurrence=rng.integers(-1, count // 2 + 1, count),
+        observer=rng.integers(-1, 15, count),
+        place=place,
+        day=rng.integers(-1, 40, count),
+        given=rng.integers(-1, 3, count),
+    )
+
+
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 200),
+    st.sampled_from(["stratified", "random", "observer", "place", "date", "given"]),
+    st.floats(0, 0.4),
+    st.floats(0, 0.4),
+)
+def test_no_group_falls_on_two_sides(seed, count, split, val, test):
+    rows = random_rows(np.random.default_rng(seed), count)
+    options = BuildOptions(split=split, val=val, test=test)
+    side = assign_sides(rows, options)
+    assert side.shape == (count,)
+    assert set(side.tolist()) <= {0, 1, 2}
+    np.testing.assert_array_equal(side, assign_sides(rows, options))
+    groups = [rows.occurrence]
+    groups += {"observer": [rows.observer], "place": [grid_cells(rows.place, 0.1)], "date": [rows.day]}.get(split, [])
+    for codes in groups:
+        for code in np.unique(codes[codes >= 0]):
+            assert len(set(side[codes == code].tolist())) == 1
+    if split != "given":
+        assert val > 0 or 1 not in side
+        assert test > 0 or 2 not in side
+
+
+def test_shares_are_about_those_asked_for():
+    rows = SplitRows(
+        np.ones((1000, 1), np.uint32), *[np.full(1000, -1)] * 2, np.full((1000, 2), np.nan), *[np.full(1000, -1)] * 2
+    )
+    for split in ("random", "stratified", "observer", "place"):
+        side = assign_sides(rows, BuildOptions(split=split, val=0.2, test=0.1))
+        assert np.bincount(side).tolist() == [700, 200, 100]
+
+
+def test_every_class_of_two_has_a_row_for_training_and_one_for_validation():
+    label = np.repeat(np.arange(1, 60), np.arange(1, 60)).astype(np.uint32)
+    count = len(label)
+    rows = SplitRows(label[:, None], *[np.full(count, -1)] * 2, np.full((count, 2), np.nan), *[np.full(count, -1)] * 2)
+    side = assign_sides(rows, BuildOptions(split="stratified", val=0.1))
+    for one in range(1, 60):
+        sides = side[label == one]
+        assert 0 in sides
+        assert one < 2 or 1 in sides
+        assert (sides == 1).sum() <= max(1, round(0.1 * one + 0.5))
+
+
+def test_by_date_the_newest_are_measured_on():
+    day = np.array([5, 1, 9, 3, 7, -1, 2, 8, 6, 4])
+    rows = SplitRows(
+        np.ones((10, 1), np.uint32), *[np.full(10, -1)] * 2, np.full((10, 2), np.nan), day, np.full(10, -1)
+    )
+    side = assign_sides(rows, BuildOptions(split="date", val=0.2, test=0.1))
+    assert side.tolist() == [0, 0, 2, 0, 1, 0, 0, 1, 0, 0]
+
+
+def test_a_given_split_is_kept_but_for_occurrences_on_two_sides():
+    rows = SplitRows(
+        np.ones((5, 1), np.uint32),
+        np.array([0, 0, 1, -1, -1]),
+        np.full(5, -1),
+        np.full((5, 2), np.nan),
+        np.full(5, -1),
+        np.array([0, 1, 0, 2, -1]),
+    )
+    assert assign_sides(rows, BuildOptions(split="given")).tolist() == [1, 1, 0, 2, 0]
+
+
+def test_units_join_over_other_rows():
+    unit = units_of(np.array([0, 0, 1, -1, 2]), np.array([-1, 5, 5, -1, 6]))
+    assert unit[0] == unit[1] == unit[2]
+    assert len(set(unit.tolist())) == 3
+
+
+@pytest.mark.parametrize("split", ["observer", "date", "given"])
+def test_an_empty_data_set_has_no_sides(split):
+    empty = np.empty(0, np.int64)
+    rows = SplitRows(np.empty((0, 1), np.uint32), empty, empty, np.empty((0, 2)), empty, empty)
+    assert len(assign_sides(rows, BuildOptions(split=split))) == 0
