@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import h5py
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.findings import SHOWN, Findings
 from linnaeus_jax.building.label_file import LabelFile, damage_noted
+from linnaeus_jax.building.paths import UNSAFE
 from linnaeus_jax.building.verify_taxa import Taxa
 from linnaeus_jax.data.labels import OCCURRENCE, SPLIT, SPLITS, SUBSET_PREFIX
 from linnaeus_jax.data.labels_file import IDENTIFIERS
@@ -37,8 +37,6 @@ COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
     OCCURRENCE: (TEXT, (1,)),
 }
 _KINDS = {"f": "float", "i": "int", "u": "unsigned int", "b": "bool", TEXT: "strings"}
-#: absolute, upwards, backslashes (folders on one system, letters on others), control characters
-_UNSAFE = re.compile(rb"^/|^[A-Za-z]:|(?:^|/)\.\.(?:/|$)|[\x00-\x1f\x7f\\]").search
 
 
 def _expected(name: str) -> tuple[str, tuple[int, ...]] | None:
@@ -117,7 +115,7 @@ def check_identifiers(file: LabelFile, findings: Findings) -> NDArray[np.int64] 
         for start, part in file.slabs(IDENTIFIERS):
             texts = part.tolist()
             hashes[start : start + len(part)] = [hash(text) for text in texts]
-            unsafe += [start + i for i, text in enumerate(texts) if _UNSAFE(text)]
+            unsafe += [start + i for i, text in enumerate(texts) if UNSAFE.search(text)]
             undecodable += [start + i for i, text in enumerate(texts) if not text.isascii() and not _is_utf8(text)]
         _report_identifiers(file, findings, np.flatnonzero(hashes == 0), unsafe, undecodable)
         repeated = repeated_rows(hashes)

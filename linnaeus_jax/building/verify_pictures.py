@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from linnaeus_jax.building.findings import SHOWN, Findings
 from linnaeus_jax.building.label_file import LabelFile
 from linnaeus_jax.building.parallel import in_order
+from linnaeus_jax.building.pictures import identifiers_digest, open_pictures, provenance
 from linnaeus_jax.building.verify_columns import repeated_rows
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import image_size, read_image
-from linnaeus_jax.data.images import FolderImages, H5Images, ImageFiles, ImageSource, PackedImages, open_h5
+from linnaeus_jax.data.images import FolderImages, H5Images, ImageSource, PackedImages
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.labels_file import IDENTIFIERS
 from linnaeus_jax.data.verify_images import missing_rows
@@ -65,30 +66,6 @@ class PictureFacts:
     widths: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class RowIdentifiers:
-    """The identifiers of a labels file, as an image source wants them: StringDType [N]."""
-
-    identifiers: NDArray[Any]
-
-    def __len__(self) -> int:
-        return len(self.identifiers)
-
-
-def open_pictures(path: Path, labels: Path, extension: str, *, side: int = 16) -> ImageSource:
-    """The pictures of a labels file; encoded ones are delivered at `side`, raw ones as they are stored.
-
-    Raises:
-      UserError: they cannot be opened; the message names the file.
-    """
-    try:
-        if path.is_dir():
-            return FolderImages(ImageFiles(path, side, RowIdentifiers(read_identifiers(str(labels))), extension))
-        return open_h5(ImageFiles(path, side))
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(str(error.args[0] if isinstance(error, KeyError) else error)) from error
-
-
 def check_pictures(
     file: LabelFile, checks: PictureChecks, findings: Findings, *, aligned: bool
 ) -> tuple[PictureFacts | None, NDArray[np.int64] | None]:
@@ -113,6 +90,10 @@ def check_pictures(
     count = len(source)
     if count != file.rows:
         findings.error("image_count", f"{checks.path}: {count} pictures for {file.rows} rows; both must be row-aligned")
+    if not is_folder and aligned and count == file.rows:
+        packed_for = provenance(checks.path).get("identifiers_sha256")
+        if packed_for not in (None, identifiers_digest(read_identifiers(str(file.path)))):
+            findings.error("alignment", f"{checks.path} was packed for other identifiers; pack the pictures again")
     storage = "folder" if is_folder else "packed" if isinstance(source, PackedImages) else "raw"
     _describe_storage(checks.path, source, storage, findings)
     missing = np.zeros(0, np.int64)
@@ -132,11 +113,15 @@ def check_pictures(
     if everything:
         _check_repeated(file, seen.content, aligned and count == file.rows, findings)
     ok = rows[seen.size[rows].min(axis=1) > 0] if len(rows) else rows
-    spread = tuple(_spread(seen.size[ok, axis]) for axis in (0, 1))
-    facts = PictureFacts(
-        str(checks.path), storage, type(source).__name__, count, len(rows), len(seen.failed), len(missing),
-        int(seen.bytes), *spread,
-    )  # fmt: skip
+    facts = replace(
+        facts,
+        checked=len(rows),
+        unreadable=len(seen.failed),
+        missing=len(missing) + len(seen.empty),
+        bytes=seen.bytes,
+        heights=_spread(seen.size[ok, 0]),
+        widths=_spread(seen.size[ok, 1]),
+    )
     return facts, seen.content if everything and count == file.rows else None
 
 
@@ -191,6 +176,7 @@ class _Seen:
         self.size = np.zeros((count, 2), np.int32)
         self.content = np.zeros(count, np.int64)
         self.bytes = 0
+        self.empty: list[int] = []
         self.failed: list[int] = []
         self.reasons: list[str] = []
         self.blank: list[int] = []
@@ -201,6 +187,10 @@ class _Seen:
             self.reasons.append(reason)
 
     def report(self, findings: Findings, checked: int, source: ImageSource) -> None:
+        if self.empty and isinstance(source, PackedImages):
+            findings.error(
+                "missing_image", f"{len(self.empty)} of {len(source)} rows have no picture (0 bytes)", self.empty
+            )
         if self.failed:
             lines = [f"row {row}: {_where(source, row)}: {why}" for row, why in zip(self.failed, self.reasons)]
             findings.error(
@@ -223,6 +213,7 @@ class _Look:
     content: int = 0
     length: int = 0
     is_blank: bool = False
+    is_empty: bool = False
     reason: str = ""
 
 
@@ -243,6 +234,9 @@ def _decode(
     done = 0
     for looks in in_order(lambda piece: look(source, piece), np.array_split(rows, -(-len(rows) // _PIECE) or 1)):
         for one in looks:
+            if one.is_empty and storage == "packed":
+                seen.empty.append(one.row)
+                continue
             if one.reason:
                 seen.fail(one.row, one.reason)
                 continue
@@ -260,6 +254,9 @@ def _look_at_encoded(source: Any, rows: NDArray[np.int64]) -> list[_Look]:
     for row in rows.tolist():
         try:
             data = bytes(source.encoded(row))
+            if not data:
+                looks.append(_Look(row, is_empty=True, reason="empty file"))
+                continue
             image = read_image(data, CHECK_SIZE)
             looks.append(_Look(row, image_size(data), _digest(data), len(data), bool(np.ptp(image) == 0)))
         except (OSError, ValueError) as error:

@@ -346,13 +346,13 @@ def test_pictures_that_are_damaged_empty_blank_or_copies(clean, tmp_path):
     )  # fmt: skip
     found = verify_pictures(clean, write_packed(tmp_path / "images.h5", pictures))
     by_check = {f.check: f for f in found.findings}
-    assert by_check["unreadable_image"].rows == (3, 5, 7)
-    assert by_check["unreadable_image"].message == "3 of 60 pictures cannot be read"
-    assert "row 5" in by_check["unreadable_image"].examples[1]
-    assert "empty" in by_check["unreadable_image"].examples[1]
+    assert by_check["unreadable_image"].rows == (3, 7)
+    assert by_check["unreadable_image"].message == "2 of 60 pictures cannot be read"
+    assert "row 7" in by_check["unreadable_image"].examples[1]
+    assert by_check["missing_image"].rows == (5,)
     assert by_check["duplicate_image"].rows == (9,)
     assert by_check["blank_image"].rows == (11,)
-    assert facts_of(found).unreadable == 3
+    assert (facts_of(found).unreadable, facts_of(found).missing) == (2, 1)
 
 
 def encoded_image(image: np.ndarray) -> bytes:

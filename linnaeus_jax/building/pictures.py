@@ -1,0 +1,60 @@
+"""The pictures of a labels file, opened without a configuration, and what a file of pictures says of its origin."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+from numpy.typing import NDArray
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.images import FolderImages, ImageFiles, ImageSource, open_h5
+from linnaeus_jax.data.labels import read_identifiers
+
+PROVENANCE = "provenance"
+
+
+@dataclass(frozen=True)
+class RowIdentifiers:
+    """The identifiers of a labels file, as an image source wants them: StringDType [N]."""
+
+    identifiers: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.identifiers)
+
+
+def open_pictures(path: Path, labels: Path, extension: str, *, side: int = 16) -> ImageSource:
+    """The pictures of a labels file; encoded ones are delivered at `side`, raw ones as they are stored.
+
+    Raises:
+      UserError: they cannot be opened; the message names the file.
+    """
+    try:
+        if path.is_dir():
+            return FolderImages(ImageFiles(path, side, RowIdentifiers(read_identifiers(str(labels))), extension))
+        return open_h5(ImageFiles(path, side))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(str(error.args[0] if isinstance(error, KeyError) else error)) from error
+
+
+def identifiers_digest(identifiers: NDArray[Any]) -> str:
+    """SHA-256 of the identifiers StringDType [N], one per line."""
+    digest = hashlib.sha256()
+    for start in range(0, len(identifiers), 1024):
+        digest.update("".join(f"{text}\n" for text in identifiers[start : start + 1024]).encode())
+    return digest.hexdigest()
+
+
+def provenance(images: Path) -> dict[str, Any]:
+    """The attribute `provenance` of a file of pictures, JSON; {} without one."""
+    with h5py.File(images, "r") as file:
+        try:
+            found = json.loads(file.attrs.get(PROVENANCE, "{}"))
+        except (TypeError, ValueError):
+            return {}
+    return found if isinstance(found, dict) else {}
