@@ -31,56 +31,70 @@ WORK, PLAN, JOURNAL, PIXELS, SUMMARY = ".build", "plan.json", "journal.jsonl", "
 
 
 def build(
-    plan: BuildPlan,
-    out: Path,
-    *,
-    shard: Shard | None = None,
-    threads: int = 0,
-    strict: bool = False,
-    progress: Progress = lambda *_: None,
-) -> Finished | None:
-    """Reads the pictures and writes the data set, or one part of it; goes on where an earlier call was ended.
+    plan: BuildPlan, out: Path, *, threads: int = 0, strict: bool = False, progress: Progress = lambda *_: None
+) -> Finished:
+    """Reads the pictures and writes the data set; goes on where an earlier call was ended.
 
     Args:
       out: folder of the data set.
-      shard: the part; the whole is then joined by `merge`.
       threads: that decode; 0: one for each core.
       strict: rows that are rejected, blanked or changed are an error, and no data set is written.
-
-    Returns:
-      What was written; None for a part.
 
     Raises:
       UserError: the folder holds something else, another process builds in it, or `strict` finds fault.
     """
-    directory = shard.directory(out) if shard else out
-    rows = shard.rows(len(plan.candidates)) if shard else range(len(plan.candidates))
-    name = None if plan.options.images == "folder" else PIXELS
-    with work_folder(directory, plan.digest, PLAN if shard else SUMMARY) as work:
-        if work is None:
-            return None if shard else Finished.load(out)
-        if not (work / "commit.json").exists():
-            outcomes = read_pictures(
-                plan.paths[rows.start : rows.stop],
-                plan.options,
-                work / JOURNAL,
-                work / PIXELS if name else None,
-                threads or os.cpu_count() or 1,
-                lambda done, total: progress("reading pictures", done, total),
-            )
-            if name:
-                close_images(work / PIXELS, plan.options, outcomes)
-            if shard:
-                write_json(work / PLAN, {"digest": plan.digest, "candidates": [rows.start, rows.stop]})
-                commit(work, directory, [*([PIXELS] if name else []), PLAN, JOURNAL])
-                return None
-            finished = finish_rows(plan, outcomes)
-            _refuse_faults(finished, out, strict)
-            files = write_outputs(plan, finished, work, out)
-            commit(work, out, [*([PIXELS] if name else []), *files])
-        else:
-            commit(work, directory, json.loads((work / "commit.json").read_text()))
-        return None if shard else Finished.load(out)
+    with work_folder(out, plan.digest, SUMMARY) as work:
+        if work is not None and not resumed_commit(work, out):
+            images, outcomes = _read(plan, range(len(plan.candidates)), work, threads, progress)
+            _finish(plan, outcomes, work, out, images, strict)
+    return Finished.load(out)
+
+
+def build_shard(
+    plan: BuildPlan, out: Path, shard: Shard, *, threads: int = 0, progress: Progress = lambda *_: None
+) -> None:
+    """Reads the pictures of one part, which `merge` joins with the others; goes on as `build` does.
+
+    Raises:
+      UserError: the folder of the part holds something else, or another process builds in it.
+    """
+    directory, rows = shard.directory(out), shard.rows(len(plan.candidates))
+    with work_folder(directory, plan.digest, PLAN) as work:
+        if work is not None and not resumed_commit(work, directory):
+            images, _ = _read(plan, rows, work, threads, progress)
+            write_json(work / PLAN, {"digest": plan.digest, "candidates": [rows.start, rows.stop]})
+            commit(work, directory, [*images, JOURNAL, PLAN])
+
+
+def _read(
+    plan: BuildPlan, rows: range, work: Path, threads: int, progress: Progress
+) -> tuple[list[str], list[Outcome]]:
+    """Reads the candidates `rows`; the names of the finished images file, if there is one, and the outcomes."""
+    images = [] if plan.options.images == "folder" else [PIXELS]
+    outcomes = read_pictures(
+        plan.paths[rows.start : rows.stop],
+        plan.options,
+        work / JOURNAL,
+        work / PIXELS if images else None,
+        threads or os.cpu_count() or 1,
+        lambda done, total: progress("reading pictures", done, total),
+    )
+    if images:
+        close_images(work / PIXELS, plan.options, outcomes)
+    return images, outcomes
+
+
+def _finish(
+    plan: BuildPlan, outcomes: Sequence[Outcome], work: Path, out: Path, images: Sequence[str], strict: bool
+) -> None:
+    """Writes all but the pictures and moves everything to its place; UserError for a fault under `strict`."""
+    finished = finish_rows(plan, outcomes)
+    faults = finished.faults()
+    if strict and faults:
+        finished.write_tables(out)
+        listed = "; ".join(f"{count} {what}" for what, count in faults.items())
+        raise UserError(f"--strict: {listed}; see {out}/rejected.csv and {out}/blanked.csv. No data set was written.")
+    commit(work, out, [*images, *write_outputs(plan, finished, work, out)])
 
 
 def merge(plan: BuildPlan, out: Path, count: int, *, strict: bool = False) -> Finished:
@@ -94,7 +108,7 @@ def merge(plan: BuildPlan, out: Path, count: int, *, strict: bool = False) -> Fi
     if missing:
         raise UserError(f"{out}: not built yet: {', '.join(missing[:8])}; run these first")
     with work_folder(out, plan.digest, SUMMARY) as work:
-        if work is None:
+        if work is None or resumed_commit(work, out):
             return Finished.load(out)
         outcomes: list[Outcome] = []
         parts: list[Part] = []
@@ -111,18 +125,15 @@ def merge(plan: BuildPlan, out: Path, count: int, *, strict: bool = False) -> Fi
             used = np.array([not outcome.reason for outcome in joined], bool)[kept]
             parts.append(Part(str((directory / PIXELS).relative_to(out)), used))
             outcomes += joined
-        finished = finish_rows(plan, outcomes)
-        _refuse_faults(finished, out, strict)
-        files = write_outputs(plan, finished, work, out)
-        if plan.options.images != "folder":
+        images = [] if plan.options.images == "folder" else [PIXELS]
+        if images:
             staged = out / f"{PIXELS}.merging"  # beside the parts, which it names by relative paths
             try:
                 write_virtual_images(staged, [part for part in parts if len(part.used)])
                 os.replace(staged, work / PIXELS)
             finally:
                 staged.unlink(missing_ok=True)
-            files = [PIXELS, *files]
-        commit(work, out, files)
+        _finish(plan, outcomes, work, out, images, strict)
     return Finished.load(out)
 
 
@@ -199,6 +210,15 @@ def commit(work: Path, directory: Path, names: Sequence[str]) -> None:
     shutil.rmtree(done)
 
 
+def resumed_commit(work: Path, directory: Path) -> bool:
+    """Finishes a `commit` that was ended; False where none was begun."""
+    begun = work / "commit.json"
+    if begun.exists():
+        commit(work, directory, json.loads(begun.read_text()))
+        return True
+    return False
+
+
 def discard(out: Path) -> None:
     """Removes what `build` writes into a folder, and nothing else."""
     for path in (out / WORK, out / "shards"):
@@ -206,12 +226,3 @@ def discard(out: Path) -> None:
     if (out / SUMMARY).exists():
         for name in (*json.loads((out / SUMMARY).read_text()).get("files", ()), SUMMARY):
             (out / name).unlink(missing_ok=True)
-
-
-def _refuse_faults(finished: Finished, out: Path, strict: bool) -> None:
-    """Under `strict`, lists what is wrong and writes no data set."""
-    faults = finished.faults()
-    if strict and faults:
-        finished.write_tables(out)
-        listed = "; ".join(f"{count} {what}" for what, count in faults.items())
-        raise UserError(f"--strict: {listed}; see {out}/rejected.csv and {out}/blanked.csv. No data set was written.")

@@ -11,6 +11,15 @@ from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.splits import SplitRows, assign_sides, grid_cells, units_of
 
 
+def plain_rows(taxon: np.ndarray, **known: np.ndarray) -> SplitRows:
+    """Rows of which only the taxa and what is given are known."""
+    count = len(taxon)
+    unknown = {name: np.full(count, -1) for name in ("occurrence", "observer", "day", "given")}
+    return SplitRows(
+        taxon.reshape(count, 1).astype(np.uint32), **{"place": np.full((count, 2), np.nan), **unknown, **known}
+    )
+
+
 def random_rows(rng: np.random.Generator, count: int) -> SplitRows:
     species = rng.integers(0, 12, count)
     taxon = np.stack([np.where(rng.random(count) < 0.1, 0, species + 1), species // 3 + 1], axis=1).astype(np.uint32)
@@ -50,9 +59,7 @@ def test_no_group_falls_on_two_sides(seed, count, split, val, test):
 
 
 def test_shares_are_about_those_asked_for():
-    rows = SplitRows(
-        np.ones((1000, 1), np.uint32), *[np.full(1000, -1)] * 2, np.full((1000, 2), np.nan), *[np.full(1000, -1)] * 2
-    )
+    rows = plain_rows(np.ones(1000))
     for split in ("random", "stratified", "observer", "place"):
         side = assign_sides(rows, BuildOptions(split=split, val=0.2, test=0.1))
         assert np.bincount(side).tolist() == [700, 200, 100]
@@ -60,8 +67,7 @@ def test_shares_are_about_those_asked_for():
 
 def test_every_class_of_two_has_a_row_for_training_and_one_for_validation():
     label = np.repeat(np.arange(1, 60), np.arange(1, 60)).astype(np.uint32)
-    count = len(label)
-    rows = SplitRows(label[:, None], *[np.full(count, -1)] * 2, np.full((count, 2), np.nan), *[np.full(count, -1)] * 2)
+    rows = plain_rows(label)
     side = assign_sides(rows, BuildOptions(split="stratified", val=0.1))
     for one in range(1, 60):
         sides = side[label == one]
@@ -72,22 +78,13 @@ def test_every_class_of_two_has_a_row_for_training_and_one_for_validation():
 
 def test_by_date_the_newest_are_measured_on():
     day = np.array([5, 1, 9, 3, 7, -1, 2, 8, 6, 4])
-    rows = SplitRows(
-        np.ones((10, 1), np.uint32), *[np.full(10, -1)] * 2, np.full((10, 2), np.nan), day, np.full(10, -1)
-    )
+    rows = plain_rows(np.ones(10), day=day)
     side = assign_sides(rows, BuildOptions(split="date", val=0.2, test=0.1))
     assert side.tolist() == [0, 0, 2, 0, 1, 0, 0, 1, 0, 0]
 
 
 def test_a_given_split_is_kept_but_for_occurrences_on_two_sides():
-    rows = SplitRows(
-        np.ones((5, 1), np.uint32),
-        np.array([0, 0, 1, -1, -1]),
-        np.full(5, -1),
-        np.full((5, 2), np.nan),
-        np.full(5, -1),
-        np.array([0, 1, 0, 2, -1]),
-    )
+    rows = plain_rows(np.ones(5), occurrence=np.array([0, 0, 1, -1, -1]), given=np.array([0, 1, 0, 2, -1]))
     assert assign_sides(rows, BuildOptions(split="given")).tolist() == [1, 1, 0, 2, 0]
 
 
@@ -99,6 +96,5 @@ def test_units_join_over_other_rows():
 
 @pytest.mark.parametrize("split", ["observer", "date", "given"])
 def test_an_empty_data_set_has_no_sides(split):
-    empty = np.empty(0, np.int64)
-    rows = SplitRows(np.empty((0, 1), np.uint32), empty, empty, np.empty((0, 2)), empty, empty)
+    rows = plain_rows(np.empty((0, 1)))
     assert len(assign_sides(rows, BuildOptions(split=split))) == 0
