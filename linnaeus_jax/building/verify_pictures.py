@@ -19,7 +19,8 @@ from linnaeus_jax.building.pictures import identifiers_digest, open_pictures, pr
 from linnaeus_jax.building.verify_columns import repeated_rows
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import image_size, read_image
-from linnaeus_jax.data.images import FolderImages, H5Images, ImageSource, PackedImages
+from linnaeus_jax.data.h5_images import H5Images, PackedImages
+from linnaeus_jax.data.images import FolderImages, ImageSource
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.labels_file import IDENTIFIERS
 from linnaeus_jax.data.verify_images import missing_rows

@@ -13,6 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.data.decoding import RESIZE_MODES
 from linnaeus_jax.learning.class_weights import METHODS
 from linnaeus_jax.learning.gradnorm import RULES
 from linnaeus_jax.learning.losses import LOSSES
@@ -30,6 +31,7 @@ CHOICES: dict[str, Names] = {
     "experiment.log_level_h5data": LOG_LEVELS,
     "experiment.log_level_validation": LOG_LEVELS,
     "experiment.wandb.mode": ("online", "offline", "disabled"),
+    "data.resize_mode": RESIZE_MODES,
     "data.sampler.grouped_mode": ("mixed-pairs", "strict-group"),
     "data.sampler.leftovers": ("keep", "drop"),
     "data.upward_major_mode": ("all-finer", "no-gaps"),

@@ -85,6 +85,8 @@ def data() -> Section:
         batch_size_per_device=placeholder(int),  # as many for each device; give one of the two
         batch_size_val=128,  # rows over all devices; <= 0: as the micro-batch; rounded up to the devices
         img_size=384,
+        resize_mode="squash",  # squash | center_crop | pad: pictures that are not square
+        reduced_decode=True,  # JPEG decoded at 1/2, 3/8, 1/4 or 1/8 where that still has img_size pixels
         num_workers=2,  # threads (not processes) of the Grain loader; each reads whole batches
         worker_processes=0,  # > 0: processes read instead, for decoders that hold the GIL and compressed HDF5
         dataset=dict(name="", version="", clade=""),

@@ -14,6 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.images import ImageFiles, ImageSource, ResizedImages
 from linnaeus_jax.data.splits import Split
@@ -37,8 +38,10 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
     """
     source: ImageSource = IMAGE_SOURCES[kind](files, **(options or {}))
     if source.image_shape != (files.img_size, files.img_size, 3):
-        logger.info("%s: resizing to data.img_size %d while reading", files.path, files.img_size)
-        source = ResizedImages(source, files.img_size)
+        logger.info(
+            "%s: resizing to data.img_size %d (%s) while reading", files.path, files.img_size, files.resize_mode
+        )
+        source = ResizedImages(source, files.img_size, files.resize_mode)
     if len(files.table) and len(source) != len(files.table):
         raise ValueError(
             f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "
@@ -64,7 +67,14 @@ def open_split(data: ConfigDict, split: Split, cache: ImageCache | None = None) 
     elif kind not in IMAGE_SOURCES:
         kind = "h5"
     files = ImageFiles(
-        path, data.img_size, split.table, data.hybrid.file_extension, cache, data.hybrid.allow_missing_images
+        path,
+        data.img_size,
+        split.table,
+        data.hybrid.file_extension,
+        cache,
+        data.hybrid.allow_missing_images,
+        data.resize_mode,
+        data.reduced_decode,
     )
     options = {name: data.image_sources[kind][name] for name in IMAGE_SOURCES.options(kind)}
     return open_images(files, kind, options)

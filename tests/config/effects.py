@@ -76,8 +76,8 @@ ENTRIES = {
 
 class Home:
     """Files: labels and images in `data` (20 rows out of the region, one row below another genus; without these in
-    `plain`), 60 more rows in `other`, the same with splits of their own in `given`, the images as JPEG in `photos`, and
-    all but three of them in `holes`."""
+    `plain`), 60 more rows in `other`, the same with splits of their own in `given`, the images as JPEG in `photos`, all
+    but three of them in `holes`, and three times as wide and twice as high ones in `wide`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -94,11 +94,12 @@ class Home:
             row = int(np.flatnonzero(file["taxa_L10"][:] == 1000)[0])
             file["taxa_L20"][row] = 203
         with h5py.File(images) as file:
-            for folder in ("photos", "holes"):
+            for folder in ("photos", "holes", "wide"):
                 (root / folder).mkdir()
                 for i, image in enumerate(file["images"][:]):
-                    if folder == "photos" or i not in (5, 50, 100):
-                        cv2.imwrite(str(root / folder / f"image_{i}.jpg"), image)
+                    shown = cv2.resize(image, (96, 64)) if folder == "wide" else image
+                    if folder != "holes" or i not in (5, 50, 100):
+                        cv2.imwrite(str(root / folder / f"image_{i}.jpg"), shown)
 
     def site(self, settings: Mapping[str, Any]) -> Site:
         return Site(self, settings)
@@ -244,6 +245,12 @@ class Site:
         """Images of both splits that can be read."""
         source = self.inputs.images["train"]
         return int(source.read(np.arange(120), np.empty((120, 32, 32, 3), np.uint8)).sum())
+
+    def first_image(self) -> np.ndarray:
+        """Pixels of row 0, uint8 [32, 32, 3]."""
+        image = np.empty((1, 32, 32, 3), np.uint8)
+        self.inputs.images["train"].read(np.zeros(1, np.int64), image)
+        return image[0]
 
     def verification(self) -> Mapping[str, Any]:
         """How the images are verified: the threads, and the rows of a piece of work."""

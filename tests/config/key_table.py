@@ -154,6 +154,7 @@ TWO_FILES = {
 }
 SPLIT_LABELS = {key: value for key, value in TWO_FILES.items() if not (value and "images" in key)}
 HYBRID = {"data.h5.images_path": "", "data.hybrid.use_hybrid": True, "data.hybrid.images_dir": "HOME/photos"}
+WIDE = {**HYBRID, "data.hybrid.images_dir": "HOME/wide"}
 HOLES = {**HYBRID, "data.hybrid.images_dir": "HOME/holes"}
 VERIFY = {
     **HOLES,
@@ -168,6 +169,10 @@ add(
     batch_size_per_device=Row(8, at("inputs.plans.steps_per_epoch.0"), 12, {"data.batch_size": None}),
     batch_size_val=Row(8, lambda s: len(s.inputs.eval_loader(s.inputs.dataset.val, s.inputs.images["val"])), 3),
     img_size=Row(64, lambda s: s.inputs.images["train"].image_shape, (64, 64, 3)),
+    resize_mode=Row(
+        "pad", lambda s: s.first_image().any(axis=(1, 2)).tolist(), [False] * 5 + [True] * 21 + [False] * 6, WIDE
+    ),
+    reduced_decode=Row(False, lambda s: s.first_image().tolist(), given=WIDE),
     num_workers=Row(5, lambda s: s.reading()["threads"], 5),
     worker_processes=Row(2, at("inputs.reading.worker_processes"), 2),
     task_keys_h5=Row(

@@ -13,17 +13,9 @@ import pytest
 
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.decoding import resize_image
+from linnaeus_jax.data.h5_images import ChunkMappedImages, H5Images, MappedImages, PackedImages
 from linnaeus_jax.data.image_sources import open_images
-from linnaeus_jax.data.images import (
-    ChunkMappedImages,
-    H5Images,
-    ImageFiles,
-    ImageReadError,
-    MappedImages,
-    PackedImages,
-    ResizedImages,
-    image_path,
-)
+from linnaeus_jax.data.images import ImageFiles, ImageReadError, ResizedImages, image_path
 from linnaeus_jax.data.labels import read_identifiers
 from tests.conftest import FIXTURES
 from tests.data.helpers import MISSING_FILES, folder_images, golden_pixels, golden_settings, unpack_folder, write_packed

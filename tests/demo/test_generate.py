@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.dataset import build_dataset
+from linnaeus_jax.data.h5_images import MappedImages
 from linnaeus_jax.data.image_sources import open_images
-from linnaeus_jax.data.images import ImageFiles, MappedImages
+from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.demo import generate
 from tests.data.helpers import small_config
 

@@ -1,0 +1,326 @@
+"""Images in HDF5 files: the fastest reader that the layout of the file allows.
+
+Two forms: `images` uint8 [N, H, W, 3] RGB, or encoded images as `image_bytes` uint8 [total] with `image_offsets` int64
+[N + 1]. Either may be a virtual dataset over several files.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
+from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
+from linnaeus_jax.registry import IMAGE_SOURCES
+
+logger = logging.getLogger("linnaeus_jax.data")
+
+
+class _StoredImages:
+    """An HDF5 dataset, pickled as the arguments that it was opened with."""
+
+    def __init__(self, path: Path, where: Any, shape: tuple[int, int, int, int]) -> None:
+        self._path, self._where, self._shape = path, where, shape
+        self.image_shape = shape[1:]
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._path, self._where, self._shape)
+
+
+class _Mapped(Protocol):
+    def image(self, row: int) -> NDArray[np.uint8]:
+        """View of one image in memory."""
+        ...
+
+
+def _copy(source: _Mapped, rows: NDArray[np.int64], out: np.ndarray, places: NDArray[np.int64] | range) -> None:
+    for place, row in zip(places, rows.tolist(), strict=True):
+        out[place] = source.image(row)
+
+
+class MappedImages(_StoredImages):
+    """A contiguous HDF5 dataset read through a memory map at its file offset."""
+
+    def __init__(self, path: Path, offset: int, shape: tuple[int, int, int, int]) -> None:
+        super().__init__(path, offset, shape)
+        self._map = np.asarray(np.memmap(path, np.uint8, "r", offset, shape))
+
+    def image(self, row: int) -> NDArray[np.uint8]:
+        return self._map[row]
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        check_rows(rows, len(self), self._path)
+        np.take(self._map, rows, axis=0, out=out, mode="clip")  # "raise" would go through a temporary
+        return np.ones(len(rows), bool)
+
+
+class ChunkMappedImages(_StoredImages):
+    """An uncompressed HDF5 dataset with one image per chunk, read through a memory map and a table of chunk offsets."""
+
+    def __init__(self, path: Path, offsets: np.ndarray, shape: tuple[int, int, int, int]) -> None:
+        super().__init__(path, offsets, shape)
+        self._map = np.asarray(np.memmap(path, np.uint8, "r"))
+
+    def image(self, row: int) -> NDArray[np.uint8]:
+        offset = self._where[row]
+        return self._map[offset : offset + math.prod(self.image_shape)].reshape(self.image_shape)
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        check_rows(rows, len(self), self._path)
+        _copy(self, rows, out, range(len(rows)))
+        return np.ones(len(rows), bool)
+
+
+class H5Images(_StoredImages):
+    """Any other HDF5 layout, read through h5py: one handle per process, opened at the first read."""
+
+    def __init__(self, path: Path, dataset: str, shape: tuple[int, int, int, int]) -> None:
+        super().__init__(path, dataset, shape)
+        self._lock = threading.Lock()
+        self._opened: tuple[int, h5py.File, h5py.Dataset] | None = None
+
+    def _dataset(self) -> h5py.Dataset:
+        # A handle inherited over a fork shares its file position with the parent: never use or close it here.
+        if self._opened is None or self._opened[0] != os.getpid():
+            file = h5py.File(self._path, "r")
+            self._opened = (os.getpid(), file, file[self._where])
+        return self._opened[2]
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        check_rows(rows, len(self), self._path)
+        with self._lock:  # one thread opens the file; h5py lets only one read anyway
+            dataset = self._dataset()
+            for i in np.argsort(rows, kind="stable").tolist():  # neighbours share chunks
+                out[i] = dataset[int(rows[i])]
+        return np.ones(len(rows), bool)
+
+
+class JoinedImages:
+    """A virtual dataset, each of whose parts is read in the fastest way that the layout of the part allows.
+
+    Args:
+      path: the file of the virtual dataset.
+      runs: where its rows are.
+      parts: the images of each part.
+    """
+
+    def __init__(self, path: Path, runs: Runs, parts: tuple[ImageSource, ...]) -> None:
+        self._path, self.runs, self.parts = path, runs, parts
+        self.image_shape = parts[0].image_shape
+
+    def __len__(self) -> int:
+        return int(self.runs.starts[-1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._path, self.runs, self.parts)
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        check_rows(rows, len(self), self._path)
+        part_of_row, within = self.runs.locate(rows)
+        for number in np.unique(part_of_row).tolist():
+            part, places = self.parts[number], np.flatnonzero(part_of_row == number)
+            if len(places) == len(rows):
+                part.read(within, out)
+            elif isinstance(part, MappedImages | ChunkMappedImages):
+                _copy(part, within[places], out, places)
+            else:
+                stored = np.empty((len(places), *self.image_shape), np.uint8)
+                part.read(within[places], stored)
+                out[places] = stored
+        return np.ones(len(rows), bool)
+
+
+def _open_h5(path: Path) -> h5py.File:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such images file; check data.h5.*images_path")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise OSError(f"{path}: not a complete HDF5 file ({error}); copy or build it again") from error
+
+
+def _chunk_offsets(dataset: h5py.Dataset) -> np.ndarray | None:
+    """File offset of each one-image chunk, or None where some image was never written."""
+    offsets = np.full(dataset.shape[0], -1, np.int64)
+
+    def note(chunk: Any) -> None:
+        offsets[chunk.chunk_offset[0]] = chunk.byte_offset
+
+    dataset.id.chunk_iter(note)
+    return None if len(offsets) == 0 or offsets.min() < 0 else offsets
+
+
+def _part_dataset(path: Path, file: h5py.File, part: Part, rows: int) -> h5py.Dataset:
+    """The dataset of a part, which has at least `rows` rows."""
+    if part.dataset not in file:
+        raise KeyError(f"{path}: its part {part.path} has no dataset {part.dataset!r} (found {sorted(file)})")
+    dataset = file[part.dataset]
+    if len(dataset) < rows:
+        raise ValueError(f"{path}: its part {part.path} holds {len(dataset)} rows of the {rows} that it takes from it")
+    return dataset
+
+
+def _rows_needed(runs: Runs) -> NDArray[np.int64]:
+    """int64 [parts]: how many rows each part must have."""
+    needed = np.zeros(len(runs.parts), np.int64)
+    np.maximum.at(needed, runs.part, runs.first + np.diff(runs.starts))
+    return needed
+
+
+def _joined_source(path: Path, dataset: h5py.Dataset) -> JoinedImages | None:
+    runs = runs_of(path, dataset)
+    if runs is None:
+        return None
+    parts: list[ImageSource] = []
+    for part, rows in zip(runs.parts, _rows_needed(runs).tolist(), strict=True):
+        with _open_h5(part.path) as file:
+            stored = _part_dataset(path, file, part, rows)
+            if stored.dtype != np.uint8 or stored.shape[1:] != dataset.shape[1:]:
+                return None
+            parts.append(_stored_source(part.path, stored))
+    return JoinedImages(path, runs, tuple(parts))
+
+
+def _fast_source(path: Path, dataset: h5py.Dataset) -> ImageSource | None:
+    """A memory-mapped reader of `dataset`, where its layout has one and gives the same first and last image.
+
+    Of a virtual dataset: the same first and last image of every run.
+    """
+    shape = dataset.shape
+    source: ImageSource | None = None
+    ends = np.array([0, len(dataset) - 1])
+    if len(dataset) == 0:
+        return None
+    if dataset.is_virtual:
+        source = joined = _joined_source(path, dataset)
+        ends = ends if joined is None else np.concatenate([joined.runs.starts[:-1], joined.runs.starts[1:] - 1])
+    elif dataset.chunks is None and not dataset.external and dataset.id.get_offset() is not None:
+        if dataset.id.get_offset() + dataset.nbytes > path.stat().st_size:
+            raise OSError(f"{path}: dataset {dataset.name!r} ends beyond the end of the file; copy or build it again")
+        source = MappedImages(path, dataset.id.get_offset(), shape)
+    elif dataset.chunks == (1, *shape[1:]) and dataset.id.get_create_plist().get_nfilters() == 0:
+        offsets = _chunk_offsets(dataset)
+        source = None if offsets is None else ChunkMappedImages(path, offsets, shape)
+    if source is None:
+        return None
+    probe = np.empty((1, *shape[1:]), np.uint8)
+    for row in ends.tolist():  # a user block or an unusual address base would shift the map
+        source.read(np.array([row]), probe)
+        if not np.array_equal(probe[0], dataset[row]):
+            return None
+    return source
+
+
+def _stored_source(path: Path, dataset: h5py.Dataset) -> ImageSource:
+    return _fast_source(path, dataset) or H5Images(path, dataset.name, dataset.shape)
+
+
+@IMAGE_SOURCES.register("h5")
+def open_h5(files: ImageFiles) -> ImageSource:
+    """Opens an HDF5 file of images with the fastest reader that its layout allows.
+
+    Raises:
+      FileNotFoundError: no such file, or a part of a virtual dataset is missing.
+      OSError: a truncated or damaged file.
+      KeyError: the file lacks the dataset.
+      ValueError: wrong dtype or shape.
+    """
+    path = files.path
+    with _open_h5(path) as file:
+        if "images" not in file and "image_bytes" in file:
+            return PackedImages(files)
+        if "images" not in file:
+            raise KeyError(f"{path}: no dataset 'images' (found {sorted(file)})")
+        stored = file["images"]
+        good = isinstance(stored, h5py.Dataset) and stored.dtype == np.uint8
+        if not good or stored.ndim != 4 or stored.shape[-1] != 3 or min(stored.shape[1:3]) < 1:
+            given = f"{stored.dtype} {stored.shape}" if isinstance(stored, h5py.Dataset) else "a group"
+            raise ValueError(f"{path}: dataset 'images' is {given}; images are uint8 (N, H, W, 3)")
+        source = _stored_source(path, stored)
+    parts = source.parts if isinstance(source, JoinedImages) else (source,)
+    named = ", ".join(dict.fromkeys(type(one).__name__ for one in parts))
+    of = f" of {len(parts)} parts" if isinstance(source, JoinedImages) else ""
+    logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named)
+    if any(isinstance(one, H5Images) for one in parts):
+        logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
+    return source
+
+
+class _PackedBytes:
+    """The bytes of a contiguous uint8 dataset, or of a virtual one over such datasets."""
+
+    def __init__(self, places: list[tuple[Path, int]], runs: Runs) -> None:
+        self._places, self._runs = places, runs
+        self._maps = [np.asarray(np.memmap(path, np.uint8, "r", offset)) for path, offset in places]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._places, self._runs)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Bytes start ... stop - 1; a view where they lie in one part."""
+        pieces = [self._maps[part][first:end] for part, first, end in self._runs.pieces(start, stop)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.uint8), *pieces])
+
+
+def _packed_bytes(path: Path, dataset: h5py.Dataset) -> _PackedBytes:
+    whole = Runs(np.array([0, dataset.size]), np.zeros(1, np.int64), np.zeros(1, np.int64), (Part(path, dataset.name),))
+    runs = runs_of(path, dataset) if dataset.is_virtual else whole
+    places = []
+    for part, size in zip(runs.parts, _rows_needed(runs).tolist(), strict=True) if runs is not None else ():
+        with _open_h5(part.path) as file:
+            stored = _part_dataset(path, file, part, size)
+            mapped = stored.dtype == np.uint8 and stored.ndim == 1 and stored.id.get_offset() is not None
+            if mapped and stored.id.get_offset() + size > part.path.stat().st_size:
+                raise OSError(f"{part.path}: {part.dataset!r} ends beyond the end of the file; copy or build it again")
+            if mapped:
+                places.append((part.path, stored.id.get_offset()))
+    if runs is None or len(places) < len(runs.parts):
+        raise ValueError(
+            f"{path}: image_bytes is {dataset.dtype} {dataset.shape}; it must be contiguous uint8 (total,)"
+        )
+    return _PackedBytes(places, runs)
+
+
+class PackedImages(EncodedImages):
+    """Encoded images in one HDF5 file: contiguous `image_bytes` uint8 [total], `image_offsets` int64 [N + 1].
+
+    Image i is `image_bytes[image_offsets[i]:image_offsets[i + 1]]`, read through a memory map.
+
+    Raises:
+      ValueError: another dtype or storage layout, or offsets that do not ascend from 0 to the number of bytes.
+    """
+
+    def __init__(self, files: ImageFiles) -> None:
+        super().__init__(replace(files, cache=None, allow_missing=False))
+        path = files.path
+        with _open_h5(path) as file:
+            if "image_offsets" not in file:
+                raise KeyError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")
+            check_parts(path, file["image_offsets"])
+            data, offsets = file["image_bytes"], file["image_offsets"][:]
+            if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
+                raise ValueError(f"{path}: image_offsets must ascend from 0 to the {data.size} bytes of image_bytes")
+            self._offsets = offsets.astype(np.int64)
+            self._bytes = _packed_bytes(path, data) if data.size else None
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def describe(self, row: int) -> str:
+        return f"{self.name}[image_bytes {self._offsets[row]}:{self._offsets[row + 1]}]"
+
+    def encoded(self, row: int) -> bytes | np.ndarray:
+        start, stop = self._offsets[row : row + 2].tolist()
+        return b"" if self._bytes is None else self._bytes.read(start, stop)
