@@ -89,5 +89,5 @@ def test_what_is_refused(archive):
     with pytest.raises(KeyError, match="directory"):
         config_with(archive, directory="large")
     config_with(archive)
-    with pytest.raises(ValueError, match=r"data\.h5\.images_path = 'tar' is unknown; choose one of h5, folder, zip"):
+    with pytest.raises(ValueError, match=r"data\.h5\.images_path = 'tar' is unknown; choose one of folder, h5, zip"):
         open_images(ImageFiles(archive, 32), "tar")
