@@ -29,7 +29,8 @@ from linnaeus_jax.building.paths import SafeFolder, UnsafePathError
 from linnaeus_jax.building.pictures import PROVENANCE, identifiers_digest, open_pictures
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.images import ImageSource, PackedImages
+from linnaeus_jax.data.h5_images import PackedImages
+from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers, text_hashes
 
 #: bytes read ahead as one piece, and most rows of one

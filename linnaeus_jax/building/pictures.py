@@ -12,7 +12,8 @@ import h5py
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.images import FolderImages, ImageFiles, ImageSource, open_h5
+from linnaeus_jax.data.h5_images import open_h5
+from linnaeus_jax.data.images import FolderImages, ImageFiles, ImageSource
 from linnaeus_jax.data.labels import read_identifiers
 
 PROVENANCE = "provenance"

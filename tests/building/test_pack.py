@@ -18,7 +18,8 @@ from linnaeus_jax.building.pack import PackOptions, pack
 from linnaeus_jax.building.verify import verify_labels
 from linnaeus_jax.building.verify_pictures import PictureChecks
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.images import ImageFiles, ImageReadError, open_h5
+from linnaeus_jax.data.h5_images import open_h5
+from linnaeus_jax.data.images import ImageFiles, ImageReadError
 from linnaeus_jax.data.labels_file import IDENTIFIERS
 from tests.building.samples import ROWS, TEXT, encoded, identifiers, pixels, write_clean, write_folder, write_packed
 
