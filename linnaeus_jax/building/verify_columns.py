@@ -12,9 +12,8 @@ from linnaeus_jax.building.findings import SHOWN, Findings
 from linnaeus_jax.building.label_file import LabelFile, damage_noted
 from linnaeus_jax.building.paths import UNSAFE
 from linnaeus_jax.building.verify_taxa import Taxa
-from linnaeus_jax.data.labels import OCCURRENCE, SPLIT, SPLITS, SUBSET_PREFIX
+from linnaeus_jax.data.labels import MAX_SUBSETS, OCCURRENCE, SPLIT, SPLITS, SUBSET_PREFIX
 from linnaeus_jax.data.labels_file import IDENTIFIERS
-from linnaeus_jax.data.subsets import MAX_SUBSETS
 from linnaeus_jax.data.taxon_names import GROUP
 
 TEXT = "text"

@@ -28,6 +28,8 @@ from linnaeus_jax.data.metadata import Component, ComponentSettings, SourceColum
 log = logging.getLogger(__name__)
 
 SUBSET_PREFIX = "subset_"
+#: most subsets of one kind: each one adds a count and a metric per rank to every validation phase
+MAX_SUBSETS = 256
 MAX_TAXON_ID = 2**32 - 1
 SPLIT = "split"
 #: meaning of the values of the dataset `split`

@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.labels import MAX_SUBSETS
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.metrics import custom
 
 log = logging.getLogger(__name__)
-
-#: most subsets of one kind: each one adds a count and a metric per rank to every validation phase
-MAX_SUBSETS = 256
 
 
 def assign_subsets(splits: Sequence[Split]) -> tuple[dict[str, tuple[str, ...]], list[Split]]:

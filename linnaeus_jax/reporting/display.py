@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -13,6 +12,7 @@ from rich.table import Table
 from linnaeus_jax.metrics.names import CHAINS, phase_label
 from linnaeus_jax.metrics.step_logger import clock
 from linnaeus_jax.reporting.logs import console
+from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.taxonomy.ranks import task_name
 
 #: weight of the updates before in the averages of `Throughput`
@@ -78,16 +78,6 @@ class TrainingProgressBar:
 def eta(seconds: float) -> str:
     """`h:mm:ss`; `?` for what is not yet estimated."""
     return clock(seconds if seconds > 0 else math.nan)
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table with left-aligned first column and right-aligned rest."""
-    result = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        result.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        result.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
-    return result
 
 
 def phase_tables(

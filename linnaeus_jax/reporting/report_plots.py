@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from linnaeus_jax.metrics.names import CHAINS
 from linnaeus_jax.metrics.table import BUILT_IN
 from linnaeus_jax.reporting.alerts import WAIT_SHARE
+from linnaeus_jax.reporting.figures import COLORS, DASHES, MARKERS, grid, image, legend
 from linnaeus_jax.reporting.metrics_log import RunError
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.schedules.learning_rate import build_scheduler
@@ -21,17 +19,8 @@ from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import curves
 from linnaeus_jax.taxonomy.ranks import task_name
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 #: points per curve; more could not be told apart on 1200 pixels
 POINTS = 500
-WIDTH = 11.6  # inches at 100 pixels
-#: Okabe & Ito's palette, which people with colour-blindness can tell apart, without its yellow
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#7A5195")
-DASHES = ("-", "--", ":", "-.")
-MARKERS = ("", "o", "s", "^", "D", "v", "P")
 #: name of a planned probability -> metric that says what was applied
 APPLIED = {
     "meta mask": "schedule/meta_mask_prob",
@@ -78,48 +67,6 @@ def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return x, y
     parts = np.array_split(np.arange(len(x)), POINTS)
     return np.array([x[part].mean() for part in parts]), np.array([y[part].mean() for part in parts])
-
-
-def image(figure: Figure, title: str) -> str:
-    """The figure as SVG within the page."""
-    import matplotlib
-
-    file = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "linnaeus_jax"}):
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    data = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
-
-
-def grid(count: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of the page's width with `count` panels, each `height` inches high."""
-    from matplotlib.figure import Figure  # the import takes a second, which only those who draw should pay
-
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(WIDTH, rows * height + 0.5), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for unused in axes[count:]:
-        unused.remove()
-    for panel in axes:
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
-    return figure, axes[:count]
-
-
-def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend below all panels."""
-    handles = {
-        label: handle
-        for panel in axes
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-        if not label.startswith("_")
-    }
-    longest = max((len(label) for label in handles), default=1)
-    columns = max(1, min(len(handles), int(150 / (longest + 8))))
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=9, frameon=False
-    )
 
 
 def panels(title: str, content: Sequence[Panel], *, columns: int = 3, height: float = 2.7) -> str:

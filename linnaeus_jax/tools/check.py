@@ -20,8 +20,9 @@ from rich.table import Table
 from linnaeus_jax import tools
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.reporting.display import eta, table
+from linnaeus_jax.reporting.display import eta
 from linnaeus_jax.reporting.logs import console
+from linnaeus_jax.reporting.tables import table
 
 if TYPE_CHECKING:
     from linnaeus_jax.learning.optimizers import ParameterRow

@@ -26,8 +26,9 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str) -> None:
     """Prints a table of the phases, and one of every rank in `val` or the first phase."""
     from linnaeus_jax.metrics.names import phase_label
     from linnaeus_jax.metrics.table import of_plugins
-    from linnaeus_jax.reporting.display import phase_tables, table
+    from linnaeus_jax.reporting.display import phase_tables
     from linnaeus_jax.reporting.logs import console
+    from linnaeus_jax.reporting.tables import table
     from linnaeus_jax.taxonomy.ranks import task_name
 
     first = "val" if "val" in evaluation.metrics else next(iter(evaluation.metrics))

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from linnaeus_jax import tools
 from linnaeus_jax.debugging.profile_summary import find_traces, summarise
-from linnaeus_jax.reporting.display import table
+from linnaeus_jax.reporting.tables import table
 
 
 def show(summary: dict[str, Any], console: Console) -> None:

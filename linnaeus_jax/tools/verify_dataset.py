@@ -22,7 +22,7 @@ from linnaeus_jax.building.text import printable
 from linnaeus_jax.building.verify import Verification, verify_labels
 from linnaeus_jax.building.verify_pictures import DECODE, PictureChecks
 from linnaeus_jax.files import write_json
-from linnaeus_jax.reporting.display import table
+from linnaeus_jax.reporting.tables import table
 
 STYLES = {ERROR: "bold red", WARNING: "yellow", NOTE: "dim"}
 
