@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.credits import CREDITS
 from linnaeus_jax.data.labels_file import (
     CHUNK,
     IDENTIFIERS,
@@ -176,6 +177,8 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
             if name.startswith(SUBSET_PREFIX) and isinstance(item, h5py.Dataset)
         }
         offered = frozenset(file)
+        for name in offered.intersection((*CREDITS, OCCURRENCE)):
+            text_dataset(file, path, name, rows)  # read later and in part: what is wrong with it is said now
         _log_origin(file, path)
     meta, valid = build_metadata(components, sources, in_region, rows=rows, file=path)
     return LabelTable(

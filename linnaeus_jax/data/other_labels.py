@@ -1,4 +1,4 @@
-"""Labels of other data under the classes of a run."""
+"""Rows that a run neither trained nor validated on, as a validation split under its classes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 from ml_collections import ConfigDict
+from numpy.typing import NDArray
 
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.dataset import Dataset
-from linnaeus_jax.data.labels import read_label_tables
+from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables
 from linnaeus_jax.data.metadata import component_settings
 from linnaeus_jax.data.subsets import with_known_subsets
 
@@ -43,14 +44,40 @@ def read_other_labels(config: ConfigDict, dataset: Dataset, labels: str, images:
         )
     if not len(kept):
         raise ValueError(f"{labels}: every row has a taxon that the run does not know; give data of the same taxa")
-    size = dataset.class_counts["train"][dataset.tasks[0]][label[kept, 0]]
+    return _as_validation(config, dataset, replace(table, label=label), kept, images)
+
+
+def held_out_split(config: ConfigDict, dataset: Dataset) -> splits.Split:
+    """The test rows of the run's own labels file, see `Dataset.test_rows`.
+
+    Raises:
+      ValueError: the file sets no usable row aside, or the run did not use its dataset `split`.
+    """
+    table = dataset.train.table
+    if not len(dataset.test_rows):
+        if not (dataset.sources.split and config.data.h5.use_split_column):
+            why = "the run did not use the dataset 'split' of its labels file, so that no row was set aside"
+        elif SPLIT not in table.offered:
+            why = "it has no dataset 'split'"
+        else:
+            why = "no usable row of it is in split 2 (test)"
+        raise ValueError(f"{table.path} has no test rows: {why}; give other data with --labels and --images")
+    return _as_validation(config, dataset, table, dataset.test_rows, dataset.train.images)
+
+
+def _as_validation(
+    config: ConfigDict, dataset: Dataset, table: LabelTable, rows: NDArray[np.int64], images: str
+) -> splits.Split:
+    """Some rows of a table whose labels are classes of the run."""
+    finest = dataset.tasks[0]
+    size = dataset.class_counts["train"][finest][table.label[rows, 0]]
     subsets = splits.parse_taxa_subsets(config.metrics.taxa_subsets, dataset.classes)
     split = replace(
         dataset.val,
-        table=replace(table, label=label),
-        rows=kept,
+        table=table,
+        rows=rows,
         images=images,
-        rarity=splits.rarity_bins(size, dataset.rarity_thresholds.get(dataset.tasks[0], np.empty(0, np.int64))),
-        taxa_subset=splits.taxa_subset_matrix(subsets, dataset.tasks, table.taxon[kept]),
+        rarity=splits.rarity_bins(size, dataset.rarity_thresholds.get(finest, np.empty(0, np.int64))),
+        taxa_subset=splits.taxa_subset_matrix(subsets, dataset.tasks, table.taxon[rows]),
     )
     return with_known_subsets(split, dataset.subset_names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
+from linnaeus_jax.data.credits import read_credits
 from linnaeus_jax.files import write_json
 
 if TYPE_CHECKING:
     from linnaeus_jax.data.images import ImageSource
 
-#: task -> `pairs` and `confident` as of `metrics.mistakes`, the latter with `image`, a JPEG in base64
+log = logging.getLogger("linnaeus_jax")
+
+#: task -> `pairs` and `confident` as of `metrics.mistakes`, the latter with `image`, a JPEG in base64,
+#: and what is known of `license`, `rights_holder` and `source_doi`
 MISTAKES_FILE = "assets/validation_mistakes.json"
 #: longer side of a thumbnail in pixels
 SIDE = 112
@@ -30,19 +35,27 @@ def thumbnail(image: np.ndarray) -> str:
     return base64.b64encode(data.tobytes()).decode()
 
 
-def write_mistakes(path: Path, mistakes: Mapping[str, Mapping[str, list[dict[str, Any]]]], images: ImageSource) -> None:
-    """Writes the mistakes of every task with a picture of each confident one.
+def write_mistakes(
+    path: Path, mistakes: Mapping[str, Mapping[str, list[dict[str, Any]]]], images: ImageSource, labels: str
+) -> None:
+    """Writes the mistakes of every task with a picture of each confident one, and whose picture it is.
 
     Args:
       mistakes: task -> result of `metrics.mistakes.Mistakes`.
       images: of the validation split, by row.
+      labels: its labels file.
     """
     rows = sorted({entry["row"] for one in mistakes.values() for entry in one["confident"]})
+    try:
+        credits = dict(zip(rows, read_credits(labels, np.asarray(rows, np.int64)), strict=True))
+    except (OSError, ValueError) as error:  # moved or replaced since the start: no reason to end the run
+        log.warning("pictures are shown without their licences: %s", error)
+        credits = {}
     pixels = np.empty((len(rows), *images.image_shape), np.uint8)
     images.read(np.asarray(rows, np.int64), pixels)
-    pictures = {row: thumbnail(image) for row, image in zip(rows, pixels, strict=True)}
+    facts = {row: {"image": thumbnail(image)} | credits.get(row, {}) for row, image in zip(rows, pixels, strict=True)}
     content = {
-        task: {**one, "confident": [{**entry, "image": pictures[entry["row"]]} for entry in one["confident"]]}
+        task: {**one, "confident": [entry | facts[entry["row"]] for entry in one["confident"]]}
         for task, one in mistakes.items()
     }
     write_json(path, content)

@@ -19,16 +19,14 @@ from linnaeus_jax.config.saved import config_difference, flatten, plain
 from linnaeus_jax.files import write_atomically
 from linnaeus_jax.metrics.names import CHAINS, phase_label, result_name
 from linnaeus_jax.metrics.table import BUILT_IN, RISK_LEVELS
+from linnaeus_jax.reporting import class_tables as classes
 from linnaeus_jax.reporting import report_plots as plots
 from linnaeus_jax.reporting.alerts import STARVING, WAIT_SHARE
-from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
 from linnaeus_jax.reporting.page import note, page, percent, table
 from linnaeus_jax.reporting.report_plots import Runs
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.taxonomy.ranks import task_level, task_name
 
-#: phase -> {task -> curves}, written at a validation: `reliability`, `risk_coverage`, `distance`, `classes`
-CURVES_FILE = "assets/validation_curves.json"
 #: metrics per task of the section on mistakes and confidence
 CONFIDENCE = (
     "taxonomic_distance",
@@ -38,7 +36,6 @@ CONFIDENCE = (
     "aurc",
     *(f"coverage_at_risk_{percent}" for percent in RISK_LEVELS),
 )
-WORST_CLASSES, CONFUSIONS = 15, 8
 
 Tasks = Sequence[str]
 #: heading -> markup from the runs and the tasks that any of them measured; empty where the runs lack its data
@@ -249,12 +246,6 @@ def metadata_worth(run: RunRecord, tasks: Tasks) -> str:
     )
 
 
-def validation_curves(run: RunRecord) -> dict[str, dict[str, Any]]:
-    """Task -> curves of `val`, or of the first phase there is."""
-    phases = run.json(CURVES_FILE) or {}
-    return phases.get("val") or next(iter(phases.values()), {})
-
-
 @section("Mistakes and confidence", per_run=True)
 def confidence(run: RunRecord, tasks: Tasks) -> str:
     measured = [name for name in CONFIDENCE if any(f"val/{name}_{task}" in run.names for task in tasks)]
@@ -268,7 +259,7 @@ def confidence(run: RunRecord, tasks: Tasks) -> str:
     content = table(["rank", *(BUILT_IN[name].heading for name in measured)], rows)
     if consistency is not None:
         content += note(f"Predicted ranks agree with the taxonomy in {100 * consistency:.2f} % of the rows.")
-    curves = {task_name(task): one for task, one in validation_curves(run).items()}
+    curves = {task_name(task): one for task, one in classes.validation_curves(run).items()}
     return content + plots.confidence(curves) + plots.distances(curves)
 
 
@@ -305,69 +296,18 @@ def subsets(run: RunRecord, tasks: Tasks) -> str:
     return "".join(parts)
 
 
-def taxa(run: RunRecord, task: str) -> Callable[[int], str]:
-    """Index of a class -> what people look it up by, its taxon id."""
-    indices = (run.json("assets/class_to_idx.json") or {}).get(task, {})
-    names = {index: "unknown" if name == "null" else str(name) for name, index in indices.items()}
-    return lambda index: names.get(index, f"class {index}")
-
-
-@section("Worst classes", per_run=True)
-def worst_classes(run: RunRecord, _: Tasks) -> str:
-    counts = (run.json("metadata/class_label_counts.json") or {}).get("train", {})
-    for task, curves in validation_curves(run).items():  # the finest rank that has them
-        classes = np.asarray(curves.get("classes", ()), np.float64).reshape(-1, 2)
-        taxon = taxa(run, task)
-        measured = [i for i in np.flatnonzero(classes[:, 0]).tolist() if taxon(i) != "unknown"]
-        if not measured:
-            continue
-        measured.sort(key=lambda i: (classes[i, 1] / classes[i, 0], -classes[i, 0]))
-        rows = [
-            [taxon(i), f"{classes[i, 0]:.0f}", percent(classes[i, 1] / classes[i, 0], 100)]
-            + [counts[task][i] if task in counts else None]
-            for i in measured[:WORST_CLASSES]
-        ]
-        return table([f"taxon id ({task_name(task)})", "validation rows", "top-1 %", "training rows"], rows)
-    return ""
-
-
-@section(
+section("Worst classes", per_run=True)(classes.worst_classes)
+section(
     "Confused classes",
-    "Taxon ids of the pairs that the last validation confused most often; rows without a label do not count.",
+    "Pairs that the last validation confused most often, taxon ids in brackets; rows without a label do not count.",
     per_run=True,
-)
-def confusions(run: RunRecord, _: Tasks) -> str:
-    parts = []
-    for task, mistakes in (run.json(MISTAKES_FILE) or {}).items():
-        taxon, classes = taxa(run, task), validation_curves(run).get(task, {}).get("classes", ())
-        rows = []
-        for pair in mistakes["pairs"][:CONFUSIONS]:
-            label, predicted = pair["label"], pair["predicted"]
-            share = 100 * pair["rows"] / classes[label][0] if label < len(classes) and classes[label][0] else None
-            rows.append([taxon(label), taxon(predicted), pair["rows"], percent(share)])
-        columns = ["label", "taken for", "rows", "of the label's rows %"]
-        parts.append(f"<div><h4>{html.escape(task_name(task))}</h4>{table(columns, rows)}</div>" if rows else "")
-    return f'<div class="side">{"".join(parts)}</div>' if any(parts) else ""
-
-
-@section(
+)(classes.confusions)
+section(
     "Confident mistakes",
-    "Taxon ids; the rows are those of the labels file of the validation split, pictured without augmentation.",
+    "Taxon ids in brackets; the rows are those of the labels file of the validation split, pictured without "
+    "augmentation.",
     per_run=True,
-)
-def confident_mistakes(run: RunRecord, _: Tasks) -> str:
-    parts = []
-    for task, mistakes in (run.json(MISTAKES_FILE) or {}).items():
-        taxon, figures = taxa(run, task), []
-        for entry in mistakes["confident"]:
-            facts = [f"is {taxon(entry['label'])}", f"taken for {taxon(entry['predicted'])}"]
-            facts += [f"{100 * entry['probability']:.2f} % sure", f"row {entry['row']}"]
-            caption = "<br>".join(map(html.escape, facts))
-            picture = f'<img alt="mistake" src="data:image/jpeg;base64,{html.escape(entry["image"])}">'
-            figures.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
-        if figures:
-            parts.append(f'<h4>{html.escape(task_name(task))}</h4><div class="pictures">{"".join(figures)}</div>')
-    return "".join(parts)
+)(classes.confident_mistakes)
 
 
 @section("Schedules, planned and applied", per_run=True)

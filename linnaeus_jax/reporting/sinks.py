@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.reporting.alerts import Watch
+from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import LOCAL, MetricsLog, Row
 from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
 from linnaeus_jax.reporting.wandb_sink import WandbSink
@@ -38,6 +39,9 @@ class Sink(Protocol):
 
     def replayed(self) -> None:
         """Follows the rows of earlier starts of the run, which are written anew at each start."""
+
+    def tables(self, tables: Mapping[str, Table]) -> None:
+        """Takes tables about the classes, by name, at the end of the run and before `close`."""
 
     def alert(self, title: str, text: str) -> None:
         """Tells a person; `title` has fewer than 64 characters."""
@@ -86,6 +90,10 @@ class Sinks:
         if not logged:
             log.warning("%s: %s", title, text)
         self._each("alert", lambda sink: sink.alert(title, text))
+
+    def tables(self, tables: Mapping[str, Table]) -> None:
+        """Hands tables about the classes to every sink."""
+        self._each("tables", lambda sink: sink.tables(tables))
 
     def close(self, exit_code: int = 0) -> None:
         """Closes every sink; may be called again without effect."""

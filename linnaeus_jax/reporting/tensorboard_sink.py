@@ -11,6 +11,7 @@ from typing import Any
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.metrics.table import entry
+from linnaeus_jax.reporting.class_tables import Table
 
 
 class TensorBoardSink:
@@ -71,6 +72,15 @@ class TensorBoardSink:
         for path in self._earlier:
             path.unlink(missing_ok=True)
         self._earlier = []
+
+    def tables(self, tables: Mapping[str, Table]) -> None:
+        """Adds each table as text at the step of the last row."""
+        texts = []
+        for name, table in tables.items():
+            lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+            cells = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
+            texts.append(self._text(f"classes/{name}", "\n".join(f"| {' | '.join(line)} |" for line in cells)))
+        self._add(self._step, None, texts)
 
     def alert(self, title: str, text: str) -> None:
         """Adds a text `alerts/<title>` at the step of the last row."""

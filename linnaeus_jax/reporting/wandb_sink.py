@@ -11,6 +11,7 @@ from typing import Any
 
 import wandb
 
+from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import strict
 from linnaeus_jax.reporting.wandb_file import last_step
 
@@ -114,6 +115,14 @@ class WandbSink:
     def replayed(self) -> None:
         """Nothing: `write` has sent those rows that W&B lacked, buffered at a kill or written while W&B was off."""
 
+    def tables(self, tables: Mapping[str, Table]) -> None:
+        """Adds the tables to the row that is still open; a run whose last row W&B has already has them, too."""
+        if self._step is not None:
+            self._row |= {
+                f"classes/{name}": wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+                for name, table in tables.items()
+            }
+
     def alert(self, title: str, text: str) -> None:
         """Sends a notification to the people whom the W&B project notifies."""
         self.run.alert(title=title, text=text, level="WARN")
@@ -130,6 +139,7 @@ class WandbSink:
         if self._step is None:
             return
         if self.debug:
-            log.debug("[DEBUG_WANDB_METRICS] step=%d %s", self._step, json.dumps(self._row, sort_keys=True))
+            row = json.dumps(self._row, sort_keys=True, default=str)  # tables as what they are
+            log.debug("[DEBUG_WANDB_METRICS] step=%d %s", self._step, row)
         self.run.log(self._row, step=self._step)
         self._next, self._step, self._row = self._step + 1, None, {}

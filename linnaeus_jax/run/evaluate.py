@@ -17,7 +17,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.image_sources import open_split
-from linnaeus_jax.data.other_labels import read_other_labels
+from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.meta_masking import component_mask
@@ -44,6 +44,7 @@ class Loaded:
     experiment: Experiment
     step: int
     state: TrainState
+    training_rows: Mapping[str, Any]  # of the run, as `identity.run_identity` has them
 
     @property
     def dataset(self) -> Dataset:
@@ -83,7 +84,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     measured = [name.removeprefix("val/") for name in host["tracker"]["metrics"] if name.startswith("val/")]
     if lost := [name for name in measured if name not in offered and not name.startswith("subset/")]:
         log.warning("no plugin of env.plugins registers %s, which the run measured: left out", ", ".join(lost))
-    return Loaded(experiment, step, state)
+    return Loaded(experiment, step, state, meta["identity"]["training_rows"])
 
 
 def _choose(checkpoints: Checkpoints, name: str) -> int:
@@ -183,13 +184,31 @@ def other_split(loaded: Loaded, labels: str, images: str) -> Split:
         raise EvaluateError(str(error)) from error
 
 
+def test_split(loaded: Loaded) -> Split:
+    """The test rows of the run's own labels file, set aside by its dataset `split`.
+
+    Raises:
+      EvaluateError: there are none, or the file was changed since, so that the run may have trained on them.
+    """
+    if loaded.experiment.identity["training_rows"] != loaded.training_rows:
+        raise EvaluateError(
+            f"{loaded.dataset.sources.train_labels} gives other training rows than those of the run, which may have "
+            "trained on what are test rows now; restore the file, or give other data with --labels and --images"
+        )
+    try:
+        return held_out_split(loaded.experiment.config, loaded.dataset)
+    except ValueError as error:
+        raise EvaluateError(str(error)) from error
+
+
 def save_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
-    """Writes `row` [n], `label` [n, T], `tasks` [T], `taxon/<task>` [C] (taxon ids of the classes, 0 for null) and, for
-    every phase, `<phase>/predicted` [n, T], `<phase>/probability` [n, T] and, where kept, `<phase>/logits/<task>`
-    [n, C]."""
+    """Writes `row` [n], `label` [n, T], `tasks` [T], `taxon/<task>` [C] (taxon ids of the classes, 0 for null),
+    `name/<task>` [C] (their scientific names, "" where none is known) and, for every phase, `<phase>/predicted`
+    [n, T], `<phase>/probability` [n, T] and, where kept, `<phase>/logits/<task>` [n, C]."""
     one = next(iter(evaluation.predictions.values()))
     arrays: dict[str, Any] = {"row": one.row, "label": one.label, "tasks": np.asarray(dataset.tasks)}
     arrays |= {f"taxon/{task}": ids for task, ids in dataset.classes.items()}
+    arrays |= {f"name/{task}": np.array(names.tolist(), np.str_) for task, names in dataset.names.name.items()}
     for phase, each in evaluation.predictions.items():
         arrays |= {f"{phase}/predicted": each.predicted, f"{phase}/probability": each.probability}
         arrays |= {f"{phase}/logits/{task}": z for task, z in each.logits.items()}

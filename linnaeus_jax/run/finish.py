@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from linnaeus_jax.reporting.class_tables import class_tables
 from linnaeus_jax.reporting.display import phase_tables
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.reporting.metrics_log import MetricsLog
@@ -30,6 +31,7 @@ def finish(experiment: Experiment, host: HostState, checkpoints: Checkpoints, si
     plot_schedule(experiment.resolved, directory.assets / "schedule.png", applied=applied)
     log_file.supersede(progress.global_step, frozenset({"final"}))
     sinks.write("final", progress.global_step, progress.current_epoch, final)
+    sinks.tables(class_tables(RunRecord(directory.root, ())))
     sinks.close()
     title = "last results; of a rank, over the rows labelled there"
     for part in phase_tables(title, host.tracker.latest_by_phase(), experiment.inputs.dataset.tasks, console.width):

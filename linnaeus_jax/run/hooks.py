@@ -11,9 +11,9 @@ import numpy as np
 
 from linnaeus_jax.files import write_json
 from linnaeus_jax.metrics.names import phase_label, split_result
+from linnaeus_jax.reporting.class_tables import CURVES_FILE
 from linnaeus_jax.reporting.logs import console_level
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
-from linnaeus_jax.reporting.report import CURVES_FILE
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
@@ -63,7 +63,8 @@ class EpochEndHooks:
         if self.experiment.is_coordinator:
             update_curves(root / CURVES_FILE, evaluation.curves)
             if evaluation.mistakes:
-                write_mistakes(root / MISTAKES_FILE, evaluation.mistakes, inputs.images["val"])
+                labels = inputs.dataset.val.table.path
+                write_mistakes(root / MISTAKES_FILE, evaluation.mistakes, inputs.images["val"], labels)
         return evaluation.metrics
 
     def retain(self) -> list[int]:

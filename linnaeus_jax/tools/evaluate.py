@@ -1,11 +1,13 @@
 """Evaluates a run without training it further: every phase in one pass over its validation rows, or over other data.
 
 python -m linnaeus_jax.tools.evaluate RUN [--phases=val,val_mask_meta,val_mask_TEMPORAL | --phases=all]
-    [--checkpoint=newest|best|STEP] [--labels=H5 --images=H5_OR_DIRECTORY] [--batch-size=N]
+    [--checkpoint=newest|best|STEP] [--split=val|test | --labels=H5 --images=H5_OR_DIRECTORY] [--batch-size=N]
     [--predictions=out.npz [--logits]] [--json]
 
 Config, classes and parameters (their moving average where one was kept) come from RUN; the labels files it was trained
-on must still be where its config says. `all` is `val` and every combination of masked metadata components.
+on must still be where its config says. `all` is `val` and every combination of masked metadata components. Test rows
+are those that the labels file itself sets aside, in a dataset `split` (data.h5.use_split_column); what is measured on
+them bears the names of validation.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("run", type=Path, help="the run directory")
     parser.add_argument("--phases", default="", help="comma-separated, or all; default: val and val_mask_meta")
     parser.add_argument("--checkpoint", "--step", default="newest", help="newest (default), best or a step")
+    parser.add_argument("--split", choices=("val", "test"), default="", help="rows of the run's own labels file")
     parser.add_argument("--labels", default="", help="other labels file (HDF5)")
     parser.add_argument("--images", default="", help="its images: an HDF5 file or a folder")
     parser.add_argument("--batch-size", type=int, default=0, help="default: as the run validated")
@@ -71,18 +74,34 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     options = parser.parse_args(argv)
     from linnaeus_jax.reporting.logs import setup_logging
-    from linnaeus_jax.run.evaluate import EvaluateError, evaluate, load, other_split, parse_phases, save_predictions
+    from linnaeus_jax.run.evaluate import (
+        EvaluateError,
+        evaluate,
+        load,
+        other_split,
+        parse_phases,
+        save_predictions,
+        test_split,
+    )
 
     # no log line may stand between JSON; warnings then go to stderr
     setup_logging(None, process=int(options.json), level="INFO", data_level="WARNING")
     if bool(options.labels) != bool(options.images):
         raise EvaluateError("--labels and --images belong together; give both or neither")
+    if options.split and options.labels:
+        raise EvaluateError(
+            "--split means rows of the run's own labels file, so it excludes --labels; give one of both"
+        )
     if options.logits and options.predictions is None:
         raise EvaluateError("--logits needs --predictions=FILE.npz, where they are written")
     loaded = load(options.run, options.checkpoint)
     components = loaded.experiment.program.evaluation.component_names
     phases = parse_phases(options.phases or ("val,val_mask_meta" if components else "val"), components)
-    split = other_split(loaded, options.labels, options.images) if options.labels else None
+    split = None
+    if options.labels:
+        split = other_split(loaded, options.labels, options.images)
+    elif options.split == "test":
+        split = test_split(loaded)
     keep = options.predictions is not None
     evaluation = evaluate(loaded, phases, split, batch_size=options.batch_size, predictions=keep, logits=options.logits)
     if keep:
@@ -91,7 +110,8 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps({"step": loaded.step, "phases": evaluation.metrics}, indent=1))
     else:
         rows = evaluation.sums[next(iter(phases))]["count"]
-        show(evaluation, loaded.dataset.tasks, f"{options.run.name} after {loaded.step} updates, {rows} rows")
+        kind = "test rows" if options.split == "test" else "rows"
+        show(evaluation, loaded.dataset.tasks, f"{options.run.name} after {loaded.step} updates, {rows} {kind}")
 
 
 if __name__ == "__main__":

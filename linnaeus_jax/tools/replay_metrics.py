@@ -13,6 +13,7 @@ from pathlib import Path
 import wandb
 
 from linnaeus_jax import tools
+from linnaeus_jax.reporting.class_tables import class_tables
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.sinks import Sink, replay
 from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
@@ -45,6 +46,7 @@ def main(argv: Sequence[str]) -> None:
         run_id = options.run_id or new_run_id()  # so that nothing existing is touched
         sink = WandbSink(experiment, directory=directory, config=record.config, run_id=run_id, new=True)
     replay(record.rows, sink)
+    sink.tables(class_tables(record))
     sink.close()
     print(f"{len(record.rows)} rows sent to {options.to}")
 

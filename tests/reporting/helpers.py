@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from linnaeus_jax.config.saved import plain
@@ -22,6 +23,10 @@ from linnaeus_jax.schedules.summary import write_summary
 from tests.schedules.helpers import make_config, make_schedule
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L40")
+NAMES = {
+    "1005": {"name": "Passer domesticus", "common_name": "house sparrow"},
+    "1004": {"name": "<script>alert(1)</script>", "common_name": ""},
+}
 STEPS, EPOCHS, EVERY = 40, 8, 5
 
 
@@ -77,6 +82,16 @@ class Noise:
         return np.ones(len(rows), bool)
 
 
+def write_credits(path: Path) -> str:
+    """A labels file of 20 rows of which row 17 says whose picture it is."""
+    texts = {"license": "CC-BY-NC 4.0", "rights_holder": "J. <b>Doe\u202e", "source_doi": "10.15468/dl.abc"}
+    with h5py.File(path, "w") as file:
+        file["img_identifiers"] = [f"{row}.jpg" for row in range(20)]
+        for name, text in texts.items():
+            file[name] = [text if row == 17 else "" for row in range(20)]
+    return str(path)
+
+
 def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
     """Writes a finished run of 320 updates; `settings` are dotted keys with `__` for dots."""
     rng = np.random.default_rng(int(100 * skill))
@@ -93,6 +108,8 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
         {t: {"null": 0, **{str(1000 + i): i for i in range(1, 30)}} for t in TASKS},
     )
     write_json(directory.assets / "validation_curves.json", curves(rng))
+    write_json(directory.assets / "taxon_names.json", {TASKS[0]: NAMES})
+    labels = write_credits(root / "labels.h5")
     mistakes: dict[str, list[dict[str, Any]]] = {
         "pairs": [{"label": 5, "predicted": 4, "rows": 9}, {"label": 3, "predicted": 0, "rows": 2}],
         "confident": [
@@ -100,7 +117,7 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
             {"row": 3, "label": 2, "predicted": 0, "probability": 0.9},
         ],
     }
-    write_mistakes(directory.root / MISTAKES_FILE, dict.fromkeys(TASKS, mistakes), Noise())
+    write_mistakes(directory.root / MISTAKES_FILE, dict.fromkeys(TASKS, mistakes), Noise(), labels)
     write_json(
         directory.metadata / "task_label_density.json",
         {"train": dict.fromkeys(TASKS, 90.0), "val": dict.fromkeys(TASKS, 91.0)},

@@ -12,6 +12,7 @@ import pytest
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.reporting.alerts import WAIT_SHARE, Watch
+from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 
@@ -25,6 +26,7 @@ class Memory:
         self.rows: list[tuple[str, int, int, dict[str, Any]]] = []
         self.alerts: list[tuple[str, str]] = []
         self.closed: list[int] = []
+        self.given: dict[str, Any] = {}
         self.fail_after = fail_after
         self.rows_replayed = 0
 
@@ -35,6 +37,9 @@ class Memory:
 
     def replayed(self) -> None:
         self.rows_replayed = len(self.rows)
+
+    def tables(self, tables: Any) -> None:
+        self.given |= tables
 
     def alert(self, title: str, text: str) -> None:
         self.alerts.append((title, text))
@@ -63,6 +68,8 @@ def test_every_sink_gets_every_row(tmp_path: Path) -> None:
     sinks.write("epoch", 10, 0, {"val_mask_TEMPORAL/loss": float("nan")})
     assert [row["global_step"] for row in rows_of(tmp_path / "log.jsonl")] == [5, 6, 10]
     assert [row[1] for row in first.rows] == [row[1] for row in second.rows] == [5, 10]
+    sinks.tables({"worst": Table(("class",), [["a"]])})
+    assert first.given == second.given == {"worst": Table(("class",), [["a"]])}
     sinks.close()
     sinks.close()
     assert first.closed == [0]

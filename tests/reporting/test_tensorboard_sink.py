@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
@@ -27,12 +28,15 @@ def read(directory: Path) -> EventAccumulator:
 def test_scalars_texts_and_alerts(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path, config={"train": {"epochs": 3}})
     sink.write("train", 5, 0, {"train/loss": 2.5, "note": "hello"}, timestamp=100.0)
+    sink.tables({"worst": Table(("class", "rows"), [["Parus|major [4]", 3], ["b", None]])})
     sink.alert("Early stop", "patience")
     sink.close()
     found = read(tmp_path)
     (point,) = found.Scalars("train/loss")
     assert (point.step, point.value, point.wall_time) == (5, 2.5, 100.0)
     assert found.Tensors("note")[0].tensor_proto.string_val[0] == b"hello"
+    text = found.Tensors("classes/worst")[0].tensor_proto.string_val[0].decode()
+    assert text == "| class | rows |\n| --- | --- |\n| Parus\\|major [4] | 3 |\n| b | None |"
     assert found.Tensors("alerts/Early stop")[0].step == 5
     assert b'"epochs": 3' in found.Tensors("config")[0].tensor_proto.string_val[0]
 

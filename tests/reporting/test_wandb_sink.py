@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import plain
+from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.sinks import open_sinks
@@ -39,6 +41,15 @@ def everything_under(directory: Path) -> bytes:
     return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
+def table_of(row: dict[str, Any], name: str, directory: Path) -> list[list[Any]]:
+    """Columns and rows of a table of the only offline run below `directory`; it is taken out of its history row."""
+    item = {key: row.pop(key) for key in list(row) if key.startswith(f"classes/{name}/")}
+    assert item[f"classes/{name}/_type"] == "table-file"
+    (path,) = directory.glob(f"wandb/offline-run-*/files/{item[f'classes/{name}/path']}")
+    content = json.loads(path.read_text())
+    return [content["columns"], *content["data"]]
+
+
 def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["main", f"--config.env.output.bucket.app_key={SECRET}"])
     config = make_config()
@@ -53,6 +64,7 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sinks.write("train", 10, 0, {"train/loss": 1.5, "train/skipped_updates": 1, "train/grad_norm": float("inf")})
     sinks.write("epoch", 10, 0, {"val/loss": 1.25, "val_mask_TEMPORAL/loss": 1.75, "early_stop/reason": "patience"})
     sinks.write("final", 10, 0, {"final_val_loss": 1.25})
+    sinks.tables({"worst_classes": Table(("class", "rows", "%"), [["Parus major [4]", 3, 0.5], ["7", None, 1.0]])})
     sinks.close(exit_code=3)
 
     found = contents(tmp_path)
@@ -63,6 +75,8 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["config"]["experiment"]["name"] == "a_name"
     assert ("*", "global_step") in found["metrics"]
     first, second = ({k: v for k, v in row.items() if k[0] != "_" or k == "_step"} for row in found["history"])
+    worst = [["class", "rows", "%"], ["Parus major [4]", 3, 0.5], ["7", None, 1.0]]
+    assert table_of(second, "worst_classes", tmp_path) == worst
     assert first == {"_step": 5, "global_step": 5, "epoch": 0, "train/loss": 2.0, "train/lr": 1e-3}
     assert second == {
         "_step": 10,
@@ -215,7 +229,14 @@ def test_replay_rebuilds_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         if row.event != "final":
             expected.setdefault(row.step, {"global_step": row.step, "epoch": row.epoch}).update(row.values)
     actual = {row["_step"]: {k: v for k, v in row.items() if not k.startswith("_")} for row in found["history"]}
+    last, out = actual[max(actual)], tmp_path / "out"
+    worst, mistakes = (table_of(last, name, out) for name in ("worst_classes", "confident_mistakes"))
     assert actual == expected
+    assert (len(worst), worst[0][1]) == (1 + 15, "class")
+    names = ["Passer domesticus (house sparrow) [1005]", "<script>alert(1)</script> [1004]"]
+    credit = ["CC-BY-NC 4.0", "J. <b>Doe\ufffd", "10.15468/dl.abc"]
+    assert mistakes[1] == ["species", 17, *names, 99.5, *credit]
+    assert mistakes[2] == ["species", 3, "1002", "unknown", 90.0, "", "", ""]
     stamps = [row["_timestamp"] for row in found["history"]]
     assert stamps[0] == pytest.approx(rows[0].timestamp)
     assert found["summary"]["final_val_chain_accuracy"] == 0.8

@@ -120,12 +120,18 @@ def other_columns(labels):
         file["temporal"].attrs["column_names"] = ["day_sin", "day_cos"]
 
 
+def split_column(labels):
+    with h5py.File(labels, "a") as file:
+        file["split"] = np.repeat(np.array([0, 1], np.uint8), (96, 24))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, str]] = {
     "classes": ({}, renamed_species, r"other classes.*: classes\.taxa_L10\[\d\] is 100\d in the checkpoint"),
     "encodings": ({}, other_columns, r"other metadata: metadata\.TEMPORAL\.columns\[0\] is 'month_sin'"),
     "layout": ({"data__meta__components__TEMPORAL__idx": 9}, None, r"metadata\.SPATIAL\.start"),
     "ranks": ({"data__task_keys_h5": ("taxa_L10", "taxa_L20")}, None, r"other ranks"),
     "split": ({"data__h5__train_val_split_seed": 7}, None, r"other training rows"),
+    "split column": ({}, split_column, r"other training rows: training_rows\.sha256"),
     "model": ({"model__variant": "statistics"}, None, r"model\.statistics is False .* True"),
     "moving average": ({"train__ema__enabled": True}, None, r"another model or optimizer: ema\.\S+ is in this run"),
     "optimizer": ({"optimizer__name": "lion"}, None, r"optimizer\.\S+ is 'adamw' .* 'lion'"),
