@@ -13,6 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.data.class_balance import CLASS_BALANCE
 from linnaeus_jax.data.decoding import RESIZE_MODES
 from linnaeus_jax.learning.class_weights import METHODS
 from linnaeus_jax.learning.gradnorm import RULES
@@ -34,6 +35,7 @@ CHOICES: dict[str, Names] = {
     "data.resize_mode": RESIZE_MODES,
     "data.sampler.grouped_mode": ("mixed-pairs", "strict-group"),
     "data.sampler.leftovers": ("keep", "drop"),
+    "data.sampler.class_balance": CLASS_BALANCE,
     "data.upward_major_mode": ("all-finer", "no-gaps"),
     "train.compute_dtype": ("auto", "float32", "bfloat16"),
     "train.clip_mode": ("norm", "adaptive"),

@@ -95,6 +95,8 @@ def data() -> Section:
             type="grouped",  # grouped | standard
             grouped_mode="mixed-pairs",  # mixed-pairs | strict-group
             leftovers="keep",  # keep | drop rows that no pair or group could take
+            class_balance="none",  # none | sqrt | equal: draws of a class by its rows, their square root, or equally
+            class_balance_task="",  # the rank whose classes are balanced; empty: the finest
         ),
         partial=dict(levels=False),
         out_of_region=dict(include=True),

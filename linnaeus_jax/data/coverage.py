@@ -42,10 +42,8 @@ def coverage_report(dataset: Dataset, sampler: SamplerSettings, rows: Mapping[st
     drawn: dict[str, dict[str, NDArray[Any]]] = {}
     for level, at_level in rows.items():
         draws = sampler.expected_draws(at_level)
-        lines.append(
-            f"coverage: grouped by {level}, {sampler.micro_batches(at_level)} micro-batches of "
-            f"{sampler.batch_size} draw {draws.sum():.0f} of {len(at_level)} training rows in an epoch"
-        )
+        batches = f"grouped by {level}, {sampler.micro_batches(at_level)} micro-batches of {sampler.batch_size}"
+        lines.append(f"coverage: {batches} {_drawn_rows(dataset, sampler, draws)} in an epoch")
         drawn[level] = {
             task: np.bincount(at_level.label[:, column], weights=draws, minlength=dataset.num_classes[task])
             for column, task in enumerate(dataset.tasks)
@@ -61,6 +59,17 @@ def coverage_report(dataset: Dataset, sampler: SamplerSettings, rows: Mapping[st
             named = ", ".join(f"{dataset.class_name(task, k)} {drawn_rows[k]:.4g} of {count[k]}" for k in least)
             lines.append(f"  {task}: {share.min():.1%} to {share.max():.1%} of a class; least {named}")
     return CoverageReport(tuple(lines), tuple(_never_drawn(dataset, sampler, drawn)), drawn)
+
+
+def _drawn_rows(dataset: Dataset, sampler: SamplerSettings, draws: NDArray[np.float64]) -> str:
+    """What an epoch draws; a row of expected draws d < 1 comes with probability d, others come every time."""
+    if not sampler.balanced:
+        return f"draw {draws.sum():.0f} of {len(draws)} training rows"
+    return (
+        f"make {draws.sum():.0f} draws with data.sampler.class_balance = {sampler.class_balance!r} of "
+        f"{dataset.tasks[sampler.balanced_rank]}: {np.minimum(draws, 1).sum():.0f} of {len(draws)} training rows, "
+        f"a row {draws.min():.3g} to {draws.max():.3g} times"
+    )
 
 
 def _never_drawn(

@@ -7,17 +7,19 @@ and the epoch alone, so that every process draws the same.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.derived import forms_groups, global_batch_size
+from linnaeus_jax.data.class_balance import CLASS_BALANCE, class_shares, draw_rows, spread_chunks
 from linnaeus_jax.registry import SAMPLERS
 
 #: epochs over which the draws of a sampler are counted that does not state them
@@ -30,6 +32,7 @@ class TrainingRows:
 
     label: NDArray[np.int32]  # [n, T], class index at each rank, finest first
     group: NDArray[np.int32]  # [n], rows of one group may be mixed; -1: never mixed
+    has_null: bool = False  # class 0 of every rank stands for "no label"
 
     def __len__(self) -> int:
         return len(self.group)
@@ -50,6 +53,9 @@ class Sampler:
     A sampler of the user's own is a dataclass that implements `draw`; the fields are its options,
     `data.sampler.<name>.<field>`. Its rows have no partners, so that nothing is mixed.
     """
+
+    #: whether it draws by `data.sampler.class_balance`
+    balances: ClassVar[bool] = False
 
     def micro_batches(self, rows: TrainingRows, settings: SamplerSettings) -> int:
         """Micro-batches of every epoch; the schedule counts with them before the first row is drawn."""
@@ -103,6 +109,8 @@ class SamplerSettings:
       accumulation_steps: micro-batches per update (A).
       mix_block: partners lie within one block of this many rows; None is the smallest factor of `batch_size` (2 if
         it is even), so that partners do not depend on the number of devices.
+      class_balance: "none", every row comes equally often; "sqrt" and "equal", see `data.class_balance`.
+      balanced_rank: position of the rank whose classes are balanced, from the finest one.
       options: options of the sampler, where it has any.
 
     Raises:
@@ -115,12 +123,19 @@ class SamplerSettings:
     batch_size: int = 64
     accumulation_steps: int = 1
     mix_block: int | None = None
+    class_balance: str = "none"
+    balanced_rank: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_config(cls, config: ConfigDict, devices: int = 1) -> SamplerSettings:
         """The sampler of the config; raises ValueError also for sizes that the devices do not divide."""
-        sampler = config.data.sampler
+        sampler, tasks = config.data.sampler, config.data.task_keys_h5
+        if sampler.class_balance_task and sampler.class_balance_task not in tasks:
+            raise ValueError(
+                f"data.sampler.class_balance_task = {sampler.class_balance_task!r} is none of data.task_keys_h5 "
+                f"({', '.join(tasks)})"
+            )
         settings = cls(
             type=sampler.type,
             grouped_mode=sampler.grouped_mode,
@@ -128,6 +143,8 @@ class SamplerSettings:
             batch_size=global_batch_size(config, devices),
             accumulation_steps=max(1, config.train.accumulation_steps),
             mix_block=config.schedule.mixup.mix_block,
+            class_balance=sampler.class_balance,
+            balanced_rank=tasks.index(sampler.class_balance_task) if sampler.class_balance_task else 0,
             options={name: sampler[sampler.type][name] for name in SAMPLERS.options(sampler.type)},
         )
         settings.check_devices(devices)
@@ -135,6 +152,20 @@ class SamplerSettings:
 
     def __post_init__(self) -> None:
         _ = self.sampler  # reports an unknown name and options that the sampler refuses
+        if self.class_balance not in CLASS_BALANCE:
+            raise ValueError(
+                f"data.sampler.class_balance = {self.class_balance!r} is none of {', '.join(CLASS_BALANCE)}"
+            )
+        if self.balanced and not self.sampler.balances:
+            raise ValueError(
+                f"data.sampler.class_balance = {self.class_balance!r} has no effect on data.sampler.type = "
+                f"{self.type!r}; choose grouped or standard, or set it to 'none'"
+            )
+        if self.balanced and self.drops_leftovers:
+            raise ValueError(
+                f"data.sampler.class_balance = {self.class_balance!r} draws every class, and data.sampler.leftovers = "
+                "'drop' leaves out those that fill no pair or batch; set leftovers to 'keep'"
+            )
         if self.pairs and self.batch_size % 2:
             raise ValueError(
                 f"data.batch_size is {self.batch_size}; mixed-pairs sampling fills batches with pairs and needs an "
@@ -167,6 +198,11 @@ class SamplerSettings:
     def pairs(self) -> bool:
         """True where micro-batches consist of pairs."""
         return self.groups and self.grouped_mode == "mixed-pairs"
+
+    @property
+    def balanced(self) -> bool:
+        """True where some classes come more often than their number of rows says."""
+        return self.class_balance != "none"
 
     @property
     def unit(self) -> int:
@@ -238,8 +274,11 @@ class Grouped(Sampler):
     Rows are cut into units (pairs, or batches of one group); what is left forms units of group -1; the units are
     shuffled together, so that rare rows are spread over the epoch. What fills no micro-batch is taken out before that,
     uniformly over all rows, unless leftovers are dropped anyway. In strict-group mode a block's partners are a random
-    cyclic shift of the block.
+    cyclic shift of the block. With balanced classes a row may come several times; it is not its own partner where its
+    group has enough others.
     """
+
+    balances = True
 
     def micro_batches(self, rows: TrainingRows, settings: SamplerSettings) -> int:
         if not settings.drops_leftovers:
@@ -248,8 +287,12 @@ class Grouped(Sampler):
         return int(units.sum()) * settings.unit // settings.batch_size
 
     def expected_draws(self, rows: TrainingRows, settings: SamplerSettings) -> NDArray[np.float64]:
-        """The same for every row where leftovers are kept; where they are dropped, a row of group -1 never comes."""
+        """The same for every row, or every row of a class, where leftovers are kept; where they are dropped, a row of
+        group -1 never comes."""
         drawn = self.micro_batches(rows, settings) * settings.batch_size
+        if settings.balanced and len(rows):
+            label, shares = _shares(rows, settings, drawn)
+            return (shares / np.maximum(np.bincount(label), 1))[label]
         if not settings.drops_leftovers:
             return np.full(len(rows), drawn / max(1, len(rows)))
         grouped = rows.group >= 0
@@ -261,13 +304,9 @@ class Grouped(Sampler):
         return draws
 
     def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> Drawn:
-        group, n, batch, unit = rows.group, len(rows), settings.batch_size, settings.unit
+        group, batch, unit = rows.group, settings.batch_size, settings.unit
         micro = self.micro_batches(rows, settings)
-        kept = np.arange(n)
-        if not settings.drops_leftovers and micro * batch < n:
-            kept = np.sort(np.argsort(random_keys(seed, epoch, "rows", n), kind="stable")[: micro * batch])
-        chunks = _chunks(group[kept], unit, random_keys(seed, epoch, "chunks", len(kept)))
-        whole, rest = (kept[part] for part in chunks)
+        whole, rest = _units(rows, settings, micro * batch, seed, epoch)
         unit_group = group[whole[:, 0]].astype(np.int32)
         if not settings.drops_leftovers:
             rest = rest[np.argsort(random_keys(seed, epoch, "leftovers", len(rest)), kind="stable")].reshape(-1, unit)
@@ -275,20 +314,50 @@ class Grouped(Sampler):
             unit_group = np.concatenate([unit_group, np.full(len(rest), -1, np.int32)])
         order = np.argsort(random_keys(seed, epoch, "order", len(whole)), kind="stable")
         order = order[: micro * (batch // unit)]
+        index = whole[order].reshape(micro, batch)
         groups = np.repeat(unit_group[order], unit).reshape(micro, batch)
+        position = np.arange(batch, dtype=np.int32)
+        partner = np.where(groups >= 0, self._partners(settings, micro, seed, epoch), position[None, :])
+        if settings.balanced:
+            alone = np.take_along_axis(index, partner, axis=1) == index
+            groups, partner = np.where(alone, -1, groups), np.where(alone, position[None, :], partner)
+        return Drawn(index, groups.astype(np.int32), partner.astype(np.int32))
 
+    @staticmethod
+    def _partners(settings: SamplerSettings, micro: int, seed: int, epoch: int) -> NDArray[np.int32]:
+        """Position within the micro-batch of each row's partner, int32 [micro, B]."""
+        batch, block = settings.batch_size, settings.block
         position = np.arange(batch, dtype=np.int32)
         if settings.pairs:
-            drawn = np.broadcast_to((position ^ 1)[None, :], (micro, batch))
-        else:
-            block = settings.block
-            keys = random_keys(seed, epoch, "shift", micro * (batch // block))
-            shift = keys % np.uint64(max(block - 1, 1)) + np.uint64(1)
-            shift = np.repeat(shift.astype(np.int32).reshape(micro, batch // block), block, axis=1)
-            inner = position[None, :] % block
-            drawn = position[None, :] - inner + (inner + shift) % block
-        partner = np.where(groups >= 0, drawn, position[None, :]).astype(np.int32)
-        return Drawn(whole[order].reshape(micro, batch), groups, partner)
+            return np.broadcast_to((position ^ 1)[None, :], (micro, batch))
+        keys = random_keys(seed, epoch, "shift", micro * (batch // block))
+        shift = keys % np.uint64(max(block - 1, 1)) + np.uint64(1)
+        shift = np.repeat(shift.astype(np.int32).reshape(micro, batch // block), block, axis=1)
+        inner = position[None, :] % block
+        return position[None, :] - inner + (inner + shift) % block
+
+
+def _shares(rows: TrainingRows, settings: SamplerSettings, total: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """(class of each row, draws of each class on average) of an epoch of `total` draws with balanced classes."""
+    label = rows.label[:, settings.balanced_rank]
+    return label, class_shares(label, settings.class_balance, total, has_null=rows.has_null)
+
+
+def _units(
+    rows: TrainingRows, settings: SamplerSettings, total: int, seed: int, epoch: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows of an epoch of `total` draws: int64 [u, unit] units of one group each, and int64 [r] all others."""
+    group, n, unit = rows.group, len(rows), settings.unit
+    if settings.balanced:
+        kept = draw_rows(*_shares(rows, settings, total), total, random_keys(seed, epoch, "balance", n + 1))
+        block = 2 if settings.pairs else settings.block
+        chunks = spread_chunks(group[kept], kept, unit, block, random_keys(seed, epoch, "chunks", n))
+    else:
+        kept = np.arange(n)
+        if not settings.drops_leftovers and total < n:
+            kept = np.sort(np.argsort(random_keys(seed, epoch, "rows", n), kind="stable")[:total])
+        chunks = _chunks(group[kept], unit, random_keys(seed, epoch, "chunks", len(kept)))
+    return kept[chunks[0]], kept[chunks[1]]
 
 
 @SAMPLERS.register("standard")
@@ -296,6 +365,5 @@ class Standard(Grouped):
     """A plain permutation: no row belongs to a group."""
 
     def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> Drawn:
-        return super().plan(
-            TrainingRows(rows.label, np.full(len(rows), -1, np.int32)), settings, seed=seed, epoch=epoch
-        )
+        alone = dataclasses.replace(rows, group=np.full(len(rows), -1, np.int32))
+        return super().plan(alone, settings, seed=seed, epoch=epoch)

@@ -63,6 +63,8 @@ def plan_identity(plans: PlanSequence, epoch: int) -> dict[str, Any]:
     del sampler["mix_block"]  # decides partners, not rows
     if not sampler["options"]:  # of a built-in sampler, which has none
         del sampler["options"]
+    if not plans.settings.balanced:  # as in checkpoints from before there was a choice
+        del sampler["class_balance"], sampler["balanced_rank"]
     groups = hashlib.sha256(np.ascontiguousarray(plans.rows_of_epoch(epoch).group).tobytes()).hexdigest()
     return {"seed": plans.seed, "sampler": sampler, "groups": groups}
 

@@ -51,7 +51,8 @@ class Inputs:
         """Mixing level of every epoch; ValueError where a stored schedule counts other updates than the data make."""
         mixup, past, label = self.config.schedule.mixup, self.past_epochs, self.dataset.train.labels
         names = configured_levels(self.config) if self.schedule is None else self.schedule.mixing.group_levels
-        rows = {level: TrainingRows(label, self.dataset.train.group(level)) for level in names}
+        has_null = self.config.data.partial.levels
+        rows = {level: TrainingRows(label, self.dataset.train.group(level), has_null) for level in names}
         steps = {level: self.sampler.steps_per_epoch(at_level) for level, at_level in rows.items()}
         if self.schedule is not None:
             check_preserved(self.schedule, steps)

@@ -70,7 +70,9 @@ def run(
             except ValueError as error:
                 raise ValueError(f"{error}; or give steps_per_epoch or dataset_size") from error
             label, dataset_size = dataset.train.labels, len(dataset.train)
-            rows = {level: TrainingRows(label, dataset.train.group(level)) for level in levels}
+            rows = {
+                level: TrainingRows(label, dataset.train.group(level), config.data.partial.levels) for level in levels
+            }
             report = coverage_report(dataset, sampler, rows)
             notes = [*report.lines, *(f"! {warning}" for warning in report.warnings)]
         else:

@@ -238,6 +238,12 @@ class Site:
     def plan(self) -> Any:
         return self.inputs.plans.plan(0)
 
+    def drawn(self, task: str) -> list[int]:
+        """Rows of each class that the first epoch draws."""
+        index = self.plan().index
+        label = self.dataset.train.labels[index[index >= 0], self.dataset.tasks.index(task)]
+        return np.bincount(label, minlength=self.dataset.num_classes[task]).tolist()
+
     def image_path(self, split: str) -> str:
         return str(self.inputs.images[split].describe(0)).replace(str(self.home.root), "HOME")
 

@@ -203,6 +203,8 @@ add(
     type=Row("standard", lambda s: bool((s.plan().partner[0, 0] != np.arange(16)).any()), False),
     grouped_mode=Row("strict-group", lambda s: s.plan().partner[0, 0].tolist()),
     leftovers=Row("drop", at("inputs.plans.steps_per_epoch.0"), given={"schedule.mixup.min_group_size": 8}),
+    class_balance=Row("equal", lambda s: s.drawn("taxa_L20")[1:]),
+    class_balance_task=Row("taxa_L30", lambda s: s.drawn("taxa_L10"), given={"data.sampler.class_balance": "equal"}),
 )
 add("data.partial", levels=Row(True, rows_of("dataset.train"), 96, {"data.partial.levels": False}))
 add("data.out_of_region", include=Row(False, lambda s: len(s.dataset.train) + len(s.dataset.val), 100))

@@ -178,6 +178,7 @@ BETWEEN_EPOCHS: dict[str, tuple[dict[str, Any], str]] = {
     "accumulation": ({"train__accumulation_steps": 2}, "sampler.accumulation_steps is 1"),
     "seed": ({"train__seed": 5}, "seed is 0"),
     "sampler": ({"data__sampler__type": "standard"}, "sampler.type is 'grouped'"),
+    "class balance": ({"data__sampler__class_balance": "sqrt"}, "sampler.class_balance is 'absent'"),
     "groups": ({"schedule__mixup__group_levels": ("taxa_L20",)}, "groups is"),
 }
 
