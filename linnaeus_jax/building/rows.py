@@ -124,6 +124,24 @@ def column_type(name: str) -> type[pl.DataType]:
     return pl.Categorical if name.startswith(LABEL_PREFIXES) else pl.String
 
 
+def mapped(series: pl.Series, rule: Callable[[str], str | None]) -> pl.Series:
+    """A text or categorical column with a rule applied to each of its distinct values; null stays null."""
+    values = series.unique().drop_nulls()
+    results = pl.Series([rule(value) for value in values.cast(pl.String)], dtype=pl.String)
+    return results.gather(places_in(series, values)).alias(series.name)
+
+
+def as_text(series: pl.Series) -> pl.Series:
+    """A categorical column as text whose equal values share their memory."""
+    values = series.unique().drop_nulls()
+    return values.cast(pl.String).gather(places_in(series, values)).alias(series.name)
+
+
+def places_in(series: pl.Series, values: pl.Series) -> pl.Series:
+    """uint32: where in `values` each value of a column stands; null for null."""
+    return series.replace_strict(values, pl.Series(range(values.len()), dtype=pl.UInt32), default=None)
+
+
 def standard_frame(frame: pl.DataFrame, levels: tuple[str, ...]) -> pl.DataFrame:
     """A frame with the columns that are always there, the types and the order of `SourceRows`; others are left out."""
     missing = [name for name in (PICTURE, REASON, DETAIL) if name not in frame.columns]
@@ -131,5 +149,12 @@ def standard_frame(frame: pl.DataFrame, levels: tuple[str, ...]) -> pl.DataFrame
     if LINE not in frame.columns:
         frame = frame.with_columns(pl.lit(0, pl.Int64).alias(LINE))
     names = standard_order(frame.columns, levels)
-    text = frame.select(pl.col(name) if name == LINE else pl.col(name).cast(pl.String) for name in names)
-    return text.with_columns(pl.col(name).cast(column_type(name)) for name in names)
+    return pl.DataFrame([_as(frame[name], column_type(name)) for name in names])
+
+
+def _as(series: pl.Series, kind: type[pl.DataType]) -> pl.Series:
+    if series.dtype == kind:
+        return series
+    if kind == pl.String and series.dtype == pl.Categorical:
+        return as_text(series)
+    return series.cast(kind) if kind == pl.Int64 else series.cast(pl.String).cast(kind)
