@@ -12,8 +12,9 @@ from functools import partial
 import polars as pl
 
 from linnaeus_jax.building import rows
-from linnaeus_jax.building.picture_folder import SUFFIXES, Listing, find_files, shown
+from linnaeus_jax.building.picture_folder import SUFFIXES, Listing, find_files
 from linnaeus_jax.building.rows import mapped
+from linnaeus_jax.building.text import printable
 
 #: columns that a picture is looked for by
 IDENTIFIER, ID, NUMBER, OTHER_IDS = "identifier", "id", "number", ("specimen", "catalog")
@@ -122,7 +123,7 @@ class Matcher:
             pl.coalesce(paths, by_path[rows.PICTURE]).alias(rows.PICTURE),
             pl.when(paths.is_null()).then(reason.otherwise(pl.lit(rows.NO_PICTURE_NAMED))).alias(rows.REASON),
             pl.when(paths.is_null())
-            .then(pl.coalesce(by_path[rows.DETAIL], mapped(media[IDENTIFIER], shown)))
+            .then(pl.coalesce(by_path[rows.DETAIL], mapped(media[IDENTIFIER], printable)))
             .alias(rows.DETAIL),
         )
 

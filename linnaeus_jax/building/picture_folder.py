@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from linnaeus_jax.building import rows
+from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
 SUFFIXES: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "jp2")
@@ -22,14 +23,6 @@ LINK_OUT = "a link that leads out of the folder"
 _SUFFIX = rf"(?i)\.({'|'.join(SUFFIXES)})$"
 _IS_PICTURE = re.compile(_SUFFIX)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: control characters, lone surrogates, and marks that change the direction of text
-_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def shown(text: str, longest: int = 200) -> str:
-    """Text as it may be printed: on one line, nothing hidden, not endless."""
-    escaped = _HIDDEN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
-    return escaped if len(escaped) <= longest else escaped[: longest - 1] + "…"
 
 
 @dataclass
@@ -39,7 +32,7 @@ class Listing:
     Attributes:
       root: the folder.
       files: paths relative to the root, with "/", in order, without names of control characters or not in UTF-8.
-      refused: path (as it may be shown) -> why, of what may not be read.
+      refused: path -> why, of what may not be read; names that are not UTF-8 hold surrogates.
       folders: folders seen, relative to the root.
       links: folder links that stay below the root, which are not descended into -> where they lead.
     """
@@ -93,7 +86,7 @@ def list_files(
         if real in left_out:
             continue
         if not follow_links and not _is_below(real, real_root):
-            listing.refused[shown(folder)] = LINK_OUT
+            listing.refused[folder] = LINK_OUT
             continue
         listing.folders.append(folder)
         below = _list_one(listing, folder, fault, real_root, follow_links)
@@ -117,7 +110,7 @@ def _list_one(listing: Listing, folder: str, fault: str, real_root: str, follow_
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        listing.refused[shown(folder or ".")] = f"cannot be read: {error.strerror}"
+        listing.refused[folder] = f"cannot be read: {error.strerror}"
         return []
     for entry in entries:
         if entry.name.startswith("."):
@@ -128,7 +121,7 @@ def _list_one(listing: Listing, folder: str, fault: str, real_root: str, follow_
             target = os.path.realpath(entry.path)
             inside = _is_below(target, real_root)
             if not inside and not follow_links:
-                listing.refused[shown(path)] = LINK_OUT
+                listing.refused[path] = LINK_OUT
                 continue
             if inside and not follow_links and entry.is_dir():
                 listing.links[path] = os.path.relpath(target, real_root)
@@ -137,7 +130,7 @@ def _list_one(listing: Listing, folder: str, fault: str, real_root: str, follow_
             below.append((path, entry_fault))
         elif entry.is_file():
             if entry_fault:
-                listing.refused[shown(path)] = entry_fault
+                listing.refused[path] = entry_fault
             else:
                 listing.files.append(path)
     return below[::-1]
@@ -229,12 +222,12 @@ class _Near:
         """(picture, reason, detail) of a path that is not in the listing."""
         fault = path_fault(path)
         if fault:
-            return None, rows.UNSAFE_PATH, f"{fault}: {shown(named)}"
+            return None, rows.UNSAFE_PATH, f"{fault}: {printable(named)}"
         parts = path.split("/")
         for end in range(len(parts), 0, -1):
             start = "/".join(parts[:end])
             if start in self._listing.refused:
-                return None, rows.UNSAFE_PATH, f"{self._listing.refused[start]}: {shown(named)}"
+                return None, rows.UNSAFE_PATH, f"{self._listing.refused[start]}: {printable(named)}"
             if start in self._listing.links:
                 other = "/".join([self._listing.links[start], *parts[end:]]).removeprefix("./")
                 if other in self._files:
@@ -242,7 +235,7 @@ class _Near:
         files = self._keys().get(_near_key(path), []) or self._keys().get(_bare_key(path), [])
         if len(files) == 1:
             return files[0], None, None
-        detail = f"{len(files)} files fit: {', '.join(map(shown, files[:3]))}" if files else None
+        detail = f"{len(files)} files fit: {', '.join(map(printable, files[:3]))}" if files else None
         return path, rows.NO_SUCH_PICTURE, detail
 
     def _keys(self) -> dict[str, list[str]]:
@@ -273,5 +266,5 @@ def unclaimed(listing: Listing, claimed: pl.Series) -> pl.DataFrame:
     left = files.filter(~files.is_in(claimed.drop_nulls().unique().implode()))
     schema = {rows.PICTURE: pl.String, rows.REASON: pl.String, rows.DETAIL: pl.String}
     data: list[tuple[str | None, str, str | None]] = [(path, rows.UNCLAIMED, None) for path in left]
-    data += [(None, rows.UNSAFE_PATH, f"{why}: {path}") for path, why in sorted(listing.refused.items())]
+    data += [(None, rows.UNSAFE_PATH, f"{why}: {printable(path)}") for path, why in sorted(listing.refused.items())]
     return pl.DataFrame(data, schema, orient="row").with_columns(pl.lit(0, pl.Int64).alias(rows.LINE))
