@@ -178,10 +178,14 @@ def _records(frame: pl.DataFrame, levels: Sequence[str]) -> tuple[list[Record], 
     """The distinct records, in order of first occurrence, and the number of the record of every row."""
     labels = [label_column(part, level) for level in levels for part in LABEL_PARTS]
     columns = [name for name in (*labels, *TAXON_NOTES) if name in frame.columns]
-    text = frame.select(pl.col(columns).cast(pl.String), pl.col(REASON).is_null().alias("counts"))
-    distinct = text.group_by(columns, maintain_order=True).agg(pl.col("counts").sum().alias("rows"))
-    numbered = distinct.select(columns).with_row_index("code")
-    codes = text.select(columns).join(numbered, on=columns, how="left", nulls_equal=True, maintain_order="left")["code"]
+    # numbers in place of texts: a million rows of text in a dozen columns would take gigabytes to group
+    numbers = frame.select(pl.col(name).cast(pl.Categorical).to_physical() for name in columns)
+    counted = numbers.with_columns(frame[REASON].is_null().alias("counts")).with_row_index("first")
+    groups = counted.group_by(columns, maintain_order=True).agg(pl.col("first").first(), pl.col("counts").sum())
+    numbered = groups.select(columns).with_row_index("code")
+    codes = numbers.join(numbered, on=columns, how="left", nulls_equal=True, maintain_order="left")["code"]
+    distinct = frame.select(pl.col(columns).cast(pl.String))[groups["first"].to_numpy()]
+    distinct = distinct.with_columns(groups["counts"].alias("rows"))
     records = []
     for row in distinct.iter_rows(named=True):
         ids, names, commons = ([row.get(label_column(part, level)) for level in levels] for part in LABEL_PARTS)

@@ -1,8 +1,10 @@
 """Writes the embedded demo data set.
 
     python -m linnaeus_jax.tools.make_demo [--out data/demo] [--seed 0] [--image-size 48] [--rows 6000]
+    python -m linnaeus_jax.tools.make_demo --as folders --out pictures --rows 600 --image-size 96
 
-Does nothing when the same set is already there.
+Does nothing when the same set is already there. With --as it writes the set in a form that people have, for trying
+tools.build_dataset: class folders, a table with photos, or a Darwin Core archive with photos.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from linnaeus_jax import tools
+from linnaeus_jax.demo.as_files import FORMS, write_demo_files
 from linnaeus_jax.demo.generate import IMAGE_SIZE, ROWS, DemoSummary, write_demo
 
 
@@ -39,13 +42,18 @@ def summary_table(summary: DemoSummary) -> Table:
 def main(argv: Sequence[str]) -> None:
     parser = tools.parser("make_demo", __doc__)
     parser.add_argument("--out", type=Path, default=Path("data/demo"), help="folder for labels.h5 and images.h5")
+    parser.add_argument("--as", dest="form", choices=FORMS, help="write pictures and records instead of HDF5 files")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--image-size", type=int, default=IMAGE_SIZE, help="side of the pictures in pixels")
     parser.add_argument("--rows", type=int, default=ROWS, help="number of pictures")
     args = parser.parse_args(argv)
-    console = Console()
+    console, size = Console(), {"seed": args.seed, "image_size": args.image_size, "rows": args.rows}
     with tools.progress_bar("drawing") as progress:
-        summary = write_demo(args.out, seed=args.seed, image_size=args.image_size, rows=args.rows, progress=progress)
+        if args.form:
+            path = write_demo_files(args.out, args.form, **size, progress=progress)
+            console.print(f"{args.rows} pictures and what is known of them: {path}", soft_wrap=True)
+            return
+        summary = write_demo(args.out, **size, progress=progress)
     console.print(summary_table(summary))
     console.print("Written." if summary.written else "The same set was already there; nothing was written.")
 
