@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
         "learning": "config registry",
         "step": "config data files learning metrics models registry schedules",
         "reporting": "config data files metrics schedules taxonomy",
-        "building": "config data files taxonomy",
+        "building": "config data files reporting taxonomy",
         "debugging": "config data files learning models reporting schedules step versions",
         "checks": "config data debugging learning models registry schedules step taxonomy",
         "run": "checks config data debugging files learning metrics reporting schedules step versions",

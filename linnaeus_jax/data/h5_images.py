@@ -303,7 +303,7 @@ class PackedImages(EncodedImages):
     """
 
     def __init__(self, files: ImageFiles) -> None:
-        super().__init__(replace(files, cache=None, allow_missing=False))
+        super().__init__(replace(files, cache=None))
         path = files.path
         with _open_h5(path) as file:
             if "image_offsets" not in file:

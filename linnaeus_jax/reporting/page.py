@@ -19,9 +19,11 @@ th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #e4e8ec;vertical
 th{font-weight:600;background:#f4f6f8}th:first-child,td:first-child{text-align:left}
 td.text{text-align:left;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12.5px;overflow-wrap:anywhere}
 td.best{font-weight:700;background:#e8f4ec}.side{display:flex;flex-wrap:wrap;gap:8px 36px}
-.pictures{display:flex;flex-wrap:wrap;gap:8px 14px}figure{margin:0;width:128px;font-size:12px;line-height:1.3}
+.pictures{display:flex;flex-wrap:wrap;gap:8px 14px}figure{margin:0;width:128px;font-size:12px;line-height:1.3;
+overflow-wrap:anywhere}
 figure img{width:auto;height:96px;max-width:128px;margin:2px 0}
-.wide{flex:1 0 100%}table.text th{text-align:left}
+.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,500px),1fr));gap:4px 20px;align-items:start}
+.map img{min-width:600px}.wide{flex:1 0 100%}table.text th{text-align:left}
 ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{overflow-x:auto}
 """
 

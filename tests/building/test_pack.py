@@ -105,6 +105,7 @@ def test_missing_pictures_are_named_or_allowed(labels, tmp_path):
     image = np.empty((1, 8, 8, 3), np.uint8)
     with pytest.raises(ImageReadError, match=r"row 3: .*empty"):
         open_h5(ImageFiles(out, 8)).read(np.array([3]), image)
+    assert not open_h5(ImageFiles(out, 8, allow_missing=True)).read(np.array([3]), image)[0]
     assert pack(labels, out, tmp_path / "back", PLAIN).missing == 8
     assert contents(tmp_path / "back") == {name: data for name, data in contents(folder).items() if data}
 
