@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ from ml_collections.config_dict import ConfigDict
 from numpy.typing import NDArray
 
 from linnaeus_jax.data import splits
-from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables, text_hashes
-from linnaeus_jax.data.labels_file import IDENTIFIERS
+from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
+from linnaeus_jax.data.repeats import repeated_images, shared_occurrences
 from linnaeus_jax.data.splits import Split, SplitRows
 from linnaeus_jax.data.subsets import assign_subsets
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
@@ -72,7 +70,7 @@ class Dataset:
     subset_names: dict[str, tuple[str, ...]]  # kind -> names of the user's own subsets
     conflicts: tuple[ParentConflict, ...]
     filters: tuple[splits.FilterReport, ...]
-    repeats: tuple[str, ...]  # one sentence for each kind of image that several used rows name
+    repeats: tuple[str, ...]  # one sentence for each kind of image or occurrence that several used rows name
 
     @property
     def meta_dim(self) -> int:
@@ -125,7 +123,7 @@ class Dataset:
             lines.append(f"{component.name:<14}{where}, known for {share:.2f} % of the training rows")
         roots = len(self.tree.top_classes())
         lines.append(f"tree: {roots} root(s) at {self.tasks[-1]}{' (metaclade)' if roots > 1 else ''}")
-        lines += [f"repeated images: {sentence}" for sentence in self.repeats]
+        lines += [f"repeats: {sentence}" for sentence in self.repeats]
         lines += [
             f"conflict: {describe_conflict(conflict, self.tasks, self.class_name)}" for conflict in self.conflicts[:50]
         ]
@@ -218,7 +216,11 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
     names = read_taxon_names(paths, classes)
     rows_of, filters = _select_rows(data, sources, tables, settings, missing_rows or {})
     kept = (rows_of.train, rows_of.val)
-    repeats = _repeated_images(sources, tables, rows_of)
+    parts = {"training": (tables[0], rows_of.train), "validation": (tables[-1], rows_of.val)}
+    if len(rows_of.test):
+        parts["test"] = (tables[0], rows_of.test)
+    one_place = os.path.realpath(sources.train_images) == os.path.realpath(sources.val_images)
+    repeats = repeated_images(parts, one_place=one_place) + shared_occurrences(parts)
     for sentence in repeats:
         log.warning("%s", sentence)
 
@@ -313,60 +315,6 @@ def _select_rows(
             log.info("dataset %r of %s is not used: each split has its own file", SPLIT, " and ".join(ignored))
         rows = SplitRows(kept[0], kept[1] if len(kept) > 1 else empty, empty)
     return rows, tuple(report for _, report in filtered)
-
-
-def _repeated_images(sources: Sources, tables: Sequence[LabelTable], rows_of: SplitRows) -> tuple[str, ...]:
-    """A sentence for each split that uses an image more than once; rows without identifier are left out.
-
-    Raises:
-      ValueError: the same image is used in two splits.
-    """
-    hashes = {table.path: text_hashes(table.path) for table in tables}
-    split_parts = {"training": (tables[0], rows_of.train), "validation": (tables[-1], rows_of.val)}
-    split_parts |= {"test": (tables[0], rows_of.test)} if len(rows_of.test) else {}
-    parts = {name: (table, rows, hashes[table.path][rows]) for name, (table, rows) in split_parts.items()}
-    named = {name: np.unique(part[part != 0], return_counts=True) for name, (_, _, part) in parts.items()}
-    sentences = []
-    for name, (table, rows, part) in parts.items():
-        value, count = named[name]
-        if not (count > 1).any():
-            continue
-        names = Counter(table.identifiers[rows[np.isin(part, value[count > 1])]])
-        again = {image: times for image, times in sorted(names.items()) if times > 1}
-        if again:  # or only their hashes agree
-            sentences.append(
-                f"{table.path}: {sum(again.values())} {name} rows share {len(again)} {IDENTIFIERS}, so that these "
-                f"images count several times: {_first(f'{image!r} ({times} rows)' for image, times in again.items())}"
-            )
-    for one, other in combinations(parts, 2):
-        common = np.intersect1d(named[one][0], named[other][0])
-        if not len(common):
-            continue
-        sides = [
-            set(table.identifiers[rows[np.isin(part, common)]]) for table, rows, part in (parts[one], parts[other])
-        ]
-        both = sorted(sides[0] & sides[1])
-        if not both:
-            continue
-        files = " and ".join(dict.fromkeys((parts[one][0].path, parts[other][0].path)))
-        listed = f"{len(both)} {IDENTIFIERS} in {files}: {_first(map(repr, both))}"
-        if os.path.realpath(sources.train_images) == os.path.realpath(sources.val_images):
-            raise ValueError(
-                f"images on both sides of the split, in {one} and {other} rows, where an evaluation would measure what "
-                f"was learned by heart; keep one row of each, or put all rows of an image on one side: {listed}"
-            )
-        sentences.append(
-            "identifiers on both sides of the split; the images come from two places, and validation leaks unless "
-            f"these are different pictures of the same name: {listed}"
-        )
-    return tuple(sentences)
-
-
-def _first(items: Iterable[str]) -> str:
-    """The first five items, and how many there are beyond them."""
-    listed = list(items)
-    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
-    return ", ".join(listed[:5]) + more
 
 
 def _null_columns(mixup: ConfigDict, tasks: tuple[str, ...]) -> tuple[int, ...] | None:

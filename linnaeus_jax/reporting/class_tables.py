@@ -99,7 +99,9 @@ def confusions(run: RunRecord, _: Sequence[str]) -> str:
             share = 100 * pair["rows"] / classes[label][0] if label < len(classes) and classes[label][0] else None
             rows.append([name(label), name(predicted), pair["rows"], percent(share)])
         columns = ["label", "taken for", "rows", "of the label's rows %"]
-        parts.append(f"<div><h4>{html.escape(task_name(task))}</h4>{table(columns, rows)}</div>" if rows else "")
+        parts.append(
+            f"<div><h4>{html.escape(task_name(task))}</h4>{table(columns, rows, left=2)}</div>" if rows else ""
+        )
     return f'<div class="side">{"".join(parts)}</div>' if any(parts) else ""
 
 

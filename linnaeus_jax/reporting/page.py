@@ -17,9 +17,9 @@ img{width:100%;height:auto;display:block;margin:6px 0}
 table{border-collapse:collapse;font-size:13.5px;margin:4px 0 10px;font-variant-numeric:tabular-nums}
 th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #e4e8ec;vertical-align:top}
 th{font-weight:600;background:#f4f6f8}th:first-child,td:first-child{text-align:left}
-td.text{text-align:left;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12.5px;overflow-wrap:anywhere}
+td.left,th.left{text-align:left}td.text{text-align:left;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12.5px;overflow-wrap:anywhere}
 td.best{font-weight:700;background:#e8f4ec}.side{display:flex;flex-wrap:wrap;gap:8px 36px}
-.pictures{display:flex;flex-wrap:wrap;gap:8px 14px}figure{margin:0;width:128px;font-size:12px;line-height:1.3;
+.pictures{display:flex;flex-wrap:wrap;gap:8px 14px}figure{margin:0;width:180px;font-size:12px;line-height:1.3;
 overflow-wrap:anywhere}
 figure img{width:auto;height:96px;max-width:128px;margin:2px 0}
 .plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,500px),1fr));gap:4px 20px;align-items:start}
@@ -35,14 +35,21 @@ def cell(value: Any) -> str:
     return html.escape(f"{value:,.4g}" if isinstance(value, float) else str(value))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool = False) -> str:
-    """A table; a row may hold `(value, "best")` pairs, which are marked. With `text` all columns are left-aligned."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool = False, left: int = 1) -> str:
+    """A table; a row may hold `(value, "best")` pairs, which are marked.
+
+    Args:
+      text: all columns hold text, in the font of code.
+      left: so many columns are left-aligned.
+    """
+    kinds = ["left" if 0 < place < left else "" for place in range(len(columns))]
+    marks = {"left": ' class="left"', "": ""}
+    head = "".join(f"<th{marks[kind]}>{html.escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     body = []
     for row in rows:
         parts = []
-        for item in row:
-            value, kind = item if isinstance(item, tuple) else (item, "text" if text else "")
+        for item, aligned in zip(row, kinds, strict=True):
+            value, kind = item if isinstance(item, tuple) else (item, "text" if text else aligned)
             parts.append(f'<td class="{kind}">{cell(value)}</td>' if kind else f"<td>{cell(value)}</td>")
         body.append(f"<tr>{''.join(parts)}</tr>")
     if not body:

@@ -287,7 +287,7 @@ def test_rows_of_one_image_are_reported(tmp_path, caplog):
     wanted = r"13 training rows share 6 img_identifiers.*'a' \(3 rows\), 'b' \(2 rows\), 'x0'.* and 1 more$"
     assert re.search(wanted, dataset.repeats[0])
     assert dataset.repeats[0] in caplog.text
-    assert f"repeated images: {dataset.repeats[0]}" in dataset.report().splitlines()
+    assert f"repeats: {dataset.repeats[0]}" in dataset.report().splitlines()
 
 
 def test_repeated_rows_that_are_not_used_do_not_count(tmp_path):
@@ -300,6 +300,32 @@ def test_one_image_on_both_sides_is_an_error(tmp_path):
     config.data.h5.train_val_split_ratio = 0.5
     with pytest.raises(ValueError, match=r"images on both sides of the split.*1 img_identifiers in .*h5: 'same'$"):
         build_dataset(config)
+
+
+def test_one_image_in_a_given_split_and_in_its_test_rows(tmp_path):
+    taxa = {"taxa_L10": [1, 2, 1]}
+    names, column = ["a", "b", "a"], np.array([0, 1, 2], np.uint8)
+    path = write_labels(tmp_path / "labels.h5", taxa, identifiers=names, split=column)
+    with pytest.raises(ValueError, match=r"in training and test rows, .*: 'a'$"):
+        build_dataset(small_config(path, tuple(taxa)))
+
+
+def test_occurrences_on_both_sides_of_a_given_split(tmp_path, caplog):
+    taxa = {"taxa_L10": [1, 2] * 5}
+    occurrence = ["o9", "o1", "o2", "", "o9", "o2", "", "o3", "o1", "o4"]
+    column = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2], np.uint8)
+    path = write_labels(tmp_path / "labels.h5", taxa, split=column, occurrence_id=occurrence)
+    config = small_config(path, tuple(taxa))
+    dataset = build_dataset(config)
+    assert [re.sub(r"\(.*\)", "", sentence) for sentence in dataset.repeats] == [
+        "2 occurrences have pictures in training and in validation rows , so that an evaluation measures in part what "
+        "was learned by heart: 'o9', 'o2'",
+        "1 occurrences have pictures in training and in test rows , so that an evaluation measures in part what was "
+        "learned by heart: 'o1'",
+    ]
+    assert all(sentence in caplog.text for sentence in dataset.repeats)
+    config.data.h5.use_split_column = False
+    assert build_dataset(config).repeats == ()
 
 
 def test_identifiers_of_two_files(fixtures, tmp_path, caplog):
