@@ -21,6 +21,8 @@ PRESENCE, SPECIMEN, CATALOG, DATASET = "_presence", "_occurrence_id", "_catalog_
 MEDIA_TYPE, MEDIA_FORMAT, IDENTIFIER, CREATOR = "_type", "_format", "_identifier", "_creator"
 #: a label of no named rank, as tables for machine learning have them: the species where nothing better is there
 LABEL = "_label"
+#: name of a class folder, in the taxonomy beside class folders
+FOLDER = "_folder"
 #: part of a column named like a rank alone: ids or names, seen from its values
 EITHER = "_either"
 
@@ -71,6 +73,7 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     SPECIMEN: ("occurrenceID",),
     CATALOG: ("catalogNumber",),
     DATASET: ("datasetID",),
+    FOLDER: ("folder folder_name directory image_dir_name class_folder",),
     LABEL: ("label class_name category_name category",),
 }
 #: the same for the media file of an archive

@@ -192,7 +192,7 @@ def _species_of(
     genus = genus or generic
     if name:
         words = name.split()
-        if len(words) == 1 and genus and _EPITHET.fullmatch(name) and name != genus:
+        if len(words) == 1 and genus and genus[:1].isupper() and _EPITHET.fullmatch(name):
             return f"{genus} {name}"
         return None if len(words) > 1 and words[1].rstrip(".") in _UNSURE else " ".join(words)
     if genus and epithet and epithet.rstrip(".") not in _UNSURE:
@@ -238,6 +238,8 @@ def _accepted(frame: pl.DataFrame, links: Links) -> pl.DataFrame:
     if "accepted_name" in frame.columns:
         frame = frame.with_columns(mapped(frame["accepted_name"], without_authors))
     number, name = rows.label_column("id", SPECIES), rows.label_column("name", SPECIES)
+    if "status" not in frame.columns:
+        frame = _synonyms(frame, number, name)
     by_gbif = columns.plain(links.names.get(number, "")) == "specieskey" and "accepted_id" in frame.columns
     if not by_gbif:
         return frame
@@ -254,6 +256,15 @@ def _accepted(frame: pl.DataFrame, links: Links) -> pl.DataFrame:
         .alias(accepted)
         for own, accepted in pairs
     )
+
+
+def _synonyms(frame: pl.DataFrame, number: str, name: str) -> pl.DataFrame:
+    """Where no column tells synonyms, a taxon with another accepted taxon is one."""
+    for own, accepted in ((number, "accepted_id"), (name, "accepted_name")):
+        if {own, accepted} <= set(frame.columns):
+            other = pl.col(own).cast(pl.String) != pl.col(accepted).cast(pl.String)
+            return frame.with_columns(pl.when(other).then(pl.lit("SYNONYM")).alias("status"))
+    return frame
 
 
 def _not_below_the_rank(frame: pl.DataFrame) -> pl.DataFrame:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,22 @@ class Listing:
     def pictures(self) -> list[str]:
         """The files with a suffix of pictures."""
         return [path for path in self.files if _IS_PICTURE.search(path)]
+
+    def warnings(self, known: Sequence[str] = ()) -> list[str]:
+        """What of the folder is left aside without being a row: files that are no pictures, links to folders."""
+        left = (path for path in self.files if path not in known)
+        others = Counter(os.path.splitext(path)[1].lower() or "none" for path in left)
+        for suffix in SUFFIXES:
+            others.pop(f".{suffix}", None)
+        found = []
+        if others:
+            kinds = ", ".join(f"{printable(suffix)} {count}" for suffix, count in others.most_common(5))
+            found.append(f"{others.total()} files are left aside, since their suffix is not one of pictures: {kinds}")
+        if self.links:
+            found.append(
+                f"{len(self.links)} links to folders below {self.root.name} are left aside: what they lead to is there"
+            )
+        return found
 
 
 def open_folder(root: Path | str, what: str = "picture folder") -> Path:

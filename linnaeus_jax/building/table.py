@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -26,6 +26,21 @@ QUOTES = ("csv", "none")
 #: rows of a Parquet table that are taken at once
 _SLICE = 1 << 18
 _HEAD = 1 << 16
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How a text table is written; None: found.
+
+    Attributes:
+      separator: character between fields.
+      quotes: "csv", or "none" where quotes are text.
+      encoding: of the text; None: UTF-8, and Latin-1 for lines that are not.
+    """
+
+    separator: str | None = None
+    quotes: str = "csv"
+    encoding: str | None = None
 
 
 def read(
@@ -61,22 +76,11 @@ def read(
     Raises:
       UserError: no such file, not a table, no column of pictures or taxa, an option that names what is not there.
     """
-    if not table.is_file():
-        raise UserError(f"table {str(table)!r} {'is not a file' if table.exists() else 'does not exist'}")
-    if quotes not in QUOTES:
-        raise UserError(f"--quotes {quotes!r}: choose one of {', '.join(QUOTES)}")
     root = open_folder(table.parent if pictures is None else pictures)
-    options = dict(mapping=mapping, rank_map=rank_map)
-    with open(table, "rb") as file:
-        start = file.read(4)
-    warnings: list[str] = []
-    if start == b"PAR1":
-        frame, links = _read_parquet(table, options, progress)
-    elif start.startswith(b"PK\x03\x04"):
-        raise UserError(f"{table.name} is a zip file: give an archive of GBIF with --dwca, save a spreadsheet as CSV")
-    else:
-        quote = '"' if quotes == "csv" else None
-        frame, links = _read_text(table, separator, quote, encoding, options, progress, warnings)
+    text = TextOptions(separator, quotes, encoding)
+    frame, links, warnings = read_columns(
+        table, text, mapping=mapping, rank_map=rank_map, check=_check, progress=progress
+    )
     frame, levels, notes = identify(frame, links, table.name)
     frame = records.standard_splits(frame)
     if doi:
@@ -90,40 +94,66 @@ def read(
     if pictures is not None and listing is not None:
         rest = rows.standard_frame(unclaimed(listing, frame[rows.PICTURE]), levels)
         frame = pl.concat([frame, rest], how="diagonal")
+        warnings += listing.warnings([os.path.relpath(os.path.abspath(table), root)])
     return SourceRows(frame, root, levels, (table,), records.links_of(frame, links), (*warnings, *notes))
 
 
-def _check(links: Links, header: Sequence[str], where: str) -> Links:
+def _check(links: Links, header: Sequence[str], where: str) -> None:
     """Raises UserError without a column of pictures or taxa."""
     records.check_taxa(links, header, where)
     if not {rows.PICTURE, rows.OCCURRENCE} & set(links.names):
         advice = "name one with --map picture=COLUMN"
         raise UserError(f"{where}: no column names pictures; {advice}. Its columns are {', '.join(header)}")
-    return links
+
+
+def read_columns(
+    table: Path,
+    text: TextOptions,
+    *,
+    mapping: Mapping[str, str] | None = None,
+    rank_map: Mapping[str, str] | None = None,
+    check: Callable[[Links, Sequence[str], str], None],
+    progress: Progress | None = None,
+) -> tuple[pl.DataFrame, Links, list[str]]:
+    """The columns of a table that are linked to standard columns, with `line`, `reason`, `detail`; the links; warnings.
+
+    `check` is called with the links, the table's columns and its name before anything is read.
+    """
+    if not table.is_file():
+        raise UserError(f"table {str(table)!r} {'is not a file' if table.exists() else 'does not exist'}")
+    if text.quotes not in QUOTES:
+        raise UserError(f"--quotes {text.quotes!r}: choose one of {', '.join(QUOTES)}")
+
+    def link(header: Sequence[str]) -> Links:
+        links = link_columns(header, table.name, mapping=mapping, rank_map=rank_map)
+        check(links, header, table.name)
+        return links
+
+    with open(table, "rb") as file:
+        start = file.read(4)
+    if start == b"PAR1":
+        return (*_read_parquet(table, link, progress), [])
+    if start.startswith(b"PK\x03\x04"):
+        raise UserError(f"{table.name} is a zip file: give an archive of GBIF with --dwca, save a spreadsheet as CSV")
+    return _read_text(table, text, link, progress)
 
 
 def _read_text(
-    table: Path,
-    separator: str | None,
-    quote: str | None,
-    encoding: str | None,
-    options: dict,
-    progress: Progress | None,
-    warnings: list[str],
-) -> tuple[pl.DataFrame, Links]:
+    table: Path, text: TextOptions, link: Callable[[Sequence[str]], Links], progress: Progress | None
+) -> tuple[pl.DataFrame, Links, list[str]]:
     with _opened(table) as source:
-        dialect = find_dialect(_head(table), quote=quote, encoding=encoding)
-        if separator:
-            dialect = replace(dialect, separator=separator.replace("\\t", "\t"), quote=quote)
+        quote = '"' if text.quotes == "csv" else None
+        dialect = find_dialect(_head(table), quote=quote, encoding=text.encoding)
+        if text.separator:
+            dialect = replace(dialect, separator=text.separator.replace("\\t", "\t"), quote=quote)
         if len(dialect.separator) != 1 or not dialect.separator.isascii():
-            raise UserError(f"--separator {separator!r} is not one ASCII character")
+            raise UserError(f"--separator {text.separator!r} is not one ASCII character")
         reader = RecordReader(source, dialect)
-        links = _check(link_columns(reader.header, table.name, **options), reader.header, table.name)
+        links = link(reader.header)
         frame = records.read_records(reader, links, len(reader.header), progress)
-        warnings.extend(reader.warnings)
     if frame is None:
         raise UserError(f"{table.name} has a header and no records")
-    return frame, links
+    return frame, links, reader.warnings
 
 
 @contextmanager
@@ -144,11 +174,13 @@ def _head(table: Path) -> bytes:
         return source.stream.read(_HEAD)
 
 
-def _read_parquet(table: Path, options: dict, progress: Progress | None) -> tuple[pl.DataFrame, Links]:
+def _read_parquet(
+    table: Path, link: Callable[[Sequence[str]], Links], progress: Progress | None
+) -> tuple[pl.DataFrame, Links]:
     try:
         lazy = pl.scan_parquet(table)
         schema = lazy.collect_schema()
-        links = _check(link_columns(schema.names(), table.name, **options), schema.names(), table.name)
+        links = link(schema.names())
         height = lazy.select(pl.len()).collect().item()
         if not height:
             raise UserError(f"{table.name} has no rows")

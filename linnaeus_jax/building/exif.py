@@ -1,0 +1,87 @@
+"""Where and when pictures were taken, from their EXIF data."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from PIL import ExifTags, Image
+
+from linnaeus_jax.building import rows
+
+COLUMNS: tuple[str, ...] = ("latitude", "longitude", "date", "time", "elevation")
+_NONE: tuple[str | None, ...] = (None,) * len(COLUMNS)
+#: formats whose EXIF data Pillow finds without decoding pixels
+_WITH_HEAD = ("JPEG", "MPO", "TIFF", "WEBP")
+_MOMENT = re.compile(r"(\d{4})[:-](\d\d)[:-](\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?")
+_AT_ONCE = 1024
+
+
+def read_exif(root: Path, pictures: Sequence[str], progress: rows.Progress | None = None) -> pl.DataFrame:
+    """EXIF data of pictures below a folder, in threads; pixels are not decoded.
+
+    Returns:
+      String columns `latitude`, `longitude` (degrees), `date`, `time` (as the camera's clock was set), `elevation`
+      (metres), null where a picture has none or cannot be read.
+    """
+    found: list[tuple[str | None, ...]] = []
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
+        warnings.simplefilter("ignore")  # Pillow's, of corrupt data: it counts as none
+        for start in range(0, len(pictures), _AT_ONCE):
+            found += pool.map(lambda path: exif_of(root / path), pictures[start : start + _AT_ONCE])
+            if progress:
+                progress("reading EXIF", len(found), len(pictures))
+    return pl.DataFrame(found, dict.fromkeys(COLUMNS, pl.String), orient="row")
+
+
+def exif_of(path: Path) -> tuple[str | None, ...]:
+    """The columns of one picture."""
+    try:
+        with Image.open(path) as image:
+            if image.format not in _WITH_HEAD:
+                return _NONE
+            exif = image.getexif()
+            place = exif.get_ifd(ExifTags.IFD.GPSInfo)
+            moment = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
+    except Exception:  # whatever Pillow makes of a damaged file: decoding it will tell
+        return _NONE
+    latitude = _degrees(place, ExifTags.GPS.GPSLatitude, ExifTags.GPS.GPSLatitudeRef, "S")
+    longitude = _degrees(place, ExifTags.GPS.GPSLongitude, ExifTags.GPS.GPSLongitudeRef, "W")
+    if latitude is None or longitude is None:
+        latitude = longitude = None
+    return latitude, longitude, *_date_and_time(moment), _elevation(place)
+
+
+def _degrees(place: Mapping[int, Any], tag: int, reference: int, negative: str) -> str | None:
+    """Degrees, minutes and seconds as decimal degrees; six decimals are 0.1 m."""
+    try:
+        parts = [float(part) for part in place[tag]]
+        value = sum(part / 60**power for power, part in enumerate(parts[:3]))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    sign = -1 if str(place.get(reference, "")).strip("\0 ").upper() == negative else 1
+    return f"{sign * value:.6f}" if math.isfinite(value) else None
+
+
+def _elevation(place: Mapping[int, Any]) -> str | None:
+    try:
+        value = float(place[ExifTags.GPS.GPSAltitude])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    below = place.get(ExifTags.GPS.GPSAltitudeRef) in (1, b"\x01")
+    return f"{-value if below else value:.1f}" if math.isfinite(value) else None
+
+
+def _date_and_time(text: Any) -> tuple[str | None, str | None]:
+    """ "2020:05:01 12:30:00" -> ("2020-05-01", "12:30:00"); a clock that was never set is none."""
+    match = _MOMENT.match(text) if isinstance(text, str) else None
+    if match is None or match[1] == "0000":
+        return None, None
+    return f"{match[1]}-{match[2]}-{match[3]}", match[4]

@@ -1,0 +1,295 @@
+"""A tree of class folders as rows of a data set: the names of the folders are the labels of the pictures in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from linnaeus_jax.building import columns, identification, records, rows, table
+from linnaeus_jax.building.columns import Links, level_of
+from linnaeus_jax.building.exif import read_exif
+from linnaeus_jax.building.picture_folder import SUFFIXES, Listing, list_files, open_folder, unclaimed
+from linnaeus_jax.building.rows import Progress, SourceRows
+from linnaeus_jax.building.text import printable
+from linnaeus_jax.config.errors import UserError
+
+TAXONOMY = "taxonomy.csv"
+#: ranks of nested folders where none are given, from the innermost
+USUAL_RANKS: tuple[str, ...] = ("L10", "L20", "L30", "L40", "L50", "L60", "L70")
+_SPLITS = {
+    **dict.fromkeys(("train", "training", "train_mini", "train_val"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_KINGDOMS = frozenset("Animalia Plantae Fungi Chromista Protozoa Bacteria Archaea Viruses".split())
+#: "001.Black_footed_Albatross", "00001_Lumbricus_terrestris"
+_NUMBERED = re.compile(r"^(?:\d+\.\s*|\d{3,}[_ -]+)(?=\D)")
+
+
+def read(
+    folder: Path,
+    *,
+    ranks: Sequence[str] | None = None,
+    taxonomy: Path | None = None,
+    mapping: Mapping[str, str] | None = None,
+    rank_map: Mapping[str, str] | None = None,
+    exif: bool = False,
+    doi: str | None = None,
+    follow_links: bool = False,
+    leave_out: Sequence[Path] = (),
+    progress: Progress | None = None,
+) -> SourceRows:
+    """Reads class folders: `family/genus/species/picture.jpg`, `species/picture.jpg` or any depth.
+
+    The deepest folders are species, those around them genera, families, orders, classes, phyla, kingdoms. A picture in
+    a folder further out has the ranks of the folders it lies in. Outermost folders that are all named train, val or
+    test give the split.
+
+    Args:
+      folder: the root.
+      ranks: ranks of the folders from the outermost, instead of those above.
+      taxonomy: table with one line per class: name, coarser ranks, ids, common names, accepted names; None:
+        "taxonomy.csv" in the root where it is there.
+      mapping, rank_map: for the columns of that table.
+      exif: whether position, elevation, date and time are read from the pictures.
+      doi: of the pictures' source.
+      follow_links: whether links may lead out of the root.
+      leave_out: folders to leave out.
+      progress: (what, done, total).
+
+    Raises:
+      UserError: no pictures, ranks that do not fit, a taxonomy with two lines for one name.
+    """
+    root = open_folder(folder, "folder")
+    listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    pictures = pl.Series(rows.PICTURE, listing.pictures(), dtype=pl.String)
+    if pictures.is_empty():
+        raise UserError(f"{folder} holds no pictures; their suffixes are {', '.join(SUFFIXES)}")
+    if taxonomy is None and TAXONOMY in listing.files:
+        taxonomy = root / TAXONOMY
+    frame = pl.DataFrame({rows.PICTURE: pictures, "_in": pictures.str.extract(r"^(.*)/[^/]*$").fill_null("")})
+    layout = find_layout(frame["_in"].unique(maintain_order=True).to_list(), ranks)
+    classes, levels, warnings = _labels(layout)
+    if taxonomy is not None:
+        classes, levels, notes = _with_taxonomy(classes, levels, taxonomy, mapping, rank_map)
+        warnings += notes
+    frame = frame.join(classes, on="_in", how="left", maintain_order="left")
+    outside = pl.col("_in").is_in(layout.without_class)
+    frame = records.reject(frame, outside, rows.NO_LABEL, "lies in no class folder")
+    if exif:
+        frame = frame.hstack(read_exif(root, listing.pictures(), progress))
+    if doi:
+        frame = frame.with_columns(pl.lit(doi).alias("doi"))
+    rest = rows.standard_frame(unclaimed(listing, pictures), levels)
+    frame = pl.concat([rows.standard_frame(frame, levels), rest], how="diagonal")
+    files = () if taxonomy is None else (taxonomy,)
+    warnings += [*_empty_folders(listing, pictures), *listing.warnings([TAXONOMY])]
+    return SourceRows(frame, root, levels, files, layout.links(), tuple(warnings))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the folders of a tree stand for.
+
+    Attributes:
+      levels: ranks of the folders below the one of the split, from the outermost.
+      classes: folder, relative to the root -> names of the class folders it lies in, from the outermost.
+      splits: folder -> split; empty where no folders give one.
+      deeper: folders that lie deeper than the ranks.
+    """
+
+    levels: tuple[str, ...]
+    classes: Mapping[str, tuple[str, ...]]
+    splits: Mapping[str, str]
+    deeper: tuple[str, ...]
+
+    @property
+    def without_class(self) -> list[str]:
+        """Folders of pictures that lie in no class folder."""
+        return [folder for folder, names in self.classes.items() if not names]
+
+    def links(self) -> dict[str, str]:
+        """Standard column -> the folder it is from, for the report."""
+        split = {rows.SPLIT: "folder 1"} if self.splits else {}
+        first = 1 + len(split)
+        return split | {f"name_{level}": f"folder {first + place}" for place, level in enumerate(self.levels)}
+
+
+def find_layout(folders: Sequence[str], ranks: Sequence[str] | None) -> Layout:
+    """Ranks of nested folders that hold pictures.
+
+    Raises:
+      UserError: folders nested deeper than there are usual ranks, no class folders, ranks unknown or not in order.
+    """
+    parts = {folder: tuple(filter(None, folder.split("/"))) for folder in folders}
+    depth = max(map(len, parts.values()))
+    if not depth:
+        raise UserError("the pictures lie in no class folder; put them into one folder per class, or give a table")
+    given = tuple(level_of(rank) for rank in ranks or ())
+    if any(a <= b for a, b in zip(map(columns.level_number, given), map(columns.level_number, given[1:]))):
+        raise UserError(
+            f"--ranks {','.join(ranks or ())}: name them from the outermost folder, coarse to fine, each once"
+        )
+    outermost = {names[0].casefold() for names in parts.values() if names}
+    splits = {}
+    if outermost <= set(_SPLITS) and 1 < depth != len(given):
+        splits = {folder: _SPLITS[names[0].casefold()] for folder, names in parts.items() if names}
+        parts = {folder: names[1:] for folder, names in parts.items()}
+        depth -= 1
+    if not given and depth > len(USUAL_RANKS):
+        raise UserError(f"folders are nested {depth} deep; say what they are with --ranks, from the outermost")
+    levels = given or USUAL_RANKS[:depth][::-1]
+    deeper = tuple(folder for folder, names in parts.items() if len(names) > len(levels))
+    return Layout(levels, {folder: names[: len(levels)] for folder, names in parts.items()}, splits, deeper)
+
+
+def class_names(folder: str) -> dict[str, str]:
+    """Level -> name from the name of one class folder, where it says more than its own rank; {} otherwise.
+
+    "00001_Animalia_Annelida_Clitellata_Haplotaxida_Lumbricidae_Lumbricus_terrestris", as the competitions of
+    iNaturalist name their folders, has all ranks.
+    """
+    words = folder.split("_")
+    words = words[words[0].isdigit() :]
+    if len(words) < 7 or words[0] not in _KINGDOMS:
+        return {}
+    names = dict(zip(USUAL_RANKS[:0:-1], words[:6]))
+    return names | {"L10": f"{words[5]} {' '.join(words[6:])}"}
+
+
+def class_name(folder: str) -> str:
+    """Name of a class from its folder: "001.Black_footed_Albatross" -> "Black footed Albatross"."""
+    text = " ".join(_NUMBERED.sub("", folder).replace("_", " ").split())
+    return text or folder
+
+
+def _labels(layout: Layout) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
+    """Labels of each folder: `_in`, `_class` (its own name) and the label columns; the levels; warnings."""
+    found = []
+    for folder, names in layout.classes.items():
+        labels = {level: class_name(name) for level, name in zip(layout.levels, names)}
+        full = class_names(names[-1]) if len(names) == len(layout.levels) else {}
+        found.append({"_in": folder, "_class": names[-1] if names else None, **(full or labels)})
+    levels = columns.finest_first({key for labels in found for key in labels if key.startswith("L")})
+    data = {key: [labels.get(key) for labels in found] for key in ("_in", "_class", *levels)}
+    frame = pl.DataFrame(data, dict.fromkeys(data, pl.String))
+    frame = frame.rename({level: rows.label_column(columns.EITHER, level) for level in levels})
+    kept = {"_in": "in", "_class": "class"}
+    text = [pl.lit(None, pl.String).alias(name) for name in (rows.REASON, rows.DETAIL)]
+    labelled, levels, warnings = identification.identify(
+        frame.rename(kept).with_columns(text), Links({}, {}), "the folder"
+    )
+    labelled = labelled.rename({new: old for old, new in kept.items()})
+    if layout.splits:
+        split = pl.Series(rows.SPLIT, [layout.splits.get(folder) for folder in layout.classes], dtype=pl.String)
+        labelled = labelled.with_columns(split)
+        warnings.append("the outermost folders are taken as the split")
+    if layout.deeper:
+        shown = ", ".join(map(printable, layout.deeper[:3]))
+        warnings.append(
+            f"{len(layout.deeper)} folders lie deeper than the ranks and count for the ones around: {shown}"
+        )
+    return labelled, levels, warnings
+
+
+def _key(name: str) -> str:
+    return " ".join(name.replace("_", " ").split()).casefold()
+
+
+def _with_taxonomy(
+    classes: pl.DataFrame,
+    levels: tuple[str, ...],
+    path: Path,
+    mapping: Mapping[str, str] | None,
+    rank_map: Mapping[str, str] | None,
+) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
+    """Labels completed by a taxonomy: the line of a class, or what all lines with its genus, family ... agree on."""
+    frame, links, warnings = table.read_columns(
+        path, table.TextOptions(), mapping=mapping, rank_map=rank_map, check=records.check_taxa
+    )
+    bad = frame.filter(pl.col(rows.REASON).is_not_null())
+    if bad.height:
+        line, detail = bad.select(rows.LINE, rows.DETAIL).row(0)
+        raise UserError(f"{path.name}, line {line}: {detail}")
+    folders = frame.select(columns.FOLDER) if columns.FOLDER in frame.columns else None
+    frame, known, notes = identification.identify(frame, links, path.name)
+    wanted = [name for name in frame.columns if columns.part_and_level(name) or name in rows.TAXON_NOTES]
+    lines = frame.select(pl.col(wanted).cast(pl.String)).to_dicts()
+    names = folders.to_series().cast(pl.String).to_list() if folders is not None else None
+    lookup = _Taxonomy(path.name, lines, frame[rows.LINE].to_list(), known, names)
+    found, missing = [], []
+    for row in classes.select(pl.all().cast(pl.String)).to_dicts():
+        more = lookup.find(row, levels)
+        if more is None and row["_class"] is not None:
+            missing.append(row["_in"])
+        found.append(row | {key: value for key, value in (more or {}).items() if value is not None})
+    if missing:
+        shown = ", ".join(map(printable, missing[:5])) + (" ..." if len(missing) > 5 else "")
+        warnings.append(f"{path.name} lacks {len(missing)} class folders, which keep their own names: {shown}")
+    keys = list(dict.fromkeys(key for row in found for key in row))
+    complete = pl.DataFrame({key: [row.get(key) for row in found] for key in keys}, dict.fromkeys(keys, pl.String))
+    return complete, columns.finest_first((*levels, *known)), warnings + notes
+
+
+class _Taxonomy:
+    """Lines of a taxonomy by the names, ids or folders of their classes."""
+
+    def __init__(
+        self,
+        where: str,
+        lines: Sequence[dict[str, str | None]],
+        numbers: Sequence[int],
+        levels: tuple[str, ...],
+        folders: Sequence[str | None] | None,
+    ) -> None:
+        self._classes: dict[str, dict[str, str | None]] = {}
+        self._coarser: dict[tuple[str, str], dict[str, str | None]] = {}
+        seen: dict[str, int] = {}
+        for place, (line, number) in enumerate(zip(lines, numbers)):
+            own = folders[place] if folders is not None else None
+            finest = [line.get(rows.label_column(part, levels[0])) for part in ("name", "id")]
+            for name in {_key(name) for name in ([own] if own else finest) if name}:
+                if name in seen:
+                    raise UserError(f"{where} has two lines for {printable(name)!r}: {seen[name]} and {number}")
+                seen[name] = number
+                self._classes[name] = line
+            for place_of_level, level in enumerate(levels[1:], 1):
+                name_here = line.get(rows.label_column("name", level))
+                if name_here:
+                    above = {
+                        key: value
+                        for key, value in line.items()
+                        if (found := columns.part_and_level(key)) and found[1] in levels[place_of_level:]
+                    }
+                    common = self._coarser.setdefault((level, _key(name_here)), above)
+                    for key in above:
+                        common[key] = above[key] if common.get(key) in (None, above[key]) else None
+
+    def find(self, row: Mapping[str, str | None], levels: tuple[str, ...]) -> dict[str, str | None] | None:
+        """What is known of a class folder; None where it is not in the taxonomy."""
+        labels = [(level, row.get(rows.label_column(part, level))) for level in levels for part in ("name", "id")]
+        given = [(level, name) for level, name in labels if name]
+        for name in (row["_class"], class_name(row["_class"] or ""), *[name for _, name in given[:2]]):
+            if name and _key(name) in self._classes:
+                return self._classes[_key(name)]
+        return next(
+            (self._coarser[key] for level, name in given if (key := (level, _key(name))) in self._coarser), None
+        )
+
+
+def _empty_folders(listing: Listing, pictures: pl.Series) -> list[str]:
+    """A warning that names the folders without any picture in or below them."""
+    full = {""}
+    for path in pictures.drop_nulls():
+        while path := path.rpartition("/")[0]:
+            if path in full:
+                break
+            full.add(path)
+    empty = [folder for folder in listing.folders if folder not in full]
+    if not empty:
+        return []
+    return [f"{len(empty)} folders hold no pictures: {', '.join(map(printable, empty[:5]))}{' ...' * (len(empty) > 5)}"]

@@ -1,0 +1,233 @@
+"""Class folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import ExifTags, Image
+
+from linnaeus_jax.building import folders
+from linnaeus_jax.building.exif import exif_of
+from linnaeus_jax.config.errors import UserError
+
+
+def tree(root: Path, *paths: str) -> Path:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(b"x")
+    return root
+
+
+def labels(root: Path, *names: str, **options) -> list[tuple]:
+    """(picture, names of levels ...) of what is not rejected."""
+    frame = folders.read(root, **options).frame.filter(pl.col("reason").is_null())
+    return frame.select("picture", pl.col(names).cast(pl.String)).rows()
+
+
+def test_species_alone(tmp_path):
+    source = folders.read(tree(tmp_path, "Parus_major/1.jpg", "Parus_major/2.JPG", "Parus ater/1.png"))
+    assert source.levels == ("L10",)
+    assert source.frame.columns == ["line", "picture", "name_L10", "reason", "detail"]
+    assert source.frame.select("picture", pl.col("name_L10").cast(pl.String)).rows() == [
+        ("Parus ater/1.png", "Parus ater"),
+        ("Parus_major/1.jpg", "Parus major"),
+        ("Parus_major/2.JPG", "Parus major"),
+    ]
+    assert source.links == {"name_L10": "folder 1"}
+    assert source.frame["line"].to_list() == [0, 0, 0]
+
+
+def test_nested_folders_and_pictures_further_out(tmp_path):
+    tree(
+        tmp_path,
+        "Paridae/Parus/major/1.jpg",
+        "Paridae/Parus/2.jpg",
+        "Paridae/3.jpg",
+        "4.jpg",
+        "Paridae/Parus/Parus_ater/5.jpg",
+    )
+    frame = folders.read(tmp_path).frame
+    names = [pl.col(f"name_L{level}").cast(pl.String) for level in (10, 20, 30)]
+    assert frame.select("picture", *names, "reason", "detail").rows() == [
+        ("4.jpg", None, None, None, "no usable label", "lies in no class folder"),
+        ("Paridae/3.jpg", None, None, "Paridae", None, None),
+        ("Paridae/Parus/2.jpg", None, "Parus", "Paridae", None, None),
+        ("Paridae/Parus/Parus_ater/5.jpg", "Parus ater", "Parus", "Paridae", None, None),
+        ("Paridae/Parus/major/1.jpg", "Parus major", "Parus", "Paridae", None, None),
+    ]
+
+
+def test_given_ranks(tmp_path):
+    tree(tmp_path, "a/b/1.jpg", "a/b/more/2.jpg")
+    assert labels(tmp_path, "name_L33_5", "name_L40", ranks=["order", "L33_5"]) == [
+        ("a/b/1.jpg", "b", "a"),
+        ("a/b/more/2.jpg", "b", "a"),
+    ]
+    assert "1 folders lie deeper than the ranks" in folders.read(tmp_path, ranks=["order", "L33_5"]).warnings[0]
+    for ranks in (["species", "order"], ["order", "order"]):
+        with pytest.raises(UserError, match="coarse to fine"):
+            folders.read(tmp_path, ranks=ranks)
+    with pytest.raises(UserError, match="rank 'clan' is unknown"):
+        folders.read(tmp_path, ranks=["clan"])
+
+
+@pytest.mark.parametrize(
+    ("folder", "wanted"),
+    [
+        ("001.Black_footed_Albatross", "Black footed Albatross"),
+        ("00012_Lumbricus_terrestris", "Lumbricus terrestris"),
+        ("7-spot_ladybird", "7-spot ladybird"),
+        ("Coccinella__7-punctata", "Coccinella 7-punctata"),
+        ("42", "42"),
+    ],
+)
+def test_names_of_folders(folder, wanted):
+    assert folders.class_name(folder) == wanted
+
+
+def test_names_with_all_ranks(tmp_path):
+    name = "00001_Animalia_Annelida_Clitellata_Haplotaxida_Lumbricidae_Lumbricus_terrestris"
+    source = folders.read(tree(tmp_path, f"train/{name}/1.jpg", f"val/{name}/2.jpg"))
+    assert source.levels == ("L10", "L20", "L30", "L40", "L50", "L60", "L70")
+    row = source.frame.row(0, named=True)
+    assert [row[f"name_{level}"] for level in source.levels] == [
+        "Lumbricus terrestris",
+        "Lumbricus",
+        "Lumbricidae",
+        "Haplotaxida",
+        "Clitellata",
+        "Annelida",
+        "Animalia",
+    ]
+    assert source.frame["split"].to_list() == ["train", "val"]
+    assert "the outermost folders are taken as the split" in source.warnings
+
+
+def test_folders_of_numbers_are_ids(tmp_path):
+    assert labels(tree(tmp_path, "12/1.jpg", "7/1.jpg"), "id_L10") == [("12/1.jpg", "12"), ("7/1.jpg", "7")]
+
+
+TAXONOMY = """species,genus,family,species_id,common_name,accepted_name
+Parus major,Parus,Paridae,11,Great Tit,
+Parus ater,Parus,Paridae,12,Coal Tit,Periparus ater
+Sitta europaea,Sitta,Sittidae,13,Nuthatch,
+"""
+
+
+def test_taxonomy(tmp_path):
+    tree(tmp_path, "Parus_major/1.jpg", "parus_ater/1.jpg", "Unknown/1.jpg", "empty/x.txt", "notes.heic")
+    (tmp_path / "taxonomy.csv").write_text(TAXONOMY)
+    source = folders.read(tmp_path)
+    assert source.levels == ("L10", "L20", "L30")
+    assert source.files == (tmp_path / "taxonomy.csv",)
+    names = ("name_L10", "id_L10", "common_L10", "name_L30", "accepted_name", "status")
+    assert labels(tmp_path, *names) == [
+        ("Parus_major/1.jpg", "Parus major", "11", "Great Tit", "Paridae", None, None),
+        ("Unknown/1.jpg", "Unknown", None, None, None, None, None),
+        ("parus_ater/1.jpg", "Parus ater", "12", "Coal Tit", "Paridae", "Periparus ater", "SYNONYM"),
+    ]
+    assert source.warnings == (
+        "taxonomy.csv lacks 1 class folders, which keep their own names: Unknown",
+        "1 folders hold no pictures: empty",
+        "2 files are left aside, since their suffix is not one of pictures: .heic 1, .txt 1",
+    )
+
+
+def test_taxonomy_of_genera_and_folder_names(tmp_path):
+    tree(tmp_path / "p", "Parus/Parus_major/1.jpg", "Parus/2.jpg")
+    (tmp_path / "t.csv").write_text(TAXONOMY)
+    assert labels(tmp_path / "p", "name_L10", "name_L20", "name_L30", taxonomy=tmp_path / "t.csv") == [
+        ("Parus/2.jpg", None, "Parus", "Paridae"),
+        ("Parus/Parus_major/1.jpg", "Parus major", "Parus", "Paridae"),
+    ]
+    tree(tmp_path / "q", "tit/1.jpg")
+    (tmp_path / "u.csv").write_text("folder,species,family\ntit,Parus major,Paridae\n")
+    assert labels(tmp_path / "q", "name_L10", "name_L30", taxonomy=tmp_path / "u.csv") == [
+        ("tit/1.jpg", "Parus major", "Paridae")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("species,family\na b,X\nc d,Y\na  b,Y\n", r"taxonomy\.csv has two lines for 'a b': 2 and 4"),
+        ("species,family\na b\n", r"taxonomy\.csv, line 2: 1 fields where the header has 2"),
+        ("colour,size\nred,1\n", r"taxonomy\.csv: no column names a taxon"),
+    ],
+)
+def test_a_taxonomy_that_cannot_be_used(tmp_path, text, message):
+    tree(tmp_path, "a b/1.jpg")
+    (tmp_path / "taxonomy.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        folders.read(tmp_path)
+
+
+def test_what_is_no_tree_of_classes(tmp_path):
+    with pytest.raises(UserError, match="holds no pictures"):
+        folders.read(tree(tmp_path, "a/x.txt"))
+    with pytest.raises(UserError, match="lie in no class folder"):
+        folders.read(tree(tmp_path / "flat", "1.jpg"))
+    with pytest.raises(UserError, match="nested 8 deep"):
+        folders.read(tree(tmp_path / "deep", "1/2/3/4/5/6/7/8/p.jpg"))
+
+
+def test_links_that_lead_out_are_rows(tmp_path):
+    tree(tmp_path / "p", "a/1.jpg")
+    tree(tmp_path / "elsewhere", "2.jpg")
+    (tmp_path / "p" / "b").symlink_to(tmp_path / "elsewhere")
+    frame = folders.read(tmp_path / "p").frame
+    assert frame.select("picture", "reason", "detail").rows() == [
+        ("a/1.jpg", None, None),
+        (None, "unsafe path", "a link that leads out of the folder: b"),
+    ]
+    assert folders.read(tmp_path / "p", follow_links=True).frame["picture"].to_list() == ["a/1.jpg", "b/2.jpg"]
+
+
+def write_jpeg(path: Path, gps: dict | None = None, moment: str | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(path), np.zeros((8, 8, 3), np.uint8))
+    image, exif = Image.open(path), Image.Exif()
+    if gps:
+        exif.get_ifd(ExifTags.IFD.GPSInfo).update(gps)
+    if moment:
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = moment
+    image.save(path, exif=exif)
+    return path
+
+
+def test_exif(tmp_path):
+    gps = {1: "S", 2: (12.0, 30.0, 36.0), 3: "W", 4: (70.0, 0.0, 0.0), 5: b"\x01", 6: 12.5}
+    write_jpeg(tmp_path / "a/1.jpg", gps, "2020:05:01 12:30:05")
+    write_jpeg(tmp_path / "a/2.jpg", {2: (1.0, 0.0, 0.0)}, "0000:00:00 00:00:00")
+    tree(tmp_path, "a/3.jpg")
+    source = folders.read(tmp_path, exif=True, doi="10.1/x")
+    assert source.frame.select("latitude", "longitude", "date", "time", "elevation", "doi").rows() == [
+        ("-12.510000", "-70.000000", "2020-05-01", "12:30:05", "-12.5", "10.1/x"),
+        (None, None, None, None, None, "10.1/x"),
+        (None, None, None, None, None, "10.1/x"),
+    ]
+    assert exif_of(tmp_path / "none.jpg") == (None,) * 5
+
+
+PATH = st.lists(st.sampled_from(["A", "b", "c_d", "train"]), max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(PATH, st.sampled_from(["1.jpg", "2.png", "x.txt"])), min_size=1, max_size=10))
+def test_every_picture_is_one_row(tmp_path_factory, files):
+    root = tmp_path_factory.mktemp("t")
+    paths = sorted({"/".join([*parts, name]) for parts, name in files})
+    pictures = [path for path in paths if not path.endswith(".txt")]
+    tree(root, *paths)
+    try:
+        frame = folders.read(root).frame
+    except UserError:
+        assert all("/" not in path for path in pictures)
+        return
+    assert frame["picture"].to_list() == pictures
