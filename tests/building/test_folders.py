@@ -135,7 +135,7 @@ def test_taxonomy(tmp_path):
     assert source.warnings == (
         "taxonomy.csv lacks 1 class folders, which keep their own names: Unknown",
         "1 folders hold no pictures: empty",
-        "2 files are left aside, since their suffix is not one of pictures: .heic 1, .txt 1",
+        "2 files are left aside, since their suffix is not one of pictures: .txt 1, .heic 1",
     )
 
 
