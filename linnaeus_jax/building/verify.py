@@ -103,9 +103,9 @@ def verify_labels(
             images, contents = check_pictures(file, pictures, findings, aligned=IDENTIFIERS in good)
         split: dict[str, int] = {}
         if SPLIT in good:
-            hashes = {"pictures (by identifier)": identifiers, "pictures (by content)": contents}
+            hashes = {"picture (by identifier)": identifiers, "picture (by content)": contents}
             with damage_noted(findings):
-                hashes["occurrences"] = file.hashes(OCCURRENCE) if OCCURRENCE in good else None
+                hashes["occurrence"] = file.hashes(OCCURRENCE) if OCCURRENCE in good else None
                 present = {what: values for what, values in hashes.items() if values is not None}
                 split = check_split(file, taxa, present, findings)
         return Verification(labels, file.rows, findings, ranks, components, split, names, images)

@@ -180,7 +180,7 @@ def check_split(
     """Checks the column `split`; rows per side.
 
     Args:
-      hashes: of what must not stand on two sides -> int64 [N], 0 for nothing.
+      hashes: what must not stand on two sides -> int64 [N], 0 for nothing.
     """
     side = file.numbers(SPLIT).astype(np.int64)
     wrong = np.flatnonzero((side < 0) | (side >= len(SPLITS)))
@@ -198,7 +198,8 @@ def check_split(
         if len(both):
             findings.error(
                 "split_leak",
-                f"{len(both)} {what} stand on two sides of the split, so validation measures what was trained on",
+                f"{len(both)} rows share their {what} with a row on another side of the split, so validation measures "
+                "what was trained on",
                 both,
             )
     for t, task in enumerate(taxa.tasks):

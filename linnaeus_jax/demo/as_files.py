@@ -18,7 +18,7 @@ import cv2
 import numpy as np
 
 from linnaeus_jax.demo.drawing import draw
-from linnaeus_jax.demo.generate import Observations, simulate
+from linnaeus_jax.demo.generate import Observations, places, simulate
 from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names
 
 FORMS = ("folders", "table", "dwca")
@@ -87,6 +87,7 @@ def write_demo_files(
 def _records(observations: Observations) -> Iterator[dict[str, Any]]:
     """What is known of each picture, text as a source has it."""
     names = taxon_names()
+    latitude, longitude = places(observations)
     for row, taxa in enumerate(observations.taxa.tolist()):
         when, where, high = observations.valid[row].tolist()
         species, genus, family, order = (names[rank].get(taxon, ("", ""))[0] for rank, taxon in zip(RANKS, taxa))
@@ -96,8 +97,8 @@ def _records(observations: Observations) -> Iterator[dict[str, Any]]:
             "genus": genus,
             "family": family,
             "order": order,
-            "latitude": f"{observations.latitude[row]:.4f}" if where else "",
-            "longitude": f"{observations.longitude[row]:.4f}" if where else "",
+            "latitude": f"{latitude[row]:.4f}" if where else "",
+            "longitude": f"{longitude[row]:.4f}" if where else "",
             "date": f"2023-{observations.month[row]:02d}-{observations.day[row]:02d}" if when else "",
             "elevation": f"{observations.elevation[row]:.0f}" if high else "",
             "observer": f"observer {observations.observer[row]}",

@@ -241,16 +241,25 @@ def encode(observations: Observations) -> dict[str, NDArray[np.float32]]:
     return {name: column.astype(np.float32) for name, column in columns.items()}
 
 
+def places(observations: Observations) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Latitude and longitude in degrees as people write them; who was drawn beyond a pole is behind it."""
+    latitude, beyond = observations.latitude, np.abs(observations.latitude) > 90
+    latitude = np.where(beyond, np.sign(latitude) * 180 - latitude, latitude)
+    longitude = np.where(beyond, observations.longitude + 180, observations.longitude)
+    return latitude, (longitude + 180) % 360 - 180
+
+
 def _label_columns(observations: Observations) -> dict[str, NDArray[Any]]:
     """Every dataset of the labels file, text as objects."""
     when, where, high = observations.valid.T
+    latitude, longitude = places(observations)
     dates = [f"2023-{m:02d}-{d:02d}" if ok else "" for m, d, ok in zip(observations.month, observations.day, when)]
     return {
         "img_identifiers": np.array([f"demo_{i:06d}.png" for i in range(len(dates))], object),
         **{rank: observations.taxa[:, k] for k, rank in enumerate(RANKS)},
         **encode(observations),
-        "raw_lat": np.where(where, observations.latitude, np.nan).astype(np.float32),
-        "raw_lon": np.where(where, observations.longitude, np.nan).astype(np.float32),
+        "raw_lat": np.where(where, latitude, np.nan).astype(np.float32),
+        "raw_lon": np.where(where, longitude, np.nan).astype(np.float32),
         "raw_elevation": np.where(high, observations.elevation, 0.0).astype(np.float32),
         "raw_date_observed": np.array(dates, object),
         "in_region": (observations.longitude < -60.0).astype(np.uint8),

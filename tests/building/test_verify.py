@@ -164,7 +164,7 @@ FAULTS: list[tuple[str, str, str, Fault, str]] = [
     ("in_region", "warning", "in_region 2", change("in_region", 0, 2), "[0, 1, 2]"),
     ("split_value", "error", "side 7", change("split", 0, 7), "1 rows hold another value"),
     ("split_empty", "error", "no validation", change("split", slice(None), 0), "no row is val"),
-    ("split_leak", "error", "occurrence on two sides", change("split", 36, 0), "1 occurrences stand on two sides"),
+    ("split_leak", "error", "occurrence on two sides", change("split", 36, 0), "1 rows share their occurrence"),
     ("split_leak", "error", "picture on two sides", text_column("img_identifiers", [ids[36], *ids[1:]]), "identifier"),
     ("split_classes", "warning", "class only in val", change("taxa_L10", [36, 37], 999), "1 classes stand in val"),
     ("subset", "error", "too many subsets", text_column("subset_place", [f"p{i}" for i in range(ROWS)]), ""),
@@ -365,7 +365,7 @@ def test_a_copy_on_the_other_side_of_the_split(clean, tmp_path):
     pictures = encoded()
     pictures[36] = pictures[0]
     found = verify_pictures(clean, write_packed(tmp_path / "images.h5", pictures))
-    assert "1 pictures (by content)" in found_checks(found)["split_leak"]
+    assert "1 rows share their picture (by content)" in found_checks(found)["split_leak"]
 
 
 def test_damaged_raw_pictures_are_named(clean, tmp_path):

@@ -107,6 +107,18 @@ def test_encoding_writes_the_null_patterns():
     np.testing.assert_allclose(np.linalg.norm(columns["spatial"][~hidden[:, 1]], axis=1), 1, atol=1e-6)
 
 
+def test_places_are_on_the_globe_where_they_are_encoded():
+    drawn = generate.simulate(0, 6000)
+    latitude, longitude = generate.places(drawn)
+    assert (np.abs(drawn.latitude) > 90).any()
+    assert np.abs(latitude).max() <= 90
+    assert np.abs(longitude).max() <= 180
+    phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
+    point = np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)], axis=1)
+    known = drawn.valid[:, 1]
+    np.testing.assert_allclose(generate.encode(drawn)["spatial"][known], point[known], atol=1e-6)
+
+
 def test_names_cover_every_taxon():
     names = generate.taxon_names()
     taxa = generate.simulate(0, ROWS).taxa
