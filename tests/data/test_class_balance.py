@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from linnaeus_jax.run.inputs import build_inputs
 from tests.tiny import tiny_config
 
 EPOCHS = 150
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "pairs": {"type": "grouped", "grouped_mode": "mixed-pairs"},
     "strict": {"type": "grouped", "grouped_mode": "strict-group"},
     "standard": {"type": "standard"},
