@@ -18,6 +18,7 @@ page cache is warm.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import shlex
 import sys
@@ -115,13 +116,19 @@ def packed(options: Options) -> list[Row]:
     folder = open_images(ImageFiles(pictures, options.size, names, ".jpg"), "folder")
     one = open_images(ImageFiles(path, options.size))
     few = max(1, options.updates // 4)
-    rows = []
-    for io_threads in (1, 2):
-        f, g = (epoch(source, options.batch, few, threads=1, io_threads=io_threads) for source in (one, folder))
-        times = interleaved(f, g, options.pairs)
-        about = {"grain_threads": 1, "io_threads": io_threads}
+    times = interleaved(functools.partial(_bytes_of, one), functools.partial(_bytes_of, folder), options.pairs)
+    rows = [speed("the bytes of JPEG alone: packed / folder", times, options.images, None)]
+    for threads, io_threads in ((0, 0), (1, 2)):
+        f, g = (epoch(source, options.batch, few, threads=threads, io_threads=io_threads) for source in (one, folder))
+        times = interleaved(f, g, 2 * options.pairs)  # decoding is most of it, so that the difference is small
+        about = {"grain_threads": threads, "io_threads": io_threads}
         rows.append(speed("JPEG through the loader: packed / folder", times, few * options.batch, 1.0, **about))
     return rows
+
+
+def _bytes_of(source: Any) -> int:
+    """Reads every encoded image."""
+    return sum(len(bytes(source.encoded(row))) for row in range(len(source)))
 
 
 def virtual_copy(path: Path, whole: Path) -> Path:
