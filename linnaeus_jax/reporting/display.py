@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -81,24 +81,28 @@ def eta(seconds: float) -> str:
 
 
 def phase_tables(
-    title: str, results: Mapping[str, Mapping[str, float]], tasks: Sequence[str], width: int
+    title: str,
+    results: Mapping[str, Mapping[str, float]],
+    tasks: Sequence[str],
+    width: int,
+    label: Callable[[str], str] = phase_label,
 ) -> Iterator[Table]:
     """What every phase measured, one column each, in as many tables as fit `width` characters.
 
-    Accuracies of a rank are over the rows with a label there.
+    Accuracies of a rank are over the rows with a label there; `label` is what people read for a phase.
     """
     phases = [phase for phase in results if not set(CHAINS).isdisjoint(results[phase])]
     measured = [("loss, mean of ranks", "loss_unweighted", 1.0, ".3f")]
     measured += [("all ranks right %", "chain_accuracy", 100.0, ".1f")]
     measured += [("all known right %", "partial_chain_accuracy", 100.0, ".1f")]
     measured += [(f"{task_name(task)} %", f"non_null/acc1_{task}", 1.0, ".1f") for task in tasks]
-    first = 3 + max(len(label) for label, *_ in measured)
-    words = [max(map(len, phase_label(phase).split())) for phase in phases]
+    first = 3 + max(len(heading) for heading, *_ in measured)
+    words = [max(map(len, label(phase).split())) for phase in phases]
     columns = max(1, (width - 1 - first) // (3 + max(words, default=1)))
     for start in range(0, len(phases), columns):
         part = phases[start : start + columns]
         rows = [
-            [label, *(f"{scale * results[phase][name]:{form}}" if name in results[phase] else "–" for phase in part)]
-            for label, name, scale, form in measured
+            [heading, *(f"{scale * results[phase][name]:{form}}" if name in results[phase] else "–" for phase in part)]
+            for heading, name, scale, form in measured
         ]
-        yield table("" if start else title, ["", *(phase_label(phase).replace(" ", "\n") for phase in part)], rows)
+        yield table("" if start else title, ["", *(label(phase).replace(" ", "\n") for phase in part)], rows)

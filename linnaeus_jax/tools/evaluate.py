@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 from linnaeus_jax import tools
 
 
-def show(evaluation: Evaluation, tasks: Sequence[str], title: str) -> None:
-    """Prints a table of the phases, and one of every rank in `val` or the first phase."""
+def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: str) -> None:
+    """Prints a table of the phases, and one of every rank in `val` or the first phase; `rows_name` stands for `val`."""
     from linnaeus_jax.metrics.names import phase_label
     from linnaeus_jax.metrics.table import of_plugins
     from linnaeus_jax.reporting.display import phase_tables
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.reporting.tables import table
     from linnaeus_jax.taxonomy.ranks import task_name
+
+    def label(phase: str) -> str:
+        return rows_name if phase == "val" else phase_label(phase)
 
     first = "val" if "val" in evaluation.metrics else next(iter(evaluation.metrics))
     columns = {
@@ -46,16 +49,16 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str) -> None:
     values = evaluation.metrics[first]
     rows = [[task_name(task), *(values.get(f"{name}_{task}", "-") for name in columns)] for task in tasks]
     for part in phase_tables(
-        f"{title}; of a rank, over the rows labelled there", evaluation.metrics, tasks, console.width
+        f"{title}; of a rank, over the rows labelled there", evaluation.metrics, tasks, console.width, label
     ):
         console.print(part)
-    console.print(table(f"{phase_label(first)}, all rows", ["rank", *columns.values()], rows))
+    console.print(table(f"{label(first)}, all rows", ["rank", *columns.values()], rows))
     rows = [
         [info.heading, *(info.scale * phase[name] if name in phase else "-" for phase in evaluation.metrics.values())]
         for name, info in of_plugins().items()
     ]
     if rows:
-        console.print(table("metrics of plugins", ["metric", *map(phase_label, evaluation.metrics)], rows))
+        console.print(table("metrics of plugins", ["metric", *map(label, evaluation.metrics)], rows))
 
 
 @tools.command()
@@ -73,6 +76,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--logits", action="store_true", help="with all logits")
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     options = parser.parse_args(argv)
+    from linnaeus_jax.metrics.names import phase_label
     from linnaeus_jax.reporting.logs import setup_logging
     from linnaeus_jax.run.evaluate import (
         EvaluateError,
@@ -110,8 +114,9 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps({"step": loaded.step, "phases": evaluation.metrics}, indent=1))
     else:
         rows = evaluation.sums[next(iter(phases))]["count"]
-        kind = "test rows" if options.split == "test" else "rows"
-        show(evaluation, loaded.dataset.tasks, f"{options.run.name} after {loaded.step} updates, {rows} {kind}")
+        name = "other data" if options.labels else "test" if options.split == "test" else phase_label("val")
+        title = f"{options.run.name} after {loaded.step} updates, {rows} rows"
+        show(evaluation, loaded.dataset.tasks, title, name)
 
 
 if __name__ == "__main__":

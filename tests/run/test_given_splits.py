@@ -78,7 +78,10 @@ def test_names_and_licences_reach_people(finished: Path) -> None:
 def test_evaluating_the_test_rows(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "test.npz"
     assert evaluate.main([str(finished / "run"), "--split=test", f"--predictions={out}", "--phases=val"]) == 0
-    assert "16 test rows" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "16 rows" in printed
+    assert "test, all rows" in printed
+    assert "validation" not in printed
     with np.load(out) as file:
         assert file["row"].tolist() == rows_of(2)
         assert file["name/taxa_L10"][:2].tolist() == ["", "Name 1000"]
