@@ -67,9 +67,9 @@ def image_size(data: bytes) -> tuple[int, int]:
             return size[::-1] if _jpeg_orientation(data) >= _TURNED else size
     header = _open_header(data)
     width, height = header.size
-    if b"eXIf" in data and header.format == "PNG":
-        header.load()  # the chunk may follow the pixels
-    return (width, height) if _orientation_of(header) >= _TURNED else (height, width)
+    late = data.find(b"eXIf") if header.format == "PNG" and "exif" not in header.info else -1  # behind the pixels
+    orientation = _exif_orientation(data[late + 4 :]) if late >= 0 else _orientation_of(header)
+    return (width, height) if orientation >= _TURNED else (height, width)
 
 
 def read_image(data: bytes | Pixels, at_least: tuple[int, int] | None = None) -> Pixels:
@@ -260,6 +260,8 @@ def _truncated(raw: bytes) -> bool:
         return not _jpeg_ends(raw)
     if raw[1:4] == b"PNG":
         return b"IEND" not in raw[-64:] and b"IEND" not in raw
+    if raw[4:8] == b"jP  ":
+        return b"\xff\xd9" not in raw  # the same end marker as in JPEG
     return raw[:4] == b"RIFF" and len(raw) < 8 + int.from_bytes(raw[4:8], "little")
 
 
