@@ -64,7 +64,7 @@ class ClassExamples:
 
 
 def example_pictures(
-    found: Description, images: Path, extension: str
+    found: Description, images: Path, extension: str | None = None
 ) -> tuple[tuple[ClassExamples, ...], tuple[ClassExamples, ...]]:
     """Pictures of the most and of the least common classes of the finest rank, the same at every call.
 

@@ -13,7 +13,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import linnaeus_jax
 from linnaeus_jax.building.findings import SHOWN
 from linnaeus_jax.building.parallel import in_order
 from linnaeus_jax.building.paths import SafeFolder, UnsafePathError
-from linnaeus_jax.building.pictures import PROVENANCE, identifiers_digest, open_pictures
+from linnaeus_jax.building.pictures import PROVENANCE, default_extension, identifiers_digest, open_pictures
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import PackedImages
@@ -46,14 +46,15 @@ class PackOptions:
     """How pictures are moved.
 
     Attributes:
-      extension: added to identifiers that do not end with it, as `data.hybrid.file_extension`.
+      extension: added to identifiers that do not end with it, as `data.hybrid.file_extension`; None: see
+        `default_extension`.
       allow_missing: rows without a file get no bytes, instead of an error.
       force: an existing file is replaced; an existing folder is kept under the name <folder>.old.
       png: raw pixels are written as PNG files.
       progress: called with (rows done, rows).
     """
 
-    extension: str = ".jpg"
+    extension: str | None = None
     allow_missing: bool = False
     force: bool = False
     png: bool = False
@@ -83,13 +84,15 @@ def pack(labels: Path, images: Path, out: Path, options: PackOptions) -> PackRep
       UserError: a picture is missing, a path is unsafe, `out` exists, or the two do not fit together.
       OSError: of the disk.
     """
+    identifiers = _identifiers(labels)
+    if options.extension is None:
+        options = replace(options, extension=default_extension(identifiers))
     to_file = out.suffix.lower() in (".h5", ".hdf5")
     if images.is_dir():
         if not to_file:
             raise UserError(f"{images} is a folder, so --out must be a file ending with .h5, not {out}")
-        return pack_folder(labels, images, out, options)
+        return pack_folder(identifiers, images, out, options)
     source = open_pictures(images, labels, options.extension)
-    identifiers = _identifiers(labels)
     if len(source) != len(identifiers):
         raise UserError(f"{images} holds {len(source)} pictures, but {labels} has {len(identifiers)} rows")
     if isinstance(source, PackedImages):
@@ -130,9 +133,8 @@ def _complete_file(out: Path, *, force: bool) -> Iterator[Path]:
 # ---- folder -> file --------------------------------------------------------------------------------------------------
 
 
-def pack_folder(labels: Path, folder: Path, out: Path, options: PackOptions) -> PackReport:
+def pack_folder(identifiers: NDArray[Any], folder: Path, out: Path, options: PackOptions) -> PackReport:
     """The files of a folder as one HDF5 file, see `pack`."""
-    identifiers = _identifiers(labels)
     safe = SafeFolder(folder)
     sizes = _sizes(safe, identifiers, options)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
@@ -172,7 +174,7 @@ def _sizes(safe: SafeFolder, identifiers: NDArray[Any], options: PackOptions) ->
     missing: list[str] = []
     for row, identifier in enumerate(identifiers):
         try:
-            status = os.stat(safe.path(identifier, options.extension))
+            status = os.stat(safe.path(identifier, options.extension or ""))
             sizes[row] = status.st_size if stat.S_ISREG(status.st_mode) else 0
         except UnsafePathError as error:
             raise UserError(f"row {row}: {printable(identifier)}: {error}; nothing was packed") from error
@@ -202,7 +204,7 @@ def _pieces(offsets: NDArray[np.int64]) -> Iterator[range]:
 def _read(safe: SafeFolder, identifiers: NDArray[Any], row: int, size: int, options: PackOptions) -> bytes:
     if not size:
         return b""
-    path = safe.path(identifiers[row], options.extension)
+    path = safe.path(identifiers[row], options.extension or "")
     with open(path, "rb") as file:
         content = file.read(size + 1)
     if len(content) != size:
@@ -221,7 +223,7 @@ def unpack(labels: Path, source: ImageSource, identifiers: NDArray[Any], out: Pa
         raise UserError(f"{out} exists; give another --out, or --force to move it to {aside}")
     if is_taken and aside.exists():
         raise UserError(f"{out} and {aside} both exist; remove one of them")
-    extension = ".png" if options.png else options.extension
+    extension = ".png" if options.png else options.extension or ""
     partial = out.with_name(f"{out.name}.partial")
     if partial.exists() or partial.is_symlink():  # of a run that was ended
         partial.unlink() if partial.is_symlink() else shutil.rmtree(partial)

@@ -17,6 +17,8 @@ from linnaeus_jax.data.images import FolderImages, ImageFiles, ImageSource
 from linnaeus_jax.data.labels import read_identifiers
 
 PROVENANCE = "provenance"
+#: ends of the names of picture files
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".avif")
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,25 @@ class RowIdentifiers:
         return len(self.identifiers)
 
 
-def open_pictures(path: Path, labels: Path, extension: str, *, side: int = 16) -> ImageSource:
+def default_extension(identifiers: NDArray[Any]) -> str:
+    """What is added to the identifiers where nobody says it: nothing if all of them end like pictures, else ".jpg"."""
+    return "" if all(text.lower().endswith(SUFFIXES) for text in identifiers) else ".jpg"
+
+
+def open_pictures(path: Path, labels: Path, extension: str | None, *, side: int = 16) -> ImageSource:
     """The pictures of a labels file; encoded ones are delivered at `side`, raw ones as they are stored.
+
+    Args:
+      extension: of the files of a folder; None: see `default_extension`.
 
     Raises:
       UserError: they cannot be opened; the message names the file.
     """
     try:
         if path.is_dir():
-            return FolderImages(ImageFiles(path, side, RowIdentifiers(read_identifiers(str(labels))), extension))
+            identifiers = read_identifiers(str(labels))
+            extension = default_extension(identifiers) if extension is None else extension
+            return FolderImages(ImageFiles(path, side, RowIdentifiers(identifiers), extension))
         return open_h5(ImageFiles(path, side))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(str(error.args[0] if isinstance(error, KeyError) else error)) from error

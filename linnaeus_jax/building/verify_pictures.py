@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.building.findings import SHOWN, Findings
 from linnaeus_jax.building.label_file import LabelFile
 from linnaeus_jax.building.parallel import in_order
-from linnaeus_jax.building.pictures import identifiers_digest, open_pictures, provenance
+from linnaeus_jax.building.pictures import default_extension, identifiers_digest, open_pictures, provenance
 from linnaeus_jax.building.verify_columns import repeated_rows
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import image_size, read_image
@@ -38,13 +38,14 @@ class PictureChecks:
 
     Attributes:
       path: a folder, or an HDF5 file of raw or packed pictures.
-      extension: added to identifiers that do not end with it, as `data.hybrid.file_extension`.
+      extension: added to identifiers that do not end with it, as `data.hybrid.file_extension`; None: see
+        `default_extension`.
       decode: "all" pictures, a "sample" of `sample` random ones, or "none".
       progress: called with (pictures checked, pictures to check).
     """
 
     path: Path
-    extension: str = ""
+    extension: str | None = None
     decode: str = "all"
     sample: int = 1000
     progress: Callable[[int, int], None] | None = None
@@ -133,14 +134,17 @@ def _spread(values: NDArray[np.int32]) -> tuple[float, ...]:
 def _missing(file: LabelFile, checks: PictureChecks, source: FolderImages, findings: Findings) -> NDArray[np.int64]:
     """Rows without a file, with advice where the extension is the reason."""
     identifiers = read_identifiers(str(file.path))
-    missing = np.array(missing_rows(identifiers, str(checks.path), checks.extension), np.int64)
+    extension = default_extension(identifiers) if checks.extension is None else checks.extension
+    if not extension and default_extension(identifiers) == "":
+        findings.note("extension", "identifiers are whole file names: train with data.hybrid.file_extension=''")
+    missing = np.array(missing_rows(identifiers, str(checks.path), extension), np.int64)
     if not len(missing):
         return missing
     advice = ""
-    if len(missing) == len(identifiers) and checks.extension:
+    if len(missing) == len(identifiers) and extension:
         plain = len(identifiers) - len(missing_rows(identifiers, str(checks.path), ""))
         if plain:
-            advice = f"; {plain} are found without {checks.extension!r}: set data.hybrid.file_extension=''"
+            advice = f"; {plain} are found without {extension!r}: set data.hybrid.file_extension=''"
     findings.error(
         "missing_image",
         f"{len(missing)} of {len(identifiers)} rows have no file in {checks.path}{advice}",

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.registry import RegistrationError
 
+#: of the option --extension
+EXTENSION_HELP = "data.hybrid.file_extension of a folder (default: none if identifiers end like .png, else .jpg)"
+
 Main = Callable[[Sequence[str]], int | None]
 
 

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
     parser = tools.parser("describe_dataset", __doc__)
     parser.add_argument("labels", type=Path, metavar="LABELS", help="labels.h5")
     parser.add_argument("--images", type=Path, metavar="PATH", help="HDF5 file or folder of the pictures")
-    parser.add_argument("--extension", default=".jpg", help="data.hybrid.file_extension, for a folder (default .jpg)")
+    parser.add_argument("--extension", help=tools.EXTENSION_HELP)
     parser.add_argument("--val-labels", type=Path, metavar="LABELS", help="labels of a separate validation set")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="for dataset.html and the figures")
     args = parser.parse_args(argv)

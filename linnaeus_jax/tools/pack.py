@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("labels", type=Path, metavar="LABELS", help="labels.h5, whose rows the pictures belong to")
     parser.add_argument("--images", type=Path, required=True, metavar="PATH", help="folder, or HDF5 file of pictures")
     parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="file ending with .h5, or a folder")
-    parser.add_argument("--extension", default=".jpg", help="data.hybrid.file_extension of the folder (default .jpg)")
+    parser.add_argument("--extension", help=tools.EXTENSION_HELP)
     parser.add_argument("--png", action="store_true", help="write raw pixels as PNG files")
     parser.add_argument("--allow-missing", action="store_true", help="pack rows without a file as empty pictures")
     parser.add_argument("--force", action="store_true", help="replace the file --out; move the folder --out aside")

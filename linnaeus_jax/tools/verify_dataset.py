@@ -1,7 +1,7 @@
 """Checks a labels file, of this or another program, and the pictures that belong to it.
 
     python -m linnaeus_jax.tools.verify_dataset data/demo/labels.h5 --images data/demo/images.h5
-    python -m linnaeus_jax.tools.verify_dataset labels.h5 --images pictures/ --extension '' --decode sample --json
+    python -m linnaeus_jax.tools.verify_dataset labels.h5 --images pictures/ --decode sample --json
 
 Exit status: 0 without errors, 1 with errors (with --strict also with warnings), 2 where there is nothing to check.
 """
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     parser = tools.parser("verify_dataset", __doc__)
     parser.add_argument("labels", type=Path, metavar="LABELS", help="labels.h5")
     parser.add_argument("--images", type=Path, metavar="PATH", help="HDF5 file or folder of the pictures")
-    parser.add_argument("--extension", default=".jpg", help="data.hybrid.file_extension, for a folder (default .jpg)")
+    parser.add_argument("--extension", help=tools.EXTENSION_HELP)
     parser.add_argument("--decode", choices=DECODE, default="all", help="which pictures are decoded (default all)")
     parser.add_argument("--sample", type=int, default=1000, help="pictures of --decode sample")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="label columns; default: all")

@@ -84,6 +84,14 @@ def test_odd_names_and_an_extension(tmp_path, monkeypatch):
     assert contents(tmp_path / "out") == files
 
 
+def test_the_extension_that_nobody_gives(tmp_path):
+    for names, files in ((["a", "b.png"], ["a.jpg", "b.png.jpg"]), (["a.JPEG", "b.png"], ["a.JPEG", "b.png"])):
+        labels = labels_of(tmp_path / "labels.h5", names)
+        out = tmp_path / files[0]
+        pack(labels, write_packed(tmp_path / "images.h5", [b"1", b"2"]), out, PackOptions())
+        assert sorted(contents(out)) == files
+
+
 def test_missing_pictures_are_named_or_allowed(labels, tmp_path):
     folder = write_folder(tmp_path / "pictures")
     names = identifiers()

@@ -9,7 +9,7 @@ from tests.building.samples import write_clean, write_folder
 def test_text_page_and_figures(tmp_path, capsys):
     labels, folder = str(write_clean(tmp_path / "labels.h5")), str(write_folder(tmp_path / "pictures"))
     out = tmp_path / "out"
-    assert describe_dataset.main([labels, "--images", folder, "--extension", "", "--out", str(out)]) == 0
+    assert describe_dataset.main([labels, "--images", folder, "--out", str(out)]) == 0
     text = capsys.readouterr().out
     for words in ("60 rows", "species", "classes of genus", "CC BY 4.0", "observers", "dataset.html and 8 figures"):
         assert words in text

@@ -33,7 +33,7 @@ def with_fault(data: Path, path: Path, level: str) -> Path:
 
 
 def test_a_clean_set(data, capsys):
-    assert verify_dataset.main([str(data / "labels.h5"), "--images", str(data / "pictures"), "--extension", ""]) == 0
+    assert verify_dataset.main([str(data / "labels.h5"), "--images", str(data / "pictures")]) == 0
     text = capsys.readouterr().out
     for words in ("species", "temporal", "60 folder, 60 of them decoded", "train 48", "errors: 0, warnings: 0"):
         assert words in text
