@@ -108,21 +108,21 @@ def describe(labels: Path, val_labels: Path | None = None) -> Description:
         good = check_structure(file, findings)
         taxa = read_taxa(file, [task for task in file.tasks if task in good], findings)
         reader = _Reader(file, good)
-        with damage_noted(findings):
-            reader.read_metadata()
+        reader.read_metadata(findings)
         with damage_noted(findings):
             reader.read_raw()
         for name in ("license", "rights_holder", "source_doi"):
             with damage_noted(findings):
                 reader.read_texts(name)
         sides: tuple[Side, ...] = ()
+        repeated = 0
         with damage_noted(findings):
             identity = _Identity(file, good)
+            repeated = len(repeated_rows(identity.pictures))
             if val_labels is None:
                 sides = _sides_of_column(file, good, taxa, identity)
             else:
                 sides = (_side("train", np.ones(file.rows, bool), taxa, identity), *_other_file(val_labels, findings))
-        repeated = len(repeated_rows(identity.pictures)) if IDENTIFIERS in good else 0
         faults = tuple(finding.message for finding in findings if finding.level == ERROR)
         depth = _depth(taxa)
         return Description(
@@ -143,31 +143,25 @@ class _Reader:
     def __init__(self, file: LabelFile, good: set[str]) -> None:
         self.file, self.good = file, good
         self.found: dict[str, Any] = {}
+        self._places: list[NDArray[np.float32]] = []
+        self._heights: list[NDArray[np.float32]] = []
+        self._elevation = ""  # the first data set of elevations that can be read
 
-    def read_metadata(self) -> None:
+    def read_metadata(self, findings: Findings) -> None:
         """Coverage, places, months and hours, and encoded elevation."""
         names = [name for name in metadata_sets(self.file) if name in self.good]
         bits = np.zeros(self.file.rows, np.int64)
         for position, name in enumerate(names):
-            places, months, hours, heights = [], np.zeros(12, np.int64), np.zeros(24, np.int64), []
-            for start, part in self.file.slabs(name):
-                values = part.reshape(len(part), -1)
-                known = known_rows(name, values)
-                bits[start : start + len(part)] |= known.astype(np.int64) << position
-                if name == "spatial" and values.shape[1] == 3:
-                    places.append(coordinates(values[known]).astype(np.float32))
-                elif name == "temporal" and values.shape[1] in (2, 4):
-                    in_month, in_hour = _moments(values[known], self.file.column_names(name))
-                    months, hours = months + in_month, hours + in_hour
-                elif name.startswith("elevation") and "scales" in self.file.datasets[name].attrs:
-                    heights.append(self._heights(name, values[known]))
-            if places:
-                self.found["places"] = np.concatenate(places)
-            if months.any():
-                self.found |= {"months": months, "hours": hours}
-            if heights and "elevation" not in self.found:
-                self.found["elevation"] = np.concatenate(heights)
-                self.found["elevation_period"] = float(np.max(self.file.datasets[name].attrs["scales"]))
+            with damage_noted(findings):
+                for start, part in self.file.slabs(name):
+                    values = part.reshape(len(part), -1)
+                    known = known_rows(name, values)
+                    bits[start : start + len(part)] |= known.astype(np.int64) << position
+                    self._add(name, values[known])
+        if self._places:
+            self.found["places"] = np.concatenate(self._places)
+        if self._heights:
+            self.found["elevation"] = np.concatenate(self._heights)
         combination, rows = np.unique(bits, return_counts=True)
         self.found["components"] = {name: int((bits >> i & 1).sum()) for i, name in enumerate(names)}
         self.found["combinations"] = {
@@ -175,14 +169,23 @@ class _Reader:
             for bit, count in zip(combination.tolist(), rows.tolist())
         }
 
-    def _heights(self, name: str, values: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Metres within the longest scale."""
-        scales = np.atleast_1d(self.file.datasets[name].attrs["scales"]).astype(np.float64)
-        if 2 * len(scales) != values.shape[1]:
-            return np.zeros(0, np.float32)
-        longest = int(np.argmax(scales))
-        turn = np.arctan2(values[:, 2 * longest], values[:, 2 * longest + 1]) / (2 * np.pi)
-        return (turn % 1 * scales[longest]).astype(np.float32)
+    def _add(self, name: str, values: NDArray[np.floating]) -> None:
+        """Usable rows [n, W] of a metadata data set."""
+        width = values.shape[1]
+        if name == "spatial" and width == 3:
+            self._places.append(coordinates(values).astype(np.float32))
+        elif name == "temporal" and width in (2, 4):
+            months, hours = _moments(values, self.file.column_names(name))
+            self.found["months"] = self.found.get("months", 0) + months
+            self.found["hours"] = self.found.get("hours", 0) + hours
+        elif name.startswith("elevation") and self._elevation in ("", name):
+            scales = np.atleast_1d(self.file.datasets[name].attrs.get("scales", [])).astype(np.float64)
+            if 2 * len(scales) != width:
+                return
+            self._elevation, longest = name, int(np.argmax(scales))
+            turn = np.arctan2(values[:, 2 * longest], values[:, 2 * longest + 1]) / (2 * np.pi)
+            self._heights.append((turn % 1 * scales[longest]).astype(np.float32))
+            self.found["elevation_period"] = float(scales[longest])
 
     def read_raw(self) -> None:
         """Places and elevation as they were before encoding, and observers."""

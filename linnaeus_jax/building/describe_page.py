@@ -81,8 +81,11 @@ def example_pictures(
     chosen = {int(index): _some_rows(np.flatnonzero(label == index), int(index)) for index in (*most, *least)}
     rows = np.sort(np.concatenate([*chosen.values(), np.zeros(0, np.int64)])).astype(np.int64)
     rows = rows[rows < len(source)]
-    credits = dict(zip(rows.tolist(), map(credit_line, read_credits(str(found.labels), rows))))
-    shown = {row: _example(source, row, credits[row]) for row in rows.tolist()}
+    try:
+        credits = list(map(credit_line, read_credits(str(found.labels), rows)))
+    except ValueError:  # a column that cannot be read is among the faults
+        credits = [""] * len(rows)
+    shown = {row: _example(source, row, credit) for row, credit in zip(rows.tolist(), credits)}
 
     def examples(indices: NDArray[np.int64]) -> tuple[ClassExamples, ...]:
         return tuple(

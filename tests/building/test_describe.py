@@ -144,8 +144,18 @@ def test_unusable_columns_are_left_out_and_named(changed):
     with h5py.File(changed, "r+") as file:
         replace(file, "taxa_L20", np.ones(3, np.uint32))
         replace(file, "observer_id", np.ones(3, np.int32))
+        replace(file, "license", np.ones(3, np.int32))
+        replace(file, "spatial", file["spatial"][:], chunks=(60, 3), compression="gzip")
+        info = file["spatial"].id.get_chunk_info(0)
+    with open(changed, "r+b") as raw:
+        raw.seek(info.byte_offset)
+        raw.write(b"\xff" * info.size)
     found = describe(changed)
-    assert [line.split(":")[0] for line in found.faults] == ["observer_id", "taxa_L20"]
+    assert "'spatial' cannot be read" in found.faults[-1]
+    assert found.components == {"elevation_broadrange_2": ROWS, "spatial": 0, "temporal": ROWS}
+    most, least = example_pictures(found, write_folder(changed.parent / "pictures"))
+    assert {example.credit for one in (*most, *least) for example in one.examples} == {""}
+    assert [line.split(":")[0] for line in found.faults][:3] == ["license", "observer_id", "taxa_L20"]
     assert found.taxa.tasks == ("taxa_L10", "taxa_L30")
     with pytest.raises(UserError, match="no such labels file"):
         describe(changed.with_name("none.h5"))
