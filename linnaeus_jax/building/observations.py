@@ -21,6 +21,8 @@ from linnaeus_jax.building.options import BuildOptions
 
 #: the Dead Sea's shore and Everest's top lie within, in metres
 LOWEST, HIGHEST = -500.0, 9000.0
+#: metres that stand for 0 m
+SEA_LEVEL = 0.01
 OLDEST = 1700
 #: a range of dates counts as its middle if it is not longer, in days
 LONGEST_RANGE = 31
@@ -88,7 +90,7 @@ def read_observations(frame: pl.DataFrame, options: BuildOptions) -> Observation
         metres, reason, value = _elevations(frame)
         note("ELEVATION", value, reason)
         encoded[options.elevation_set] = encode_elevations(metres, options.elevation_scales)
-        raw["raw_elevation"] = np.nan_to_num(metres, nan=0.0).astype(np.float32)
+        raw["raw_elevation"] = _stored_metres(metres)
         known["ELEVATION"] = np.isfinite(metres)
     if "in_region" in given:
         inside, reason = _flags(frame["in_region"])
@@ -350,10 +352,19 @@ def _elevations(frame: pl.DataFrame) -> tuple[NDArray[np.float64], pl.Series, pl
     return np.where(reason.is_null().to_numpy(), mean, np.nan), reason, value.alias("value")
 
 
+def _stored_metres(metres: NDArray[np.float64]) -> NDArray[np.float32]:
+    """0 where NaN, the documented null, and `SEA_LEVEL` for a known 0."""
+    return np.nan_to_num(np.where(metres == 0, SEA_LEVEL, metres), nan=0.0).astype(np.float32)
+
+
 def encode_elevations(metres: NDArray[np.float64], scales: Sequence[float]) -> EncodedColumn:
-    """Sine and cosine [N, 2 * scales] of 2 pi metres / scale; 0 m where NaN, the documented null."""
-    turns = 2 * np.pi * np.nan_to_num(metres, nan=0.0)[:, None] / np.asarray(scales)[None, :]
-    values = np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(metres), -1).astype(np.float32)
+    """Sine and cosine [N, 2 * scales] of 2 pi metres / scale; 0 m where NaN, the documented null.
+
+    A known 0 m is written as `SEA_LEVEL`, since its own encoding would say "unknown". In float32, as the files that exist
+    were encoded: at 4000 m and a period of 100 m that differs by 2e-5 from float64.
+    """
+    turns = np.float32(2 * np.pi) * _stored_metres(metres)[:, None] / np.asarray(scales, np.float32)[None, :]
+    values = np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(metres), -1)
     names = [f"elev_{scale:g}_{wave}" for scale in scales for wave in ("sin", "cos")]
     attributes = {"column_names": names, "method": "sinusoidal", "scales": np.asarray(scales, np.float32)}
     return EncodedColumn(values, attributes)

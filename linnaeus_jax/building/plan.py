@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,10 @@ def plan_build(
       ValueError: a rank that the source lacks, or no row with a label and a picture.
     """
     levels = chosen_levels(source.levels, options.ranks)
+    if source.links.get("elevation") == "raw_elevation":  # of a labels file, where 0 stands for unknown
+        is_zero = pl.col("elevation").cast(pl.Float64, strict=False) == 0
+        known = pl.when(is_zero.fill_null(False)).then(None).otherwise(pl.col("elevation"))
+        source = replace(source, frame=source.frame.with_columns(known.alias("elevation")))
     taxa = label_rows(source.frame, levels, synonyms, options.min_per_class)
     decided = {REASON: taxa.reason, DETAIL: taxa.detail}
     frame = source.frame.with_columns(

@@ -36,7 +36,7 @@ def get_config() -> ConfigDict:
     config.model.convnext_stages.layer_scale_init_value = 0.1  # blocks count from the first update, for short runs
     config.train.epochs = 20
     config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower
-    config.lr_scheduler.base_lr = 8e-3  # at 512 rows, scaled to the batch
+    config.lr_scheduler.base_lr = {base_lr}  # at 512 rows, scaled to the batch
     config.lr_scheduler.warmup_epochs = 1.0
 
     config.loss.grad_weighting.task.type = "static"  # or "gradnorm"
@@ -44,9 +44,14 @@ def get_config() -> ConfigDict:
 
     schedule = config.schedule
     schedule.mixup.group_levels = {group_levels!r}
+    schedule.mixup.prob.enabled = False  # mixes pictures of one group; try it once everything else works
+    schedule.meta_masking.start_prob, schedule.meta_masking.end_prob = 0.5, 0.1  # so that pictures alone suffice, too
+    schedule.meta_masking.end_fraction = 0.5
     schedule.validation.interval_epochs = 1
     schedule.checkpoint.interval_epochs = 1
     schedule.checkpoint.keep_top_n, schedule.checkpoint.keep_last_n = 1, 1
+    schedule.metrics.step_interval = schedule.metrics.console_interval = schedule.metrics.wandb_interval = 20
+    schedule.metrics.lr_interval = schedule.metrics.pipeline_interval = 20
     config.metrics.track_null_vs_non_null = True
     config.metrics.null_vs_non_null_tasks = data.task_keys_h5
     return config
@@ -102,6 +107,7 @@ def starter_config(
         metadata="\n".join(lines),
         img_size=img_size,
         variant="tiny" if img_size <= 96 else "sm",
+        base_lr=1.6e-2 if img_size <= 96 else 8e-3,
         weights=tuple(0.5**position for position in range(len(tasks))),
         group_levels=(tasks[0],),
     )

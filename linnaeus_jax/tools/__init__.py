@@ -49,19 +49,28 @@ def command(*errors: type[Exception], status: int = 2) -> Callable[[Main], Calla
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr with rate and remaining time; yields a function of (done, total), the first call of which shows
-    it. Nothing is shown where stderr is no terminal."""
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on stderr with rate and remaining time; yields a function of (what is done, done, total), whose first call
+    shows a bar. A total of 0 is unknown. Nothing is shown where stderr is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None, visible=False, rate="")
-        start = time.perf_counter()
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
+        begun: dict[str, tuple[TaskID, float, int]] = {}
 
-        def progress(done: int, total: int) -> None:
-            rate = done / max(time.perf_counter() - start, 1e-9)
-            bar.update(task, completed=done, total=total, visible=True, rate=f"{rate:.0f}/s")
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in begun:
+                begun[what] = bars.add_task(what, total=total or None, rate=""), time.perf_counter(), done
+            task, start, first = begun[what]
+            rate = (done - first) / max(time.perf_counter() - start, 1e-9)
+            bars.update(task, completed=done, total=total or None, rate=f"{rate:,.0f}/s")
 
         yield progress
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """One bar of `progress_bars`; yields a function of (done, total)."""
+    with progress_bars() as progress:
+        yield functools.partial(progress, what)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from linnaeus_jax.building.observations import BadDate, parse_date, read_observations
 from linnaeus_jax.building.options import BuildOptions
+from linnaeus_jax.data.metadata import ComponentSettings, SourceColumns, build_metadata
 from tests.building.helpers import rows_of
 
 
@@ -144,6 +145,16 @@ def test_elevations(low, high, metres):
     assert seen.raw["raw_elevation"].tolist() == [metres or 0]
     if metres is None:
         assert seen.encoded["elevation_broadrange_2"].values[0].tolist() == [0, 1] * 5
+
+
+def test_sea_level_is_known():
+    seen = observe(elevation=["0", None])
+    settings = (ComponentSettings("ELEVATION", "e", (), 10),)
+    _, valid = build_metadata(
+        settings, {"e": SourceColumns(seen.encoded["elevation_broadrange_2"].values)}, None, rows=2
+    )
+    assert valid[:, 0].tolist() == [True, False] == seen.known["ELEVATION"].tolist()
+    np.testing.assert_allclose(seen.raw["raw_elevation"], [0.01, 0])
 
 
 def test_regions_are_flags():
