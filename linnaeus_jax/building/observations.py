@@ -360,8 +360,8 @@ def _stored_metres(metres: NDArray[np.float64]) -> NDArray[np.float32]:
 def encode_elevations(metres: NDArray[np.float64], scales: Sequence[float]) -> EncodedColumn:
     """Sine and cosine [N, 2 * scales] of 2 pi metres / scale; 0 m where NaN, the documented null.
 
-    A known 0 m is written as `SEA_LEVEL`, since its own encoding would say "unknown". In float32, as the files that exist
-    were encoded: at 4000 m and a period of 100 m that differs by 2e-5 from float64.
+    A known 0 m is written as `SEA_LEVEL`, since its own encoding would say "unknown". In float32, as the files that
+    exist were encoded: at 4000 m and a period of 100 m that differs by 2e-5 from float64.
     """
     turns = np.float32(2 * np.pi) * _stored_metres(metres)[:, None] / np.asarray(scales, np.float32)[None, :]
     values = np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(metres), -1)
