@@ -18,7 +18,7 @@ from linnaeus_jax.building.observations import Observations, read_observations
 from linnaeus_jax.building.pixels import Outcome
 from linnaeus_jax.building.plan import BuildPlan
 from linnaeus_jax.building.rows import DETAIL, DUPLICATE_PICTURE, LINE, OCCURRENCE, PICTURE, REASON, SUBSET
-from linnaeus_jax.building.splits import SIDES, SplitRows, assign_sides
+from linnaeus_jax.building.splits import SIDES, VAL, SplitRows, assign_sides
 from linnaeus_jax.building.starter_config import starter_config
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.files import write_atomically, write_json
@@ -243,6 +243,7 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
         for component in ("SPATIAL", "TEMPORAL", "ELEVATION")
         if name.startswith(component.lower())
     }
+    sides = "random" if finished.sides is None else "file" if (finished.sides == VAL).any() else "train"
     text = starter_config(
         str(out),
         out.resolve().name,
@@ -250,7 +251,7 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
         sources,
         img_size=options.size,
         picture_folder=str(plan.source.root.resolve()) if options.images == "folder" else "",
-        given_split=finished.sides is not None,
+        sides=sides,
     )
     write_atomically(work / "config.py", text)
     files = ["images.h5"] if options.images != "folder" else []

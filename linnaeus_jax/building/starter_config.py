@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
     data = config.data
     data.dataset.name = {name!r}
     data.task_keys_h5 = {tasks!r}
-    data.h5.labels_path = str(HERE / "labels.h5"){split}
+    {labels}
 {images}
     data.img_size = {img_size}
     data.batch_size, data.batch_size_val = 32, 64
@@ -68,7 +68,7 @@ def starter_config(
     *,
     img_size: int,
     picture_folder: str,
-    given_split: bool,
+    sides: str,
 ) -> str:
     """The text of a config file in Python.
 
@@ -78,15 +78,18 @@ def starter_config(
       tasks: label columns, finest first.
       sources: component -> (data set of the labels file, its width); components that are missing are switched off.
       picture_folder: where the pictures lie; empty: in images.h5 beside it.
-      given_split: whether the labels file says which rows are for training.
+      sides: "file" where the labels file says which rows are for training, "random" where a run draws them, "train"
+        where there is nothing but training rows.
     """
+    prefix = "train_" if sides == "train" else ""
+    remark = "  # says itself which rows are for training" if sides == "file" else ""
+    labels = f'data.h5.{prefix}labels_path = str(HERE / "labels.h5"){remark}'
+    images = f'    data.h5.{prefix}images_path = str(HERE / "images.h5")'
     if picture_folder:
         images = (
             f"    data.hybrid.use_hybrid, data.hybrid.images_dir = True, {picture_folder!r}\n"
             '    data.hybrid.file_extension = ""  # identifiers are whole file names'
         )
-    else:
-        images = '    data.h5.images_path = str(HERE / "images.h5")'
     lines = []
     for component, index in _COMPONENTS.items():
         node = f"data.meta.components.{component}"
@@ -103,7 +106,7 @@ def starter_config(
         name=name,
         tasks=tuple(tasks),
         images=images,
-        split="  # says itself which rows are for training" if given_split else "",
+        labels=labels,
         metadata="\n".join(lines),
         img_size=img_size,
         variant="tiny" if img_size <= 96 else "sm",
