@@ -202,6 +202,7 @@ def link_columns(
     mapping: Mapping[str, str] | None = None,
     rank_map: Mapping[str, str] | None = None,
     media: bool = False,
+    first: bool = False,
 ) -> Links:
     """Links the columns of a source to the standard columns.
 
@@ -211,6 +212,7 @@ def link_columns(
       mapping: standard column -> column of the source, which wins over usual names; "" = none.
       rank_map: rank or level -> "NAME_COLUMN", "NAME_COLUMN:ID_COLUMN" or ":ID_COLUMN"; "" = no such rank.
       media: whether the source is the media file of an archive, which has usual names of its own.
+      first: whether the first of several columns for one standard column counts; else they are an error.
 
     Raises:
       UserError: an unknown standard column, rank or source column; two columns for one standard column.
@@ -226,7 +228,7 @@ def link_columns(
     for standard, tiers in candidates.items():
         if standard not in chosen:
             best = tiers[min(tiers)]
-            if len(best) > 1:
+            if len(best) > 1 and not first:
                 raise UserError(_twice(where, standard, [header[position] for position in best]))
             positions[standard] = best[0]
     return Links({standard: header[position] for standard, position in positions.items()}, positions)

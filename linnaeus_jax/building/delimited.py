@@ -238,6 +238,14 @@ class RecordReader:
                 return
             self._more()
 
+    def first_width(self) -> int:
+        """Fields of the first record, for files without a header line."""
+        while b"\n" not in self._rest and not self._ended:
+            self._more()
+        layout = _layout(np.frombuffer(self._rest, np.uint8), self._separator, self._quote)
+        end = int(layout.ends[0]) if layout.ends.size else len(self._rest)
+        return int(np.searchsorted(layout.separators, end)) + 1
+
     def _more(self) -> None:
         """Appends a block to the rest; at the end of the file a line end, where the last line has none."""
         block = self._blocks.read()

@@ -220,7 +220,7 @@ def _needs_listing(frame: pl.DataFrame) -> bool:
 def _with_files(frame: pl.DataFrame, root: Path, listing: Listing | None, follow_links: bool) -> pl.DataFrame:
     """`picture` as found on disk, with reasons where it was not."""
     if rows.PICTURE not in frame.columns:
-        return _files_by_id(frame, listing or Listing(root))
+        return files_by_id(frame, Matcher(listing or Listing(root)))
     if listing is not None and _needs_listing(frame):
         ids = pl.col(rows.OCCURRENCE) if rows.OCCURRENCE in frame.columns else pl.lit(None, pl.String)
         place = pl.when(ids.is_not_null()).then(pl.int_range(pl.len(), dtype=pl.Int64).over(ids) + 1)
@@ -238,10 +238,12 @@ def _with_files(frame: pl.DataFrame, root: Path, listing: Listing | None, follow
     return frame.drop("_reason", "_detail")
 
 
-def _files_by_id(frame: pl.DataFrame, listing: Listing) -> pl.DataFrame:
-    """A table that names no pictures: each record has the files named by its id, or one row without picture."""
+def files_by_id(frame: pl.DataFrame, matcher: Matcher) -> pl.DataFrame:
+    """Records that name no pictures: one row per file that is named by their id, or one row without a picture."""
     frame = frame.with_row_index("row")
-    ids = frame.select("row", pl.col(rows.OCCURRENCE).alias(matching.ID))
-    found = Matcher(listing).match_records(ids).rename({"path": rows.PICTURE})
+    ids = frame.filter(pl.col(rows.REASON).is_null())
+    names = {rows.OCCURRENCE: matching.ID} | {name: name for name in matching.OTHER_IDS if name in frame.columns}
+    found = matcher.match_records(ids.select("row", *(pl.col(name).alias(new) for name, new in names.items())))
+    found = found.rename({"path": rows.PICTURE})
     frame = frame.join(found, on="row", how="left", maintain_order="left_right").drop("row")
     return records.reject(frame, pl.col(rows.PICTURE).is_null(), rows.NO_PICTURE_NAMED)
