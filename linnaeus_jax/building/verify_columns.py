@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import h5py
@@ -13,7 +14,7 @@ from linnaeus_jax.building.label_file import LabelFile, damage_noted
 from linnaeus_jax.building.paths import UNSAFE
 from linnaeus_jax.building.verify_taxa import Taxa
 from linnaeus_jax.data.labels import MAX_SUBSETS, OCCURRENCE, SPLIT, SPLITS, SUBSET_PREFIX
-from linnaeus_jax.data.labels_file import IDENTIFIERS
+from linnaeus_jax.data.labels_file import IDENTIFIERS, text_of
 from linnaeus_jax.data.taxon_names import GROUP
 
 TEXT = "text"
@@ -103,6 +104,11 @@ def _check_unknown(file: LabelFile, name: str, findings: Findings) -> bool:
 def _check_origin(file: LabelFile, findings: Findings) -> None:
     if "metadata" not in file.groups:
         findings.warning("origin", "there is no group 'metadata': nothing is known about the origin of the data")
+        return
+    try:
+        json.loads(text_of(file.file["metadata"].attrs.get("config_json", "{}")))
+    except ValueError as error:
+        findings.warning("origin", f"the attribute config_json of 'metadata' is not valid JSON: {error}")
 
 
 def check_identifiers(file: LabelFile, findings: Findings) -> NDArray[np.int64] | None:

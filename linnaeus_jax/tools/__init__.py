@@ -56,7 +56,9 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    remaining, silent = TimeRemainingColumn(), not console.is_terminal
+    with Progress(*columns, remaining, console=console, transient=True, disable=silent) as bars:
         begun: dict[str, tuple[TaskID, float, int]] = {}
 
         def progress(what: str, done: int, total: int) -> None:

@@ -129,6 +129,7 @@ FAULTS: list[tuple[str, str, str, Fault, str]] = [
     ("unknown", "note", "unknown data set", lambda f: replace(f, "weight_grams", np.ones(ROWS)), "no meaning"),
     ("unknown", "note", "unknown group", lambda f: f.create_group("extra"), "no meaning"),
     ("origin", "warning", "no group metadata", without("metadata"), "origin"),
+    ("origin", "warning", "no JSON", set_attr("metadata", "config_json", "{oops"), "not valid JSON"),
     ("duplicate_identifier", "warning", "twice", text_column("img_identifiers", [ids[1]] + ids[1:]), "1 rows"),
     ("empty_identifier", "error", "empty", text_column("img_identifiers", [*ids[:-1], ""]), "1 rows have an empty"),
     ("unsafe_identifier", "error", "upwards", text_column("img_identifiers", ["a/../../b.png", *ids[1:]]), "lead out"),
