@@ -42,6 +42,8 @@ def known_rows(name: str, values: NDArray[np.floating]) -> NDArray[np.bool_]:
     """bool [n]: rows of metadata [n, W] that hold something: finite, not all 0, and no elevation encoded as 0 m."""
     known = np.isfinite(values).all(axis=1) & (values != 0).any(axis=1)
     if name.startswith("elevation"):
+        if values.shape[1] % 2:  # no (sin, cos) pairs: the reader takes every row as unknown
+            return np.zeros(len(values), bool)
         at_zero = (np.abs(values[:, 0::2]) <= 1e-8).all(axis=1) & (np.abs(values[:, 1::2] - 1) <= 1e-5).all(axis=1)
         known &= ~at_zero
     return known
