@@ -100,18 +100,31 @@ def _order(count: int, seed: int) -> NDArray[np.int64]:
 
 
 def _by_share(order: NDArray[np.int64], size: NDArray[np.int64], options: BuildOptions) -> NDArray[np.int64]:
-    """Side of each unit: in the given order the first fill the test share of the rows, the next that of validation."""
-    start = np.cumsum(size[order]) - size[order]  # rows before the unit
-    test, val = (round(float(size.sum()) * share) for share in (options.test, options.val))
+    """Side of each unit: in the given order, those that still fit fill the test share of the rows, then validation.
+
+    A unit larger than the whole share falls to training; where every unit is, the smallest one is taken.
+    """
     side = np.full(len(size), TRAIN, np.int64)
-    side[order[start < test + val]] = VAL
-    side[order[start < test]] = TEST
+    for part, share in ((TEST, options.test), (VAL, options.val)):
+        free = wanted = round(float(size.sum()) * share)
+        for unit in order[side[order] == TRAIN].tolist():
+            if size[unit] <= free:
+                side[unit] = part
+                free -= int(size[unit])
+        rest = order[side[order] == TRAIN]
+        if wanted and free == wanted and len(rest) > 1:
+            side[rest[np.argmin(size[rest])]] = part
     return side
 
 
 def _newest_last(day: NDArray[np.int64], size: NDArray[np.int64], options: BuildOptions) -> NDArray[np.int64]:
+    """Side of each unit: the newest days fill the test share of the rows, those before them validation."""
     order = np.argsort(-day, kind="stable")
-    side = _by_share(order, size, options)
+    start = np.cumsum(size[order]) - size[order]  # rows of newer days
+    test, val = (round(float(size.sum()) * share) for share in (options.test, options.val))
+    side = np.full(len(size), TRAIN, np.int64)
+    side[order[start < test + val]] = VAL
+    side[order[start < test]] = TEST
     side[day < 0] = TRAIN
     return side
 

@@ -65,6 +65,16 @@ def test_shares_are_about_those_asked_for():
         assert np.bincount(side).tolist() == [700, 200, 100]
 
 
+def test_a_group_larger_than_the_share_falls_to_training():
+    observer = np.repeat(np.arange(21), [500, *[25] * 20])
+    side = assign_sides(plain_rows(np.ones(1000), observer=observer), BuildOptions(split="observer", val=0.1))
+    assert np.bincount(side).tolist() == [900, 100]
+    assert (side[:500] == 0).all()
+    two = np.repeat([0, 1], [60, 40])
+    side = assign_sides(plain_rows(np.ones(100), observer=two), BuildOptions(split="observer", val=0.1))
+    assert np.bincount(side).tolist() == [60, 40]
+
+
 def test_every_class_of_two_has_a_row_for_training_and_one_for_validation():
     label = np.repeat(np.arange(1, 60), np.arange(1, 60)).astype(np.uint32)
     rows = plain_rows(label)
