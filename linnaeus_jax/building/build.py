@@ -76,7 +76,7 @@ def _read(
         plan.options,
         work / JOURNAL,
         work / PIXELS if images else None,
-        threads or os.cpu_count() or 1,
+        threads,
         lambda done, total: progress("reading pictures", done, total),
     )
     if images:

@@ -6,9 +6,7 @@ import hashlib
 import json
 import os
 import stat
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +17,13 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.options import BuildOptions
+from linnaeus_jax.building.parallel import in_order
 from linnaeus_jax.building.rows import DUPLICATE_PICTURE, UNREADABLE_PICTURE
 from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.data.decoding import decode_image, read_image
 
-#: pictures of one record of the journal, and of one piece of work
-BATCH, PIECE = 256, 16
+#: pictures of one piece of work, and of one record of the journal
+BATCH = 32
 #: larger files are no pictures
 MAX_FILE_BYTES = 1 << 30
 #: side at which a picture is decoded that is only checked: JPEG reads all of its data at any scale
@@ -130,32 +129,33 @@ def encode_jpeg(image: NDArray[np.uint8], options: BuildOptions) -> bytes:
 
 
 class _Batch:
-    """Candidates first ... first + len(paths) - 1 and what was read of them."""
+    """A few candidates and what was read of them."""
 
     def __init__(self, paths: Sequence[str], options: BuildOptions) -> None:
-        self.paths, self._options = paths, options
         shape = (len(paths), options.size, options.size, 3)
         self.pixels = np.empty(shape, np.uint8) if options.images == "raw" else None
-        self.data: list[bytes] = [b""] * len(paths)
-        self.outcomes: list[Outcome] = [Outcome()] * len(paths)
-        self.pieces: list[Future[None]] = []
-
-    def read(self, piece: range) -> None:
-        for i in piece:
+        self.data: list[bytes] = []
+        self.outcomes: list[Outcome] = []
+        for i, path in enumerate(paths):
+            self.data.append(b"")
             try:
-                data = read_file(self.paths[i])
+                data = read_file(path)
                 digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-                self.data[i] = store(data, self._options, None if self.pixels is None else self.pixels[i])
+                self.data[i] = store(data, options, None if self.pixels is None else self.pixels[i])
             except (OSError, ValueError, cv2.error) as error:
                 text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                self.outcomes[i] = Outcome(reason=UNREADABLE_PICTURE, detail=text)
+                self.outcomes.append(Outcome(reason=UNREADABLE_PICTURE, detail=text))
                 continue
-            size = len(self.data[i]) if self.pixels is None else self.pixels[i].nbytes
-            self.outcomes[i] = Outcome(digest, size)
+            self.outcomes.append(Outcome(digest, len(self.data[i]) if self.pixels is None else self.pixels[i].nbytes))
 
     def write(self, stream: StreamedBytes | None, seen: dict[str, int], first: int) -> list[Outcome]:
-        """Marks duplicates, appends what is kept, in order; returns the outcomes."""
-        kept = np.zeros(len(self.paths), bool)
+        """Marks duplicates, appends what is kept, in order; returns the outcomes.
+
+        Args:
+          seen: digest -> first candidate with it; completed.
+          first: number of the first candidate.
+        """
+        kept = np.zeros(len(self.outcomes), bool)
         for i, outcome in enumerate(self.outcomes):
             if outcome.reason:
                 continue
@@ -169,28 +169,6 @@ class _Batch:
         elif stream is not None:
             stream.write(b"".join(data for data, keep in zip(self.data, kept, strict=True) if keep))
         return self.outcomes
-
-
-def _batches(paths: Sequence[str], options: BuildOptions, start: int, threads: int) -> Iterator[tuple[int, _Batch]]:
-    """(first candidate, batch) in order, finished; as many more are being read as keep the threads busy."""
-    ahead: deque[tuple[int, _Batch]] = deque()
-    most = 1 + max(1, -(-threads * 2 * PIECE // BATCH))
-    first = start
-    with ThreadPoolExecutor(threads, thread_name_prefix="build-pictures") as pool:
-        try:
-            while ahead or first < len(paths):
-                while first < len(paths) and len(ahead) < most:
-                    batch = _Batch(paths[first : first + BATCH], options)
-                    pieces = range(0, len(batch.paths), PIECE)
-                    batch.pieces = [pool.submit(batch.read, range(p, min(p + PIECE, len(batch.paths)))) for p in pieces]
-                    ahead.append((first, batch))
-                    first += len(batch.paths)
-                number, batch = ahead.popleft()
-                for piece in batch.pieces:
-                    piece.result()
-                yield number, batch
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def read_pictures(
@@ -210,7 +188,7 @@ def read_pictures(
       paths: files of the candidates.
       journal_path: continued where it exists.
       pixels_path: file of `StreamedBytes`, likewise; None: nothing is stored.
-      threads: that decode.
+      threads: that decode; 0: one for each core.
       progress: called with (pictures read, pictures).
     """
     most = None
@@ -223,9 +201,10 @@ def read_pictures(
     cv2.setNumThreads(1)  # the pool is the parallelism
     try:
         progress(len(journal.outcomes), len(paths))
-        for first, batch in _batches(paths, options, len(journal.outcomes), threads):
-            journal.add(batch.write(stream, seen, first))
-            progress(first + len(batch.paths), len(paths))
+        starts = range(len(journal.outcomes), len(paths), BATCH)
+        for batch in in_order(lambda first: _Batch(paths[first : first + BATCH], options), starts, threads=threads):
+            journal.add(batch.write(stream, seen, len(journal.outcomes)))
+            progress(len(journal.outcomes), len(paths))
     finally:
         cv2.setNumThreads(cv2_threads)
         if stream is not None:
