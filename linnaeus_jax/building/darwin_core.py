@@ -92,7 +92,7 @@ def read(
     frame = pl.concat([frame, rest], how="diagonal")
     names = (*core.names, *(media.names if media else ()))
     files = (archive,) if archive.is_file() else tuple(archive / name for name in names)
-    said = (*warnings, *notes, *more, *listing.warnings())
+    said = (*warnings, *notes, *more, *listing.warnings(), *records.lost_pictures(frame, root))
     return SourceRows(frame, root, levels, files, records.links_of(frame, links), said)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import polars as pl
 
 from linnaeus_jax.building import columns, rows
 from linnaeus_jax.building.columns import Links
 from linnaeus_jax.building.delimited import RecordReader, clean_text
+from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
 #: columns whose values seldom repeat
@@ -88,12 +90,40 @@ def reject(
     )
 
 
+def with_found(frame: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """`picture` as found on disk, with reasons where none is named or found.
+
+    Args:
+      frame: [N] rows with `picture` as named, null = none.
+      found: [N] rows `picture`, `reason`, `detail` of `find_files` or a `Matcher`.
+    """
+    frame = reject(frame, pl.col(rows.PICTURE).is_null(), rows.NO_PICTURE_NAMED)
+    found = found.rename({rows.REASON: "_reason", rows.DETAIL: "_detail"})
+    frame = frame.drop(rows.PICTURE).hstack(found)
+    frame = reject(frame, pl.col("_reason").is_not_null(), pl.col("_reason"), pl.col("_detail"))
+    return frame.drop("_reason", "_detail")
+
+
 def links_of(frame: pl.DataFrame, links: Links) -> dict[str, str]:
-    """Standard column of a frame -> column of the source, in the order of the frame."""
+    """Standard column of a frame -> column of the source, of a term's address the last part; in the frame's order."""
     found = dict(links.names)
     for standard, name in links.names.items():
         rank = columns.part_and_level(standard)
         if rank and rank[0] == columns.EITHER:
             for part in ("id", "name"):
                 found.setdefault(rows.label_column(part, rank[1]), name)
-    return {name: found[name] for name in frame.columns if name in found}
+    species = {part: rows.label_column(part, "L10") for part in rows.LABEL_PARTS}
+    made = [(columns.EPITHET, "name"), ("scientific_name", "name"), (columns.LABEL, "name")]
+    for standard, part in (*made, (columns.TAXON_ID, "id"), (columns.COMMON_NAME, "common")):
+        if standard in found:
+            found.setdefault(species[part], found[standard])
+    return {name: found[name].rpartition("/")[2] for name in frame.columns if name in found}
+
+
+def lost_pictures(frame: pl.DataFrame, root: Path) -> list[str]:
+    """A warning where pictures are named and none is found."""
+    named = frame.filter(pl.col(rows.PICTURE).is_not_null() & pl.col(rows.REASON).ne_missing(rows.UNCLAIMED))
+    if named.is_empty() or named[rows.REASON].ne_missing(rows.NO_SUCH_PICTURE).any():
+        return []
+    first = printable(named[rows.PICTURE][0])
+    return [f"none of the {named.height} pictures that are named is below {root}, e.g. {first}; is it their folder?"]

@@ -95,7 +95,8 @@ def read(
         rest = rows.standard_frame(unclaimed(listing, frame[rows.PICTURE]), levels)
         frame = pl.concat([frame, rest], how="diagonal")
         warnings += listing.warnings([os.path.relpath(os.path.abspath(table), root)])
-    return SourceRows(frame, root, levels, (table,), records.links_of(frame, links), (*warnings, *notes))
+    lost = records.lost_pictures(frame, root)
+    return SourceRows(frame, root, levels, (table,), records.links_of(frame, links), (*warnings, *notes, *lost))
 
 
 def _check(links: Links, header: Sequence[str], where: str) -> None:
@@ -230,12 +231,7 @@ def _with_files(frame: pl.DataFrame, root: Path, listing: Listing | None, follow
         found = Matcher(listing).match_media(media)
     else:
         found = find_files(frame[rows.PICTURE], root, listing, follow_links=follow_links)
-    unnamed = frame[rows.PICTURE].is_null() & frame[rows.REASON].is_null()
-    found = found.rename({rows.REASON: "_reason", rows.DETAIL: "_detail"})
-    frame = frame.drop(rows.PICTURE).hstack(found)
-    frame = records.reject(frame, pl.lit(unnamed), rows.NO_PICTURE_NAMED)
-    frame = records.reject(frame, pl.col("_reason").is_not_null(), pl.col("_reason"), pl.col("_detail"))
-    return frame.drop("_reason", "_detail")
+    return records.with_found(frame, found)
 
 
 def files_by_id(frame: pl.DataFrame, matcher: Matcher) -> pl.DataFrame:

@@ -80,7 +80,11 @@ def test_a_download_of_gbif(tmp_path, folder):
         archives.DOI,
     )
     assert source.frame["date"][0] == "2020-05-01/2020-05-03"
-    assert source.links["name_L10"].endswith("species")
+    assert {name: source.links[name] for name in ("name_L10", "latitude", "occurrence")} == {
+        "name_L10": "species",
+        "latitude": "decimalLatitude",
+        "occurrence": "gbifID",
+    }
 
 
 def test_ragged_lines_and_repeated_ids(tmp_path):

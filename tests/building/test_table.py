@@ -170,6 +170,13 @@ def test_what_is_no_table(tmp_path, data, message):
         table.read(write(tmp_path, data))
 
 
+def test_pictures_in_another_folder_are_asked_for(tmp_path):
+    source = table.read(write(tmp_path, "picture,species\na.jpg,x y\nb.jpg,x y\n"))
+    assert source.warnings == (
+        f"none of the 2 pictures that are named is below {tmp_path}, e.g. a.jpg; is it their folder?",
+    )
+
+
 def test_no_such_files(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         table.read(tmp_path / "none.csv")
