@@ -5,6 +5,7 @@ Every entry of `images` is one row, whatever is wrong with it, and so is every a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ _CATEGORY_KEYS: dict[str, str] = {
 #: pictures that share all of these are of one occurrence
 _SAME = ("category", "date", "latitude", "longitude", "rights_holder")
 _FAULT = "fault"
+_MIDNIGHT = r"[T ]00:00:00(\.0+)?(Z|[+-]00:?00)?$"
 
 
 # ---- entries as columns ---------------------------------------------------------------------------------------------
@@ -155,6 +157,27 @@ def _categories(files: Mapping[Path, Mapping[str, pl.DataFrame]]) -> pl.DataFram
                 f"{_CATEGORY_KEYS[name]} {listed}; an id must mean one category, so give files of one competition"
             )
     return table.group_by("category", maintain_order=True).agg(pl.col(names).drop_nulls().first())
+
+
+def _described_apart(table: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """Categories with what another file says of them: an array of entries, or an object with it as `categories`.
+
+    Raises:
+      UserError: no such file, or not categories.
+    """
+    if not path.is_file():
+        raise UserError(f"categories {str(path)!r} {'are not a file' if path.exists() else 'do not exist'}")
+    try:
+        entries = json.loads(path.read_bytes(), parse_int=str, parse_float=str)  # digits as they stand
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path.name} is not JSON: {error}") from None
+    entries = entries.get("categories") if isinstance(entries, dict) else entries
+    if not isinstance(entries, list):
+        raise UserError(f"{path.name} holds no array of categories")
+    apart = _categories({path: {"categories": _block(entries, _CATEGORY_KEYS, 1)}})
+    names = [name for name in table.columns if name != "category"]
+    both = table.join(apart, on="category", how="left", suffix="_apart", maintain_order="left")
+    return both.select("category", *(pl.coalesce(f"{name}_apart", name).alias(name) for name in names))
 
 
 def _labels(table: pl.DataFrame, where: str) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
@@ -292,11 +315,19 @@ def _together(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.when(same).then(text).alias(rows.OCCURRENCE))
 
 
+def _without_midnight(frame: pl.DataFrame) -> pl.DataFrame:
+    """Dates without a time of day where all of them are midnight: the time was not known when they were written."""
+    if "date" not in frame.columns or not frame["date"].drop_nulls().str.contains(_MIDNIGHT).all():
+        return frame
+    return frame.with_columns(pl.col("date").str.replace(_MIDNIGHT, ""))
+
+
 def read(
     annotations: Path,
     *,
     validation: Path | None = None,
     pictures: Path | None = None,
+    categories: Path | None = None,
     mapping: Mapping[str, str] | None = None,
     doi: str | None = None,
     follow_links: bool = False,
@@ -310,6 +341,8 @@ def read(
       validation: the same of the validation pictures; with it, the rows have a `split`.
       pictures: folder that `file_name` is relative to, whose other pictures become rows with the reason "no record
         names it"; None: the folder of `annotations`, which is not searched.
+      categories: JSON with the entries of `categories`, where the taxonomy was published apart (2018, 2019); what it
+        says wins.
       mapping: standard column -> key of the entries of `images`, which wins over the usual one; "" = none.
       doi: of the download.
       follow_links: whether links may lead out of the picture folder.
@@ -327,6 +360,8 @@ def read(
     files = {path: _read_arrays(path, keys, progress) for path in paths}
     where = " and ".join(path.name for path in paths)
     table = _categories(files)
+    if categories is not None:
+        table = _described_apart(table, categories)
     parts = []
     for path, split in zip(paths, ("train", "val")):
         part = _rows_of(files.pop(path), table["category"], path.name)
@@ -336,7 +371,7 @@ def read(
     absent = [name for name in keys if frame[name].null_count() == frame.height and name != rows.PICTURE]
     if asked := [name for name in absent if mapping and name in mapping]:
         raise UserError(f"--map {asked[0]}={keys[asked[0]]}: no image of {where} has a value of that name")
-    frame = _together(frame.drop(absent))
+    frame = _without_midnight(_together(frame.drop(absent)))
     listing = None
     if pictures is not None:
         listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
@@ -353,7 +388,8 @@ def read(
     if listing is not None:
         rest = rows.standard_frame(unclaimed(listing, frame[rows.PICTURE]), levels)
         frame = pl.concat([frame, rest], how="diagonal")
-    return SourceRows(frame, root, levels, tuple(paths), _links(frame, keys), tuple(notes))
+    used = (*paths, *([categories] if categories else []))
+    return SourceRows(frame, root, levels, used, _links(frame, keys), tuple(notes))
 
 
 def _judged(frame: pl.DataFrame, named: pl.Series, found: pl.DataFrame) -> pl.DataFrame:

@@ -109,6 +109,30 @@ def test_2018_ids_from_0_and_a_validation_file(tmp_path):
     )
 
 
+def test_2019_taxonomy_apart_and_times_of_day(tmp_path):
+    images = [
+        {"id": 7, "file_name": "a.jpg", "date": "2014-06-11 10:30:00"},
+        {"id": 8, "file_name": "b.jpg", "date": "2014-06-12 00:00:00"},
+    ]
+    known = [{"id": 1, "name": "1", "supercategory": "Birds"}, {"id": 2, "name": "2", "supercategory": "Birds"}]
+    path = write(tmp_path / "train2019.json", small(images=images, categories=known), "a.jpg b.jpg")
+    apart = write(tmp_path / "categories.json", [GREAT_TIT, {"id": 3, "name": "Poa annua"}])
+    source = coco.read(path, categories=apart)
+    assert plain(source, "id_L10", "name_L10", "name_L30", "date") == [
+        ("1", "Parus major", "Paridae", "2014-06-11 10:30:00"),
+        ("2", "2", None, "2014-06-12 00:00:00"),
+    ]
+    assert source.files == (path, apart)
+    assert plain(coco.read(path, categories=write(apart, {"categories": [GREAT_TIT]})), "name_L10")[0] == (
+        "Parus major",
+    )
+    for content, message in (("{", "is not JSON"), ("3", "no array of categories"), ([{"name": "x"}], "it has no id")):
+        with pytest.raises(UserError, match=message):
+            coco.read(path, categories=write(apart, content))
+    with pytest.raises(UserError, match="do not exist"):
+        coco.read(path, categories=tmp_path / "none.json")
+
+
 def test_2021_places_dates_and_occurrences(tmp_path):
     image = {
         "width": 500,
@@ -139,7 +163,7 @@ def test_2021_places_dates_and_occurrences(tmp_path):
         "1",
         "Great Tit",
         "Animalia",
-        "2015-07-16 00:00:00+00:00",
+        "2015-07-16",  # midnight of all of them says that the time is not known
         "54.63067",
         "-5",
         "77",
