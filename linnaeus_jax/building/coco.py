@@ -79,7 +79,7 @@ def _block(elements: list[Any], keys: Mapping[str, str], first: int) -> pl.DataF
         if not isinstance(element, dict):
             faults[place], elements[place] = "the entry is no object", {}
         elif Twice in element:
-            faults[place] = f"{printable(element[Twice])} stands twice in the entry"
+            faults[place] = f"{element[Twice]} stands twice in the entry"
     found = [_texts(name, key, elements, faults) for name, key in keys.items()]
     said = pl.Series(_FAULT, [faults.get(place) for place in range(len(elements))], pl.String)
     line = pl.int_range(first, first + len(elements), dtype=pl.Int64, eager=True).alias(rows.LINE)
@@ -124,7 +124,17 @@ def _read_arrays(path: Path, image_keys: Mapping[str, str], progress: Progress |
             f"{path.name} has no annotations: such a file names pictures for a test, and nothing can be learned from "
             "it; give the file of the training or the validation pictures"
         )
+    both = [found[name]["image"] for name in ("images", "annotations")]
+    if all(map(_are_integers, both)):  # which take less memory
+        for name in ("images", "annotations"):
+            found[name] = found[name].with_columns(pl.col("image").cast(pl.Int64))
     return found
+
+
+def _are_integers(ids: pl.Series) -> bool:
+    """Whether ids as numbers are the same texts again."""
+    numbers = ids.cast(pl.Int64, strict=False)
+    return bool((numbers.cast(pl.String) == ids).all()) and numbers.null_count() == ids.null_count()
 
 
 # ---- categories -----------------------------------------------------------------------------------------------------
@@ -142,7 +152,7 @@ def _categories(files: Mapping[Path, Mapping[str, pl.DataFrame]]) -> pl.DataFram
         faulty = table.select(rows.LINE, fault.alias(_FAULT)).drop_nulls()
         if faulty.height:
             line, why = faulty.row(0)
-            raise UserError(f"{path.name}: entry {line} of 'categories' cannot be used: {why}")
+            raise UserError(f"{path.name}: entry {line} of 'categories' cannot be used: {printable(why)}")
     names = [name for name in _CATEGORY_KEYS if name != "category"]
     table = pl.concat([arrays["categories"] for arrays in files.values()])
     table = table.with_columns(clean_text(name) for name in names)
@@ -256,11 +266,13 @@ def _annotated(arrays: Mapping[str, pl.DataFrame], known: pl.Series, where: str)
         .when(~category.is_in(known.implode()))
         .then(pl.format("annotation {} is of category {}, which has no entry", rows.LINE, category))
     )
-    found = annotations.join(images, on="image", how="semi").select("image", "category", wrong.alias("wrong"))
-    each = found.group_by("image").agg(
-        category.drop_nulls().first(), category.n_unique().alias("count"), pl.col("wrong").drop_nulls().first()
+    found = annotations.join(images, on="image", how="semi", maintain_order="left").select(
+        "image", "category", wrong.alias("wrong")
     )
-    several = each.filter((pl.col("count") > 1) & pl.col("wrong").is_null()).select("image")
+    each = found.group_by("image").agg(
+        category.first(), (category != category.first()).any().alias("several"), pl.col("wrong").drop_nulls().first()
+    )
+    several = each.filter(pl.col("several") & pl.col("wrong").is_null()).select("image")
     listed = found.join(several, on="image", how="semi").group_by("image")
     both = listed.agg(category.unique().sort().head(3).str.join(", ").alias("both"))
     text = pl.format("annotated as different categories: {}", "both")
@@ -367,6 +379,7 @@ def read(
         part = _rows_of(files.pop(path), table["category"], path.name)
         parts.append(part if validation is None else part.with_columns(pl.lit(split).alias(rows.SPLIT)))
     frame = pl.concat(parts, how="diagonal")
+    del parts, part
     labels, levels, notes = _labels(table, where)
     absent = [name for name in keys if frame[name].null_count() == frame.height and name != rows.PICTURE]
     if asked := [name for name in absent if mapping and name in mapping]:

@@ -246,6 +246,16 @@ def test_an_annotation_without_a_category_is_said(tmp_path):
     ]
 
 
+def test_ids_are_compared_as_they_are_written(tmp_path):
+    images = [{"id": "007", "file_name": "a.jpg"}, {"id": 8, "file_name": "b.jpg"}]
+    source = coco.read(write(tmp_path / "t.json", small(images=images), "a.jpg b.jpg"))
+    assert plain(source, "picture", "reason", "detail") == [
+        ("a.jpg", "no usable label", "the image has no annotation"),
+        ("b.jpg", None, None),
+        (None, "malformed record", "annotation 1 is of image 7, which has no entry"),
+    ]
+
+
 def test_ids_that_are_no_taxon_ids(tmp_path):
     categories = [{"id": "p-1", "name": "Parus major"}, {"id": "p-2", "name": "Parus major"}]
     annotations = [{"id": 1, "image_id": 7, "category_id": "p-1"}, {"id": 2, "image_id": 8, "category_id": "p-2"}]
