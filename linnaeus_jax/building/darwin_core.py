@@ -44,7 +44,7 @@ _NOT_PICTURES = r"(?i)\.(mp3|wav|m4a|aac|ogg|oga|flac|aiff?|wma|mp4|mpe?g|mov|av
 def read(
     archive: Path,
     *,
-    pictures: Path,
+    pictures: Path | None = None,
     mapping: Mapping[str, str] | None = None,
     rank_map: Mapping[str, str] | None = None,
     doi: str | None = None,
@@ -57,7 +57,8 @@ def read(
     Args:
       archive: the zip, or the folder that it was unpacked to.
       pictures: folder of the pictures, whose files are found by path, number of a photo, file name or id (see
-        `matching`); pictures of it that no record names become rows with that reason.
+        `matching`); pictures of it that no record names become rows with that reason. None: the folder that the
+        archive lies in, whose other pictures are left aside.
       mapping: standard column -> term of the occurrences, which wins over usual names.
       rank_map: rank -> "NAME_TERM[:ID_TERM]".
       doi: of the download; None: found in the archive.
@@ -68,7 +69,7 @@ def read(
     Raises:
       UserError: what is no archive of occurrences, is damaged or is not safe to read.
     """
-    root = open_folder(pictures)
+    root = open_folder(pictures or (archive if archive.is_dir() else archive.parent))
     with Archive(archive) as opened:
         core, media, metadata, warnings = _described(opened)
         occurrences, links, notes = _read_occurrences(opened, core, mapping, rank_map, progress)
@@ -88,11 +89,13 @@ def read(
     else:
         frame = _by_media(occurrences, media_rows, matcher, media.names[0])
     frame = rows.standard_frame(frame, levels)
-    rest = rows.standard_frame(unclaimed(listing, frame[rows.PICTURE]), levels)
-    frame = pl.concat([frame, rest], how="diagonal")
+    if pictures is not None:
+        rest = rows.standard_frame(unclaimed(listing, frame[rows.PICTURE]), levels)
+        frame = pl.concat([frame, rest], how="diagonal")
+        warnings += listing.warnings()
     names = (*core.names, *(media.names if media else ()))
     files = (archive,) if archive.is_file() else tuple(archive / name for name in names)
-    said = (*warnings, *notes, *more, *listing.warnings(), *records.lost_pictures(frame, root))
+    said = (*warnings, *notes, *more, *records.lost_pictures(frame, root))
     return SourceRows(frame, root, levels, files, records.links_of(frame, links), said)
 
 
@@ -267,58 +270,85 @@ def _is_picture(media: pl.DataFrame) -> pl.Series:
 
 
 def _by_media(occurrences: pl.DataFrame, media: pl.DataFrame, matcher: Matcher, name: str) -> pl.DataFrame:
-    """One row per line of the media file, and rows for the occurrences that it does not mention."""
-    occurrences = occurrences.with_row_index("core")
-    ids = occurrences.filter(pl.col(rows.OCCURRENCE).is_not_null() & pl.col(rows.OCCURRENCE).is_first_distinct())
+    """One row per line of the media file, and rows for the occurrences that it does not mention.
+
+    What the rows are is decided on few columns; the many of the occurrences are copied once, at the end.
+    """
+    few = [
+        name for name in (rows.OCCURRENCE, *matching.OTHER_IDS, rows.REASON, rows.DETAIL) if name in occurrences.columns
+    ]
+    records_of = occurrences.select(few).with_row_index("core")
+    ids = records_of.filter(pl.col(rows.OCCURRENCE).is_not_null() & pl.col(rows.OCCURRENCE).is_first_distinct())
     media = media.join(ids.select(rows.OCCURRENCE, "core"), on=rows.OCCURRENCE, how="left", maintain_order="left")
-    unknown = pl.format("record id {} is not in the archive", rows.OCCURRENCE)
-    unknown = pl.coalesce(unknown, pl.lit("no record id"))
-    media = records.reject(media, pl.col("core").is_null(), rows.MALFORMED, unknown)
-    lost = media.filter(pl.col(rows.REASON).is_not_null())
-    lost = lost.select(
-        rows.LINE,
-        pl.lit(None, pl.UInt32).alias("core"),
-        rows.REASON,
-        pl.format("{}: {}", pl.lit(name), rows.DETAIL).alias(rows.DETAIL),
+    media, lost = _lost(media, name)
+    found = _match(media, records_of, matcher).with_columns(media["core"], *_rights(media))
+    known = found.with_columns(pl.col(rows.REASON, rows.DETAIL).name.prefix("_"))
+    known = known.with_columns(
+        records_of[rows.REASON].gather(known["core"]), records_of[rows.DETAIL].gather(known["core"])
     )
-    media = media.filter(pl.col(rows.REASON).is_null())
-    picture = _is_picture(media)
-    own = occurrences[media["core"]]
-    found = _match(media, own, picture, matcher)
-    known = own.with_columns(_rights(media, own)).hstack(found)
     known = records.reject(known, pl.col("_reason").is_not_null(), pl.col("_reason"), pl.col("_detail"))
-    silent = occurrences.filter(~pl.col("core").is_in(media["core"].unique().implode()))
-    frame = pl.concat([known.drop("_reason", "_detail"), files_by_id(silent, matcher), lost], how="diagonal")
-    return frame.sort("core", nulls_last=True, maintain_order=True)
+    silent = records_of.filter(~pl.col("core").is_in(media["core"].unique().implode()))
+    parts = [known.drop("_reason", "_detail"), files_by_id(silent, matcher).drop(few[:-2]), lost]
+    frame = pl.concat(parts, how="diagonal").sort("core", nulls_last=True, maintain_order=True)
+    core = frame["core"]
+    for column in occurrences.columns:
+        if column in (rows.REASON, rows.DETAIL):
+            continue
+        values = occurrences[column].gather(core)
+        own = frame[column] if column in frame.columns else None
+        frame = frame.with_columns(
+            (values if own is None else pl.select(pl.coalesce(own, values)).to_series()).alias(column)
+        )
+    return frame.drop("core")
 
 
-def _match(media: pl.DataFrame, own: pl.DataFrame, picture: pl.Series, matcher: Matcher) -> pl.DataFrame:
-    """`picture`, `_reason`, `_detail` of media rows; `own`: their occurrences, `picture`: whether they are pictures."""
-    none = pl.Series([None], dtype=pl.String).new_from_index(0, media.height)
-    identifier = media[columns.IDENTIFIER] if columns.IDENTIFIER in media.columns else none
-    wanted = pl.DataFrame({matching.IDENTIFIER: identifier, matching.ID: own[rows.OCCURRENCE], "place": media["core"]})
-    wanted = wanted.hstack(own.select(name for name in matching.OTHER_IDS if name in own.columns)).filter(picture)
-    number = pl.int_range(pl.len(), dtype=pl.Int64).over("place") + 1
-    found = matcher.match_media(wanted.with_columns(number.alias("number")).drop("place"))
-    found = found.rename({rows.REASON: "_reason", rows.DETAIL: "_detail"})
-    found = found.with_columns(picture.arg_true().alias("place"))
-    kinds = [name for name in (columns.MEDIA_TYPE, columns.MEDIA_FORMAT) if name in media.columns]
-    others = media.filter(~picture).select(
-        pl.concat_str([pl.col(kinds).cast(pl.String)] if kinds else [pl.lit("")], separator=" ", ignore_nulls=True)
+def _lost(media: pl.DataFrame, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Media rows that can be used, and rows for those that are malformed or of no record."""
+    said = rows.mapped(media.filter(pl.col("core").is_null())[rows.OCCURRENCE], printable)
+    usable = media.filter(pl.col("core").is_not_null() & pl.col(rows.REASON).is_null())
+    lost = media.filter(pl.col("core").is_null()).with_columns(said.alias(rows.OCCURRENCE))
+    unknown = pl.coalesce(pl.format("record id {} is not in the archive", rows.OCCURRENCE), pl.lit("no record id"))
+    lost = records.reject(lost, pl.lit(True), rows.MALFORMED, unknown)
+    detail = pl.format("{}: {}", pl.lit(name), rows.DETAIL).alias(rows.DETAIL)
+    return usable, lost.select(rows.LINE, "core", rows.REASON, detail)
+
+
+def _match(media: pl.DataFrame, records_of: pl.DataFrame, matcher: Matcher) -> pl.DataFrame:
+    """`picture`, `reason`, `detail` of media rows; `core` is the place of their records in `records_of`."""
+    picture = _is_picture(media)
+    shown = media.filter(picture)
+    others = {name: name for name in matching.OTHER_IDS if name in records_of.columns}
+    wanted = pl.DataFrame(
+        [
+            shown[columns.IDENTIFIER].alias(matching.IDENTIFIER)
+            if columns.IDENTIFIER in shown.columns
+            else pl.Series(matching.IDENTIFIER, [None] * shown.height, dtype=pl.String),
+            *(
+                records_of[name].gather(shown["core"]).alias(new)
+                for name, new in {rows.OCCURRENCE: matching.ID, **others}.items()
+            ),
+            shown.select(pl.int_range(pl.len(), dtype=pl.Int64).over("core") + 1).to_series().alias("number"),
+        ]
     )
-    details = rows.mapped(others.to_series(), lambda text: f"no picture but {printable(text) or 'another medium'}")
-    reasons = pl.lit(rows.NO_PICTURE_NAMED).alias("_reason")
-    others = pl.DataFrame({"place": (~picture).arg_true()}).with_columns(reasons, details.alias("_detail"))
-    return pl.concat([found, others], how="diagonal").sort("place").drop("place")
+    found = matcher.match_media(wanted).with_columns(picture.arg_true().alias("place"))
+    kinds = [name for name in (columns.MEDIA_TYPE, columns.MEDIA_FORMAT) if name in media.columns]
+    kind = pl.concat_str([pl.col(kinds).cast(pl.String)] if kinds else [pl.lit("")], separator=" ", ignore_nulls=True)
+    said = media.filter(~picture).select(kind).to_series()
+    other = pl.DataFrame(
+        [
+            (~picture).arg_true().alias("place"),
+            pl.Series(rows.REASON, [rows.NO_PICTURE_NAMED] * said.len(), dtype=pl.String),
+            rows.mapped(said, lambda text: f"no picture but {printable(text) or 'another medium'}").alias(rows.DETAIL),
+        ]
+    )
+    return pl.concat([found, other], how="diagonal").sort("place").drop("place")
 
 
-def _rights(media: pl.DataFrame, own: pl.DataFrame) -> list[pl.Series]:
-    """Licence and owner of pictures: their own, else those of the occurrence."""
+def _rights(media: pl.DataFrame) -> list[pl.Series]:
+    """Licence and owner as the media file gives them."""
     found = []
     for target, sources in (("license", ("license",)), ("rights_holder", ("rights_holder", columns.CREATOR))):
-        parts = [media[name] for name in sources if name in media.columns] + (
-            [own[target]] if target in own.columns else []
-        )
+        parts = [media[name] for name in sources if name in media.columns]
         if parts:
             found.append(pl.select(pl.coalesce(parts)).to_series().alias(target))
     return found

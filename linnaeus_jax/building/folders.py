@@ -132,7 +132,7 @@ def find_layout(folders: Sequence[str], ranks: Sequence[str] | None) -> Layout:
     given = tuple(level_of(rank) for rank in ranks or ())
     if any(a <= b for a, b in zip(map(columns.level_number, given), map(columns.level_number, given[1:]))):
         raise UserError(
-            f"--ranks {','.join(ranks or ())}: name them from the outermost folder, coarse to fine, each once"
+            f"--folder-ranks {','.join(ranks or ())}: name them from the outermost folder, coarse to fine, each once"
         )
     outermost = {names[0].casefold() for names in parts.values() if names}
     splits = {}
@@ -141,7 +141,7 @@ def find_layout(folders: Sequence[str], ranks: Sequence[str] | None) -> Layout:
         parts = {folder: names[1:] for folder, names in parts.items()}
         depth -= 1
     if not given and depth > len(USUAL_RANKS):
-        raise UserError(f"folders are nested {depth} deep; say what they are with --ranks, from the outermost")
+        raise UserError(f"folders are nested {depth} deep; say what they are with --folder-ranks, from the outermost")
     levels = given or USUAL_RANKS[:depth][::-1]
     deeper = tuple(folder for folder, names in parts.items() if len(names) > len(levels))
     return Layout(levels, {folder: names[: len(levels)] for folder, names in parts.items()}, splits, deeper)

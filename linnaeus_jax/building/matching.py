@@ -123,7 +123,7 @@ class Matcher:
             pl.coalesce(paths, by_path[rows.PICTURE]).alias(rows.PICTURE),
             pl.when(paths.is_null()).then(reason.otherwise(pl.lit(rows.NO_PICTURE_NAMED))).alias(rows.REASON),
             pl.when(paths.is_null())
-            .then(pl.coalesce(by_path[rows.DETAIL], mapped(media[IDENTIFIER], printable)))
+            .then(pl.coalesce(by_path[rows.DETAIL], _shown(media[IDENTIFIER])))
             .alias(rows.DETAIL),
         )
 
@@ -167,6 +167,12 @@ class Matcher:
         """`row` and one kind of id, as `id`; another than the record's own only where it is of one record."""
         own = frame.filter(pl.col(ID).n_unique().over(column) == 1) if column != ID else frame
         return own.filter(pl.col(column).is_not_null()).select("row", pl.col(column).alias("id"), *others)
+
+
+def _shown(texts: pl.Series) -> pl.Series:
+    """Texts as they may be printed; most need no change."""
+    harmless = texts.str.contains(r"^[ -\[\]-~]{0,160}$")
+    return texts.set(~harmless, None).fill_null(mapped(texts.set(harmless, None), printable))
 
 
 def _name_of(column: str) -> pl.Expr:

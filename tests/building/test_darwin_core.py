@@ -87,6 +87,12 @@ def test_a_download_of_gbif(tmp_path, folder):
     }
 
 
+def test_pictures_beside_the_archive(tmp_path):
+    touch(tmp_path, "photos/11.jpg", "photos/stray.jpg")
+    path = write_zip(tmp_path / "a.zip", gbif([occurrence("11")], [medium("11", f"{WEB}/a.jpg")]))
+    assert darwin_core.read(path).frame["picture"].to_list() == ["photos/11.jpg"]
+
+
 def test_ragged_lines_and_repeated_ids(tmp_path):
     members = gbif(
         [occurrence("11"), occurrence("11"), ["12", "cut off"]], [medium("11", "x"), medium("12", "y"), ["z"]]
