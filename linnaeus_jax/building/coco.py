@@ -5,7 +5,6 @@ Every entry of `images` is one row, whatever is wrong with it, and so is every a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from linnaeus_jax.building import columns, records, rows
 from linnaeus_jax.building.columns import Links, level_name, level_number
 from linnaeus_jax.building.delimited import clean_text
 from linnaeus_jax.building.identification import SPECIES, identify
-from linnaeus_jax.building.json_arrays import JsonArrays, Twice
+from linnaeus_jax.building.json_arrays import JsonArrays, Twice, decoder
 from linnaeus_jax.building.picture_folder import find_files, list_files, open_folder, unclaimed
 from linnaeus_jax.building.rows import Progress, SourceRows, label_column, mapped
 from linnaeus_jax.building.text import printable
@@ -178,7 +177,7 @@ def _described_apart(table: pl.DataFrame, path: Path) -> pl.DataFrame:
     if not path.is_file():
         raise UserError(f"categories {str(path)!r} {'are not a file' if path.exists() else 'do not exist'}")
     try:
-        entries = json.loads(path.read_bytes(), parse_int=str, parse_float=str)  # digits as they stand
+        entries = decoder().decode(path.read_text("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path.name} is not JSON: {error}") from None
     entries = entries.get("categories") if isinstance(entries, dict) else entries

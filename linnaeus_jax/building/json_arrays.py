@@ -35,10 +35,19 @@ def _number(text: str) -> str:
     return text.removesuffix(".0")
 
 
-class JsonArrays:
-    """The arrays of a JSON object, in batches of their elements.
+def _nothing(_: str) -> None:
+    return None
 
-    Numbers are given as the text they are written with (5.0 as "5"), NaN and infinities as None.
+
+def decoder() -> json.JSONDecoder:
+    """Numbers as the text they are written with (5.0 as "5"), NaN and infinities as None; see `Twice`."""
+    return json.JSONDecoder(
+        object_pairs_hook=_object, parse_int=str, parse_float=_number, parse_constant=_nothing, strict=False
+    )
+
+
+class JsonArrays:
+    """The arrays of a JSON object, in batches of their elements, whose values are those of `decoder`.
 
     Args:
       path: the file, in UTF-8.
@@ -52,9 +61,7 @@ class JsonArrays:
         self._text, self._at = "", 0
         self._bytes = self._before = 0
         self._where = "the first line"
-        self._decode = json.JSONDecoder(
-            object_pairs_hook=_object, parse_int=str, parse_float=_number, parse_constant=_nothing, strict=False
-        ).raw_decode
+        self._decode = decoder().raw_decode
 
     def __iter__(self) -> Iterator[tuple[str, list[Any] | None]]:
         """(key, elements) of every array, as often as there are batches and at least once; (key, None) of other values.
@@ -177,7 +184,3 @@ class JsonArrays:
         return UserError(
             f"{self._path.name} is {end}not valid JSON: {what} (in {self._where}, character {self._before + place})"
         )
-
-
-def _nothing(_: str) -> None:
-    return None

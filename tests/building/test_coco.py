@@ -126,7 +126,15 @@ def test_2019_taxonomy_apart_and_times_of_day(tmp_path):
     assert plain(coco.read(path, categories=write(apart, {"categories": [GREAT_TIT]})), "name_L10")[0] == (
         "Parus major",
     )
-    for content, message in (("{", "is not JSON"), ("3", "no array of categories"), ([{"name": "x"}], "it has no id")):
+    strange = '[{"id": 1, "name": NaN, "genus": 1e999, "family": "\\ud800"}]'
+    assert plain(coco.read(path, categories=write(apart, strange)), "name_L10", "name_L30")[0] == ("1", "\ufffd")
+    for content, message in (
+        ("{", "is not JSON"),
+        ("3", "no array of categories"),
+        ("[" * 99999, "is not JSON"),
+        ([{"name": "x"}], "it has no id"),
+        ('[{"id": 1, "name": "x", "name": "y"}]', "name stands twice"),
+    ):
         with pytest.raises(UserError, match=message):
             coco.read(path, categories=write(apart, content))
     with pytest.raises(UserError, match="do not exist"):
