@@ -182,8 +182,8 @@ def find_files(
       follow_links: whether links may lead out of the root.
 
     Returns:
-      [N] rows: `picture` (the file; where there is none the path as named; null where it may not be used), `reason` and
-      `detail`, null where all is well.
+      [N] rows: `picture` (the file; where there is none that may be read, the path as named), `reason` and `detail`,
+      null where all is well.
     """
     distinct = pl.DataFrame({"named": named.unique().drop_nulls()})
     distinct = distinct.with_columns(_relative(pl.col("named"), root).alias("path"))
@@ -239,12 +239,12 @@ class _Near:
         """(picture, reason, detail) of a path that is not in the listing."""
         fault = path_fault(path)
         if fault:
-            return None, rows.UNSAFE_PATH, f"{fault}: {printable(named)}"
+            return named, rows.UNSAFE_PATH, fault
         parts = path.split("/")
         for end in range(len(parts), 0, -1):
             start = "/".join(parts[:end])
             if start in self._listing.refused:
-                return None, rows.UNSAFE_PATH, f"{self._listing.refused[start]}: {printable(named)}"
+                return named, rows.UNSAFE_PATH, self._listing.refused[start]
             if start in self._listing.links:
                 other = "/".join([self._listing.links[start], *parts[end:]]).removeprefix("./")
                 if other in self._files:
@@ -280,8 +280,12 @@ def _bare_key(path: str) -> str:
 def unclaimed(listing: Listing, claimed: pl.Series) -> pl.DataFrame:
     """Rows for the pictures of a folder that no record names, and for what in it was refused."""
     files = pl.Series(rows.PICTURE, listing.pictures(), dtype=pl.String)
-    left = files.filter(~files.is_in(claimed.drop_nulls().unique().implode()))
+    named = claimed.drop_nulls().unique()
+    left = files.filter(~files.is_in(named.implode()))
     schema = {rows.PICTURE: pl.String, rows.REASON: pl.String, rows.DETAIL: pl.String}
-    data: list[tuple[str | None, str, str | None]] = [(path, rows.UNCLAIMED, None) for path in left]
-    data += [(None, rows.UNSAFE_PATH, f"{why}: {printable(path)}") for path, why in sorted(listing.refused.items())]
+    data: list[tuple[str, str, str | None]] = [(path, rows.UNCLAIMED, None) for path in left]
+    refused = {path.encode("utf-8", "backslashreplace").decode(): why for path, why in listing.refused.items()}
+    for path in named.filter(named.is_in(list(refused))):
+        refused.pop(path)
+    data += [(path, rows.UNSAFE_PATH, why) for path, why in sorted(refused.items())]
     return pl.DataFrame(data, schema, orient="row").with_columns(pl.lit(0, pl.Int64).alias(rows.LINE))

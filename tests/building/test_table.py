@@ -64,7 +64,7 @@ def test_every_row_has_a_reason_or_a_picture(tmp_path):
         "malformed record",
     ]
     assert source.frame["line"].to_list() == [2, 3, 4, 5, 6, 7]
-    assert source.frame["picture"].to_list() == ["1.jpg", None, "none.jpg", None, None, None]
+    assert source.frame["picture"].to_list() == ["1.jpg", None, "none.jpg", "../x.jpg", None, None]
 
 
 def test_inaturalist_export_with_downloaded_photos(tmp_path):

@@ -1,0 +1,209 @@
+"""Builds a data set from pictures and what is known of them.
+
+    python -m linnaeus_jax.tools.build_dataset --folders pictures --out data/mine
+    python -m linnaeus_jax.tools.build_dataset --table records.csv --pictures photos --out data/mine
+    python -m linnaeus_jax.tools.build_dataset --dwca gbif.zip --pictures photos --out data/mine
+
+Writes labels.h5, images.h5 and a config.py to train with, lists what it did not use in rejected.csv and what it blanked
+in blanked.csv. The same command goes on with a build that was ended. See docs/your_data.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from linnaeus_jax import tools
+from linnaeus_jax.building import coco, darwin_core, folders, table
+from linnaeus_jax.building.build import build, build_shard, discard, merge
+from linnaeus_jax.building.columns import level_of, split_options
+from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions, Shard
+from linnaeus_jax.building.plan import plan_build
+from linnaeus_jax.building.rows import Progress, SourceRows
+from linnaeus_jax.building.summary import summary_tables
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.decoding import RESIZE_MODES
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """The options of the tool, in groups."""
+    parser = tools.parser("build_dataset", __doc__)
+    source = parser.add_argument_group("source, one of").add_mutually_exclusive_group(required=True)
+    source.add_argument("--folders", type=Path, metavar="DIR", help="class folders: family/genus/species/picture.jpg")
+    source.add_argument("--table", type=Path, metavar="FILE", help="CSV, TSV or Parquet, one row for each picture")
+    source.add_argument("--dwca", type=Path, metavar="FILE", help="Darwin Core archive of GBIF or iNaturalist")
+    source.add_argument("--coco", type=Path, metavar="JSON", help="annotations of an iNaturalist competition")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the data set")
+
+    where = parser.add_argument_group("reading the source")
+    where.add_argument(
+        "--pictures", type=Path, metavar="DIR", help="folder of the pictures; default: beside the source"
+    )
+    where.add_argument("--follow-links", action="store_true", help="follow symbolic links out of that folder")
+    where.add_argument("--coco-val", type=Path, metavar="JSON", help="annotations of the validation pictures")
+    where.add_argument(
+        "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="columns with unusual names: latitude=lat_wgs84"
+    )
+    where.add_argument(
+        "--rank-map", nargs="+", default=[], metavar="RANK=NAME[:ID]", help="columns of ranks: tribe=Tribus"
+    )
+    where.add_argument("--exif", action="store_true", help="--folders: place and date from the pictures")
+    where.add_argument("--doi", help="DOI of the download, kept with every picture")
+
+    labels = parser.add_argument_group("labels")
+    labels.add_argument("--ranks", type=levels, default=(), help="ranks of the data set, e.g. species,genus,family")
+    labels.add_argument("--folder-ranks", default="", help="--folders: ranks from the outermost, e.g. order,family")
+    labels.add_argument("--taxonomy", type=Path, metavar="CSV", help="--folders: coarser ranks of the finest names")
+    labels.add_argument("--synonyms", type=Path, metavar="CSV", help="columns name and accepted")
+    labels.add_argument("--min-per-class", type=int, default=1, metavar="N", help="smaller classes become null")
+
+    pictures = parser.add_argument_group("pictures")
+    pictures.add_argument("--images", choices=IMAGE_FORMS, default="raw", help="how they are stored (raw)")
+    pictures.add_argument("--size", type=int, default=224, help="side in pixels (224)")
+    pictures.add_argument("--resize-mode", choices=RESIZE_MODES, default="squash", help="how they become square")
+    pictures.add_argument("--quality", type=int, default=90, help="of --images jpeg (90)")
+
+    facts = parser.add_argument_group("metadata")
+    facts.add_argument(
+        "--temporal", choices=TEMPORAL_FORMS, default="month", help="what is encoded of the date (month)"
+    )
+    facts.add_argument("--elevation-scales", type=scales, default=BuildOptions.elevation_scales, metavar="M,M")
+    facts.add_argument("--max-uncertainty", type=float, default=50_000.0, metavar="M", help="of coordinates (50000)")
+
+    split = parser.add_argument_group("split")
+    split.add_argument("--split", choices=SPLITS, help="default: that of the source if it has one, else stratified")
+    split.add_argument("--val", type=float, default=0.1, help="share of the rows for validation (0.1)")
+    split.add_argument("--test", type=float, default=0.0, help="share of the rows for a test (0)")
+    split.add_argument("--seed", type=int, default=42)
+    split.add_argument("--place-size", type=float, default=0.1, help="--split place: degrees of one place (0.1)")
+
+    work = parser.add_argument_group("work")
+    parts = work.add_mutually_exclusive_group()
+    parts.add_argument("--shard", type=shard, metavar="I/N", help="build part I of N, on any machine that sees --out")
+    parts.add_argument("--merge", type=int, metavar="N", help="join the N parts, without copying pixels")
+    work.add_argument("--threads", type=int, default=0, help="that decode (one for each core)")
+    work.add_argument("--strict", action="store_true", help="nothing may be rejected, blanked or changed")
+    work.add_argument("--force", action="store_true", help="replace the data set that --out holds")
+    return parser
+
+
+def levels(text: str) -> tuple[str, ...]:
+    """ "species,genus" -> ("L10", "L20")."""
+    try:
+        return tuple(level_of(name) for name in text.split(",") if name)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def scales(text: str) -> tuple[float, ...]:
+    """ "100,1000" -> (100.0, 1000.0)."""
+    return tuple(float(part) for part in text.split(",") if part)
+
+
+def shard(text: str) -> Shard:
+    """ "2/8" -> part 2 of 8."""
+    try:
+        return Shard.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
+    """The rows of the source that the arguments name.
+
+    Raises:
+      UserError: an option that this source does not have, or a source that cannot be read.
+    """
+    mapping, rank_map = split_options(args.map, "--map"), split_options(args.rank_map, "--rank-map")
+    columns: dict[str, Any] = {"mapping": mapping, "rank_map": rank_map}
+    common: dict[str, Any] = {
+        "follow_links": args.follow_links,
+        "doi": args.doi,
+        "leave_out": [args.out],
+        "progress": progress,
+    }
+    options = {"pictures", "coco_val", "map", "rank_map", "exif", "folder_ranks", "taxonomy"}
+    if args.folders:
+        options -= {"exif", "folder_ranks", "taxonomy", "map", "rank_map"}
+    elif args.coco:
+        options -= {"pictures", "coco_val"}
+    else:
+        options -= {"pictures", "map", "rank_map"}
+    idle = sorted(f"--{name.replace('_', '-')}" for name in options if getattr(args, name))
+    if idle:
+        raise UserError(f"{', '.join(idle)}: not for this source; see --help")
+    if args.folders:
+        ranks = [name for name in args.folder_ranks.split(",") if name] or None
+        return folders.read(args.folders, ranks=ranks, taxonomy=args.taxonomy, exif=args.exif, **columns, **common)
+    if args.table:
+        return table.read(args.table, pictures=args.pictures, **columns, **common)
+    if args.dwca:
+        return darwin_core.read(args.dwca, pictures=args.pictures, **columns, **common)
+    return coco.read(args.coco, validation=args.coco_val, pictures=args.pictures, **common)
+
+
+def read_synonyms(path: Path | None) -> dict[str, str]:
+    """Name -> accepted name, from a CSV file with these columns.
+
+    Raises:
+      UserError: a column is missing, or a name has two accepted names.
+    """
+    if path is None:
+        return {}
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        if not {"name", "accepted"} <= set(rows.fieldnames or ()):
+            columns = ", ".join(rows.fieldnames or ()) or "none"
+            raise UserError(f"--synonyms {path}: it needs the columns name and accepted; its columns: {columns}")
+        synonyms: dict[str, str] = {}
+        for row in rows:
+            name, accepted = (" ".join((row[key] or "").split()) for key in ("name", "accepted"))
+            if name and accepted and synonyms.setdefault(name, accepted) != accepted:
+                raise UserError(f"--synonyms {path}: {name} has two accepted names, {synonyms[name]} and {accepted}")
+    return synonyms
+
+
+def build_options(args: argparse.Namespace, source: SourceRows) -> BuildOptions:
+    """The options of the data set."""
+    names = (
+        "ranks images size resize_mode quality temporal elevation_scales max_uncertainty min_per_class val test seed"
+    )
+    values = {name: getattr(args, name) for name in [*names.split(), "place_size"]}
+    split = args.split or ("given" if "split" in source.frame.columns else "stratified")
+    return BuildOptions(split=split, **values)
+
+
+@tools.command(ValueError)
+def main(argv: Sequence[str]) -> None:
+    args = argument_parser().parse_args(argv)
+    console = Console()
+    with tools.progress_bars() as progress:
+        source = read_source(args, progress)
+        plan = plan_build(source, build_options(args, source), read_synonyms(args.synonyms), args.synonyms)
+        if args.force:
+            discard(args.out)
+        if args.shard:
+            build_shard(plan, args.out, args.shard, threads=args.threads, progress=progress)
+        elif args.merge:
+            finished = merge(plan, args.out, args.merge, strict=args.strict)
+        else:
+            finished = build(plan, args.out, threads=args.threads, strict=args.strict, progress=progress)
+    if args.shard:
+        part, parts = args.shard.index, args.shard.count
+        console.print(f"part {part} of {parts} is built; join all with --merge {parts} in place of --shard")
+        return
+    for content in summary_tables(finished, args.out):
+        console.print(content)
+    console.print(
+        f"next: python -m linnaeus_jax.main --config={args.out}/config.py --workdir=runs/mine", soft_wrap=True
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

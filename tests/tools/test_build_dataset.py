@@ -1,0 +1,230 @@
+"""The command line of the builder: every source, wrong options, hostile input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import cv2
+import h5py
+import numpy as np
+import polars as pl
+import pytest
+
+from linnaeus_jax.demo.as_files import write_demo_files
+from linnaeus_jax.tools import verify_dataset
+from linnaeus_jax.tools.build_dataset import main
+from tests.building.helpers import write_pictures
+
+
+def table(folder: Path, pictures: list[str], **columns: list[str]) -> Path:
+    """A CSV file with the columns picture, species and those given."""
+    path = folder / "records.csv"
+    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(["picture", "species", *columns])
+        species = [f"Genus species{i % 3}" for i in range(len(pictures))]
+        writer.writerows(zip(pictures, species, *columns.values(), strict=True))
+    return path
+
+
+def build(*argv: object) -> int:
+    return main([str(part) for part in argv])
+
+
+def totals(out: Path) -> dict:
+    return json.loads((out / "build.json").read_text())["totals"]
+
+
+@pytest.mark.parametrize("form", ["folders", "table", "dwca"])
+def test_every_source_gives_a_data_set_without_faults(tmp_path, form, capsys):
+    source = write_demo_files(tmp_path / "demo", form, rows=160, image_size=32)
+    out = tmp_path / "out"
+    pictures = [] if form == "folders" else ["--pictures", tmp_path / "demo" / "photos"]
+    assert build(f"--{form}", source, *pictures, "--out", out, "--size", 32) == 0
+    printed = capsys.readouterr().out
+    assert f"next: python -m linnaeus_jax.main --config={out}/config.py" in printed.replace("\n", "")
+    result = totals(out)
+    assert result["in"] == result["used"] + sum(result["rejected"].values())
+    assert result["used"] == {"folders": 160, "table": 159, "dwca": 160}[form]
+    assert verify_dataset.main([str(out / "labels.h5"), "--images", str(out / "images.h5")]) == 0
+    with h5py.File(out / "labels.h5") as labels:
+        names = set(labels["taxon_names/taxa_L20/name"].asstr()[:])
+        assert len(names) == 12
+        assert "Rutilala" in names
+        if form == "dwca":
+            assert set(labels["source_doi"].asstr()[:]) == {"10.15468/dl.demo42"}
+            assert set(labels["license"].asstr()[:]) == {"CC-BY 4.0"}
+
+
+def test_parts_are_built_and_joined_from_the_command_line(tmp_path, capsys):
+    write_pictures(tmp_path / "pictures" / "A", 5)
+    write_pictures(tmp_path / "pictures" / "B", 5, seed=1)
+    out = tmp_path / "out"
+    common = ("--folders", tmp_path / "pictures", "--out", out, "--size", 16)
+    assert build(*common, "--merge", 2) == 2
+    assert "not built yet: --shard 1/2, --shard 2/2" in capsys.readouterr().err
+    assert build(*common, "--shard", "1/2") == build(*common, "--shard", "2/2") == 0
+    assert "join all with --merge 2" in capsys.readouterr().out
+    assert build(*common, "--merge", 2) == 0
+    assert totals(out)["used"] == 10
+    assert build(*common, "--images", "jpeg") == 2
+    assert "--force" in capsys.readouterr().err
+    assert build(*common, "--images", "jpeg", "--force") == 0
+    assert not (out / "shards").exists()
+
+
+def test_names_get_their_accepted_name_from_a_file(tmp_path):
+    names = write_pictures(tmp_path, 6)
+    (tmp_path / "names.csv").write_text("name,accepted\nGenus species0,Genus species1\n")
+    out = tmp_path / "out"
+    assert build("--table", table(tmp_path, names), "--out", out, "--synonyms", tmp_path / "names.csv") == 0
+    assert totals(out)["ranks"]["taxa_L10"]["classes"] == 2
+    listed = pl.read_csv(out / "synonyms.csv").row(0, named=True)
+    assert (listed["name"], listed["accepted"], listed["rows"]) == ("Genus species0", "Genus species1", 2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--size", "4"], "--size 4: give 8 to 4096 pixels"),
+        (["--val", "0.7", "--test", "0.5"], "leave rows for training"),
+        (["--ranks", "species,genus"], "--ranks: the source has no L20"),
+        (["--exif"], "--exif: not for this source"),
+        (["--map", "latitude=nowhere"], "nowhere"),
+        (["--map", "latitude"], "KEY=COLUMN"),
+        (["--rank-map", "clan=species"], "clan"),
+        (["--synonyms", "{table}"], "it needs the columns name and accepted"),
+        (["--pictures", "{table}"], "is not a folder"),
+    ],
+)
+def test_wrong_options_are_one_message(tmp_path, capsys, argv, message):
+    path = table(tmp_path, write_pictures(tmp_path, 3))
+    given = [part.format(table=path) for part in argv]
+    assert build("--table", path, "--out", tmp_path / "out", *given) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out" / "labels.h5").exists()
+
+
+@pytest.mark.parametrize(
+    "argv", [["--shard", "3/2"], ["--ranks", "clan"], ["--elevation-scales", "a"], ["--split", "x"]]
+)
+def test_arguments_that_cannot_be_read_end_with_usage(tmp_path, capsys, argv):
+    with pytest.raises(SystemExit) as ended:
+        build("--table", "t.csv", "--out", tmp_path, *argv)
+    assert ended.value.code == 2
+    assert argv[0] in capsys.readouterr().err
+
+
+def test_all_wrong_options_are_named_at_once(tmp_path, capsys):
+    path = table(tmp_path, write_pictures(tmp_path, 3))
+    assert build("--table", path, "--out", tmp_path / "out", "--size", 1, "--quality", 0, "--min-per-class", 0) == 2
+    error = capsys.readouterr().err
+    assert all(name in error for name in ("--size 1", "--quality 0", "--min-per-class 0"))
+
+
+# ---- hostile input
+
+
+def huge_png() -> bytes:
+    """A PNG of a few kilobytes that says it has 65 000 x 65 000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 65_000, 65_000, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
+def test_hostile_pictures_and_paths_are_rejected_one_line_each(tmp_path, capsys):
+    folder, outside = tmp_path / "pictures", tmp_path / "outside"
+    names = write_pictures(folder, 6)
+    write_pictures(outside, 1)
+    (folder / "huge.png").write_bytes(huge_png())
+    (folder / "link.jpg").symlink_to(outside / "p0000.jpg")
+    (folder / "way").symlink_to(outside)
+    os.mkfifo(folder / "pipe.jpg")
+    odd = ["new\nline.jpg", "emoji \U0001f98b.jpg", "right\u202eto left.jpg", "tab\t.jpg"]
+    for name in odd:
+        (folder / name).write_bytes((folder / names[0]).read_bytes() + name.encode())
+    named = [*names, "huge.png", "link.jpg", "way/p0000.jpg", "pipe.jpg", "../outside/p0000.jpg", *odd]
+    named += [str(outside / "p0000.jpg"), "nul\0.jpg", "no such.jpg"]
+    out = tmp_path / "out"
+    assert build("--table", table(tmp_path, named), "--pictures", folder, "--out", out, "--size", 16) == 0
+    text = (out / "rejected.csv").read_text()
+    rejected = pl.read_csv(out / "rejected.csv", infer_schema=False)
+    result = totals(out)
+    assert result["in"] == result["used"] + len(rejected)
+    assert text.count("\n") == len(rejected) + 1
+    assert text.replace("\n", "").isprintable()
+    reasons = dict(rejected.select("picture", "reason").iter_rows())
+    assert reasons["huge.png"] == "unreadable picture"
+    assert reasons["link.jpg"] == reasons["way/p0000.jpg"] == reasons["../outside/p0000.jpg"] == "unsafe path"
+    assert reasons["no such.jpg"] == reasons["pipe.jpg"] == "no such picture"
+    assert reasons[r"new\nline.jpg"] == reasons[r"tab\t.jpg"] == "unsafe path"
+    assert "65000" in dict(rejected.select("picture", "detail").iter_rows())["huge.png"]
+    with h5py.File(out / "labels.h5") as labels:
+        used = set(labels["img_identifiers"].asstr()[:])
+    assert set(names) <= used
+    assert not any("\n" in name or "\0" in name for name in used)
+    assert "\u202e" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"../meta.xml": "x", "occurrence.txt": "gbifID\n"}, "../meta.xml"),
+        ({"meta.xml": '<!DOCTYPE a [<!ENTITY b "c">]><archive/>', "occurrence.txt": "gbifID\n1\n"}, "meta.xml"),
+        ({"meta.xml": "<archive>", "occurrence.txt": "gbifID\n1\n"}, "meta.xml"),
+        ({"readme.txt": "nothing"}, "archive"),
+    ],
+)
+def test_hostile_archives_are_one_message(tmp_path, capsys, members, message):
+    write_pictures(tmp_path / "photos", 1)
+    path = tmp_path / "archive.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    assert build("--dwca", path, "--pictures", tmp_path / "photos", "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert error.count("\n") == 1
+
+
+def test_a_zip_bomb_is_refused(tmp_path, capsys):
+    write_pictures(tmp_path / "photos", 1)
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("occurrence.txt", "w") as member:
+            member.write(b"gbifID\tspecies\n")
+            for _ in range(30):
+                member.write(bytes(10_000_000))
+    assert build("--dwca", path, "--pictures", tmp_path / "photos", "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "occurrence.txt" in error
+    assert error.count("\n") == 1
+
+
+def test_pictures_of_the_other_way_up_are_stored_upright(tmp_path):
+    picture = np.zeros((20, 40, 3), np.uint8)
+    picture[:, 20:] = 255
+    data = cv2.imencode(".jpg", picture)[1].tobytes()
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    (tmp_path / "pictures" / "A").mkdir(parents=True)
+    turned = data[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + data[2:]
+    (tmp_path / "pictures" / "A" / "turned.jpg").write_bytes(turned)
+    assert build("--folders", tmp_path / "pictures", "--out", tmp_path / "out", "--size", 16) == 0
+    with h5py.File(tmp_path / "out" / "images.h5") as file:
+        image = file["images"][0]
+    assert image[:6].mean() < 30
+    assert image[10:].mean() > 220
