@@ -280,7 +280,7 @@ def _by_media(occurrences: pl.DataFrame, media: pl.DataFrame, matcher: Matcher, 
     records_of = occurrences.select(few).with_row_index("core")
     ids = records_of.filter(pl.col(rows.OCCURRENCE).is_not_null() & pl.col(rows.OCCURRENCE).is_first_distinct())
     media = media.join(ids.select(rows.OCCURRENCE, "core"), on=rows.OCCURRENCE, how="left", maintain_order="left")
-    media, lost = _lost(media, name)
+    media, lost = _lost(media, matcher, name)
     found = _match(media, records_of, matcher).with_columns(media["core"], *_rights(media))
     known = found.with_columns(pl.col(rows.REASON, rows.DETAIL).name.prefix("_"))
     known = known.with_columns(
@@ -302,15 +302,30 @@ def _by_media(occurrences: pl.DataFrame, media: pl.DataFrame, matcher: Matcher, 
     return frame.drop("core")
 
 
-def _lost(media: pl.DataFrame, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Media rows that can be used, and rows for those that are malformed or of no record."""
+def _lost(media: pl.DataFrame, matcher: Matcher, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Media rows that can be used, and rows for those that are malformed or of no record.
+
+    The files of the latter are found, too, so that none of them counts a second time as one that no record names.
+    """
     said = rows.mapped(media.filter(pl.col("core").is_null())[rows.OCCURRENCE], printable)
     usable = media.filter(pl.col("core").is_not_null() & pl.col(rows.REASON).is_null())
-    lost = media.filter(pl.col("core").is_null()).with_columns(said.alias(rows.OCCURRENCE))
+    lost = media.filter(pl.col("core").is_null())
+    if columns.IDENTIFIER not in lost.columns:
+        lost = lost.with_columns(pl.lit(None, pl.String).alias(columns.IDENTIFIER))
+    number = pl.int_range(pl.len(), dtype=pl.Int64).over(rows.OCCURRENCE) + 1
+    files = matcher.match_media(
+        lost.select(
+            pl.col(columns.IDENTIFIER).alias(matching.IDENTIFIER),
+            pl.col(rows.OCCURRENCE).alias(matching.ID),
+            number.alias("number"),
+        )
+    )
+    picture = files.select(pl.when(pl.col(rows.REASON).is_null()).then(rows.PICTURE)).to_series()
+    lost = lost.with_columns(said.alias(rows.OCCURRENCE), picture.alias(rows.PICTURE))
     unknown = pl.coalesce(pl.format("record id {} is not in the archive", rows.OCCURRENCE), pl.lit("no record id"))
     lost = records.reject(lost, pl.lit(True), rows.MALFORMED, unknown)
     detail = pl.format("{}: {}", pl.lit(name), rows.DETAIL).alias(rows.DETAIL)
-    return usable, lost.select(rows.LINE, "core", rows.REASON, detail)
+    return usable, lost.select(rows.LINE, rows.PICTURE, "core", rows.REASON, detail)
 
 
 def _match(media: pl.DataFrame, records_of: pl.DataFrame, matcher: Matcher) -> pl.DataFrame:

@@ -36,8 +36,9 @@ _RANK_NUMBERS = {**RANK_LEVELS, **_OTHER_RANKS}
 _UNSURE = frozenset("sp spp spec species indet ssp subsp cf aff nr gr agg group complex".split())
 #: words of authors' names that look like epithets
 _AUTHOR_WORDS = frozenset("de van von ex et da del der den di du le la and in non nec auct".split())
-_GENUS = re.compile(r"[^\W\d_a-z][^\W\d_]+(-[^\W\d_]+)?")
-_EPITHET = re.compile(r"[^\W\d_A-Z][^\W\d_A-Z]+(-[^\W\d_]+)*|\d+-[^\W\d_]+")
+_GENUS = re.compile(r"[^\W\d_a-z][^\W_]+(-[^\W_]+)?")  # digits occur in provisional names
+_EPITHET = re.compile(r"[^\W\d_A-Z][^\W_A-Z]+(-[^\W_]+)*|\d+-[^\W\d_]+")
+_NUMBERED = re.compile(r"sp+\.?\d+")  # one of several unknown species
 _TWO_LOWER_WORDS = re.compile(r"[a-z]{2,} [a-z-]{2,}")
 _INTEGER = r"^\d+(\.0+)?$"
 _HYBRID = "×"
@@ -62,7 +63,12 @@ def binomial(text: str) -> str | None:
     if not genus or not epithet or formula or not _GENUS.fullmatch(genus[0]):
         return None
     word = epithet[0]
-    if word.rstrip(".") in _UNSURE or word in _AUTHOR_WORDS or not _EPITHET.fullmatch(word):
+    if (
+        word.rstrip(".") in _UNSURE
+        or _NUMBERED.fullmatch(word)
+        or word in _AUTHOR_WORDS
+        or not _EPITHET.fullmatch(word)
+    ):
         return None
     return f"{_HYBRID} " * mark + genus[0] + (f" {_HYBRID} " if between else " ") + word
 

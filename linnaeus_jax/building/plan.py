@@ -96,7 +96,8 @@ def plan_build(
     taxa = label_rows(source.frame, levels, synonyms, options.min_per_class)
     decided = {REASON: taxa.reason, DETAIL: taxa.detail}
     frame = source.frame.with_columns(
-        pl.coalesce(pl.col(name), pl.Series(name, values.tolist(), pl.String)) for name, values in decided.items()
+        pl.when(pl.col(REASON).is_null()).then(pl.Series(name, values.tolist(), pl.String)).otherwise(name).alias(name)
+        for name, values in decided.items()
     )
     plan = BuildPlan(source, options, taxa, frame, synonyms_file)
     if not len(plan.candidates):

@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from linnaeus_jax.building.identification import without_authors
 from linnaeus_jax.building.rows import (
     LABEL_PARTS,
     NO_LABEL,
@@ -152,12 +153,13 @@ def label_rows(frame: pl.DataFrame, levels: Sequence[str], synonyms: Mapping[str
         rank.number(accepted)
     for record in records:
         record.taxa = [rank.taxon(i, name) for rank, i, name in zip(names, record.ids, record.names)]
+    own = [record for number, record in enumerate(records) if number not in replaced]
+    _settle_parents(own, names)  # first: synonyms take over what is settled
     listed = _replace(records, replaced, names)
+    _settle_parents(records, names)
     for record in records:
         if not any(record.taxa):
             record.reject(NO_LABEL, "no name and no id at any rank in use")
-    for position, neighbours in enumerate(pairwise(names)):
-        _settle_parents(records, position, neighbours)
     small = _drop_small(records, names, min_per_class)
 
     taxon = np.array([record.taxa for record in records], np.uint32).reshape(len(records), len(tasks))
@@ -211,13 +213,8 @@ def _integer(text: str | None) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and 0 < int(text) <= MAX_TAXON_ID else None
 
 
-def binomial(name: str | None) -> str | None:
-    """A scientific name without its authors: genus and epithet, or the genus alone."""
-    words = (_clean(name) or "").replace("×", "× ").split()
-    words = [word for word in words if word not in ("×", "x")]
-    if not words:
-        return None
-    return f"{words[0]} {words[1]}" if len(words) > 1 and words[1][:1].islower() else words[0]
+def _plain_name(name: str | None) -> str | None:
+    return without_authors(name) if name else None
 
 
 class _RankNames:
@@ -327,7 +324,7 @@ def _own_accepted_name(record: Record, level: int, rank: _RankNames, records: Se
     """The accepted name that the record states, by name or by an id that some row has."""
     if not record.is_synonym:
         return None
-    accepted = binomial(record.notes.get("accepted_name"))
+    accepted = _plain_name(record.notes.get("accepted_name"))
     if accepted:
         return accepted
     taxon_id = _integer(record.notes.get("accepted_id"))
@@ -336,7 +333,7 @@ def _own_accepted_name(record: Record, level: int, rank: _RankNames, records: Se
 
 def _interpreted(record: Record, name: str | None) -> bool:
     """Whether the label is another taxon than the row's own scientific name, as in GBIF's interpreted columns."""
-    own = binomial(record.notes.get("scientific_name"))
+    own = _plain_name(record.notes.get("scientific_name"))
     return own is not None and name is not None and own != name
 
 
@@ -354,7 +351,7 @@ def _replace(records: Sequence[Record], replaced: Mapping[int, _Place], names: S
                 above[level, taxon_id][tuple(record.taxa[level + 1 :])] += record.rows
             rank = names[record.level or 0]
             old, new = record.notes.get("scientific_name"), record.names[record.level or 0]
-            if record.is_synonym and old and new and binomial(old) != new:  # the source had replaced it already
+            if record.is_synonym and old and new and _plain_name(old) != new:  # the source had replaced it already
                 counted[rank.task, old, new, record.taxa[record.level or 0]] += record.rows
     for number, (level, name) in replaced.items():
         record, rank = records[number], names[level]
@@ -383,23 +380,23 @@ def _most(counts: Mapping[Any, int]) -> Any:
     return min(counts, key=lambda key: (-counts[key], key))
 
 
-def _settle_parents(records: Sequence[Record], level: int, ranks: tuple[_RankNames, _RankNames]) -> None:
+def _settle_parents(records: Sequence[Record], names: Sequence[_RankNames]) -> None:
     """Rejects the records that contradict the parent which most rows of their taxon have; ties: the smaller id."""
-    parents: dict[int, Counter[int]] = defaultdict(Counter)
-    for record in records:
-        child, parent = record.taxa[level], record.taxa[level + 1]
-        if child and parent and not record.reason:
-            parents[child][parent] += record.rows
-    best = {child: _most(counts) for child, counts in parents.items()}
-    for record in records:
-        child, parent = record.taxa[level], record.taxa[level + 1]
-        if child and parent and not record.reason and best[child] != parent:
+    for level, (rank, above) in enumerate(pairwise(names)):
+        linked = [record for record in records if not record.reason and record.taxa[level] and record.taxa[level + 1]]
+        parents: dict[int, Counter[int]] = defaultdict(Counter)
+        for record in linked:
+            parents[record.taxa[level]][record.taxa[level + 1]] += record.rows
+        best = {child: _most(counts) for child, counts in parents.items()}
+        for record in linked:
+            child, parent = record.taxa[level], record.taxa[level + 1]
             chosen, counts = best[child], parents[child]
-            record.reject(
-                TWO_PARENTS,
-                f"{ranks[0].text(child)}: {counts[parent]} rows in {ranks[1].text(parent)}, "
-                f"{counts[chosen]} in {ranks[1].text(chosen)}",
-            )
+            if chosen != parent:
+                record.reject(
+                    TWO_PARENTS,
+                    f"{rank.text(child)}: {counts[parent]} rows in {above.text(parent)}, "
+                    f"{counts[chosen]} in {above.text(chosen)}",
+                )
 
 
 def _drop_small(records: Sequence[Record], names: Sequence[_RankNames], least: int) -> list[SmallClass]:

@@ -80,6 +80,7 @@ class Archive:
     blanked: Counter[tuple[str, str]] = field(default_factory=Counter)  # (file, component)
     genus_only: set[str] = field(default_factory=set)
     synonyms: int = 0
+    malformed: int = 0  # records of the core that are no line of a picture
 
 
 def make_archive(directory: Path, occurrences: int, seed: int = 0) -> Archive:
@@ -102,7 +103,7 @@ def make_archive(directory: Path, occurrences: int, seed: int = 0) -> Archive:
             "taxonRank": "SPECIES",
             "taxonomicStatus": "ACCEPTED",
             "kingdom": "Animalia",
-            "order": f"Order{genus // 10}",
+            "order": f"Order{genus // 12}",
             "family": f"Family{genus // 4}",
             "genus": f"Génus{genus}",
             "decimalLatitude": f"{rng.uniform(-80, 80):.4f}",
@@ -130,6 +131,7 @@ def make_archive(directory: Path, occurrences: int, seed: int = 0) -> Archive:
             core.append("\t".join(row.values()))
         else:
             core.append("\t".join(row.values()) + "\tone more")
+            archive.malformed += 1
         count = 0 if kind == "no media" else int(rng.integers(1, 4))
         if kind == "no media":
             archive.rejected[gbif_id] = REASONS[kind]

@@ -42,6 +42,8 @@ def column(name: str, **table) -> list:
         ("Abies de Something", None),
         ("Parus sp.", None),
         ("Parus cf. major", None),
+        ("Parus sp2", None),
+        ("Genus7 species12 Smith, 1900", "Genus7 species12"),
         ("BOLD:AAA1234", None),
         ("", None),
     ],

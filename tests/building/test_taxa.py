@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linnaeus_jax.building.rows import NO_LABEL, TWO_PARENTS, UNRESOLVED_SYNONYM
-from linnaeus_jax.building.taxa import Taxa, binomial, chosen_levels, label_rows
+from linnaeus_jax.building.taxa import Taxa, chosen_levels, label_rows
 from tests.building.helpers import LEVELS, rows_of
 
 
@@ -76,20 +76,20 @@ def test_rows_that_are_rejected_already_do_not_vote():
 
 def test_a_synonym_gets_the_accepted_taxon_and_its_coarser_ranks():
     taxa = label(
-        name_L10=["B b", "Old x"],
-        name_L20=["B", "Old"],
+        name_L10=["Bus bus", "Old x"],
+        name_L20=["Bus", "Old"],
         name_L30=["G", "F"],
         status=["ACCEPTED", "HETEROTYPIC_SYNONYM"],
-        accepted_name=[None, "B b (L., 1758)"],
+        accepted_name=[None, "Bus bus (L., 1758)"],
     )
     assert taxa.taxon[0].tolist() == taxa.taxon[1].tolist()
     (synonym,) = taxa.synonyms
-    assert (synonym.name, synonym.accepted, synonym.rows) == ("Old x", "B b", 1)
+    assert (synonym.name, synonym.accepted, synonym.rows) == ("Old x", "Bus bus", 1)
 
 
 def test_an_accepted_species_without_rows_takes_the_genus_of_its_name():
-    taxa = label({"Old x": "B c"}, name_L10=["B b", "Old x"], name_L20=["B", "Old"], name_L30=["G", "F"])
-    assert names(taxa, 1) == ["B c", "B", "G"]
+    taxa = label({"Old x": "Bus cus"}, name_L10=["Bus bus", "Old x"], name_L20=["Bus", "Old"], name_L30=["G", "F"])
+    assert names(taxa, 1) == ["Bus cus", "Bus", "G"]
 
 
 def test_chains_are_followed_and_circles_are_rejected():
@@ -122,22 +122,6 @@ def test_small_classes_become_null_at_their_rank():
     assert [(small.task, small.name, small.rows) for small in taxa.small_classes] == [("taxa_L10", "A b", 1)]
     taxa = label(least=2, levels=("L10",), name_L10=["A a", "A a", "A b"])
     assert taxa.reason.tolist() == [None, None, NO_LABEL]
-
-
-@pytest.mark.parametrize(
-    ("name", "plain"),
-    [
-        ("Parus major Linnaeus, 1758", "Parus major"),
-        ("Parus major", "Parus major"),
-        ("Parus", "Parus"),
-        ("Parus Linnaeus, 1758", "Parus"),
-        ("Mentha × piperita L.", "Mentha piperita"),
-        ("", None),
-        (None, None),
-    ],
-)
-def test_names_without_authors(name, plain):
-    assert binomial(name) == plain
 
 
 def test_levels_are_the_usual_ones_or_those_asked_for():
