@@ -30,6 +30,14 @@ from linnaeus_jax.building.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import RESIZE_MODES
 
+#: source -> options that it has beside those of all
+USED: dict[str, set[str]] = {
+    "folders": {"map", "rank_map", "exif", "folder_ranks", "taxonomy"},
+    "table": {"map", "rank_map", "pictures", "separator", "quotes", "encoding"},
+    "dwca": {"map", "rank_map", "pictures"},
+    "coco": {"map", "pictures", "coco_val", "coco_categories"},
+}
+
 
 def argument_parser() -> argparse.ArgumentParser:
     """The options of the tool, in groups."""
@@ -46,7 +54,11 @@ def argument_parser() -> argparse.ArgumentParser:
         "--pictures", type=Path, metavar="DIR", help="folder of the pictures; default: beside the source"
     )
     where.add_argument("--follow-links", action="store_true", help="follow symbolic links out of that folder")
-    where.add_argument("--coco-val", type=Path, metavar="JSON", help="annotations of the validation pictures")
+    where.add_argument("--coco-val", type=Path, metavar="JSON", help="--coco: annotations of the validation pictures")
+    where.add_argument("--coco-categories", type=Path, metavar="JSON", help="--coco: categories in a file of their own")
+    where.add_argument("--separator", help="--table: character between fields; default: found")
+    where.add_argument("--quotes", choices=table.QUOTES, default="csv", help="--table: whether quotes are text (csv)")
+    where.add_argument("--encoding", help="--table: default: UTF-8, and Latin-1 for lines that are not")
     where.add_argument(
         "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="columns with unusual names: latitude=lat_wgs84"
     )
@@ -128,24 +140,21 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
         "leave_out": [args.out],
         "progress": progress,
     }
-    options = {"pictures", "coco_val", "map", "rank_map", "exif", "folder_ranks", "taxonomy"}
-    if args.folders:
-        options -= {"exif", "folder_ranks", "taxonomy", "map", "rank_map"}
-    elif args.coco:
-        options -= {"pictures", "coco_val"}
-    else:
-        options -= {"pictures", "map", "rank_map"}
-    idle = sorted(f"--{name.replace('_', '-')}" for name in options if getattr(args, name))
-    if idle:
-        raise UserError(f"{', '.join(idle)}: not for this source; see --help")
+    kind = next(kind for kind in USED if getattr(args, kind))
+    idle = sorted(set().union(*USED.values()) - USED[kind])
+    wrong = [f"--{name.replace('_', '-')}" for name in idle if getattr(args, name) not in (None, "", [], False, "csv")]
+    if wrong:
+        raise UserError(f"{', '.join(wrong)}: not for --{kind}; see --help")
     if args.folders:
         ranks = [name for name in args.folder_ranks.split(",") if name] or None
         return folders.read(args.folders, ranks=ranks, taxonomy=args.taxonomy, exif=args.exif, **columns, **common)
     if args.table:
-        return table.read(args.table, pictures=args.pictures, **columns, **common)
+        text = {name: getattr(args, name) for name in ("separator", "quotes", "encoding")}
+        return table.read(args.table, pictures=args.pictures, **text, **columns, **common)
     if args.dwca:
         return darwin_core.read(args.dwca, pictures=args.pictures, **columns, **common)
-    return coco.read(args.coco, validation=args.coco_val, pictures=args.pictures, **common)
+    files = {"validation": args.coco_val, "categories": args.coco_categories}
+    return coco.read(args.coco, pictures=args.pictures, mapping=mapping, **files, **common)
 
 
 def read_synonyms(path: Path | None) -> dict[str, str]:

@@ -95,7 +95,7 @@ def test_names_get_their_accepted_name_from_a_file(tmp_path):
         (["--size", "4"], "--size 4: give 8 to 4096 pixels"),
         (["--val", "0.7", "--test", "0.5"], "leave rows for training"),
         (["--ranks", "species,genus"], "--ranks: the source has no L20"),
-        (["--exif"], "--exif: not for this source"),
+        (["--exif", "--coco-val", "x.json"], "--coco-val, --exif: not for --table"),
         (["--map", "latitude=nowhere"], "nowhere"),
         (["--map", "latitude"], "KEY=COLUMN"),
         (["--rank-map", "clan=species"], "clan"),
