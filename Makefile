@@ -40,7 +40,7 @@ lint: $(READY)
 	$(BIN)/python -m mypy --explicit-package-bases configs
 
 bench: $(READY)
-	for program in heads_and_losses input_pipeline reading host_work step_features debugging; do \
+	for program in heads_and_losses input_pipeline reading building host_work step_features debugging; do \
 	  $(BIN)/python -m benchmarks.$$program || exit 1; done
 
 clean:

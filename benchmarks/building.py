@@ -119,19 +119,19 @@ MEASURES: dict[str, Callable[[argparse.Namespace, Path], list[dict[str, Any]]]] 
 }
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_names(parser, MEASURES)
     parser.add_argument("--pictures", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--pairs", type=int, default=3, help="rounds of the comparison")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     rows = []
     for name in args.names:
         with tempfile.TemporaryDirectory() as directory:
             rows += MEASURES[name](args, Path(directory))
-    write_results("building", rows, shlex.join(["python", "-m", "benchmarks.building", *argv]))
+    write_results("building", rows, shlex.join(["python", "-m", "benchmarks.building", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -12,7 +12,8 @@ import polars as pl
 from linnaeus_jax.building import columns, identification, records, rows, table
 from linnaeus_jax.building.columns import Links, level_of
 from linnaeus_jax.building.exif import read_exif
-from linnaeus_jax.building.picture_folder import SUFFIXES, Listing, list_files, open_folder, unclaimed
+from linnaeus_jax.building.paths import SUFFIXES
+from linnaeus_jax.building.picture_folder import Listing, list_files, open_folder, unclaimed
 from linnaeus_jax.building.rows import Progress, SourceRows
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError

@@ -12,13 +12,13 @@ from functools import partial
 import polars as pl
 
 from linnaeus_jax.building import rows
-from linnaeus_jax.building.picture_folder import SUFFIXES, Listing, find_files
+from linnaeus_jax.building.paths import SUFFIX
+from linnaeus_jax.building.picture_folder import Listing, find_files
 from linnaeus_jax.building.rows import mapped
 from linnaeus_jax.building.text import printable
 
 #: columns that a picture is looked for by
 IDENTIFIER, ID, NUMBER, OTHER_IDS = "identifier", "id", "number", ("specimen", "catalog")
-_SUFFIX = rf"(?i)\.({'|'.join(SUFFIXES)})$"
 _LAST = r"([^/]*)$"
 #: a number in a folder of one record that is larger than this is a name, not a place in a series
 _LARGEST_NUMBER = 100
@@ -41,7 +41,7 @@ class FileKeys:
     def __init__(self, listing: Listing) -> None:
         paths = pl.Series("path", listing.pictures(), dtype=pl.String)
         files = pl.DataFrame({"path": paths}).with_columns(
-            pl.col("path").str.extract(_LAST).str.replace(_SUFFIX, "").alias("stem"),
+            pl.col("path").str.extract(_LAST).str.replace(SUFFIX, "").alias("stem"),
             pl.col("path").str.extract(r"([^/]+)/[^/]*$").alias("folder"),
         )
         self.stems = files.filter(pl.col("stem").is_unique()).select("stem", "path")
@@ -177,4 +177,4 @@ def _shown(texts: pl.Series) -> pl.Series:
 
 def _name_of(column: str) -> pl.Expr:
     """File name without suffix of an address or a path."""
-    return pl.col(column).str.replace(r"[?#].*$", "").str.extract(_LAST).str.replace(_SUFFIX, "")
+    return pl.col(column).str.replace(r"[?#].*$", "").str.extract(_LAST).str.replace(SUFFIX, "")

@@ -1,4 +1,4 @@
-"""Paths that files of unknown origin name: they must stay below the folder that they belong to."""
+"""Paths of pictures, which files of unknown origin name: they must stay below the folder that they belong to."""
 
 from __future__ import annotations
 
@@ -8,8 +8,31 @@ from pathlib import Path
 
 from linnaeus_jax.data.images import image_path
 
-#: absolute, upwards, backslashes (folders on one system, letters on others), control characters
-UNSAFE = re.compile(rb"^/|^[A-Za-z]:|(?:^|/)\.\.(?:/|$)|[\x00-\x1f\x7f\\]")
+#: ends of the names of picture files, without the dot
+SUFFIXES: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "jp2", "avif")
+SUFFIX = rf"(?i)\.({'|'.join(SUFFIXES)})$"
+_IS_PICTURE = re.compile(SUFFIX)
+#: why a path is not used -> what it looks like; backslashes are folders on one system and letters on others
+_FAULTS = {
+    "empty": r"^$",
+    "a control character in the path": r"[\x00-\x1f\x7f]",
+    "an absolute path out of the folder": r"^/|^[A-Za-z]:",
+    "'..' in the path": r"(?:^|/)\.\.(?:/|$)",
+    "a backslash in the path": r"\\",
+}
+_PATTERNS = {fault: re.compile(pattern) for fault, pattern in _FAULTS.items()}
+#: any of them, in the bytes of a path
+UNSAFE = re.compile("|".join(list(_FAULTS.values())[1:]).encode())
+
+
+def is_picture(path: str) -> bool:
+    """Whether a path ends like one of a picture."""
+    return _IS_PICTURE.search(path) is not None
+
+
+def path_fault(path: str) -> str:
+    """Why a path may not be looked for below a folder; "" where it may."""
+    return next((fault for fault, pattern in _PATTERNS.items() if pattern.search(path)), "")
 
 
 class UnsafePathError(ValueError):
@@ -33,8 +56,8 @@ class SafeFolder:
           UnsafePathError: it is absolute, holds "..", a backslash or control characters, or a folder on the way, or
             the file itself, is a symbolic link that leads out.
         """
-        if not identifier or UNSAFE.search(identifier.encode("utf-8", "surrogatepass")):
-            raise UnsafePathError("empty" if not identifier else "leads out of the folder or holds control characters")
+        if fault := path_fault(identifier):
+            raise UnsafePathError(fault)
         path = image_path(self.root, identifier, extension)
         parent = os.path.dirname(path)
         if parent not in self._checked:

@@ -16,14 +16,11 @@ from pathlib import Path
 import polars as pl
 
 from linnaeus_jax.building import rows
+from linnaeus_jax.building.paths import SUFFIX, SUFFIXES, is_picture, path_fault
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
-SUFFIXES: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "jp2")
 LINK_OUT = "a link that leads out of the folder"
-_SUFFIX = rf"(?i)\.({'|'.join(SUFFIXES)})$"
-_IS_PICTURE = re.compile(_SUFFIX)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass
@@ -46,7 +43,7 @@ class Listing:
 
     def pictures(self) -> list[str]:
         """The files with a suffix of pictures."""
-        return [path for path in self.files if _IS_PICTURE.search(path)]
+        return [path for path in self.files if is_picture(path)]
 
     def warnings(self, known: Sequence[str] = ()) -> list[str]:
         """What of the folder is left aside without being a row: files that are no pictures, links to folders."""
@@ -158,13 +155,11 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def _name_fault(name: str) -> str:
-    if _CONTROL.search(name):
-        return "a control character in the name"
     try:
         name.encode()
     except UnicodeEncodeError:
         return "a name that is not UTF-8"
-    return ""
+    return path_fault(name)
 
 
 def find_files(
@@ -218,15 +213,6 @@ def _unfaulted(paths: pl.Series) -> pl.Series:
     return pl.Series([not path_fault(path) for path in paths], dtype=pl.Boolean)
 
 
-def path_fault(path: str) -> str:
-    """Why a path may not be looked for below a folder; "" where it may."""
-    if _CONTROL.search(path):
-        return "a control character in the path"
-    if path.startswith("/") or re.match(r"[A-Za-z]:/", path):
-        return "an absolute path out of the folder"
-    return "'..' in the path" if ".." in path.split("/") else ""
-
-
 class _Near:
     """Files found by what is nearly their path, and the reasons why one is not found."""
 
@@ -268,7 +254,7 @@ class _Near:
 def _near_key(path: str) -> str:
     """A path with its suffix in lower case, in the composed form of Unicode."""
     path = unicodedata.normalize("NFC", path)
-    match = _IS_PICTURE.search(path)
+    match = re.search(SUFFIX, path)
     return path[: match.start()] + match[0].lower() if match else path
 
 

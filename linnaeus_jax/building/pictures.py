@@ -11,14 +11,13 @@ from typing import Any
 import h5py
 from numpy.typing import NDArray
 
+from linnaeus_jax.building.paths import is_picture
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import open_h5
 from linnaeus_jax.data.images import FolderImages, ImageFiles, ImageSource
 from linnaeus_jax.data.labels import read_identifiers
 
 PROVENANCE = "provenance"
-#: ends of the names of picture files
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".avif")
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class RowIdentifiers:
 
 def default_extension(identifiers: NDArray[Any]) -> str:
     """What is added to the identifiers where nobody says it: nothing if all of them end like pictures, else ".jpg"."""
-    return "" if all(text.lower().endswith(SUFFIXES) for text in identifiers) else ".jpg"
+    return "" if all(is_picture(text) for text in identifiers) else ".jpg"
 
 
 def open_pictures(path: Path, labels: Path, extension: str | None, *, side: int = 16) -> ImageSource:

@@ -116,12 +116,12 @@ def test_names_that_are_not_text(root):
     listing = list_files(root)
     assert listing.refused == {
         "bad\udcff/p.jpg": "a name that is not UTF-8",
-        "new\nline.jpg": "a control character in the name",
+        "new\nline.jpg": "a control character in the path",
     }
     rest = unclaimed(listing, pl.Series([], dtype=pl.String)).filter(pl.col("reason") == "unsafe path")
     assert rest.select("picture", "detail").rows() == [
         ("bad\\udcff/p.jpg", "a name that is not UTF-8"),
-        ("new\nline.jpg", "a control character in the name"),
+        ("new\nline.jpg", "a control character in the path"),
     ]
     assert "new\nline.jpg" not in unclaimed(listing, pl.Series(["new\nline.jpg"]))["picture"], "its record says it"
     assert found(root, "\U0001f98b.jpg", "caf\u00e9.jpg", "right\u202etoleft.jpg") == [
