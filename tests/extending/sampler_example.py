@@ -1,7 +1,6 @@
-"""Class-balanced sampling: rows of rare classes come more often than their share of the data.
+"""Sampling with a cap: of a common class only some rows come in an epoch, other ones every time; an epoch gets shorter.
 
-A class of n rows is drawn in proportion to n ** power: 1 draws rows as they are, 0 all classes equally often. Set
-`data.sampler.type = "class_balanced"`.
+Set `data.sampler.type = "capped"` and `data.sampler.capped.most`.
 """
 
 from __future__ import annotations
@@ -15,25 +14,24 @@ from linnaeus_jax.data.samplers import Sampler, SamplerSettings, TrainingRows
 from linnaeus_jax.registry import SAMPLERS
 
 
-@SAMPLERS.register("class_balanced")
+@SAMPLERS.register("capped")
 @dataclass(frozen=True)
-class ClassBalanced(Sampler):
-    """Draws with replacement; an epoch has as many rows as the data."""
+class Capped(Sampler):
+    """At most `most` rows of each class of the finest rank in an epoch, in random order."""
 
-    power: float = 0.5
+    most: int = 500
 
     def __post_init__(self) -> None:
-        if not 0 <= self.power <= 1:
-            raise ValueError(f"data.sampler.class_balanced.power = {self.power} must lie between 0 and 1")
+        if self.most < 1:
+            raise ValueError(f"data.sampler.capped.most = {self.most} must be at least 1")
+
+    def micro_batches(self, rows: TrainingRows, settings: SamplerSettings) -> int:
+        return int(np.minimum(np.bincount(rows.label[:, 0]), self.most).sum()) // settings.batch_size
 
     def draw(self, rows: TrainingRows, settings: SamplerSettings, rng: np.random.Generator) -> NDArray[np.integer]:
-        return rng.choice(len(rows), self.micro_batches(rows, settings) * settings.batch_size, p=self.share(rows))
-
-    def expected_draws(self, rows: TrainingRows, settings: SamplerSettings) -> NDArray[np.float64]:
-        return self.micro_batches(rows, settings) * settings.batch_size * self.share(rows)
-
-    def share(self, rows: TrainingRows) -> NDArray[np.float64]:
-        """float64 [n]: probability of each row in one draw; classes are those of the finest rank."""
-        label = rows.label[:, 0]
-        weight = np.bincount(label)[label] ** (self.power - 1.0)
-        return weight / weight.sum()
+        label, order = rows.label[:, 0], rng.permutation(len(rows))
+        by_class = order[np.argsort(label[order], kind="stable")]
+        first = np.cumsum(np.bincount(label)) - np.bincount(label)
+        place = np.empty(len(rows), np.int64)  # of each row within its class, in this epoch's order
+        place[by_class] = np.arange(len(rows)) - first[label[by_class]]
+        return order[place[order] < self.most][: self.micro_batches(rows, settings) * settings.batch_size]

@@ -74,7 +74,7 @@ def config_with(archive, *plugins, **keys):
 def test_worker_processes_know_the_plugins(archive, tmp_path, monkeypatch):
     monkeypatch.setattr(registry.SAMPLERS, "entries", dict(registry.SAMPLERS.entries))
     config = config_with(archive, EXAMPLES / "sampler_example.py", folder="large")
-    config.data.sampler.type = "class_balanced"
+    config.data.sampler.type = "capped"
     config.data.worker_processes = 1
     inputs = build_inputs(config, devices=1, output_dir=None)
     pixels = h5py.File(tmp_path / "data" / "images.h5")["images"][:]

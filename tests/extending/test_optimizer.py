@@ -24,6 +24,7 @@ def config_with(*options: str):
     return load_config([f"--config={Path(__file__).parents[2]}/configs/quickstart.py", plugin, *options])[0]
 
 
+@pytest.mark.slow
 def test_a_run_trains_with_it(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,

@@ -31,29 +31,31 @@ def only_built_in_samplers(monkeypatch):
 
 
 @pytest.mark.slow
-def test_rare_classes_come_more_often(tmp_path, monkeypatch, capsys):
+def test_common_classes_are_capped(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,
         PLUGIN.name,
         monkeypatch,
         capsys,
-        data__sampler__type="class_balanced",
-        data__sampler__class_balanced__power=0.0,
+        data__sampler__type="capped",
+        data__sampler__capped__most=6,
         schedule__mixup__prob__enabled=True,
     )
     counts = json.loads((outcome.run / "metadata" / "class_label_counts.json").read_text())["train"]["taxa_L10"]
     drawn = json.loads((outcome.run / "metadata" / "epoch_coverage.json").read_text())["taxa_L10"]["taxa_L10"]
-    np.testing.assert_allclose(drawn, [96 / np.count_nonzero(counts) if count else 0 for count in counts])
+    capped = np.minimum(counts, 6)
+    assert sum(drawn) == capped.sum() // 16 * 16
+    assert (np.array(drawn) <= capped).all()
     saved = json.loads((outcome.run / "config.json").read_text())["data"]["sampler"]
-    assert saved["class_balanced"] == {"power": 0.0}
+    assert saved["capped"] == {"most": 6}
     checkpoints = Checkpoints(outcome.run / "checkpoints")
     meta = checkpoints.newest_meta()
     checkpoints.close()
     assert meta is not None
     sampler = meta["plan"]["sampler"]
-    assert (sampler["type"], sampler["options"]) == ("class_balanced", {"power": 0.0})
+    assert (sampler["type"], sampler["options"]) == ("capped", {"most": 6})
     assert (
-        "class_balanced' forms no groups, so nothing is mixed"
+        "capped' forms no groups, so nothing is mixed"
         in (outcome.run / "assets" / "schedule_summary.txt").read_text()
     )
     assert outcome.evaluated["val"]["loss"] > 0
@@ -61,21 +63,21 @@ def test_rare_classes_come_more_often(tmp_path, monkeypatch, capsys):
 
 def config_with(*options: str):
     arguments = [f"--config={Path(__file__).parents[2]}/configs/quickstart.py", f"--config.env.plugins=('{PLUGIN}',)"]
-    return load_config([*arguments, "--config.data.sampler.type=class_balanced", *options])[0]
+    return load_config([*arguments, "--config.data.sampler.type=capped", *options])[0]
 
 
 def test_keys_of_a_sampler(capsys):
-    config = config_with("--config.data.sampler.class_balanced.power=0.25")
-    assert SamplerSettings.from_config(config).options == {"power": 0.25}
+    config = config_with("--config.data.sampler.capped.most=25")
+    assert SamplerSettings.from_config(config).options == {"most": 25}
     config.schedule.mixup.prob.enabled = True
     schedule.run(config, dataset_size=1000)
     assert "forms no groups" in capsys.readouterr().out
-    config.data.sampler.class_balanced.power = 2.0
-    assert "data.sampler.class_balanced.power = 2.0 must lie between 0 and 1" in config_errors(config)
-    with pytest.raises(ConfigError, match=r"data\.sampler\.class_balanced\.strength"):
-        config_with("--config.data.sampler.class_balanced.strength=1")
+    config.data.sampler.capped.most = 0
+    assert "data.sampler.capped.most = 0 must be at least 1" in config_errors(config)
+    with pytest.raises(ConfigError, match=r"data\.sampler\.capped\.least"):
+        config_with("--config.data.sampler.capped.least=1")
     config.data.sampler.type = "balanced"
-    message = "data.sampler.type = 'balanced' is unknown; choose one of grouped, standard, class_balanced"
+    message = "data.sampler.type = 'balanced' is unknown; choose one of grouped, standard, capped"
     assert message in config_errors(config)
 
 
