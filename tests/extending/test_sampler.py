@@ -55,8 +55,7 @@ def test_common_classes_are_capped(tmp_path, monkeypatch, capsys):
     sampler = meta["plan"]["sampler"]
     assert (sampler["type"], sampler["options"]) == ("capped", {"most": 6})
     assert (
-        "capped' forms no groups, so nothing is mixed"
-        in (outcome.run / "assets" / "schedule_summary.txt").read_text()
+        "capped' forms no groups, so nothing is mixed" in (outcome.run / "assets" / "schedule_summary.txt").read_text()
     )
     assert outcome.evaluated["val"]["loss"] > 0
 
