@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.labels_writer import LabelsContent, write_labels
 from linnaeus_jax.building.observations import Observations, read_observations
+from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.pixels import Outcome
 from linnaeus_jax.building.plan import BuildPlan
 from linnaeus_jax.building.rows import DETAIL, DUPLICATE_PICTURE, LINE, OCCURRENCE, PICTURE, REASON, SUBSET
@@ -129,8 +130,9 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
         "ranks": _ranks(plan, taxon),
         "split": {} if sides is None else {name: int((sides == k).sum()) for k, name in enumerate(SIDES)},
     }
-    warnings = (*plan.source.warnings, *plan.taxa.warnings, *_late_small_classes(plan, taxon))
-    return Finished(totals, warnings, tables, rows, sides, observations)
+    warnings = [*plan.source.warnings, *plan.taxa.warnings, *_late_small_classes(plan, taxon)]
+    warnings += _incomplete(frame[rows], plan.options)
+    return Finished(totals, tuple(warnings), tables, rows, sides, observations)
 
 
 def _detail(outcome: Outcome, pictures: Sequence[str]) -> str:
@@ -180,15 +182,15 @@ def _split_rows(plan: BuildPlan, rows: NDArray[np.int64], observations: Observat
     place = np.stack([raw.get("raw_lat", unknown), raw.get("raw_lon", unknown)], axis=1).astype(np.float64)
     given = np.full(len(rows), -1, np.int64)
     if "split" in frame.columns:
-        names = {name: k for k, name in enumerate(SIDES)} | {"training": 0, "validation": 1, "valid": 1}
-        given = frame["split"].str.to_lowercase().replace_strict(names, default=-1, return_dtype=pl.Int64).to_numpy()
+        names = {name: k for k, name in enumerate(SIDES)}
+        given = frame["split"].replace_strict(names, default=-1, return_dtype=pl.Int64).to_numpy()
     return SplitRows(
         plan.taxa.taxon[rows],
         _codes(frame, OCCURRENCE),
         _codes(frame, "observer"),
         place,
         _days(raw.get("raw_date_observed")),
-        np.where(np.isfinite(given), given, -1).astype(np.int64),
+        given,
     )
 
 
@@ -215,6 +217,19 @@ def _ranks(plan: BuildPlan, taxon: NDArray[np.uint32]) -> dict[str, dict[str, An
             "smallest": int(count.min()) if len(count) else 0,
         }
     return ranks
+
+
+def _incomplete(frame: pl.DataFrame, options: BuildOptions) -> list[str]:
+    """A sentence for each thing of which the source gives one half only."""
+    sentences = []
+    place = [name for name in ("latitude", "longitude") if name in frame.columns]
+    if len(place) == 1:
+        sentences.append(f"the source has a column of {place[0]} alone, so that no place is known")
+    if options.split == "given":
+        known = frame["split"].is_in(SIDES).sum() if "split" in frame.columns else 0
+        if known < frame.height:
+            sentences.append(f"{frame.height - known} rows have no given side of the split and are for training")
+    return sentences
 
 
 def _late_small_classes(plan: BuildPlan, taxon: NDArray[np.uint32]) -> list[str]:

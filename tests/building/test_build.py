@@ -18,13 +18,14 @@ import pytest
 
 from linnaeus_jax.building import build as building
 from linnaeus_jax.building.build import build, build_shard, discard, merge
-from linnaeus_jax.building.options import IMAGE_FORMS, Shard
+from linnaeus_jax.building.options import IMAGE_FORMS, BuildOptions, Shard
 from linnaeus_jax.building.pixels import BATCH, Journal
+from linnaeus_jax.building.plan import plan_build
 from linnaeus_jax.building.streamed import StreamedBytes
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import decode_image
 from tests.building.build_driver import plan
-from tests.building.helpers import write_pictures
+from tests.building.helpers import rows_of, write_pictures
 
 COUNT = 15 * BATCH + 40
 
@@ -244,3 +245,19 @@ def test_memory_is_bounded_by_the_batches_in_flight(pictures, tmp_path, monkeypa
     monkeypatch.setattr("linnaeus_jax.building.pixels.store", store)
     build(plan(pictures), tmp_path / "data", threads=2)
     assert most <= 6 * BATCH
+
+
+def test_what_a_source_gives_half_of_is_said(tmp_path):
+    names = write_pictures(tmp_path / "pictures", 4)
+    source = rows_of(
+        tmp_path / "pictures",
+        levels=("L10",),
+        picture=names,
+        name_L10=["A a"] * 4,
+        latitude=["47"] * 4,
+        split=["train", "val", None, "train"],
+    )
+    finished = build(plan_build(source, BuildOptions(size=16, split="given"), {}), tmp_path / "data")
+    assert finished.totals["split"] == {"train": 3, "val": 1, "test": 0}
+    assert any("a column of latitude alone" in warning for warning in finished.warnings)
+    assert any("1 rows have no given side" in warning for warning in finished.warnings)
