@@ -27,6 +27,7 @@ def no_other_metric(monkeypatch):
     forget_plugins(monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_metric_drives_a_run_and_is_reported(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,
