@@ -39,6 +39,7 @@ def test_common_classes_are_capped(tmp_path, monkeypatch, capsys):
         capsys,
         data__sampler__type="capped",
         data__sampler__capped__most=6,
+        data__batch_size=16,
         schedule__mixup__prob__enabled=True,
     )
     counts = json.loads((outcome.run / "metadata" / "class_label_counts.json").read_text())["train"]["taxa_L10"]
@@ -66,8 +67,8 @@ def config_with(*options: str):
 
 
 def test_keys_of_a_sampler(capsys):
-    config = config_with("--config.data.sampler.capped.most=25")
-    assert SamplerSettings.from_config(config).options == {"most": 25}
+    config = config_with("--config.data.sampler.capped.most=250")
+    assert SamplerSettings.from_config(config).options == {"most": 250}
     config.schedule.mixup.prob.enabled = True
     schedule.run(config, dataset_size=1000)
     assert "forms no groups" in capsys.readouterr().out
