@@ -192,6 +192,20 @@ def test_a_finished_data_set_is_left_alone_and_another_is_not_overwritten(pictur
         build(plan(pictures), out)
 
 
+def test_another_fact_of_a_row_is_another_data_set(tmp_path):
+    names = write_pictures(tmp_path / "pictures", 3)
+
+    def made(holder: str):
+        source = rows_of(
+            tmp_path / "pictures", levels=("L10",), picture=names, name_L10=["A a"] * 3, rights_holder=[holder] * 3
+        )
+        return plan_build(source, BuildOptions(size=16), {})
+
+    build(made("Ann"), tmp_path / "data")
+    with pytest.raises(UserError, match="other rows, options or versions"):
+        build(made("Bo"), tmp_path / "data")
+
+
 def test_strict_writes_no_data_set_but_the_lists(pictures, tmp_path):
     out = tmp_path / "data"
     with pytest.raises(
