@@ -219,10 +219,18 @@ def resumed_commit(work: Path, directory: Path) -> bool:
     return False
 
 
-def discard(out: Path) -> None:
-    """Removes what `build` writes into a folder, and nothing else."""
-    for path in (out / WORK, out / "shards"):
-        shutil.rmtree(path, ignore_errors=True)
+def discard(out: Path, shard: Shard | None = None, *, keep_parts: bool = False) -> None:
+    """Removes what `build`, or with `shard` what `build_shard`, writes into a folder, and nothing else.
+
+    Args:
+      keep_parts: whether the parts stay, to be joined anew.
+    """
+    if shard is not None:
+        shutil.rmtree(shard.directory(out), ignore_errors=True)
+        return
+    shutil.rmtree(out / WORK, ignore_errors=True)
+    if not keep_parts:
+        shutil.rmtree(out / "shards", ignore_errors=True)
     if (out / SUMMARY).exists():
         for name in (*json.loads((out / SUMMARY).read_text()).get("files", ()), SUMMARY):
             (out / name).unlink(missing_ok=True)

@@ -101,10 +101,15 @@ def read_observations(frame: pl.DataFrame, options: BuildOptions) -> Observation
 
 
 def _number(frame: pl.DataFrame, column: str) -> pl.Series:
-    """Float64, null where there is no number; a decimal comma is understood."""
+    """Float64, null where there is no number.
+
+    A decimal comma is understood in degrees; in metres 1,234 may as well be a thousand and more.
+    """
     if column not in frame.columns:
         return pl.repeat(None, frame.height, dtype=pl.Float64, eager=True).alias(column)
-    text = frame[column].str.strip_chars().str.replace(r"^([+-]?\d+),(\d+)$", "$1.$2").str.strip_prefix("+")
+    text = frame[column].str.strip_chars().str.strip_prefix("+")
+    if column in ("latitude", "longitude"):
+        text = text.str.replace(r"^(-?\d+),(\d+)$", "$1.$2")
     values = text.cast(pl.Float64, strict=False)
     return values.fill_nan(None)
 

@@ -226,7 +226,6 @@ class _RankNames:
         self._commons: dict[int, Counter[str]] = defaultdict(Counter)
         self._ids: dict[str, Counter[int]] = defaultdict(Counter)  # by name
         self._nameless: dict[str, Counter[str]] = {}  # common names of names without id
-        self._warnings: list[str] = []
 
     def add(self, taxon_id: int | None, name: str | None, common: str | None, rows: int) -> None:
         if taxon_id is not None:

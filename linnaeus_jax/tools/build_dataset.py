@@ -196,7 +196,7 @@ def main(argv: Sequence[str]) -> None:
         source = read_source(args, progress)
         plan = plan_build(source, build_options(args, source), read_synonyms(args.synonyms), args.synonyms)
         if args.force:
-            discard(args.out)
+            discard(args.out, args.shard, keep_parts=bool(args.merge))
         if args.shard:
             build_shard(plan, args.out, args.shard, threads=args.threads, progress=progress)
         elif args.merge:

@@ -136,7 +136,7 @@ def test_year_month_and_day_stand_in_for_a_date():
 @pytest.mark.parametrize(
     ("low", "high", "metres"),
     [("100", None, 100), ("100", "300", 200), (None, "300", 300), ("9001", None, None), ("x", "300", None),
-     ("-501", None, None), ("-430.5", None, -430.5), (None, None, None)],
+     ("-501", None, None), ("1,234", None, None), ("-430.5", None, -430.5), (None, None, None)],
 )  # fmt: skip
 def test_elevations(low, high, metres):
     seen = observe(elevation=[low], elevation_max=[high])

@@ -79,6 +79,17 @@ def test_parts_are_built_and_joined_from_the_command_line(tmp_path, capsys):
     assert not (out / "shards").exists()
 
 
+def test_force_replaces_what_is_built_and_no_part_beside(tmp_path):
+    write_pictures(tmp_path / "pictures" / "A", 6)
+    common = ("--folders", tmp_path / "pictures", "--out", tmp_path / "out", "--size", 16)
+    for part in ("1/2", "2/2"):
+        assert build(*common, "--shard", part) == 0
+    assert build(*common, "--shard", "2/2", "--force") == 0
+    assert build(*common, "--merge", 2) == 0
+    assert build(*common, "--merge", 2, "--force") == 0
+    assert totals(tmp_path / "out")["used"] == 6
+
+
 def test_names_get_their_accepted_name_from_a_file(tmp_path):
     names = write_pictures(tmp_path, 6)
     (tmp_path / "names.csv").write_text("name,accepted\nGenus species0,Genus species1\n")
