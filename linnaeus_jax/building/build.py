@@ -23,8 +23,9 @@ from linnaeus_jax.building.pixels import Journal, Outcome, read_pictures
 from linnaeus_jax.building.plan import BuildPlan
 from linnaeus_jax.building.rows import DUPLICATE_PICTURE, Progress
 from linnaeus_jax.building.streamed import finish_file
-from linnaeus_jax.building.virtual import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES, Part, write_virtual_images
+from linnaeus_jax.building.virtual import Part, write_virtual_images
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
 from linnaeus_jax.files import write_json
 
 WORK, PLAN, JOURNAL, PIXELS, SUMMARY = ".build", "plan.json", "journal.jsonl", "images.h5", "build.json"

@@ -18,6 +18,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.options import BuildOptions
+from linnaeus_jax.data.encodings import (
+    SPATIAL_ATTRIBUTES,
+    elevation_attributes,
+    sinusoidal,
+    sinusoidal_attributes,
+    unit_sphere,
+)
 
 #: the Dead Sea's shore and Everest's top lie within, in metres
 LOWEST, HIGHEST = -500.0, 9000.0
@@ -154,10 +161,8 @@ def _places(
 
 def encode_places(latitude: NDArray[np.float64], longitude: NDArray[np.float64]) -> EncodedColumn:
     """Points on the unit sphere [N, 3] of degrees [N]; zeros where NaN."""
-    phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
-    points = np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)], axis=1)
-    attributes = {"column_names": ["spatial_x", "spatial_y", "spatial_z"], "method": "unit_sphere"}
-    return EncodedColumn(np.nan_to_num(points, nan=0.0).astype(np.float32), attributes)
+    points = np.nan_to_num(unit_sphere(latitude, longitude), nan=0.0)
+    return EncodedColumn(points.astype(np.float32), SPATIAL_ATTRIBUTES)
 
 
 # ---- dates ----------------------------------------------------------------------------------------------------------
@@ -328,10 +333,9 @@ def encode_moments(moments: NDArray[np.float64], form: str) -> EncodedColumn:
     """
     turns = [(moments[:, 1] / 365.25, "jd")] if form.startswith("day") else [(moments[:, 0] / 12, "month")]
     turns += [(moments[:, 2] / 24, "hour")] if form.endswith("hour") else []
-    columns = [wave(2 * np.pi * turn) for turn, _ in turns for wave in (np.sin, np.cos)]
-    names = [f"{name}_{wave}" for _, name in turns for wave in ("sin", "cos")]
-    values = np.nan_to_num(np.stack(columns, axis=1), nan=0.0).astype(np.float32)
-    return EncodedColumn(values, {"column_names": names, "method": "sinusoidal"})
+    values = sinusoidal(np.stack([2 * np.pi * turn for turn, _ in turns], axis=1))
+    attributes = sinusoidal_attributes([name for _, name in turns])
+    return EncodedColumn(np.nan_to_num(values, nan=0.0).astype(np.float32), attributes)
 
 
 # ---- elevation and region -------------------------------------------------------------------------------------------
@@ -369,10 +373,7 @@ def encode_elevations(metres: NDArray[np.float64], scales: Sequence[float]) -> E
     exist were encoded: at 4000 m and a period of 100 m that differs by 2e-5 from float64.
     """
     turns = np.float32(2 * np.pi) * _stored_metres(metres)[:, None] / np.asarray(scales, np.float32)[None, :]
-    values = np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(metres), -1)
-    names = [f"elev_{scale:g}_{wave}" for scale in scales for wave in ("sin", "cos")]
-    attributes = {"column_names": names, "method": "sinusoidal", "scales": np.asarray(scales, np.float32)}
-    return EncodedColumn(values, attributes)
+    return EncodedColumn(sinusoidal(turns), elevation_attributes(scales))
 
 
 def _flags(text: pl.Series) -> tuple[NDArray[np.uint8], pl.Series]:

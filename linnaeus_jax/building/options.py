@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.data.encodings import BROADRANGE_2
 
 IMAGE_FORMS = ("raw", "jpeg", "original", "folder")
 TEMPORAL_FORMS = ("month", "month-hour", "day", "day-hour")
 SPLITS = ("stratified", "random", "observer", "place", "date", "given", "none")
-#: periods in metres of the elevation encoding `elevation_broadrange_2`
-BROADRANGE_2 = (100.0, 500.0, 1000.0, 2000.0, 4000.0)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from linnaeus_jax.building.paths import SafeFolder, UnsafePathError
 from linnaeus_jax.building.pictures import PROVENANCE, default_extension, identifiers_digest, open_pictures
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.h5_images import PackedImages
+from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES, PackedImages
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers, text_hashes
 
@@ -143,8 +143,8 @@ def pack_folder(identifiers: NDArray[Any], folder: Path, out: Path, options: Pac
         if shutil.disk_usage(out.parent).free < total:
             raise UserError(f"{out.parent} has no room for {total / 2**30:.1f} GiB")
         with h5py.File(partial, "w") as file:
-            file["image_offsets"] = offsets
-            data = file.create_dataset("image_bytes", (total,), np.uint8)
+            file[IMAGE_OFFSETS] = offsets
+            data = file.create_dataset(IMAGE_BYTES, (total,), np.uint8)
             file.attrs[PROVENANCE] = json.dumps(
                 {
                     "program": f"linnaeus_jax {linnaeus_jax.__version__} pack",
@@ -299,7 +299,7 @@ def copy_raw(images: Path, source: ImageSource, out: Path, options: PackOptions)
     count, height, width, _ = shape = (len(source), *source.image_shape)
     step = max(1, PIECE_BYTES // (height * width * 3))
     with _complete_file(out, force=options.force) as partial, h5py.File(partial, "w") as file:
-        data = file.create_dataset("images", shape, np.uint8)
+        data = file.create_dataset(IMAGES, shape, np.uint8)
         for start in range(0, count, step):
             stop = min(start + step, count)
             part = np.empty((stop - start, *shape[1:]), np.uint8)

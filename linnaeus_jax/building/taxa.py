@@ -30,6 +30,7 @@ from linnaeus_jax.building.rows import (
     label_column,
 )
 from linnaeus_jax.data.labels import MAX_TAXON_ID
+from linnaeus_jax.data.taxon_names import describe_taxon
 from linnaeus_jax.taxonomy.ranks import task_name
 
 DEFAULT_LEVELS = ("L10", "L20", "L30", "L40")
@@ -265,8 +266,7 @@ class _RankNames:
 
     def text(self, taxon_id: int) -> str:
         """What people read: "genus Morus [2871]"."""
-        name = self.name_of(taxon_id)[0]
-        return f"{task_name(self.task)} {name} [{taxon_id}]" if name else f"{task_name(self.task)} {taxon_id}"
+        return f"{task_name(self.task)} {describe_taxon(taxon_id, self.name_of(taxon_id)[0])}"
 
     def warnings(self) -> Iterable[str]:
         """A sentence for each id with several names and each name with several ids."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.findings import Findings, Tally
 from linnaeus_jax.building.label_file import LabelFile, damage_noted
+from linnaeus_jax.data.encodings import elevation_attributes, sinusoidal, unit_sphere
 
 #: how far a norm or sin² + cos² may be from 1
 TOLERANCE = 1e-3
@@ -162,7 +163,7 @@ def _scales(file: LabelFile, name: str, width: int, findings: Findings) -> NDArr
     if not (np.isfinite(scales).all() and (scales > 0).all()):
         findings.error("scales", f"{name}: scales {scales.tolist()} are not all positive")
         return None
-    names = tuple(f"elev_{scale:g}_{part}" for scale in scales for part in ("sin", "cos"))
+    names = tuple(elevation_attributes(scales.tolist())["column_names"])
     given = file.column_names(name)
     if given and len(given) == width and given != names:
         findings.note("scales", f"{name}: column_names {given[:2]} ... are not those of the scales, {names[:2]} ...")
@@ -183,14 +184,13 @@ def _from_raw(
         latitude, longitude = raw("raw_lat"), raw("raw_lon")
         if latitude is None or longitude is None:
             return None
-        phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
-        return np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)], axis=1)
+        return unit_sphere(latitude, longitude)
     if scales is not None:
         metres = raw("raw_elevation")
         if metres is None:
             return None
         turns = 2 * np.pi * np.where(metres == 0, np.nan, metres)[:, None] / scales  # raw 0 is unknown
-        return np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(rows, -1)
+        return sinusoidal(turns)
     return None
 
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-IMAGES, IMAGE_BYTES, IMAGE_OFFSETS = "images", "image_bytes", "image_offsets"
+from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
 from linnaeus_jax.registry import IMAGE_SOURCES
 
+#: names of the datasets
+IMAGES, IMAGE_BYTES, IMAGE_OFFSETS = "images", "image_bytes", "image_offsets"
+
 logger = logging.getLogger("linnaeus_jax.data")
 
 
@@ -239,11 +242,11 @@ def open_h5(files: ImageFiles) -> ImageSource:
     """
     path = files.path
     with _open_h5(path) as file:
-        if "images" not in file and "image_bytes" in file:
+        if IMAGES not in file and IMAGE_BYTES in file:
             return PackedImages(files)
-        if "images" not in file:
+        if IMAGES not in file:
             raise KeyError(f"{path}: no dataset 'images' (found {sorted(file)})")
-        stored = file["images"]
+        stored = file[IMAGES]
         good = isinstance(stored, h5py.Dataset) and stored.dtype == np.uint8
         if not good or stored.ndim != 4 or stored.shape[-1] != 3 or min(stored.shape[1:3]) < 1:
             given = f"{stored.dtype} {stored.shape}" if isinstance(stored, h5py.Dataset) else "a group"
@@ -306,10 +309,10 @@ class PackedImages(EncodedImages):
         super().__init__(replace(files, cache=None))
         path = files.path
         with _open_h5(path) as file:
-            if "image_offsets" not in file:
+            if IMAGE_OFFSETS not in file:
                 raise KeyError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")
-            check_parts(path, file["image_offsets"])
-            data, offsets = file["image_bytes"], file["image_offsets"][:]
+            check_parts(path, file[IMAGE_OFFSETS])
+            data, offsets = file[IMAGE_BYTES], file[IMAGE_OFFSETS][:]
             if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
                 raise ValueError(f"{path}: image_offsets must ascend from 0 to the {data.size} bytes of image_bytes")
             self._offsets = offsets.astype(np.int64)

@@ -21,13 +21,20 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.encodings import (
+    BROADRANGE_2,
+    SPATIAL_ATTRIBUTES,
+    elevation_attributes,
+    sinusoidal,
+    sinusoidal_attributes,
+    unit_sphere,
+)
 from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
 from linnaeus_jax.demo.drawing import draw
 from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names
 
 VERSION = 2  # raise when the same seed gives other bytes
 COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")
-SCALES = (100.0, 500.0, 1000.0, 2000.0, 4000.0)  # metres, periods of the elevation encoding
 IMAGE_SIZE = 48
 ROWS = 6000
 MIN_ROWS = 150  # four of each common species
@@ -227,16 +234,11 @@ def encode(observations: Observations) -> dict[str, NDArray[np.float32]]:
       "elevation_broadrange_2" [N, 10] sin and cos of 2 pi metres / scale per scale. Missing: zeros; elevation: 0 m.
     """
     valid = observations.valid
-    angle = 2 * np.pi * observations.month / 12
-    temporal = np.stack([np.sin(angle), np.cos(angle)], axis=1)
-    phi, lam = np.deg2rad(observations.latitude), np.deg2rad(observations.longitude)
-    spatial = np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)], axis=1)
-    turns = 2 * np.pi * np.where(valid[:, 2], observations.elevation, 0.0)[:, None] / np.array(SCALES)[None, :]
-    elevation = np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(turns), -1)
+    turns = 2 * np.pi * np.where(valid[:, 2], observations.elevation, 0.0)[:, None] / np.array(BROADRANGE_2)[None, :]
     columns = {
-        "temporal": np.where(valid[:, :1], temporal, 0.0),
-        "spatial": np.where(valid[:, 1:2], spatial, 0.0),
-        "elevation_broadrange_2": elevation,
+        "temporal": np.where(valid[:, :1], sinusoidal(2 * np.pi * observations.month[:, None] / 12), 0.0),
+        "spatial": np.where(valid[:, 1:2], unit_sphere(observations.latitude, observations.longitude), 0.0),
+        "elevation_broadrange_2": sinusoidal(turns),
     }
     return {name: column.astype(np.float32) for name, column in columns.items()}
 
@@ -269,13 +271,9 @@ def _label_columns(observations: Observations) -> dict[str, NDArray[Any]]:
 
 def _write_labels(path: Path, columns: dict[str, NDArray[Any]], parameters: dict[str, Any]) -> None:
     attributes: dict[str, dict[str, Any]] = {
-        "temporal": {"column_names": ["month_sin", "month_cos"], "method": "sinusoidal"},
-        "spatial": {"column_names": ["spatial_x", "spatial_y", "spatial_z"], "method": "unit_sphere"},
-        "elevation_broadrange_2": {
-            "column_names": [f"elev_{scale:g}_{part}" for scale in SCALES for part in ("sin", "cos")],
-            "method": "sinusoidal",
-            "scales": np.array(SCALES, np.float32),
-        },
+        "temporal": sinusoidal_attributes(["month"]),
+        "spatial": SPATIAL_ATTRIBUTES,
+        "elevation_broadrange_2": elevation_attributes(BROADRANGE_2),
     }
     with h5py.File(path, "w") as file:
         for name, column in columns.items():
