@@ -87,11 +87,18 @@ class Relu(nn.Module):
 
 
 class Softmax(nn.Module):
-    """Softmax over the last axis, taken and returned in float32."""
+    """Softmax over the last axis, taken and returned in float32; entries where `where` is False get 0.
+
+    At least one entry must be left. Their logits become the least float32 instead of -inf: the result is the same, and
+    a search for infinities finds none.
+    """
 
     @nn.compact
-    def __call__(self, logits: jax.Array) -> jax.Array:
-        return jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    def __call__(self, logits: jax.Array, *, where: jax.Array | None = None) -> jax.Array:
+        logits = logits.astype(jnp.float32)
+        if where is not None:
+            logits = jnp.where(where, logits, jnp.finfo(jnp.float32).min)
+        return jax.nn.softmax(logits, axis=-1)
 
 
 class Residual(nn.Module):

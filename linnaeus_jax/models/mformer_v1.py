@@ -21,7 +21,8 @@ from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.heads import ClassificationHeads
 from linnaeus_jax.models.layers import ClsProjection, Conv1d, LayerNorm, MetaHead, drop_path_rates, weight_init
-from linnaeus_jax.models.rotary import ATTN_IMPLS, ROPE_INITS, ROPE_MODES, RotaryStage
+from linnaeus_jax.models.rotary import ROPE_INITS, ROPE_MODES, RotaryAttention
+from linnaeus_jax.models.transformer import ATTN_IMPLS, TransformerStage
 from linnaeus_jax.registry import MODELS
 
 MIN_SIZE = 32  # four halvings after the stem's patches of 4 leave one patch
@@ -188,7 +189,8 @@ class MFormerV1(ModelFamily):
             for s in (1, 2)
         ]
         self.rope_stages = [
-            RotaryStage(
+            TransformerStage(
+                RotaryAttention,
                 self._attention(s),
                 rates[2 + s],
                 self.mlp_ratio[s],

@@ -13,7 +13,8 @@ from linnaeus_jax.models.heads import head_specs
 from linnaeus_jax.models.layers import drop_path_rates, drop_path_scales
 from linnaeus_jax.models.mformer_v1 import VARIANTS
 from linnaeus_jax.models.names import named_leaves, params_from_torch, params_to_torch
-from linnaeus_jax.models.rotary import RotaryStage
+from linnaeus_jax.models.rotary import RotaryAttention
+from linnaeus_jax.models.transformer import TransformerStage
 from tests.models.builds import build
 
 COMPONENTS = (("TEMPORAL", 2), ("SPATIAL", 3))
@@ -170,7 +171,9 @@ def stage_gradients(stage, params, *args, **kwargs):
 def test_remat_and_scan_of_the_transformer_stage_change_nothing():
     """Values, gradients and random draws; the whole model in all forms is compared in the slow tests."""
     attention = {"num_heads": 2, "drop_rate": 0.2, "attn_drop_rate": 0.2, "dtype": jnp.float32}
-    plain, other = (RotaryStage(attention, (0.1, 0.4), remat=form, scan=form) for form in (False, True))
+    plain, other = (
+        TransformerStage(RotaryAttention, attention, (0.1, 0.4), remat=form, scan=form) for form in (False, True)
+    )
     x = jax.random.normal(jax.random.key(0), (3, 7, 8))
     params = jax.jit(lambda key: plain.init(key, x, (2, 3), train=False))(jax.random.key(3))
     settings = {"train": True, "rngs": {"dropout": jax.random.key(1), "drop_path": jax.random.key(2)}}

@@ -1,0 +1,123 @@
+"""Self-attention with a learned bias for every relative position of two patches (Liu et al. 2021, Swin Transformer).
+
+A table of the grid (H, W) has one row of `heads` numbers per offset, (2H-1) * (2W-1) in row-major order of (dy, dx),
+and a last row for every pair that contains an extra token.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnaeus_jax.models.layers import weight_init
+from linnaeus_jax.models.transformer import SelfAttention
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
+
+
+def table_rows(grid: tuple[int, int]) -> int:
+    """Rows of the table of a grid (H, W)."""
+    return (2 * grid[0] - 1) * (2 * grid[1] - 1) + 1
+
+
+def relative_position_index(grid: tuple[int, int], extra: int) -> np.ndarray:
+    """Row of the table of every pair of tokens, int32 [extra + H*W, extra + H*W]; pairs are (query, key)."""
+    height, width = grid
+    y_P, x_P = (axis.reshape(-1) for axis in np.mgrid[:height, :width])
+    dy = y_P[:, None] - y_P[None] + height - 1
+    dx = x_P[:, None] - x_P[None] + width - 1
+    index = np.full((extra + len(y_P),) * 2, table_rows(grid) - 1, np.int32)
+    index[extra:, extra:] = dy * (2 * width - 1) + dx
+    return index
+
+
+def gathered_bias(table_Rh: jax.Array, grid: tuple[int, int], extra: int) -> jax.Array:
+    """`table_Rh[relative_position_index(grid, extra)]` as [heads, N, N], by copies instead of a gather.
+
+    Among the patches, row and column of a pair enter as their difference alone, so along each axis the bias is a
+    Toeplitz matrix. Its gradient is then a sum of shifted slices; that of a gather would be a scatter of N * N rows.
+    """
+    (height, width), heads = grid, table_Rh.shape[1]
+    offsets = table_Rh[:-1].T.reshape(heads, 2 * height - 1, 2 * width - 1)
+    bias = _toeplitz(_toeplitz(offsets, height, axis=1), width, axis=3)  # [heads, y, y', x, x']
+    bias = bias.transpose(0, 1, 3, 2, 4).reshape(heads, height * width, height * width)
+    last = table_Rh[-1][:, None, None]
+    bias = jnp.concatenate([jnp.broadcast_to(last, (heads, height * width, extra)), bias], axis=2)
+    return jnp.concatenate([jnp.broadcast_to(last, (heads, extra, bias.shape[2])), bias], axis=1)
+
+
+def _toeplitz(x: jax.Array, size: int, axis: int) -> jax.Array:
+    """Replaces an axis of 2 * size - 1 entries by two of `size`: entry (i, j) is x[i - j + size - 1]."""
+    x = jnp.moveaxis(x, axis, -1)[..., ::-1]
+    # Rows of a tiled vector that are one entry shorter than its period move by one entry per row.
+    x = jnp.concatenate([x, x[..., :1]], axis=-1)
+    x = jnp.broadcast_to(x[..., None, :], (*x.shape[:-1], size, 2 * size)).reshape(*x.shape[:-1], -1)
+    x = x[..., size - 1 : size - 1 + size * (2 * size - 1)].reshape(*x.shape[:-1], size, -1)[..., :size]
+    return jnp.moveaxis(x, (-2, -1), (axis, axis + 1))
+
+
+def bicubic_matrix(old: int, new: int) -> np.ndarray:
+    """Cubic interpolation of `old` equidistant values at `new` places, float64 [new, old] (Keys 1981, a = -0.75).
+
+    Pixel centres are aligned, values beyond the border repeat it, and there is no smoothing before shrinking: what
+    torch calls bicubic with align_corners=False.
+    """
+    a = -0.75
+    place = (np.arange(new) + 0.5) * old / new - 0.5
+    first = np.floor(place).astype(int) - 1
+    matrix = np.zeros((new, old))
+    for tap in range(4):
+        distance = np.abs(place - first - tap)
+        inner = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+        outer = (((distance - 5) * distance + 8) * distance - 4) * a
+        np.add.at(matrix, (np.arange(new), np.clip(first + tap, 0, old - 1)), np.where(distance <= 1, inner, outer))
+    return matrix
+
+
+def resize_table(table_Rh: Array, old: tuple[int, int], new: tuple[int, int]) -> Array:
+    """The table of the grid `old` for the grid `new`: offsets interpolated, the row of the extra tokens kept.
+
+    Args:
+      table_Rh: float [table_rows(old), heads], of NumPy or JAX.
+
+    Returns:
+      float [table_rows(new), heads] of the same kind and dtype.
+
+    Raises:
+      ValueError: the table does not have the rows of the grid `old`.
+    """
+    rows, heads = table_Rh.shape
+    if rows != table_rows(old):
+        raise ValueError(f"a table of the grid {old} has {table_rows(old)} rows, this one {rows}")
+    if old == new:
+        return table_Rh
+    along_y, along_x = (bicubic_matrix(2 * a - 1, 2 * b - 1) for a, b in zip(old, new))
+    grid = table_Rh[:-1].reshape(2 * old[0] - 1, 2 * old[1] - 1, heads)
+    if isinstance(table_Rh, np.ndarray):
+        resized = np.einsum("yv,xu,vuh->yxh", along_y, along_x, grid, optimize=True).astype(table_Rh.dtype)
+        return np.concatenate([resized.reshape(-1, heads), table_Rh[-1:]])
+    constants = [jnp.asarray(matrix, table_Rh.dtype) for matrix in (along_y, along_x)]
+    traced = jnp.einsum("yv,xu,vuh->yxh", *constants, grid, precision="highest")
+    return jnp.concatenate([traced.reshape(-1, heads), table_Rh[-1:]])
+
+
+class RelativeAttention(SelfAttention):
+    """Self-attention with a learned bias for every relative position; queries, keys and values have no bias.
+
+    `table_grid` is the grid (H, W) of the table. On another grid the table is resized inside the graph.
+    """
+
+    table_grid: tuple[int, int] = (1, 1)
+
+    qkv_bias: ClassVar[bool] = False
+
+    @nn.nowrap
+    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+        shape = (table_rows(self.table_grid), self.num_heads)
+        table = self.param("relative_position_bias_table", weight_init, shape)
+        extra = qk_BN2hd.shape[1] - grid[0] * grid[1]
+        return qk_BN2hd, gathered_bias(resize_table(table, self.table_grid, grid), grid, extra)

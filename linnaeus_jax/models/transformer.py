@@ -1,0 +1,237 @@
+"""Transformer blocks and stages, whatever the attention: residual sums, drop path, recomputation, one body for all.
+
+Tokens are [extra tokens ..., patches in row-major order]. An attention adds to `SelfAttention` what it knows of the
+positions of patches: `models/rotary.py` turns queries and keys, `models/relative.py` adds a learned bias to the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from linnaeus_jax.models.layers import (
+    Dropout,
+    Dtype,
+    LayerNorm,
+    Linear,
+    Mlp,
+    Residual,
+    Softmax,
+    drop_path_scales,
+    subkey,
+)
+
+ATTN_IMPLS = ("auto", "xla", "cudnn")
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017); a subclass says in `_placed` where the patches are.
+
+    Logits and softmax are float32. `attn_impl`: `cudnn` is the fused kernel (bfloat16 on GPU, no dropout of
+    probabilities); `xla` and `auto` the plain form, which is exact on every platform and may be mapped by `jax.vmap`.
+    """
+
+    num_heads: int
+    drop_rate: float = 0.0
+    attn_drop_rate: float = 0.0
+    attn_impl: str = "auto"
+    dtype: Dtype = jnp.float32
+
+    qkv_bias: ClassVar[bool] = True
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BND: jax.Array,
+        grid: tuple[int, int],
+        key: jax.Array | None = None,
+        *,
+        key_mask_BN: jax.Array | None = None,
+    ) -> jax.Array:
+        """Maps tokens [B, N, D] to [B, N, D].
+
+        Args:
+          x_BND: tokens; the last H*W of them are the patches of `grid`.
+          grid: (H, W).
+          key: of dropout; None: no dropout.
+          key_mask_BN: bool [B, N], the tokens that others may look at; None: all.
+        """
+        batch, tokens, dim = x_BND.shape
+        qkv = Linear(3 * dim, use_bias=self.qkv_bias, dtype=self.dtype, name="qkv")(x_BND)
+        qkv = qkv.reshape(batch, tokens, 3, self.num_heads, dim // self.num_heads)
+        qk, bias_hNN = self._placed(qkv[:, :, :2], grid)
+        out = self._attend(qk[:, :, 0], qk[:, :, 1], qkv[:, :, 2], key, bias_hNN, key_mask_BN)
+        out = Linear(dim, dtype=self.dtype, name="proj")(out.reshape(batch, tokens, dim))
+        return Dropout(self.drop_rate, name="proj_drop")(out, subkey(key, 1))
+
+    @nn.nowrap
+    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+        """Queries and keys [B, N, 2, heads, d] that know their positions, and a float32 bias [heads, N, N] or None."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def _attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        key: jax.Array | None,
+        bias_hNN: jax.Array | None,
+        key_mask_BN: jax.Array | None,
+    ) -> jax.Array:
+        scale = q.shape[-1] ** -0.5
+        if self.attn_impl == "cudnn":
+            return fused_attention(q, k, v, scale, bias_hNN, key_mask_BN)
+        logits = jnp.einsum("bnhd,bmhd->bhnm", q, k, preferred_element_type=jnp.float32) * scale
+        if bias_hNN is not None:
+            logits = logits + bias_hNN[None]
+        where = None if key_mask_BN is None else key_mask_BN[:, None, None, :]
+        probs = Softmax(name="softmax")(logits, where=where)
+        probs = Dropout(self.attn_drop_rate, name="attn_drop")(probs, subkey(key, 0))
+        return jnp.einsum("bhnm,bmhd->bnhd", probs.astype(v.dtype), v)
+
+
+def fused_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    bias_hNN: jax.Array | None = None,
+    key_mask_BN: jax.Array | None = None,
+    *,
+    implementation: Literal["xla", "cudnn"] = "cudnn",
+) -> jax.Array:
+    """softmax(scale * q k + bias) v of [B, N, heads, d] in one kernel, see `jax.nn.dot_product_attention`.
+
+    With a bias or a mask the kernel has a backward pass for even N only, so an odd number of tokens gets one more that
+    nobody looks at.
+    """
+    tokens = q.shape[1]
+    if bias_hNN is None and key_mask_BN is None:
+        return jax.nn.dot_product_attention(q, k, v, scale=scale, implementation=implementation)
+    if odd := tokens % 2:
+        q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
+        bias_hNN = None if bias_hNN is None else jnp.pad(bias_hNN, ((0, 0), (0, 1), (0, 1)))
+        key_mask_BN = jnp.ones(q.shape[:1] + (tokens,), bool) if key_mask_BN is None else key_mask_BN
+        key_mask_BN = jnp.pad(key_mask_BN, ((0, 0), (0, 1)))
+    bias = None if bias_hNN is None else bias_hNN[None].astype(q.dtype)
+    mask = None
+    if key_mask_BN is not None:
+        mask = jnp.broadcast_to(key_mask_BN[:, None, None], (len(q), 1, tokens + odd, tokens + odd))
+    out = jax.nn.dot_product_attention(q, k, v, bias, mask, scale=scale, implementation=implementation)
+    return out[:, :tokens]
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm transformer block: attention, then MLP, each with its own residual sum and drop path.
+
+    `scales_2B` are the multipliers of the two branches (None: 1), `key` that of dropout (None: off), `key_mask_BN` the
+    tokens that others may look at (None: all). With `remat` attention and MLP are recomputed in the backward pass, each
+    on its own; norms and sums are kept.
+    """
+
+    attention_type: type[SelfAttention]
+    attention: Mapping[str, Any]  # its arguments
+    mlp_ratio: float = 4.0
+    remat: bool = False
+    prevent_cse: bool = True
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BND: jax.Array,
+        grid: tuple[int, int],
+        scales_2B: jax.Array | None,
+        key: jax.Array | None,
+        *,
+        key_mask_BN: jax.Array | None = None,
+    ) -> jax.Array:
+        dim, dtype, drop_rate = x_BND.shape[-1], self.attention["dtype"], self.attention["drop_rate"]
+        scales = (None, None) if scales_2B is None else (scales_2B[0], scales_2B[1])
+        keys = (subkey(key, 0), subkey(key, 1))
+        attn = self.attention_type(**self.attention, name="attn")
+        mlp = Mlp(int(dim * self.mlp_ratio), dim, drop_rate, dtype, name="mlp")
+
+        def call_attn(module: nn.Module, x: jax.Array, key: jax.Array | None, mask: jax.Array | None) -> jax.Array:
+            return module(x, grid, key, key_mask_BN=mask)
+
+        def call_mlp(module: nn.Module, x: jax.Array, key: jax.Array | None) -> jax.Array:
+            return module(x, key)
+
+        if self.remat:
+            call_attn = nn.remat(call_attn, prevent_cse=self.prevent_cse)
+            call_mlp = nn.remat(call_mlp, prevent_cse=self.prevent_cse)
+        y = call_attn(attn, LayerNorm(dtype=dtype, name="norm1")(x_BND), keys[0], key_mask_BN)
+        x_BND = Residual(name="residual1")(x_BND, y, scales[0])
+        y = call_mlp(mlp, LayerNorm(dtype=dtype, name="norm2")(x_BND), keys[1])
+        return Residual(name="residual2")(x_BND, y, scales[1])
+
+
+class TransformerStage(nn.Module):
+    """A sequence of transformer blocks, one per entry of `drop_path_rates`.
+
+    Parameters lie under the position of each block ("0", "1", ...). With `scan` they are stacked inside the step and
+    one block, named "layer", is compiled for all: names, optimizer state and checkpoints do not change.
+    """
+
+    attention_type: type[SelfAttention]
+    attention: Mapping[str, Any]  # its arguments
+    drop_path_rates: tuple[float, ...]
+    mlp_ratio: float = 4.0
+    remat: bool = False
+    scan: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x_BND: jax.Array, grid: tuple[int, int], *, train: bool, key_mask_BN: jax.Array | None = None
+    ) -> jax.Array:
+        """Maps tokens [B, N, D] to [B, N, D]; `key_mask_BN` bool [B, N]: the tokens others may look at, None: all."""
+        depth = len(self.drop_path_rates)
+        scales_L2B: jax.Array | None = None
+        keys_L: jax.Array | None = None
+        if train and any(self.drop_path_rates):
+            scales_L2B = drop_path_scales(self.make_rng("drop_path"), self.drop_path_rates, 2, x_BND.shape[0])
+        if train and (self.attention["drop_rate"] > 0 or self.attention["attn_drop_rate"] > 0):
+            keys_L = jax.random.split(self.make_rng("dropout"), depth)
+        if self.scan and not self.is_initializing():
+            return self._scan(x_BND, grid, scales_L2B, keys_L, key_mask_BN)
+        for i in range(depth):
+            block = self._block(str(i), prevent_cse=True)
+            scales_2B = None if scales_L2B is None else scales_L2B[i]
+            key = None if keys_L is None else keys_L[i]
+            x_BND = block(x_BND, grid, scales_2B, key, key_mask_BN=key_mask_BN)
+        return x_BND
+
+    @nn.nowrap
+    def _block(self, name: str, *, prevent_cse: bool) -> TransformerBlock:
+        return TransformerBlock(
+            self.attention_type, self.attention, self.mlp_ratio, self.remat, prevent_cse=prevent_cse, name=name
+        )
+
+    def _scan(
+        self,
+        x_BND: jax.Array,
+        grid: tuple[int, int],
+        scales_L2B: jax.Array | None,
+        keys_L: jax.Array | None,
+        key_mask_BN: jax.Array | None,
+    ) -> jax.Array:
+        depth = len(self.drop_path_rates)
+
+        def stacked(variables: dict) -> dict:
+            blocks = [variables["params"][str(i)] for i in range(depth)]
+            return {"params": {"layer": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}}
+
+        def one(block: nn.Module, x: jax.Array, drops: tuple) -> tuple[jax.Array, None]:
+            return block(x, grid, *drops, key_mask_BN=key_mask_BN), None
+
+        def run(stage: TransformerStage, x: jax.Array) -> jax.Array:
+            block = stage._block("layer", prevent_cse=False)
+            scanned = nn.scan(one, variable_axes={True: 0}, split_rngs={True: True}, length=depth)
+            return scanned(block, x, (scales_L2B, keys_L))[0]
+
+        return nn.map_variables(run, "params", trans_in_fn=stacked)(self, x_BND)

@@ -1,0 +1,71 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.models import relative
+from linnaeus_jax.models.transformer import fused_attention
+
+
+@pytest.fixture(scope="module")
+def golden(fixtures):
+    return dict(np.load(fixtures / "models_relpos.npz"))
+
+
+@pytest.mark.parametrize(("height", "width", "extra"), [(2, 2, 1), (2, 3, 3), (4, 4, 2)])
+def test_index(golden, height, width, extra):
+    index = relative.relative_position_index((height, width), extra)
+    np.testing.assert_array_equal(index, golden[f"index_h{height}_w{width}_e{extra}"])
+
+
+@pytest.mark.parametrize(("grid", "extra"), [((2, 3), 3), ((4, 1), 1), ((1, 1), 0), ((5, 4), 4)])
+def test_bias_is_the_gathered_table(grid, extra):
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(relative.table_rows(grid), 3)).astype(np.float32)
+    index = relative.relative_position_index(grid, extra)
+    bias, pullback = jax.vjp(lambda table: relative.gathered_bias(table, grid, extra), table)
+    np.testing.assert_array_equal(bias, table[index].transpose(2, 0, 1))
+    cotangent = rng.normal(size=bias.shape).astype(np.float32)
+    expected = np.zeros(table.shape, np.float64)
+    np.add.at(expected, index, cotangent.transpose(1, 2, 0).astype(np.float64))
+    np.testing.assert_allclose(pullback(jnp.asarray(cotangent))[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 6), (3, 2)])
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_resized_tables(golden, old, new, kind):
+    table = kind(golden[f"interp_{old}_{new}/table"])
+    resized = relative.resize_table(table, (old, old), (new, new))
+    assert isinstance(resized, type(table))
+    assert resized.dtype == np.float32
+    np.testing.assert_allclose(resized, golden[f"interp_{old}_{new}/last_row_is_extra"], atol=1e-5)
+
+
+def test_tables_that_are_not_resized_are_returned_and_wrong_ones_refused():
+    table = np.zeros((relative.table_rows((3, 2)), 4), np.float32)
+    assert relative.resize_table(table, (3, 2), (3, 2)) is table
+    assert relative.resize_table(table, (3, 2), (2, 5)).shape == (relative.table_rows((2, 5)), 4)
+    with pytest.raises(ValueError, match=r"a table of the grid \(3, 3\) has 26 rows, this one 16"):
+        relative.resize_table(table, (3, 3), (4, 4))
+
+
+def test_bicubic_weights_sum_to_one_and_are_the_identity_at_the_same_size():
+    np.testing.assert_allclose(relative.bicubic_matrix(9, 14).sum(axis=1), 1.0, atol=1e-12)
+    np.testing.assert_array_equal(relative.bicubic_matrix(7, 7), np.eye(7))
+
+
+@pytest.mark.parametrize("tokens", [6, 7])
+@pytest.mark.parametrize("masked", [False, True])
+def test_fused_attention_is_the_plain_one(tokens, masked):
+    """Checked with the portable implementation: one more token for the kernel's sake changes nothing."""
+    rng = np.random.default_rng(1)
+    q, k, v = rng.normal(size=(3, 2, tokens, 3, 4)).astype(np.float32)
+    bias = rng.normal(size=(3, tokens, tokens)).astype(np.float32)
+    mask = rng.random((2, tokens)) < 0.6
+    mask[:, 0] = True
+    logits = np.einsum("bnhd,bmhd->bhnm", q, k) * 0.5 + bias[None]
+    logits = np.where(mask[:, None, None], logits, -np.inf) if masked else logits
+    probs = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    expected = np.einsum("bhnm,bmhd->bnhd", probs, v)
+    ours = fused_attention(q, k, v, 0.5, jnp.asarray(bias), mask if masked else None, implementation="xla")
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
