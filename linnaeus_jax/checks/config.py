@@ -103,6 +103,7 @@ def _model_errors(config: ConfigDict) -> list[str]:
             components=[(component.name, component.stop - component.start) for component in components],
             num_classes=dict.fromkeys(data.task_keys_h5, 2),
             img_size=data.img_size,
+            parents=dict.fromkeys(data.task_keys_h5, (0, 1)),
         )
 
     return [error if error.startswith(("model.", "data.")) else f"model: {error}" for error in caught(build)]

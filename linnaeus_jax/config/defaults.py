@@ -151,24 +151,43 @@ def model() -> Section:
     return dict(
         type="mFormerV1",
         variant="sm",  # tiny | sm | md | lg | xl; the keys below override the variant where they are set
-        drop_rate=placeholder(float),
-        attn_drop_rate=placeholder(float),
+        drop_rate=(),  # one number, or one per transformer stage
+        attn_drop_rate=(),  # likewise
         drop_path_rate=placeholder(float),
         label_smoothing=0.1,
         only_last_cls=False,
+        missing_metadata="zero",  # zero | mask: the token of missing metadata embeds zeros, or is not attended to
+        # ---- mFormerV1
         convnext_stages=dict(depths=(), dims=(), layer_scale_init_value=1e-6),
         rope_stages=dict(
             depths=(),
             num_heads=(),
             mlp_ratio=(4.0,),  # one, or one per stage
+            rope_mixed=True,  # False: fixed frequencies along the two axes
             rope_theta=10000.0,
             rope_mode="rotary",  # rotary | cos_only
             rope_init="random_direction",  # random_direction | rope_vit
         ),
-        classification=dict(heads=ConfigDict()),
+        # ---- mFormerV0
+        conv_stages=dict(embed_dims=(), out_channels=(), depths=(), stride_seqs=()),
+        attention_stages=dict(dims=(), depths=(), num_heads=(), mlp_ratio=(4.0,), stride_seqs=()),
+        compat="",  # metafg: padding and norms of published MetaFormer weights
+        # ---- heads and how they are computed
+        classification=dict(
+            heads=ConfigDict(),
+            hierarchy_mode="refine",  # refine | reference_unrefined: every head gives its own logits
+        ),
         depthwise_impl="auto",  # auto | lax | shift
         attn_impl="auto",  # auto | xla | cudnn
         scan_layers=False,  # one compiled body for the long transformer stage
+        # ---- initial weights
+        pretrained="",  # file (.safetensors, .pth) or run directory that a new run takes its initial weights from
+        pretrained_source="",  # metaformer | stitched_convnext_ropevit; empty: weights of this model
+        pretrained_convnext="",  # files of a stitched start
+        pretrained_ropevit="",
+        pretrained_strict=True,  # False: what does not fit keeps its random initial value
+        pretrained_classes="",  # JSON {task: {taxon id: row}} of the file's heads, where the file does not say it
+        pretrained_attn_scale="standard",  # standard | squared: the weights were trained with scale 1 / head_dim
     )
 
 
@@ -289,6 +308,7 @@ def loss() -> Section:
                 gradnorm_kappa=0.5,
                 gradnorm_lr=0.025,
                 zero_aux_info=True,
+                use_linear_heads_for_gradnorm_reforward=True,  # measure without the refinement of hierarchical heads
                 exclude_config=dict(type="name", patterns=("head", "meta_"), match_type="contains"),
             ),
         ),
@@ -409,15 +429,29 @@ def debug() -> Section:
     )
 
 
+#: built-in head -> its options
+HEAD_OPTIONS: dict[str, Section] = {
+    "Linear": {"use_bias": True},
+    "ConditionalClassifier": {
+        "use_bias": True,
+        "routing_strategy": "soft",  # soft | hard | gumbel
+        "temperature": 1.0,  # of the routing
+        "orphan_prior": "neutral",  # neutral | epsilon: of a class without a parent
+    },
+    "HierarchicalSoftmax": {"use_bias": True, "orphan_prior": "neutral"},
+    "PathSoftmax": {"use_bias": True},
+}
+
+
 def head(given: ConfigDict) -> ConfigDict:
     """A head of the type that `given` names, with the options of that type.
 
     A type that is still unknown, because a plugin may bring it, keeps what is given and has the option of Linear; once
     it is known, that option is taken out of `given` where nobody has set it.
     """
-    kind, linear = given.get("type", "Linear"), {"use_bias": True}
-    if kind == "Linear":
-        return ConfigDict({"type": kind, **linear})
+    kind, linear = given.get("type", "Linear"), HEAD_OPTIONS["Linear"]
+    if kind in HEAD_OPTIONS:
+        return ConfigDict({"type": kind, **HEAD_OPTIONS[kind]})
     if kind not in HEADS:
         return ConfigDict({**linear, **given})
     options = HEADS.options(kind)

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from linnaeus_jax.models.heads import HeadSpec, head_specs
+from linnaeus_jax.models.heads import HeadSpec, Parents, head_specs
 from linnaeus_jax.models.layers import Dtype
 from linnaeus_jax.registry import MODELS
 
@@ -17,8 +17,10 @@ from linnaeus_jax.registry import MODELS
 class ModelFamily(nn.Module, kw_only=True):
     """Base of the model families, each registered with `@MODELS.register("Name")` and chosen by `model.type`.
 
-    A family defines `encode_image`, `encode_tokens` and `classify`. They are separate so that several evaluations of
-    the same images under different metadata share the part that no metadata enter. Further fields are settings: those
+    A family defines `encode_image`, `encode_tokens` and, in `setup`, `self.head = ClassificationHeads(self.head_specs,
+    name="head")`. They are separate so that several evaluations of the same images under different metadata share the
+    part that no metadata enter. What it keeps besides parameters, such as running statistics, lies in the collection
+    `batch_stats`; it moves where `train` is set and the caller has made it mutable. Further fields are settings: those
     with a default value are the keys `model.<Name>.<field>`, the others stand in `variants`. Parameters have the names
     of their modules; where these are those of a torch model, so are the canonical names (`models/names.py`).
 
@@ -28,6 +30,8 @@ class ModelFamily(nn.Module, kw_only=True):
       img_size: (height, width) of the images in pixels.
       dtype: dtype of the computation; parameters are float32.
       remat: whether the backward pass computes activations again to save memory.
+      missing_metadata: what stands for a component that is missing or masked: `zero`, the token of a zero vector; or
+        `mask`, nothing, since no other token attends to it.
       variants: `model.variant` -> values of fields; empty: the family has no variants and ignores the key.
       layer_index: depth of the parameter with a canonical name, 0 at the input and largest at the heads, for
         `optimizer.layer_decay`; None: the family does not number its layers.
@@ -38,6 +42,7 @@ class ModelFamily(nn.Module, kw_only=True):
     img_size: tuple[int, int]
     dtype: Dtype
     remat: bool
+    missing_metadata: str
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     layer_index: ClassVar[Callable[[Any, str], int] | None] = None
@@ -48,7 +53,7 @@ class ModelFamily(nn.Module, kw_only=True):
 
         Args:
           model: the `model` section.
-          given: `components`, `head_specs`, `img_size`, `dtype` and `remat`.
+          given: `components`, `head_specs`, `img_size`, `dtype`, `remat` and `missing_metadata`.
 
         Raises:
           ValueError: settings that do not fit, one line each with key, value and fix.
@@ -67,28 +72,49 @@ class ModelFamily(nn.Module, kw_only=True):
         return sum(columns for _, columns in self.components)
 
     def __call__(
-        self, image_BHWC: jax.Array, meta_BD: jax.Array | None = None, *, train: bool = False
+        self,
+        image_BHWC: jax.Array,
+        meta_BD: jax.Array | None = None,
+        *,
+        meta_valid_BK: jax.Array | None = None,
+        row_weight_B: jax.Array | None = None,
+        train: bool = False,
+        refine: bool = True,
     ) -> dict[str, jax.Array]:
         """Returns {task: float32 logits [B, C]} in task order.
 
         Args:
           image_BHWC: float [B, H, W, 3], already normalised.
           meta_BD: float [B, sum of the components' columns]; a masked component is zero, None is all zero.
-          train: whether dropout and drop path act, with the rng streams `dropout` and `drop_path`.
+          meta_valid_BK: bool [B, K], present and unmasked components; None: all of a `meta_BD` that is given.
+          row_weight_B: float [B]; rows of weight 0 fill up a batch and count in no statistic of it. None: all count.
+          train: whether dropout, drop path and statistics of the batch act, with the rng streams `dropout`,
+            `drop_path` and `gumbel`.
+          refine: False gives the logits of every head by itself, without those of the coarser ranks.
         """
-        return self.classify(self.encode_tokens(self.encode_image(image_BHWC, train=train), meta_BD, train=train))
+        features = self.encode_image(image_BHWC, row_weight_B=row_weight_B, train=train)
+        feats_BD = self.encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
+        return self.classify(feats_BD, train=train, refine=refine)
 
-    def encode_image(self, image_BHWC: jax.Array, *, train: bool = False) -> Any:
+    def encode_image(self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False) -> Any:
         """The part that no metadata enter: images -> features of any shape."""
         raise NotImplementedError
 
-    def encode_tokens(self, features: Any, meta_BD: jax.Array | None = None, *, train: bool = False) -> jax.Array:
+    def encode_tokens(
+        self,
+        features: Any,
+        meta_BD: jax.Array | None = None,
+        *,
+        meta_valid_BK: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
         """Output of `encode_image` and metadata -> features [B, D] for the heads."""
         raise NotImplementedError
 
-    def classify(self, feats_BD: jax.Array) -> dict[str, jax.Array]:
+    def classify(self, feats_BD: jax.Array, *, train: bool = False, refine: bool = True) -> dict[str, jax.Array]:
         """Features [B, D] -> {task: float32 logits [B, C]}."""
-        raise NotImplementedError
+        logits: dict[str, jax.Array] = self.head(feats_BD, train=train, refine=refine)
+        return logits
 
 
 def build_model(
@@ -97,6 +123,7 @@ def build_model(
     components: Sequence[tuple[str, int]],
     num_classes: Mapping[str, int],
     img_size: int,
+    parents: Mapping[str, Parents] | None = None,
     dtype: Dtype = jnp.float32,
     remat: bool = False,
 ) -> ModelFamily:
@@ -106,6 +133,7 @@ def build_model(
       model: the `model` section of a configuration, e.g. `get_config().model`.
       num_classes: task -> number of classes, in the order of the returned logits.
       img_size: side of the images in pixels.
+      parents: task -> parent of each class, an index into the next task's classes or -1; for hierarchical heads.
 
     Raises:
       ValueError: settings that do not fit, one line each with key, value and fix.
@@ -117,9 +145,15 @@ def build_model(
     built: ModelFamily = family.build(
         model,
         components=tuple(components),
-        head_specs=head_specs(num_classes, model["classification"]["heads"]),
+        head_specs=head_specs(
+            num_classes,
+            model["classification"]["heads"],
+            parents=parents or {},
+            hierarchy_mode=model["classification"]["hierarchy_mode"],
+        ),
         img_size=(img_size, img_size),
         dtype=dtype,
         remat=remat,
+        missing_metadata=model["missing_metadata"],
     )
     return built

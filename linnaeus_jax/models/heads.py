@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from linnaeus_jax.models.layers import Linear
 from linnaeus_jax.registry import HEADS
 
+#: parent of every class, an index or -1
+Parents = Sequence[int] | np.ndarray
+
 
 class HeadSpec(NamedTuple):
-    """One task's head: its name, class count, type and options as (name, value) pairs."""
+    """One task's head: its name, class count, type and options as (name, value) pairs.
+
+    `parents` holds the index of each class's parent among the classes of the next task, -1 for none; it is empty for
+    a head that is not refined by the next task's logits.
+    """
 
     task: str
     num_classes: int
     type: str
     options: tuple[tuple[str, Any], ...]
+    parents: tuple[int, ...] = ()
 
 
 @HEADS.register("Linear")
@@ -38,7 +47,12 @@ class LinearHead(nn.Module):
 HIERARCHICAL = ("ConditionalClassifier", "HierarchicalSoftmax")
 
 
-def head_specs(num_classes: Mapping[str, int], heads: Mapping[str, Mapping[str, Any]]) -> tuple[HeadSpec, ...]:
+def head_specs(
+    num_classes: Mapping[str, int],
+    heads: Mapping[str, Mapping[str, Any]],
+    parents: Mapping[str, Parents] | None = None,
+    hierarchy_mode: str = "refine",
+) -> tuple[HeadSpec, ...]:
     """Checks the heads' settings and returns them in the order of `num_classes`.
 
     Args:
@@ -88,7 +102,7 @@ class ClassificationHeads(nn.Module):
     specs: tuple[HeadSpec, ...]
 
     @nn.compact
-    def __call__(self, feats_BD: jax.Array) -> dict[str, jax.Array]:
+    def __call__(self, feats_BD: jax.Array, *, train: bool = False, refine: bool = True) -> dict[str, jax.Array]:
         """Maps features [B, D] to {task: float32 logits [B, C]} in task order."""
         feats_BD = feats_BD.astype(jnp.float32)
         heads = {s.task: HEADS[s.type](num_classes=s.num_classes, name=s.task, **dict(s.options)) for s in self.specs}

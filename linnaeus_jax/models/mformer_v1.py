@@ -48,6 +48,7 @@ KEYS = {
     "attn_drop_rate": "attn_drop_rate",
     "drop_path_rate": "drop_path_rate",
     "mlp_ratio": "rope_stages.mlp_ratio",
+    "rope_mixed": "rope_stages.rope_mixed",
     "rope_theta": "rope_stages.rope_theta",
     "rope_mode": "rope_stages.rope_mode",
     "rope_init": "rope_stages.rope_init",
@@ -73,7 +74,7 @@ STAGES = {
 
 @MODELS.register("mFormerV1")
 class MFormerV1(ModelFamily):
-    """The network. `KEYS` says where the fields stand in the `model` section; `in_chans` and `rope_mixed` are fixed."""
+    """The network. `KEYS` says where the fields stand in the `model` section; `in_chans` is fixed."""
 
     dims: tuple[int, ...]
     depths: tuple[int, ...]
@@ -102,10 +103,12 @@ class MFormerV1(ModelFamily):
         settings = {field: functools.reduce(operator.getitem, key.split("."), model) for field, key in KEYS.items()}
         fields: dict[str, Any] = {"drop_rate": 0.0, "attn_drop_rate": 0.0, **VARIANTS[model["variant"]]}
         fields |= {field: value for field, value in settings.items() if value is not None and value != ()}
+        for field in ("drop_rate", "attn_drop_rate"):
+            fields[field] = fields[field][0] if isinstance(fields[field], tuple) else fields[field]
         # entries 3 and 4 of ConvNeXt's own depths have no stage here; one ratio serves both stages
         fields["depths"] = fields["depths"][:2] if len(fields["depths"]) == 4 else fields["depths"]
         fields["mlp_ratio"] = tuple(map(float, fields["mlp_ratio"])) * (2 if len(fields["mlp_ratio"]) == 1 else 1)
-        built = cls(**fields, in_chans=3, rope_mixed=True, **given)
+        built = cls(**fields, in_chans=3, **given)
         if errors := list(_errors(built)):
             raise ValueError("\n".join(errors))
         return built
@@ -221,7 +224,9 @@ class MFormerV1(ModelFamily):
             "dtype": self.dtype,
         }
 
-    def encode_image(self, image_BHWC: jax.Array, *, train: bool = False) -> jax.Array:
+    def encode_image(
+        self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False
+    ) -> jax.Array:
         """The convolutional part, which no metadata enter: [B, H, W, in_chans] -> [B, H // 16, W // 16, dims[2]]."""
         shape = image_BHWC.shape
         if len(shape) != 4 or shape[-1] != self.in_chans or min(shape[1:3]) < MIN_SIZE:
@@ -232,7 +237,12 @@ class MFormerV1(ModelFamily):
         return x
 
     def encode_tokens(
-        self, features_BhwD: jax.Array, meta_BD: jax.Array | None = None, *, train: bool = False
+        self,
+        features_BhwD: jax.Array,
+        meta_BD: jax.Array | None = None,
+        *,
+        meta_valid_BK: jax.Array | None = None,
+        train: bool = False,
     ) -> jax.Array:
         """The transformer part: output of `encode_image` and metadata -> features [B, dims[3]] for the heads."""
         meta_BD = self._checked_meta(meta_BD, features_BhwD.shape[0])
@@ -245,10 +255,6 @@ class MFormerV1(ModelFamily):
         if not self.only_last_cls:
             cls_2 = self.aggregate(jnp.concatenate([self.cl_1_fc(cls_1), cls_2], axis=1))
         return self.final_norm(cls_2)[:, 0]
-
-    def classify(self, feats_BD: jax.Array) -> dict[str, jax.Array]:
-        """Features [B, dims[3]] -> {task: float32 logits [B, C]}."""
-        return self.head(feats_BD)
 
     def _checked_meta(self, meta_BD: jax.Array | None, batch: int) -> jax.Array:
         if meta_BD is None:

@@ -46,6 +46,9 @@ def run_identity(dataset: Dataset, program: Program) -> dict[str, Any]:
         for field in dataclasses.fields(program.model)
         if field.name not in FREE_MODEL_FIELDS
     }
+    model["head_specs"] = [_head_identity(spec) for spec in program.model.head_specs]
+    if model["missing_metadata"] == "zero":  # as in checkpoints from before there was a choice
+        del model["missing_metadata"]
     identity = {
         "ranks": dataset.tasks,
         "classes": {task: ids.tolist() for task, ids in dataset.classes.items()},
@@ -55,6 +58,12 @@ def run_identity(dataset: Dataset, program: Program) -> dict[str, Any]:
         "optimizer": {row.name: row.optimizer for row in program.settings.optimizer.rows},
     }
     return json.loads(json.dumps(identity, default=dataclasses.asdict))
+
+
+def _head_identity(spec: Any) -> list[Any]:
+    """A head with what it takes from the tree, as a hash."""
+    parents = np.asarray(spec.parents, np.int32)
+    return [*spec[:4], *([hashlib.sha256(parents.tobytes()).hexdigest()] if spec.parents else [])]
 
 
 def plan_identity(plans: PlanSequence, epoch: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summar
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
 
 #: columns of a batch that every phase needs besides the image
-USED = ("label", "meta", "weight", "row", "rarity", "taxa_subset")
+USED = ("label", "meta", "meta_valid", "weight", "row", "rarity", "taxa_subset")
 #: fields of each row that are read from the device in every phase, and in `val` besides
 SCORE_FIELDS, MISTAKE_FIELDS = ("score",), ("row", "label", "predicted")
 #: fields of rows that may be held on the device before they are read, in numbers of 4 bytes
@@ -76,12 +76,14 @@ class EvaluationProgram:
     def features(self, params: Any, model_state: Any, image: jax.Array) -> jax.Array:
         """uint8 [B, H, W, 3] -> output of the stages that see no metadata."""
         pixels = normalize(image, self.mean, self.std)
-        features: Any = self.model.apply({"params": params, **model_state}, pixels, train=False, method="encode_image")
+        features: Any = self.model.apply({"params": params, **model_state}, pixels, method="encode_image")
         return features
 
-    def logits(self, params: Any, model_state: Any, features: jax.Array, meta: jax.Array) -> dict[str, jax.Array]:
+    def logits(
+        self, params: Any, model_state: Any, features: jax.Array, meta: jax.Array, valid: jax.Array
+    ) -> dict[str, jax.Array]:
         variables = {"params": params, **model_state}
-        tokens = self.model.apply(variables, features, meta, train=False, method="encode_tokens")
+        tokens = self.model.apply(variables, features, meta, meta_valid_BK=valid, method="encode_tokens")
         logits: Any = self.model.apply(variables, tokens, method="classify")
         return logits
 
@@ -89,7 +91,7 @@ class EvaluationProgram:
     def used(self) -> tuple[str, ...]:
         """Columns of a batch that a phase needs besides the image."""
         subsets = ("subsets",) if self.extras.kinds else ()
-        return USED + subsets + (("group", "meta_valid") if self.extras.custom else ())
+        return USED + subsets + (("group",) if self.extras.custom else ())
 
     def empty_sums(self) -> Sums:
         """The sums of no row at all: those of `metrics.phase`, and int32 [C, 2] of rows and hits per class."""
@@ -114,7 +116,8 @@ class EvaluationProgram:
           component_mask: bool [K], metadata components shown to the model.
         """
         meta = meta_masking.zero_components(batch["meta"], component_mask[None, :], self.bounds)
-        logits = self.logits(params, model_state, features, meta)
+        valid = batch["meta_valid"] & component_mask[None, :]
+        logits = self.logits(params, model_state, features, meta, valid)
         predicted = jnp.stack([predict(z) for z in logits.values()], axis=1)
         best = [jnp.exp(z.max(axis=1) - jax.nn.logsumexp(z, axis=1)) for z in logits.values()]
         label, probability = batch["label"], jnp.stack(best, axis=1)
@@ -128,9 +131,7 @@ class EvaluationProgram:
             "score": signed_confidence(probability, predicted == label, counted),
             "logits": logits,
         }
-        columns = {**batch, "meta": meta}
-        if self.extras.custom:
-            columns["meta_valid"] = batch["meta_valid"] & component_mask[None, :]
+        columns = {**batch, "meta": meta, "meta_valid": valid}
         new = self._batch_sums(task_weights, logits, columns) | self._class_sums(predicted, batch)
         return add(sums, new), {name: fields[name] for name in samples}
 

@@ -27,6 +27,9 @@ from linnaeus_jax.step.rng import stream
 
 Step = jax.Array
 
+#: random streams of a model in training
+MODEL_STREAMS = ("dropout", "drop_path", "gumbel")
+
 
 class Recorder(Protocol):
     """Applies a model and returns the frames of the pass beside its result; see `debugging.frame_recorder`."""
@@ -181,7 +184,8 @@ class Objective:
           (float32 [T], what the log needs).
         """
         image, meta, valid, masked = self.inputs(micro, targets, step)
-        (logits, new_state), frames = self.forward(params, model_state, image, meta, step, index, slots)
+        variables, options = self._call(params, model_state, valid, micro["weight"], step, index)
+        (logits, new_state), frames = self._forward(variables, image, meta, slots, **options)
         with jax.named_scope("losses"):
             task_losses = self._loss_sums(logits, micro, targets, targets.loss_mask)
         with jax.named_scope("metrics"):
@@ -218,14 +222,21 @@ class Objective:
         index: jax.Array,
         *,
         zero_metadata: bool,
+        refine: bool,
     ) -> jax.Array:
         """Task losses over the labelled samples alone, for GradNorm: float32 [T], as `task_losses` otherwise.
 
         The model's running statistics are not touched.
+
+        Args:
+          zero_metadata: without metadata.
+          refine: whether hierarchical heads see the logits of the coarser ranks.
         """
-        image, meta, _, _ = self.inputs(micro, targets, step)
-        meta = jnp.zeros_like(meta) if zero_metadata else meta
-        (logits, _), _ = self.forward(params, model_state, image, meta, step, index)
+        image, meta, valid, _ = self.inputs(micro, targets, step)
+        if zero_metadata:
+            meta, valid = jnp.zeros_like(meta), jnp.zeros_like(valid)
+        variables, options = self._call(params, model_state, valid, micro["weight"], step, index)
+        logits, _ = self.model.apply(variables, image, meta, refine=refine, **options)
         return self._loss_sums(logits, micro, targets, ~targets.null).numerator / jnp.maximum(counts, 1.0)
 
     def _loss_sums(
@@ -282,18 +293,10 @@ class Objective:
                 )
         return normalize(image, self.mean, self.std), meta, valid, masked
 
-    def forward(
-        self,
-        params: Any,
-        model_state: Any,
-        image: jax.Array,
-        meta: jax.Array,
-        step: Step,
-        index: jax.Array,
-        slots: Any = None,
+    def _forward(
+        self, variables: Any, image: jax.Array, meta: jax.Array, slots: Any, **options: Any
     ) -> tuple[tuple[dict[str, jax.Array], Any], Any]:
         """((training-mode logits per task, new non-trainable state), frames or None)."""
-        variables, options = self._call(params, model_state, step, index)
         if self.recorder is None:
             return self.model.apply(variables, image, meta, **options), None
         return self.recorder.apply(variables, image, meta, slots=slots, **options)
@@ -310,11 +313,19 @@ class Objective:
         """Zeros with respect to which `task_losses` has the recorded gradients as gradient; None without recorder."""
         if self.recorder is None or not self.recorder.gradients:
             return None
-        image, meta, _, _ = jax.eval_shape(self.inputs, micro, targets, step)
-        variables, options = self._call(params, model_state, step, index)
+        image, meta, valid, _ = jax.eval_shape(self.inputs, micro, targets, step)
+        variables, options = self._call(params, model_state, valid, micro["weight"], step, index)
         return self.recorder.gradient_slots(variables, image, meta, **options)
 
-    def _call(self, params: Any, model_state: Any, step: Step, index: jax.Array) -> tuple[Any, dict[str, Any]]:
+    def _call(
+        self, params: Any, model_state: Any, valid: jax.Array, weight: jax.Array, step: Step, index: jax.Array
+    ) -> tuple[Any, dict[str, Any]]:
         """Variables and options with which the model is applied in training."""
-        rngs = {name: jax.random.fold_in(self.key(name, step), index) for name in ("dropout", "drop_path")}
-        return {"params": params, **model_state}, {"train": True, "rngs": rngs, "mutable": list(model_state)}
+        options = {
+            "meta_valid_BK": valid,
+            "row_weight_B": weight,
+            "train": True,
+            "rngs": {name: jax.random.fold_in(self.key(name, step), index) for name in MODEL_STREAMS},
+            "mutable": list(model_state),
+        }
+        return {"params": params, **model_state}, options

@@ -23,7 +23,7 @@ from linnaeus_jax.learning.smoothing import TaxonomySmoothing
 from linnaeus_jax.metrics import custom
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.names import split_result
-from linnaeus_jax.models import ModelFamily, ParameterInfo, build_model, parameter_table
+from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, parameter_table
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
@@ -106,6 +106,7 @@ def model_from_config(config: ConfigDict, dataset: Dataset, step_name: str = "pl
         components=[(component.name, component.stop - component.start) for component in dataset.components],
         num_classes=dataset.num_classes,
         img_size=config.data.img_size,
+        parents=dataset.tree.parent,
         dtype=compute_dtype(config),
         remat=remat.enabled_gradnorm_steps if step_name == "gradnorm" else remat.enabled_normal_steps,
     )
@@ -271,7 +272,7 @@ def build_step_settings(
     )
     if not gradnorm_enabled(config):
         return settings
-    gradnorm_settings = _gradnorm_settings(config, dataset, parameters, optimizer, model.stage_of)
+    gradnorm_settings = _gradnorm_settings(config, dataset, parameters, optimizer, model.stage_of, model.head_specs)
     return dataclasses.replace(settings, gradnorm=gradnorm_settings)
 
 
@@ -310,11 +311,14 @@ def _gradnorm_settings(
     parameters: tuple[ParameterInfo, ...],
     optimizer: optimizers.Optimizer,
     stage_of: Callable[[str], str],
+    head_specs: Sequence[HeadSpec],
 ) -> GradNormSettings:
     weighting = config.loss.grad_weighting.task
     # Measured are the labelled samples alone; that is what trains where null labels never do.
     nulls_left_out = not dataset.null_possible or config.train.phase1_mask_null_loss
     zero_metadata = weighting.zero_aux_info and bool(dataset.components)
+    refine = not weighting.use_linear_heads_for_gradnorm_reforward
+    hierarchical = any(spec.parents for spec in head_specs)
     excluded = parse_filter(weighting.exclude_config, "loss.grad_weighting.task.exclude_config", stage_of=stage_of)
     shared = {
         parameter.path: row.optimizer != optimizers.FROZEN and not excluded(parameter)
@@ -336,5 +340,6 @@ def _gradnorm_settings(
         kappa=weighting.gradnorm_kappa,
         lr=weighting.gradnorm_lr,
         zero_metadata=zero_metadata,
-        folded=not zero_metadata and nulls_left_out,
+        refine=refine,
+        folded=not zero_metadata and nulls_left_out and (refine or not hierarchical),
     )

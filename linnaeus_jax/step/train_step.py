@@ -46,6 +46,7 @@ class GradNormSettings:
     kappa: float
     lr: float
     zero_metadata: bool  # measure without metadata
+    refine: bool  # measure with what hierarchical heads take from the coarser ranks
     folded: bool  # the measured losses are those that train, so that one pass serves both
 
     def new_weights(
@@ -159,7 +160,15 @@ def grad_sums(
         def measured_losses(params: Any) -> tuple[jax.Array, None]:
             params = optimizers.join_frozen(params, frozen)
             return objective.labelled_losses(
-                params, model_state, micro, target, labelled, step, index, zero_metadata=measure.zero_metadata
+                params,
+                model_state,
+                micro,
+                target,
+                labelled,
+                step,
+                index,
+                zero_metadata=measure.zero_metadata,
+                refine=measure.refine,
             ), None
 
         alone, _, task_grads = gradnorm.task_gradients(measured_losses, params)

@@ -169,12 +169,15 @@ class Small(ModelFamily):
         return ("stem", "norm_1", "head").index(name.partition(".")[0])
 
     @nn.compact
-    def __call__(self, image: jax.Array, meta: jax.Array | None = None, *, train: bool = False) -> dict[str, jax.Array]:
+    def __call__(
+        self, image: jax.Array, meta: jax.Array | None = None, *, train: bool = False, refine: bool = True, **_: Any
+    ) -> dict[str, jax.Array]:
         if meta is None:
             meta = jnp.zeros((image.shape[0], self.meta_dim))
         colours = image.reshape(image.shape[0], 2, -1, image.shape[-1]).mean(axis=2).reshape(image.shape[0], -1)
         features = nn.Dense(8, name="stem")(jnp.concatenate([colours, meta], axis=1))
-        return ClassificationHeads(self.head_specs, name="head")(nn.LayerNorm(name="norm_1")(features))
+        heads = ClassificationHeads(self.head_specs, name="head")
+        return heads(nn.LayerNorm(name="norm_1")(features), train=train, refine=refine)
 
 
 class Site:

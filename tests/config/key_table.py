@@ -23,7 +23,17 @@ from tests.config.effects import Site
 
 DIFFERENT = object()
 #: key -> what will show its effect, once its feature is there
-PENDING: dict[str, str] = {}
+PENDING: dict[str, str] = {
+    f"model.{key}": "the rest of the models"
+    for key in (
+        "missing_metadata compat conv_stages.embed_dims conv_stages.out_channels conv_stages.depths "
+        "conv_stages.stride_seqs attention_stages.dims attention_stages.depths attention_stages.num_heads "
+        "attention_stages.mlp_ratio attention_stages.stride_seqs rope_stages.rope_mixed classification.hierarchy_mode "
+        "pretrained pretrained_source pretrained_convnext pretrained_ropevit pretrained_strict pretrained_classes "
+        "pretrained_attn_scale"
+    ).split()
+}
+PENDING["loss.grad_weighting.task.use_linear_heads_for_gradnorm_reforward"] = "hierarchical heads"
 
 
 @dataclass(frozen=True)
@@ -302,8 +312,8 @@ add(
     "model",
     type=Row("mFormerV9", refused("model.type"), True),
     variant=Row("md", at("model.rope_depths"), (10, 2), VARIANT),
-    drop_rate=Row(0.1, at("model.drop_rate"), 0.1),
-    attn_drop_rate=Row(0.2, at("model.attn_drop_rate"), 0.2),
+    drop_rate=Row((0.1,), at("model.drop_rate"), 0.1),
+    attn_drop_rate=Row((0.2,), at("model.attn_drop_rate"), 0.2),
     drop_path_rate=Row(0.3, at("model.drop_path_rate"), 0.3),
     label_smoothing=Row(
         0.2,

@@ -305,7 +305,9 @@ MODEL:
 def kernel_shapes(config):
     """Shape of every kernel and bias of the model that a configuration describes, by its path."""
     tasks, components = {"taxa_L10": 5, "taxa_L20": 3}, (SimpleNamespace(name="SPATIAL", start=0, stop=3),)
-    dataset: Any = SimpleNamespace(tasks=tuple(tasks), components=components, num_classes=tasks)
+    dataset: Any = SimpleNamespace(
+        tasks=tuple(tasks), components=components, num_classes=tasks, tree=SimpleNamespace(parent={})
+    )
     model = model_from_config(config, dataset)
     tree = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32))["params"]
     return {

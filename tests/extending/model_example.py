@@ -39,17 +39,23 @@ class SmallNet(ModelFamily):
         self.norm = LayerNorm(dtype=self.dtype, name="norm")
         self.head = ClassificationHeads(self.head_specs, name="head")
 
-    def encode_image(self, image_BHWC: jax.Array, *, train: bool = False) -> jax.Array:
+    def encode_image(
+        self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False
+    ) -> jax.Array:
         for block in self.blocks:
             image_BHWC = jax.nn.gelu(block(image_BHWC))
         return image_BHWC.mean(axis=(1, 2))
 
-    def encode_tokens(self, features: jax.Array, meta_BD: jax.Array | None = None, *, train: bool = False) -> jax.Array:
+    def encode_tokens(
+        self,
+        features: jax.Array,
+        meta_BD: jax.Array | None = None,
+        *,
+        meta_valid_BK: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
         meta_BD = jnp.zeros((len(features), self.meta_dim)) if meta_BD is None else meta_BD
         return self.norm(jnp.concatenate([features, self.meta(meta_BD)], axis=1))
-
-    def classify(self, feats_BD: jax.Array) -> dict[str, jax.Array]:
-        return self.head(feats_BD)
 
     @staticmethod
     def stage_of(name: str) -> str:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.models import ModelFamily, build_model
+from linnaeus_jax.models.heads import Parents
 
 
 def build(
@@ -17,6 +18,7 @@ def build(
     components: Sequence[tuple[str, int]],
     num_classes: Mapping[str, int],
     img_size: int,
+    parents: Mapping[str, Parents] | None = None,
     dtype: Any = jnp.float32,
     remat: bool = False,
     **keys: Any,
@@ -26,6 +28,12 @@ def build(
     for key, value in {"variant": "tiny", **keys}.items():
         assign(config, ("model", *key.split("__")), value)
     model: ModelFamily = build_model(
-        config.model, components=components, num_classes=num_classes, img_size=img_size, dtype=dtype, remat=remat
+        config.model,
+        components=components,
+        num_classes=num_classes,
+        img_size=img_size,
+        parents=parents,
+        dtype=dtype,
+        remat=remat,
     )
     return model

@@ -114,11 +114,12 @@ def test_registry_lists_and_refuses_a_second_registration():
 def test_a_kernel_and_a_scale_of_one_module_cannot_be_told_apart():
     class Both(ModelFamily):
         @nn.compact
-        def __call__(self, image, meta=None, *, train=False):
+        def __call__(self, image, meta=None, **_):
             for name in ("kernel", "offset", "scale"):
                 self.param(name, nn.initializers.zeros, ())
             return {}
 
-    model = Both(components=(), head_specs=(), img_size=(32, 32), dtype=jnp.float32, remat=False)
+    given = {"dtype": jnp.float32, "remat": False, "missing_metadata": "zero"}
+    model = Both(components=(), head_specs=(), img_size=(32, 32), **given)
     with pytest.raises(ValueError, match=r"\('kernel',\) and \('scale',\) are both called weight; rename one"):
         names.parameter_table(model)

@@ -37,10 +37,10 @@ class Spy(nn.Module):
 
     classes: tuple[int, ...]
 
-    def encode_image(self, image: jax.Array, *, train: bool = False) -> jax.Array:
+    def encode_image(self, image: jax.Array) -> jax.Array:
         return image.mean(axis=(1, 2))
 
-    def encode_tokens(self, features: jax.Array, meta: jax.Array, *, train: bool = False) -> jax.Array:
+    def encode_tokens(self, features: jax.Array, meta: jax.Array, *, meta_valid_BK: jax.Array) -> jax.Array:
         return jnp.concatenate([meta, features], axis=1)
 
     def classify(self, tokens: jax.Array) -> dict[str, jax.Array]:

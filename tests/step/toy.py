@@ -29,15 +29,17 @@ class Toy(ModelFamily):
         if self.statistics:
             self.final_norm = nn.BatchNorm(momentum=0.5, name="final_norm")
 
-    def encode_image(self, image: jax.Array, *, train: bool = False) -> jax.Array:
+    def encode_image(self, image: jax.Array, *, row_weight_B: Any = None, train: bool = False) -> jax.Array:
         return image.mean(axis=(1, 2))
 
-    def encode_tokens(self, features: jax.Array, meta: jax.Array | None = None, *, train: bool = False) -> jax.Array:
+    def encode_tokens(
+        self, features: jax.Array, meta: jax.Array | None = None, *, meta_valid_BK: Any = None, train: bool = False
+    ) -> jax.Array:
         meta = jnp.zeros((len(features), self.meta_dim)) if meta is None else meta
         x = nn.tanh(self.aggregate(nn.tanh(self.stem(jnp.concatenate([features, meta], axis=1)))))
         return self.final_norm(x, use_running_average=not train) if self.statistics else x
 
-    def classify(self, features: jax.Array) -> dict[str, jax.Array]:
+    def classify(self, features: jax.Array, *, train: bool = False, refine: bool = True) -> dict[str, jax.Array]:
         return {task: head(features) for task, head in self.heads.items()}
 
 
