@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
+
+
+@contextlib.contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Yields where to write what then replaces `path`, whole and at once; it is removed where that fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield unfinished
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
@@ -18,17 +34,8 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     Args:
       text: the whole of it, or its parts.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with unfinished.open("x", encoding="utf-8") as file:
-            file.writelines((text,) if isinstance(text, str) else text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with replaced_file(path) as unfinished, unfinished.open("x", encoding="utf-8") as file:
+        file.writelines((text,) if isinstance(text, str) else text)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -35,6 +35,7 @@ ROOMS: dict[str, set[str]] = {
         "building": "config data files reporting taxonomy",
         "debugging": "config data files learning models reporting schedules step versions",
         "checks": "config data debugging learning models registry schedules step taxonomy",
+        "weights": "config files models",
         "run": "checks config data debugging files learning metrics reporting schedules step versions",
         "demo": "data",
         "tools": "building checks config data debugging demo files learning metrics registry reporting run schedules "

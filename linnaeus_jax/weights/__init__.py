@@ -1,0 +1,1 @@
+"""Weights from files of this and other programs, and weights as files that PyTorch reads."""

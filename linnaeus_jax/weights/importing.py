@@ -1,0 +1,292 @@
+"""Weights of files into a model: what fits is taken, everything is accounted for, and only then handed out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.models.relative import resize_table
+from linnaeus_jax.weights import coverage as cov
+from linnaeus_jax.weights import sources, stitch
+from linnaeus_jax.weights.bias_tables import grid_of
+from linnaeus_jax.weights.classes import ClassRows, RowMatch, classes_of, match_rows
+from linnaeus_jax.weights.coverage import Coverage, Row, first_of, group_of
+from linnaeus_jax.weights.files import StateFile, read_state
+from linnaeus_jax.weights.settings import METAFORMER, STITCHED, pretrained_settings, setting_errors
+from linnaeus_jax.weights.sources import Mapped
+from linnaeus_jax.weights.targets import Target, map_leaves, targets_of
+
+TABLE = ".relative_position_bias_table"
+#: weight and bias of a rank's head
+HEAD = re.compile(r"head\.(?P<task>[^.]+)\.fc\.(?:weight|bias)")
+
+
+class SourceFile(NamedTuple):
+    """A file that was read: path, SHA-256 in hexadecimal, and remarks about how it was read."""
+
+    path: str
+    sha256: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Import:
+    """What was read for one model.
+
+    Attributes:
+      files: the files.
+      coverage: what became of every leaf of the model and every array of the files.
+      arrays: canonical name -> array in PyTorch's layout and the leaf's shape.
+      rows: canonical name -> bool [C], which rows of that array count; all of them where the name is absent.
+    """
+
+    files: tuple[SourceFile, ...]
+    coverage: Coverage
+    arrays: dict[str, np.ndarray]
+    rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def merged(self, params: Any, model_state: Any) -> tuple[Any, Any]:
+        """Both trees with what was imported, as numpy arrays like the given ones; the rest keeps its initial value.
+
+        Args:
+          params: the parameters.
+          model_state: the other collections by name, {} where there are none.
+        """
+
+        def change(name: str, initial: np.ndarray) -> np.ndarray:
+            array = self.arrays.get(name, initial)
+            rows = self.rows.get(name)
+            return array if rows is None else np.where(rows.reshape(-1, *(1,) * (array.ndim - 1)), array, initial)
+
+        state = {collection: map_leaves(tree, change) for collection, tree in model_state.items()}
+        return map_leaves(params, change), state
+
+    def to_json(self) -> dict[str, Any]:
+        """Files and coverage as JSON types, for the record of a run."""
+        return {"files": [file._asdict() for file in self.files], "coverage": self.coverage.to_json()}
+
+
+def read_pretrained(
+    settings: Mapping[str, Any],
+    model: ModelFamily,
+    classes: Mapping[str, Sequence[int]],
+    run_state: StateFile | None = None,
+) -> Import:
+    """Reads the weights that a `model` section names, for the model that it describes.
+
+    Args:
+      settings: the `model` section.
+      model: what receives them.
+      classes: task -> taxon id of each class, 0 for null; tasks may be left out where they are unknown.
+      run_state: weights that the caller has read already, of the run directory that `pretrained` names.
+
+    Raises:
+      UserError: contradicting settings, a file that cannot be read, weights of another architecture, or (with
+        `pretrained_strict`) an expected leaf that is missing or of another shape or an array that is unknown.
+    """
+    if errors := setting_errors(settings):
+        raise UserError("\n".join(errors))
+    given, targets = pretrained_settings(settings), targets_of(model)
+    if given["pretrained_source"] == STITCHED:
+        convnext = read_state(given["pretrained_convnext"], stitch.CONVNEXT_CONTAINERS)
+        ropevit = read_state(given["pretrained_ropevit"], stitch.ROPEVIT_CONTAINERS)
+        files, mapped = [convnext, ropevit], stitch.stitched(convnext, ropevit, targets)
+    else:
+        if not given["pretrained"] and run_state is None:
+            raise UserError("model.pretrained is empty; name a file of weights or a run directory there")
+        file = run_state or read_state(given["pretrained"])
+        _check_architecture(file, settings, targets)
+        files, mapped = [file], _map(file, settings, model)
+    fitted = _Fitting(model, targets, mapped, classes, files[0], classes_of(files[0], given["pretrained_classes"]))
+    fitted.fill()
+    if given["pretrained_strict"]:
+        fitted.require_everything()
+    if not fitted.arrays:
+        raise UserError(f"nothing in {files[0].path} fits the model; {_names_of(files[0])}")
+    return Import(
+        tuple(SourceFile(str(file.path), file.sha256, file.notes) for file in files),
+        Coverage(tuple(fitted.rows), tuple(mapped.notes)),
+        fitted.arrays,
+        fitted.row_masks,
+    )
+
+
+def _map(file: StateFile, settings: Mapping[str, Any], model: ModelFamily) -> Mapped:
+    """The arrays of a file that holds one whole model, under canonical names."""
+    given = pretrained_settings(settings)
+    if given["pretrained_source"] == METAFORMER:
+        return sources.metaformer(file)
+    mapped, original = sources.full(file), not file.facts
+    if given["pretrained_attn_scale"] == "squared":
+        if not original:
+            raise UserError(
+                f"model.pretrained_attn_scale = 'squared', but {file.path} comes from this program, which applies the "
+                "scale once; use 'standard'"
+            )
+        heads = model.num_heads  # type: ignore[attr-defined]  # of mFormerV1, see `setting_errors`
+        layers = sources.unscale_squared(mapped, lambda name: heads[int(name.split(".")[1]) - 2])
+        mapped.notes.append(f"pretrained_attn_scale: the second scale is folded into q of {layers} attention layers.")
+    if original and getattr(model, "rope_mode", "") == "rotary":
+        mapped.notes.append(
+            "Checkpoints of the original were trained with model.rope_stages.rope_mode = 'cos_only'; this one goes on "
+            "with 'rotary'."
+        )
+    return mapped
+
+
+def _check_architecture(file: StateFile, settings: Mapping[str, Any], targets: Mapping[str, Target]) -> None:
+    """One error where a file belongs to another architecture, instead of a list of all that is missing."""
+    given, family = pretrained_settings(settings), settings["type"]
+    found = file.facts.get("model") or sources.architecture_of(file.arrays)
+    metaformer = any(re.match(r"meta_\d+_head_\d\.|head\.(?:weight|bias)$", name) for name in file.arrays)
+    if found and found != family:
+        fix = f"set model.type = {found!r}"
+        if found in ("ConvNeXt", "ViT"):
+            fix = f"for a ConvNeXt with a RoPE-ViT use model.pretrained_source = {STITCHED!r}"
+        elif found not in ("mFormerV0", "mFormerV1") and not file.facts:
+            fix = "no source of this program reads it"
+        raise UserError(f"{file.path} looks like {found}, but model.type is {family!r}; {fix}, or give another file")
+    if found == "mFormerV0" and metaformer and not given["pretrained_source"] and not file.facts:
+        raise UserError(
+            f"{file.path} looks like a MetaFormer (MetaFG), not like an mFormerV0; set "
+            f"model.pretrained_source = {METAFORMER!r}"
+        )
+    if not found and not any(name in targets for name in file.arrays):
+        raise UserError(f"{file.path} holds nothing of a {family}; {_names_of(file)}")
+
+
+def _names_of(file: StateFile) -> str:
+    return f"its names: {first_of(list(file.arrays), 3)}"
+
+
+@dataclass
+class _Fitting:
+    """Goes through every leaf of the model and every array of the files once; see `fill`."""
+
+    model: ModelFamily
+    targets: Mapping[str, Target]
+    mapped: Mapped
+    classes: Mapping[str, Sequence[int]]
+    file: StateFile
+    known: ClassRows
+    rows: list[Row] = field(default_factory=list)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    row_masks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    matches: dict[str, RowMatch] = field(default_factory=dict)
+
+    def fill(self) -> None:
+        """Decides about every leaf, then lists the arrays that went nowhere."""
+        for target in self.targets.values():
+            array = self.mapped.arrays.get(target.name)
+            head = HEAD.fullmatch(target.name)
+            if array is None:
+                self._initial(target, bool(head))
+            elif head:
+                self._head(target, array, head["task"])
+            elif target.shape == array.shape:
+                self._take(target, array)
+            elif target.name.endswith(TABLE):
+                self._table(target, array)
+            else:
+                self._other_shape(target, array)
+        for name, array in self.mapped.arrays.items():
+            if name not in self.targets:
+                self._unknown(name, array)
+        self.rows += [Row(name, group_of(name), cov.SKIPPED, why) for name, why in self.mapped.skipped.items()]
+
+    def require_everything(self) -> None:
+        """Raises UserError where something is not as this kind of file has it."""
+        problems = []
+        for status, what in (
+            (cov.INITIAL, "missing in the file"),
+            (cov.OTHER_SHAPE, "of another shape"),
+            (cov.SKIPPED, "unknown to the model"),
+        ):
+            rows = [row for row in self.rows if row.status == status and not row.allowed]
+            if rows:
+                texts = {row.name: row.note for row in rows} if status == cov.OTHER_SHAPE else [r.name for r in rows]
+                problems.append(f"{what}: {first_of(texts)}")
+        if problems:
+            theirs = {key: self.file.facts[key] for key in ("model", "variant", "img_size") if key in self.file.facts}
+            says = f" (the file says {', '.join(f'{k} {v}' for k, v in theirs.items())})" if theirs else ""
+            raise UserError(
+                f"{self.file.path} does not fit the model{says}: {'; '.join(problems)}. Let model.type, model.variant, "
+                "its sizes and the metadata components be those of the weights, or take what fits with "
+                "model.pretrained_strict=False"
+            )
+
+    def _row(self, target: Target, status: str, note: str = "", *, allowed: bool = True) -> None:
+        if origin := self.mapped.origin.get(target.name, ""):
+            note = f"from {origin}{f'; {note}' if note else ''}"
+        self.rows.append(Row(target.name, group_of(target.name), status, note, target.parameters, allowed))
+
+    def _take(self, target: Target, array: np.ndarray, status: str = cov.LOADED, note: str = "") -> None:
+        self.arrays[target.name] = array
+        self._row(target, status, note)
+
+    def _initial(self, target: Target, of_head: bool) -> None:
+        reason = self.mapped.stays(target.name)
+        if not reason and of_head and not self._heads_of(target.name):
+            reason = "the file has no head of this rank"
+        self._row(target, cov.INITIAL, reason or "not in the file", allowed=bool(reason))
+
+    def _heads_of(self, name: str) -> bool:
+        """Whether the file has anything of the head that a parameter belongs to."""
+        prefix = name.rsplit(".", 1)[0] + "."
+        return any(other.startswith(prefix) for other in self.mapped.arrays)
+
+    def _other_shape(self, target: Target, array: np.ndarray) -> None:
+        note = f"{tuple(array.shape)} in the file, {target.shape} here"
+        self._row(target, cov.OTHER_SHAPE, note, allowed=bool(self.mapped.stays(target.name)))
+
+    def _head(self, target: Target, array: np.ndarray, task: str) -> None:
+        """Rows of a head by taxon id, or in order where the classes of the file are unknown."""
+        if array.shape[1:] != target.shape[1:] or not array.ndim:
+            self._other_shape(target, array)
+            return
+        if task not in self.matches:
+            count = target.shape[0]
+            self.matches[task] = match_rows(task, self.known, len(array), self.classes.get(task), count)
+        rows, note = self.matches[task]
+        if rows is None:
+            self._row(target, cov.INITIAL, note)
+            return
+        if not (rows >= 0).any():
+            self._row(target, cov.INITIAL, note)
+            return
+        self.arrays[target.name] = array[rows]
+        if (rows < 0).any():
+            self.row_masks[target.name] = rows >= 0
+        self._row(target, cov.MATCHED if (rows < 0).any() else cov.LOADED, note)
+
+    def _table(self, target: Target, array: np.ndarray) -> None:
+        """A bias table of another grid, resized by bicubic interpolation."""
+        size = self.file.facts.get("img_size")
+        from_grid = grid_of(len(array), tuple(size) if size else None)
+        to_grid = grid_of(target.shape[0], self.model.img_size)
+        if from_grid is None or to_grid is None or array.shape[1:] != target.shape[1:]:
+            self._other_shape(target, array)
+            return
+        grids = f"bicubic, {from_grid[0]}x{from_grid[1]} to {to_grid[0]}x{to_grid[1]} positions"
+        self._take(target, resize_table(array, from_grid, to_grid), cov.RESIZED, grids)
+
+    def _unknown(self, name: str, array: np.ndarray) -> None:
+        head = HEAD.fullmatch(name)
+        other_rank = bool(head) and head is not None and head["task"] not in {s.task for s in self.model.head_specs}
+        origin = self.mapped.origin.get(name, name)
+        note = "the model has no head of this rank" if other_rank else "unknown to the model"
+        self.rows.append(Row(origin, group_of(name), cov.SKIPPED, note, 0, allowed=other_rank))
+
+
+def pretrained_is_run(settings: Mapping[str, Any]) -> bool:
+    """Whether `model.pretrained` names a directory, that of another run, which the caller then reads."""
+    path = pretrained_settings(settings)["pretrained"]
+    return bool(path) and Path(path).expanduser().is_dir()

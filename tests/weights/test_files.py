@@ -1,0 +1,270 @@
+"""Reading files of weights: what they hold, and one clear message for each that cannot be used."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+import zipfile
+from collections import OrderedDict
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.weights import files
+from linnaeus_jax.weights.files import read_state, write_state
+
+ARRAYS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.zeros(2, np.float32)}
+
+
+def refusal(path) -> str:
+    """The message about a file."""
+    with pytest.raises(UserError) as caught:
+        read_state(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "out" / "x.safetensors"
+    arrays = ARRAYS | {"count": np.asarray(7, np.int64), "index": np.arange(4).reshape(2, 2).T}
+    write_state(path, arrays, {"model": "mFormerV1", "classes": {"taxa_L10": [0, 5]}})
+    state = read_state(path)
+    assert state.arrays.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(state.arrays[name], array)
+        assert state.arrays[name].dtype == array.dtype
+        assert state.arrays[name].shape == array.shape
+    assert state.facts == {"model": "mFormerV1", "classes": {"taxa_L10": [0, 5]}}
+    assert state.metadata["format"] == "pt"
+    assert state.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert state.notes == ()
+    assert [found.name for found in path.parent.iterdir()] == ["x.safetensors"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_state(path, ARRAYS, {})
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        write_state(path, ARRAYS, {"not JSON": object()})
+    with pytest.raises(UserError, match=r"must end in \.safetensors"):
+        write_state(tmp_path / "x.pth", ARRAYS, {})
+    with pytest.raises(UserError, match="cannot be written"):
+        write_state(path / "below.safetensors", ARRAYS, {})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16])
+def test_floating_point_becomes_float32(tmp_path, dtype):
+    path = tmp_path / "x.safetensors"
+    save_file({"a": np.array([1.5, -2.0], dtype)}, path)
+    array = read_state(path).arrays["a"]
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array, [1.5, -2.0])
+
+
+@pytest.mark.parametrize(
+    ("names", "plain", "notes"),
+    [
+        (["module.a.b", "module.c"], ["a.b", "c"], ["prefix 'module.' left out"]),
+        (["module._orig_mod.a", "module._orig_mod.c"], ["a", "c"], ["'module.'", "'_orig_mod.'"]),
+        (["model.a.b", "model.c", "model.d", "criterion.weight"], ["a.b", "c", "criterion.weight", "d"], ["'model.'"]),
+        (["a.b", "module.c", "d"], ["a.b", "d", "module.c"], []),
+        (["module.a", "module.b", "a"], ["a", "module.a", "module.b"], []),
+    ],
+)
+def test_prefixes_of_wrappers(tmp_path, names, plain, notes):
+    path = tmp_path / "x.safetensors"
+    save_file({name: np.zeros(1, np.float32) for name in names}, path)
+    state = read_state(path)
+    assert sorted(state.arrays) == plain
+    assert len(state.notes) == len(notes)
+    for note, part in zip(state.notes, notes):
+        assert part in note
+
+
+def test_files_that_are_none(tmp_path):
+    missing, other, empty = tmp_path / "no.pth", tmp_path / "x.h5", tmp_path / "x.safetensors"
+    assert "does not exist" in refusal(missing)
+    assert "is a directory" in refusal(tmp_path)
+    other.write_bytes(b"12345678")
+    assert "is no file of weights; known are .safetensors and .pth" in refusal(other)
+    save_file({}, empty)
+    assert "holds no array" in refusal(empty)
+
+
+@pytest.mark.parametrize("length", [0, 5, 100, -1])
+def test_truncated_safetensors(tmp_path, length):
+    path = tmp_path / "x.safetensors"
+    save_file(ARRAYS, path)
+    path.write_bytes(path.read_bytes()[:length])
+    assert "truncated" in refusal(path)
+
+
+def test_metadata_that_are_no_json(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file(ARRAYS, path, {files.FACTS: "{"})
+    assert "no JSON" in refusal(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_arrays_that_are_not_finite(tmp_path, value):
+    path = tmp_path / "x.safetensors"
+    save_file(ARRAYS | {"b.weight": np.array([0, value], np.float32), "c": np.array(value, np.float32)}, path)
+    assert "b.weight (and 1 more arrays) holds NaN or infinity" in refusal(path)
+
+
+def test_complex_numbers_are_refused(tmp_path):
+    path = tmp_path / "x.safetensors"
+    try:
+        save_file(ARRAYS | {"b.weight": np.zeros(2, np.complex64)}, path)
+    except Exception:
+        pytest.skip("this safetensors writes no complex numbers")
+    assert "b.weight" in refusal(path)
+
+
+# ---- files of torch.save, without PyTorch
+
+
+class Runs:
+    """Its pickle calls a function when it is read."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def as_torch_file(path, pickled: bytes):
+    """A file as torch.save makes it, around a pickle."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3\n")
+    return path
+
+
+def hostile(tmp_path):
+    """(name, bytes of a pickle) that would leave a file behind if it were run."""
+    import os
+
+    mark = tmp_path / "ran"
+    inner = Runs(os.system, f"touch {mark}")
+    return mark, {
+        "alone": pickle.dumps(inner),
+        "among arrays": pickle.dumps({"model": OrderedDict(a=inner)}),
+        "protocol 0": pickle.dumps(inner, protocol=0),
+        "protocol 2": pickle.dumps(inner, protocol=2),
+        "builtins": pickle.dumps(Runs(eval, f"open({str(mark)!r}, 'w')")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["alone", "among arrays", "protocol 0", "protocol 2", "builtins"])
+@pytest.mark.parametrize("with_torch", [True, False])
+def test_a_pickle_that_runs_code_is_refused(tmp_path, monkeypatch, kind, with_torch):
+    if not with_torch:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    mark, pickles = hostile(tmp_path)
+    path = as_torch_file(tmp_path / "x.pth", pickles[kind])
+    text = refusal(path)
+    assert "would run code when read" in text
+    assert "builtins.eval" in text if kind == "builtins" else "posix.system" in text
+    assert not mark.exists()
+
+
+def test_a_pickle_that_runs_code_in_the_old_format_is_refused(tmp_path):
+    mark, pickles = hostile(tmp_path)
+    path = tmp_path / "x.pt"
+    head = b"".join(pickle.dumps(part, protocol=2) for part in (files.TORCH_MAGIC, 1001, {}))
+    path.write_bytes(head + pickles["protocol 2"])
+    assert "would run code" in refusal(path)
+    path.write_bytes(pickles["protocol 2"])
+    assert "would run code" in refusal(path)
+    assert not mark.exists()
+
+
+def test_what_is_no_file_of_torch(tmp_path):
+    path = tmp_path / "x.pth"
+    path.write_bytes(pickle.dumps({"a": 1}))
+    assert "a pickle, but no file of torch.save" in refusal(path)
+    path.write_bytes(b"<html>not found</html>")
+    assert "truncated or no file of weights" in refusal(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "nothing")
+    assert "an archive, but none of torch.save" in refusal(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("m/constants.pkl", "")
+    assert "TorchScript" in refusal(path)
+    as_torch_file(path, pickle.dumps({"a": 1}))
+    path.write_bytes(path.read_bytes()[:-30])
+    assert "is truncated" in refusal(path)
+    as_torch_file(path, pickle.dumps({"a": 1})[:-3])
+    assert "truncated or no file of weights" in refusal(path)
+
+
+def test_without_torch_the_command_is_named(fixtures, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    text = refusal(fixtures / "weights_tiny.pth")
+    assert "pip install 'linnaeus_jax[torch]'" in text
+
+
+# ---- with PyTorch
+
+
+def test_a_file_of_torch(fixtures):
+    pytest.importorskip("torch")
+    state = read_state(fixtures / "weights_tiny.pth")
+    assert sorted(state.arrays) == ["cls_token_1", "half", "norm.bias", "norm.num_batches_tracked", "norm.weight"]
+    np.testing.assert_array_equal(state.arrays["norm.weight"], np.arange(4, dtype=np.float32))
+    assert {name: str(array.dtype) for name, array in state.arrays.items()} == {
+        "cls_token_1": "float32",
+        "half": "float32",
+        "norm.bias": "float32",
+        "norm.num_batches_tracked": "int64",
+        "norm.weight": "float32",
+    }
+    assert state.notes == (
+        "taken from its key 'model'; 'state_dict_ema' beside it not used",
+        "1 entries that are no arrays not used",
+        "prefix 'module.' left out",
+    )
+
+
+@pytest.mark.parametrize("key", [*files.CONTAINERS, ""])
+def test_containers(tmp_path, key):
+    torch = pytest.importorskip("torch")
+    path, tensors = tmp_path / "x.pt", {"a.b": torch.ones(2)}
+    torch.save({key: tensors, "epoch": 3} if key else tensors, path)
+    state = read_state(path)
+    assert list(state.arrays) == ["a.b"]
+    assert state.notes == ((f"taken from its key {key!r}",) if key else ())
+
+
+def test_the_old_format_of_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "x.bin"
+    torch.save({"a": torch.ones(2, dtype=torch.bfloat16)}, path, _use_new_zipfile_serialization=False)
+    np.testing.assert_array_equal(read_state(path).arrays["a"], np.ones(2, np.float32))
+
+
+def test_other_contents_of_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "x.pth"
+    torch.save({"epoch": 3, "note": "x"}, path)
+    assert "holds no array (its keys: 'epoch', 'note')" in refusal(path)
+    torch.save([torch.ones(2)], path)
+    assert "holds a list instead of names and arrays" in refusal(path)
+    torch.save(torch.nn.Linear(2, 2), path)
+    assert "would run code when read: torch.nn.modules.linear.Linear" in refusal(path)
+    torch.save({"a": torch.ones(2, dtype=torch.complex64)}, path)
+    assert "a is of dtype complex64" in refusal(path)
+    torch.save({"a": torch.tensor([float("nan")])}, path)
+    assert "a holds NaN" in refusal(path)
+    torch.save({"a": torch.ones(1000)}, path)
+    path.write_bytes(path.read_bytes()[:-500])
+    assert "truncated" in refusal(path)
