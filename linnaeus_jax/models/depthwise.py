@@ -1,4 +1,4 @@
-"""Depthwise convolution (stride 1, "same" padding) with an implementation that suits the platform."""
+"""Depthwise convolution with an implementation that suits the platform."""
 
 from __future__ import annotations
 
@@ -8,20 +8,32 @@ from jax import lax
 
 DEPTHWISE_IMPLS = ("auto", "lax", "shift")
 
+Padding = tuple[tuple[int, int], tuple[int, int]]
 
-def depthwise_conv(x_BHWC: jax.Array, kernel_KK1C: jax.Array, *, impl: str = "auto") -> jax.Array:
-    """Convolves every channel with its own odd square kernel; zero padding keeps H and W.
+
+def depthwise_conv(
+    x_BHWC: jax.Array,
+    kernel_KK1C: jax.Array,
+    *,
+    stride: int = 1,
+    padding: Padding | None = None,
+    impl: str = "auto",
+) -> jax.Array:
+    """Convolves every channel with its own odd square kernel.
 
     As usual in neural networks this is a cross-correlation (the kernel is not flipped).
 
     Args:
       x_BHWC: float [B, H, W, C].
       kernel_KK1C: float [K, K, 1, C], K odd, of the dtype of `x_BHWC`.
+      stride: of both axes.
+      padding: zeros ((top, bottom), (left, right)); None: K // 2 on all sides, which keeps H and W at stride 1.
       impl: `lax` is XLA's grouped convolution; `shift` sums shifted slices and brings its own gradient, about ten
-        times faster on CPU, where XLA has no good depthwise kernel; `auto` takes `shift` on CPU, else `lax`.
+        times faster on CPU, where XLA has no good depthwise kernel; `auto` takes `shift` on CPU, else `lax`. Only
+        convolutions that keep H and W have the form `shift`; the others are always `lax`.
 
     Returns:
-      float [B, H, W, C] of the dtype of `x_BHWC`.
+      float [B, H', W', C] of the dtype of `x_BHWC`.
 
     Raises:
       ValueError: unknown `impl`, or a kernel that is not odd and square with one input channel per group.
@@ -33,13 +45,16 @@ def depthwise_conv(x_BHWC: jax.Array, kernel_KK1C: jax.Array, *, impl: str = "au
         raise ValueError(
             f"depthwise kernel has shape {kernel_KK1C.shape}; an odd K and [K, K, 1, {x_BHWC.shape[-1]}] are needed"
         )
-    if impl == "shift" or (impl == "auto" and jax.default_backend() == "cpu"):
+    same = ((size // 2, size // 2),) * 2
+    padding = same if padding is None else padding
+    shift = impl == "shift" or (impl == "auto" and jax.default_backend() == "cpu")
+    if shift and stride == 1 and padding == same:
         return _shift_conv(x_BHWC, kernel_KK1C)
     return lax.conv_general_dilated(
         x_BHWC,
         kernel_KK1C,
-        window_strides=(1, 1),
-        padding=[(size // 2, size // 2)] * 2,
+        window_strides=(stride, stride),
+        padding=padding,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=channels,
     )

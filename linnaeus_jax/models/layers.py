@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.nn.initializers import Initializer
 
-from linnaeus_jax.models.depthwise import depthwise_conv
+from linnaeus_jax.models.depthwise import Padding, depthwise_conv
 
 Dtype = Any
 weight_init = nn.initializers.normal(0.02)
@@ -39,14 +39,14 @@ class LayerNorm(nn.LayerNorm):
 class Conv2d(nn.Module):
     """2-D convolution of [B, H, W, C] with explicit padding; weights N(0, 0.02), bias 0.
 
-    `padding` is one number for all four sides or ((top, bottom), (left, right)). A depthwise convolution has stride 1,
-    "same" padding and as many features as channels.
+    `padding` is one number for all four sides or ((top, bottom), (left, right)). A depthwise convolution has as many
+    features as channels.
     """
 
     features: int
     kernel_size: int
     stride: int = 1
-    padding: int | tuple[tuple[int, int], tuple[int, int]] = 0
+    padding: int | Padding = 0
     depthwise: bool = False
     use_bias: bool = True
     dtype: Dtype = jnp.float32
@@ -60,14 +60,73 @@ class Conv2d(nn.Module):
         kernel = self.param("kernel", self.kernel_init, shape).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
         x_BHWC = x_BHWC.astype(self.dtype)
+        padding = ((self.padding,) * 2,) * 2 if isinstance(self.padding, int) else self.padding
         if self.depthwise:
-            y = depthwise_conv(x_BHWC, kernel, impl=self.depthwise_impl)
+            y = depthwise_conv(x_BHWC, kernel, stride=self.stride, padding=padding, impl=self.depthwise_impl)
+        elif self.kernel_size == self.stride == 1 and padding == ((0, 0), (0, 0)):
+            y = x_BHWC @ kernel[0, 0]  # a matrix product runs on more threads where a loop is around it
         else:
-            padding = ((self.padding,) * 2,) * 2 if isinstance(self.padding, int) else self.padding
             y = lax.conv_general_dilated(
                 x_BHWC, kernel, (self.stride,) * 2, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
             )
         return y if bias is None else y + bias.astype(self.dtype)[None, None, None]
+
+
+class BatchNorm2d(nn.Module):
+    """Normalisation of every channel over rows and places (Ioffe & Szegedy 2015), in float32.
+
+    In training the moments are those of the whole micro-batch: under `jit` over a mesh they are taken over all devices.
+    Rows of weight 0 fill up a batch and count in no moment. The running moments, collection `batch_stats`, follow
+    torch's rule: new = (1 - momentum) * old + momentum * batch, where the variance that is kept is the unbiased one
+    and the variance that normalises the biased one. They stay as they are where the caller has not made the collection
+    mutable, or where no row counts.
+    """
+
+    epsilon: float = 1e-5
+    momentum: float = 0.1
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x_BHWC: jax.Array, *, train: bool, row_weight_B: jax.Array | None = None) -> jax.Array:
+        """Maps [B, H, W, C] to [B, H, W, C] of `dtype`."""
+        shape = (x_BHWC.shape[-1],)
+        scale = self.param("scale", nn.initializers.ones, shape)
+        bias = self.param("bias", nn.initializers.zeros, shape)
+        running_mean = self.variable("batch_stats", "running_mean", jnp.zeros, shape, jnp.float32)
+        running_var = self.variable("batch_stats", "running_var", jnp.ones, shape, jnp.float32)
+        x_BHWC = x_BHWC.astype(jnp.float32)
+        if not train:
+            mean, var = running_mean.value, running_var.value
+        else:
+            mean, var, count = batch_moments(x_BHWC, row_weight_B)
+            if self.is_mutable_collection("batch_stats") and not self.is_initializing():
+                unbiased = var * (count / jnp.maximum(count - 1.0, 1.0))
+                share = jnp.where(count > 0, self.momentum, 0.0)
+                running_mean.value = (1.0 - share) * running_mean.value + share * mean
+                running_var.value = (1.0 - share) * running_var.value + share * unbiased
+        factor = jax.lax.rsqrt(var + self.epsilon) * scale
+        y = (x_BHWC - mean[None, None, None]) * factor[None, None, None] + bias[None, None, None]
+        return y.astype(self.dtype)
+
+
+def batch_moments(x_BHWC: jax.Array, row_weight_B: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Mean and biased variance [C] of the rows whose weight is not 0, and how many values [] they are of."""
+    batch, height, width, _ = x_BHWC.shape
+    counts_B = jnp.ones(batch) if row_weight_B is None else (row_weight_B > 0).astype(jnp.float32)
+    counts_B111 = counts_B[:, None, None, None]
+    count = counts_B.sum() * (height * width)
+    divisor = jnp.maximum(count, 1.0)
+    mean = jnp.sum(x_BHWC * counts_B111, axis=(0, 1, 2)) / divisor
+    var = jnp.sum(jnp.square(x_BHWC - mean[None, None, None]) * counts_B111, axis=(0, 1, 2)) / divisor
+    return mean, var, count
+
+
+class MaxPool2d(nn.Module):
+    """Maximum over windows of 3x3 with stride 2 and one border of -inf: [B, H, W, C] -> [B, H // 2, W // 2, C], rounded up."""
+
+    @nn.compact
+    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        return nn.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
 
 
 class Gelu(nn.Module):
@@ -84,6 +143,22 @@ class Relu(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         return jax.nn.relu(x)
+
+
+class Swish(nn.Module):
+    """x * sigmoid(x) (Ramachandran et al. 2017)."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.nn.silu(x)
+
+
+class Sigmoid(nn.Module):
+    """1 / (1 + exp(-x))."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid(x)
 
 
 class Softmax(nn.Module):
@@ -114,9 +189,12 @@ class Residual(nn.Module):
         return x + branch
 
 
-def drop_path_rates(depths: Sequence[int], rate: float) -> list[tuple[float, ...]]:
-    """Per-block rates of stochastic depth, rising linearly from 0 to `rate` over all blocks; one tuple per stage."""
-    rates = np.linspace(0.0, rate, sum(depths)).tolist()
+def drop_path_rates(depths: Sequence[int], rate: float, *, endpoint: bool = True) -> list[tuple[float, ...]]:
+    """Per-block rates of stochastic depth, rising linearly from 0 over all blocks; one tuple per stage.
+
+    The last block has `rate`; without `endpoint` the block after it would have.
+    """
+    rates = np.linspace(0.0, rate, sum(depths), endpoint=endpoint).tolist()
     ends = np.cumsum(depths).tolist()
     return [tuple(rates[end - depth : end]) for depth, end in zip(depths, ends)]
 

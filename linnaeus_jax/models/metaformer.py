@@ -1,0 +1,315 @@
+"""What mFormerV0 and mFormerV1 share: two transformer stages over class token, metadata tokens and patches.
+
+The idea is MetaFormer's (Diao et al. 2022). Letters of shapes: B rows, H W image, h w grid of a stage, D channels of a
+stage, N tokens, K metadata components. Token order is [class token, metadata tokens in component order, patches in
+row-major order].
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
+from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.models.heads import ClassificationHeads
+from linnaeus_jax.models.layers import ClsProjection, Conv1d, LayerNorm, MetaHead, weight_init
+from linnaeus_jax.models.transformer import ATTN_IMPLS, SelfAttention, TransformerStage
+
+MIN_SIZE = 32  # five halvings leave one patch
+MISSING_METADATA = ("zero", "mask")
+
+#: groups of parameters that both families have -> canonical names that belong to them
+SHARED_STAGES = {
+    "heads.classification_heads": re.compile(r"^head\."),
+    "heads.meta_heads": re.compile(r"^meta_"),
+    "embeddings": re.compile(r"^cls_token"),
+    "aggregation": re.compile(r"^(cl_1_fc|aggregate|final_norm|norm)\."),
+    "norm_layers": re.compile(r"^norm_[12]\."),
+}
+
+
+class MetaFormer(ModelFamily, kw_only=True):
+    """Base of the two families. `keys` says where a family's fields stand in the `model` section; `in_chans` is fixed.
+
+    A family makes in `setup` its convolutional part and, by `_setup_tokens`, the rest. `_enter` brings what came before
+    to the grid and the width of a transformer stage. Rates and ratios are one number per transformer stage.
+    """
+
+    num_heads: tuple[int, ...]
+    mlp_ratio: tuple[float, ...]
+    drop_rate: tuple[float, ...]
+    attn_drop_rate: tuple[float, ...]
+    drop_path_rate: float
+    only_last_cls: bool
+    scan_layers: bool
+    depthwise_impl: str
+    attn_impl: str
+    in_chans: int
+
+    keys: ClassVar[Mapping[str, str]] = {}
+    stage_patterns: ClassVar[Mapping[str, re.Pattern[str]]] = SHARED_STAGES
+
+    @classmethod
+    def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
+        """See `ModelFamily.build`; None or an empty tuple takes the variant's value, and a dropout rate of 0."""
+        settings = {field: functools.reduce(operator.getitem, key.split("."), model) for field, key in cls.keys.items()}
+        fields: dict[str, Any] = {"drop_rate": 0.0, "attn_drop_rate": 0.0, **cls.variants[model["variant"]]}
+        fields |= {field: value for field, value in settings.items() if value is not None and value != ()}
+        for field in ("mlp_ratio", "drop_rate", "attn_drop_rate"):
+            value = fields[field] if isinstance(fields[field], Sequence) else (fields[field],)
+            fields[field] = tuple(map(float, value)) * (2 if len(value) == 1 else 1)
+        built = cls(**cls.completed(fields), in_chans=3, **given)
+        if errors := list(_errors(built)):
+            raise ValueError("\n".join(errors))
+        return built
+
+    @classmethod
+    def completed(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields with those that follow from others."""
+        return fields
+
+    @classmethod
+    def stage_of(cls, name: str) -> str:  # type: ignore[override]  # called like the static method that it overrides
+        """The group of the parameter with a canonical name; every parameter has exactly one.
+
+        Norms inside a stage belong to the stage; `norm_layers` are those between stages.
+
+        Raises:
+          ValueError: the name belongs to no group.
+        """
+        for stage, pattern in cls.stage_patterns.items():
+            if pattern.search(name):
+                return stage
+        raise ValueError(f"parameter {name!r} belongs to none of the stages {', '.join(cls.stage_patterns)}")
+
+    @property
+    def block_depths(self) -> tuple[int, ...]:
+        """Number of blocks of each of the four stages, in the order of computation."""
+        raise NotImplementedError
+
+    @property
+    def token_dims(self) -> tuple[int, ...]:
+        """Widths of the two transformer stages."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def layer_index(self, name: str) -> int:
+        """Depth of a parameter for layer-wise learning-rate decay (Clark et al. 2020; Bao et al. 2022 for images).
+
+        0 is the stem, 1 ... L the blocks in the order of computation, L + 1 the heads with the aggregation and the
+        norms that feed them. What enters before a stage (downsampling, class token, metadata heads, `norm_1`) counts
+        as its first block.
+
+        Raises:
+          ValueError: the name belongs to no layer of the model.
+        """
+        depths = self.block_depths
+        place = self._place(name)
+        if entry := re.match(r"cls_token_([12])$|meta_\w+_head_([12])\.", name):
+            place = int(entry[1] or entry[2]) + 1, 0
+        elif name.startswith("norm_1."):
+            place = 3, 0
+        elif re.match(r"(norm_2|final_norm|norm|cl_1_fc|aggregate|head)\.", name):
+            return sum(depths) + 1
+        if place is None or place[0] >= len(depths) or place[1] >= depths[place[0]]:
+            raise ValueError(f"parameter {name!r} belongs to no layer of a model with {depths} blocks per stage")
+        return 0 if place[0] < 0 else 1 + sum(depths[: place[0]]) + place[1]
+
+    @nn.nowrap
+    def _place(self, name: str) -> tuple[int, int] | None:
+        """(stage, block) of a parameter of the four stages and their entries, stage -1 for the stem; None: another."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def wrong_settings(self) -> dict[str, str]:
+        """Field -> what must be otherwise, of the fields that this family adds."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def _setup_tokens(
+        self,
+        attention_type: type[SelfAttention],
+        attention: Sequence[Mapping[str, Any]],
+        drop_path_rates: Sequence[tuple[float, ...]],
+        stage_names: Sequence[str],
+        final_norm: str | None,
+    ) -> None:
+        """Makes everything behind the convolutions; `attention` are the arguments that the family's attention adds."""
+        dims = self.token_dims
+        self.cls_tokens = [self.param(f"cls_token_{s + 1}", weight_init, (1, 1, dims[s])) for s in range(2)]
+        self.meta_heads = [
+            [MetaHead(dims[s], self.dtype, name=f"meta_{name.lower()}_head_{s + 1}") for name, _ in self.components]
+            for s in range(2)
+        ]
+        self.transformer_stages = [
+            TransformerStage(
+                attention_type,
+                {**self._attention(s), **attention[s]},
+                drop_path_rates[s],
+                self.mlp_ratio[s],
+                self.remat,
+                self.scan_layers and s == 0,
+                name=stage_names[s],
+            )
+            for s in range(2)
+        ]
+        self.norm_1 = LayerNorm(dtype=self.dtype, name="norm_1")
+        self.norm_2 = LayerNorm(dtype=self.dtype, name="norm_2")
+        if not self.only_last_cls:
+            self.cl_1_fc = ClsProjection(dims[1], self.dtype, name="cl_1_fc")
+            self.aggregate = Conv1d(self.dtype, name="aggregate")
+        self.final_norm = None if final_norm is None else LayerNorm(dtype=self.dtype, name=final_norm)
+        self.head = ClassificationHeads(self.head_specs, name="head")
+
+    @nn.nowrap
+    def _attention(self, stage: int) -> dict[str, Any]:
+        backend, bfloat16 = jax.default_backend(), jnp.dtype(self.dtype) == jnp.bfloat16
+        if self.attn_impl == "cudnn" and (backend != "gpu" or not bfloat16 or self.attn_drop_rate[stage] > 0):
+            raise ValueError(
+                "model.attn_impl = 'cudnn' needs a GPU, bfloat16 and attn_drop_rate 0 (here: "
+                f"{backend}, {jnp.dtype(self.dtype)}, {self.attn_drop_rate[stage]}); use 'auto'"
+            )
+        return {
+            "num_heads": self.num_heads[stage],
+            "drop_rate": self.drop_rate[stage],
+            "attn_drop_rate": self.attn_drop_rate[stage],
+            "attn_impl": self.attn_impl,
+            "dtype": self.dtype,
+        }
+
+    @property
+    def norms_patches(self) -> bool:
+        """Whether `norm_1` takes the patches that enter the second transformer stage, or the class token alone."""
+        return True
+
+    @nn.nowrap
+    def _enter(self, stage: int, x_BhwD: jax.Array) -> jax.Array:
+        """The patches of a transformer stage, [B, h', w', D'], from the map before it."""
+        raise NotImplementedError
+
+    def encode_tokens(
+        self,
+        features: jax.Array,
+        meta_BD: jax.Array | None = None,
+        *,
+        meta_valid_BK: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """The transformer part: output of `encode_image` and metadata -> features [B, D] for the heads."""
+        visible_BN = self._visible(meta_BD, meta_valid_BK, features.shape[0])
+        meta_BD = self._checked_meta(meta_BD, features.shape[0])
+        x = self._enter(0, features)
+        tokens = self._transform(0, x, meta_BD, visible_BN, train)
+        tokens = self.norm_1(tokens) if self.norms_patches else tokens
+        cls_1, patches = tokens[:, :1], tokens[:, 1 + len(self.components) :]
+        cls_1 = cls_1 if self.norms_patches else self.norm_1(cls_1)
+        x = self._enter(1, patches.reshape(x.shape))
+        tokens = self._transform(1, x, meta_BD, visible_BN, train)
+        feats = self.norm_2(tokens)[:, :1]
+        if not self.only_last_cls:
+            feats = self.aggregate(jnp.concatenate([self.cl_1_fc(cls_1), feats], axis=1))
+        return (feats if self.final_norm is None else self.final_norm(feats))[:, 0]
+
+    @nn.nowrap
+    def _transform(
+        self, stage: int, x_BhwD: jax.Array, meta_BD: jax.Array, visible_BN: jax.Array | None, train: bool
+    ) -> jax.Array:
+        batch, height, width, dim = x_BhwD.shape
+        tokens = [jnp.broadcast_to(self.cls_tokens[stage].astype(self.dtype), (batch, 1, dim))]
+        offset = 0
+        for head, (_, columns) in zip(self.meta_heads[stage], self.components):
+            tokens.append(head(meta_BD[:, offset : offset + columns])[:, None])
+            offset += columns
+        tokens_BND = jnp.concatenate([*tokens, x_BhwD.reshape(batch, height * width, dim)], axis=1)
+        if visible_BN is not None:
+            visible_BN = jnp.concatenate([visible_BN, jnp.ones((batch, height * width), bool)], axis=1)
+        output: jax.Array = self.transformer_stages[stage](
+            tokens_BND, (height, width), train=train, key_mask_BN=visible_BN
+        )
+        return output
+
+    @nn.nowrap
+    def _checked_image(self, image_BHWC: jax.Array) -> jax.Array:
+        shape = image_BHWC.shape
+        if len(shape) != 4 or shape[-1] != self.in_chans or min(shape[1:3]) < MIN_SIZE:
+            raise ValueError(
+                f"image has shape {shape}; [B, H >= {MIN_SIZE}, W >= {MIN_SIZE}, {self.in_chans}] is needed"
+            )
+        return image_BHWC.astype(self.dtype)
+
+    @nn.nowrap
+    def _checked_meta(self, meta_BD: jax.Array | None, batch: int) -> jax.Array:
+        if meta_BD is None:
+            return jnp.zeros((batch, self.meta_dim), self.dtype)
+        if meta_BD.shape != (batch, self.meta_dim):
+            parts = " + ".join(f"{name} {dim}" for name, dim in self.components) or "no component"
+            raise ValueError(
+                f"meta has shape {meta_BD.shape}; [{batch}, {self.meta_dim}] is needed ({parts}): "
+                "let the data's and the model's metadata components agree"
+            )
+        return meta_BD.astype(self.dtype)
+
+    @nn.nowrap
+    def _visible(self, meta_BD: jax.Array | None, meta_valid_BK: jax.Array | None, batch: int) -> jax.Array | None:
+        """Which extra tokens others may look at, bool [B, 1 + K]; None: all. The class token always is."""
+        shape = (batch, len(self.components))
+        if meta_valid_BK is not None and meta_valid_BK.shape != shape:
+            raise ValueError(
+                f"meta_valid has shape {meta_valid_BK.shape}; [{batch}, {shape[1]}] is needed, one per component"
+            )
+        if self.missing_metadata == "zero" or not self.components:
+            return None
+        if meta_valid_BK is None or meta_BD is None:
+            meta_valid_BK = jnp.full(shape, meta_BD is not None)
+        return jnp.concatenate([jnp.ones((batch, 1), bool), meta_valid_BK.astype(bool)], axis=1)
+
+
+def integers(model: MetaFormer, sizes: Mapping[str, int]) -> dict[str, str]:
+    """Errors of fields that must be that many integers of at least 1, see `wrong_settings`."""
+    return {
+        field: f"must be {length} integers of at least 1"
+        for field, length in sizes.items()
+        if len(getattr(model, field)) != length or not all(type(x) is int and x > 0 for x in getattr(model, field))
+    }
+
+
+def unknown_choices(model: MetaFormer, choices: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Errors of fields that must be one of some words, see `wrong_settings`."""
+    return {
+        field: f"is unknown; choose one of {', '.join(word or repr(word) for word in words)}"
+        for field, words in choices.items()
+        if getattr(model, field) not in words
+    }
+
+
+def _errors(model: MetaFormer) -> Iterator[str]:
+    """What cannot work, one line each with key, value and fix."""
+    wrong = model.wrong_settings()
+    if len(model.mlp_ratio) != 2 or min(model.mlp_ratio) <= 0:
+        wrong["mlp_ratio"] = "must be one number above 0, or one per transformer stage"
+    for field in ("drop_rate", "attn_drop_rate"):
+        if len(getattr(model, field)) != 2 or not all(0.0 <= rate < 1.0 for rate in getattr(model, field)):
+            wrong[field] = "must be one number within [0, 1), or one per transformer stage"
+    if not 0.0 <= model.drop_path_rate < 1.0:
+        wrong["drop_path_rate"] = "is out of range; it must be within [0, 1)"
+    wrong |= unknown_choices(model, {"depthwise_impl": DEPTHWISE_IMPLS, "attn_impl": ATTN_IMPLS})
+    wrong |= unknown_choices(model, {"missing_metadata": MISSING_METADATA})
+    for field, text in wrong.items():
+        yield f"model.{model.keys.get(field, field)} = {getattr(model, field)!r} {text}"
+    if min(model.img_size) < MIN_SIZE:
+        yield f"data.img_size = {model.img_size[0]} is out of range; it must be {MIN_SIZE} or more"
+    names = [name.lower() for name, _ in model.components]
+    for name, dim in model.components:
+        if not name.isidentifier() or names.count(name.lower()) > 1 or dim < 1:
+            yield (
+                f"metadata component ({name!r}, {dim}) needs a name of letters, digits and _, used once, and at "
+                "least one column"
+            )
