@@ -122,7 +122,7 @@ def batch_moments(x_BHWC: jax.Array, row_weight_B: jax.Array | None) -> tuple[ja
 
 
 class MaxPool2d(nn.Module):
-    """Maximum over windows of 3x3 with stride 2 and one border of -inf: [B, H, W, C] -> [B, H // 2, W // 2, C], rounded up."""
+    """Maximum over windows of 3x3 with stride 2 and a border of -inf: halves H and W, rounded up."""
 
     @nn.compact
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
