@@ -44,7 +44,7 @@ def test_a_head_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
         "head.taxa_L10.temperature",
         "head.taxa_L20.fc.bias",
     }
-    assert meta["identity"]["model"]["head_specs"][0][2:] == ["Cosine", [["learn_scale", True], ["scale", 8.0]]]
+    assert meta["identity"]["model"]["head_specs"][0][2:4] == ["Cosine", [["learn_scale", True], ["scale", 8.0]]]
     outcome.config.model.classification.heads.taxa_L10.scale = 4.0
     outcome.config.train.epochs = 3
     with pytest.raises(trainer.UserError, match=r"another model or optimizer: model.head_specs.*is 8.0 in the check"):
@@ -108,7 +108,7 @@ def test_errors_name_key_value_and_choices(flags, tmp_path):
     config = tiny_config(tmp_path, env__plugins=(PLUGIN,))
     import_plugins(config)
     for head, message in (
-        ({"type": "Cosinus"}, f"{HEAD}.type = 'Cosinus' is unknown; choose one of Linear, Cosine"),
+        ({"type": "Cosinus"}, f"{HEAD}.type = 'Cosinus' is unknown; choose one of Linear, Cond"),
         ({"type": "Cosine", "scale": -1.0}, f"{HEAD}: scale = -1.0 must be above 0"),
         (
             {"type": "Cosine", "temperature": 2.0},

@@ -1,0 +1,194 @@
+"""Gathers by parent and sums over children; path probabilities against a dense recomputation and finite differences."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linnaeus_jax.models.hierarchy import ParentLinks, gumbel_noise, hard_log_prior, log_prior, path_log_probs
+
+ROWS = 3
+#: parents, number of parents: siblings, an only child, orphans first and last, parents without children
+TREES = {
+    "null, orphan, childless parent": ([-1, 1, 1, 2, 1, 4, -1, 1, 4], 5),
+    "every class has a parent": ([0, 1, 1, 0, 2, 1], 3),
+    "childless parents, no orphan": ([3, 3, 1, 3], 5),
+    "no class has a parent": ([-1, -1, -1], 2),
+    "one class": ([0], 1),
+}
+trees = st.integers(1, 3).flatmap(
+    lambda count: st.tuples(st.lists(st.integers(-1, count - 1), min_size=1, max_size=6), st.just(count))
+)
+cheap = settings(max_examples=15, deadline=None, derandomize=True)
+
+
+def draws(tree: tuple[list[int], int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of classes and of parents."""
+    rng = np.random.default_rng(seed)
+    parents, count = tree
+    return rng.normal(size=(ROWS, len(parents))) * 3, rng.normal(size=(ROWS, count)) * 3
+
+
+def dense_path_log_probs(logits: np.ndarray, parent_logits: np.ndarray, parents: list[int]) -> np.ndarray:
+    """The definition, with a matrix between the ranks; complex numbers pass."""
+    member = (np.asarray(parents)[None, :] == np.arange(parent_logits.shape[1])[:, None]).astype(float)
+    free = (np.asarray(parents) < 0).astype(float)
+    weight = np.exp(logits)
+    total = weight @ (member + free[None, :]).T
+    prob = np.exp(parent_logits) * (total != 0)
+    prob = prob / prob.sum(axis=1, keepdims=True)
+    share = prob / np.where(total == 0, 1, total)
+    return np.log(weight * (share @ (member + free[None, :])))
+
+
+@cheap
+@given(trees)
+def test_gathers_and_sums_are_transposes(tree):
+    parents, count = tree
+    x, y = draws(tree)
+    links = ParentLinks(parents, count)
+    member = (np.asarray(parents)[None, :] == np.arange(count)[:, None]).astype(float)
+    total, pull = jax.vjp(links.sum_of_children, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(total, x @ member.T, atol=1e-5)
+    np.testing.assert_allclose(pull(jnp.asarray(y, jnp.float32))[0], y @ member, atol=1e-5)
+    of_parent, pull = jax.vjp(lambda v: links.of_parent(v, 7.0), jnp.asarray(y, jnp.float32))
+    np.testing.assert_allclose(of_parent, y @ member + 7.0 * (np.asarray(parents) < 0), atol=1e-5)
+    np.testing.assert_allclose(pull(jnp.asarray(x, jnp.float32))[0], x @ member.T, atol=1e-5)
+    largest = np.where(member[None] > 0, x[:, None, :], -np.inf).max(axis=2)
+    np.testing.assert_allclose(
+        links.max_of_children(jnp.asarray(x, jnp.float32)), np.where(links.has_children, largest, 0)
+    )
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_path_log_probs_in_float64(name):
+    parents, count = TREES[name]
+    logits, parent_logits = draws(TREES[name])
+    both, split = np.concatenate([logits, parent_logits], axis=1), len(parents)
+    columns, links = both.shape[1], ParentLinks(parents, count)
+    weight = np.cos(np.arange(logits.size)).reshape(logits.shape)
+    # the definition's gradient: every column moved by an imaginary step
+    step = 1e-30
+    moved = [both + 1j * step * (np.arange(columns) == column) for column in range(columns)]
+    dense = [dense_path_log_probs(x[:, :split], x[:, split:], parents) for x in moved]
+    wanted = np.stack([(out.imag / step * weight).sum(axis=1) for out in dense], axis=1)
+    # central differences of fourth order: further rows of one batch, without weight in the loss
+    h = 1e-3
+    moves = np.array([-2, -1, 1, 2])[:, None, None, None] * h * np.eye(columns)[None, :, None, :]
+    rows = np.concatenate([both, (both[None, None] + moves).reshape(-1, columns)])
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def outputs(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        out = path_log_probs(rows[:, :split], rows[:, split:], links)
+        return (out[:ROWS] * weight).sum(), out
+
+    with jax.enable_x64(True):
+        gradient, out = outputs(jnp.asarray(rows))
+        assert out.dtype == jnp.float64
+    gradient, out = np.asarray(gradient)[:ROWS], np.asarray(out)
+    np.testing.assert_allclose(out[:ROWS], dense_path_log_probs(logits, parent_logits, parents), atol=1e-9, rtol=0)
+    np.testing.assert_allclose(gradient, wanted, atol=1e-9, rtol=0)
+    slope = np.einsum("s,scbk->bck", np.array([1, -8, 8, -1]) / (12 * h), out[ROWS:].reshape(4, columns, ROWS, split))
+    np.testing.assert_allclose(gradient, (slope * weight[:, None, :]).sum(axis=2), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_path_log_probs_of_extreme_logits(name):
+    parents, count = TREES[name]
+    links, weight = ParentLinks(parents, count), np.cos(np.arange(ROWS * len(parents))).reshape(ROWS, -1)
+    loss = jax.jit(jax.value_and_grad(lambda z, g: jnp.mean(path_log_probs(z, g, links) * weight), (0, 1)))
+    for sign in (1, -1):
+        logits, parent_logits = (np.where(x > 0, sign, -sign).astype(np.float32) * 1e4 for x in draws(TREES[name]))
+        value, gradients = loss(logits, parent_logits)
+        assert np.isfinite(value)
+        assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+@cheap
+@given(trees)
+def test_paths_share_out_the_mass_of_their_parent(tree):
+    parents, count = np.asarray(tree[0]), tree[1]
+    logits, parent_logits = (jnp.asarray(x, jnp.float32) for x in draws(tree))
+    links = ParentLinks(parents, count)
+    prob = np.exp(np.asarray(path_log_probs(logits, parent_logits, links), np.float64))
+    np.testing.assert_allclose(prob.sum(axis=1), 1, atol=1e-6)
+    parent_prob = np.asarray(jax.nn.softmax(parent_logits), np.float64)
+    children = np.stack([prob[:, parents == g].sum(axis=1) for g in range(count)], axis=1)
+    free = np.exp(np.asarray(logits, np.float64))[:, parents < 0].sum(axis=1, keepdims=True)
+    total = np.asarray(links.sum_of_children(jnp.exp(logits)), np.float64) + free
+    if (parents < 0).any():
+        np.testing.assert_allclose(children + parent_prob * free / total, parent_prob, atol=1e-6)
+    else:
+        possible = parent_prob * np.isin(np.arange(count), parents)[None]
+        np.testing.assert_allclose(children, possible / possible.sum(axis=1, keepdims=True), atol=1e-6)
+
+
+@cheap
+@given(trees, st.randoms(use_true_random=False))
+def test_order_of_classes_and_of_parents_means_nothing(tree, random):
+    parents, count = np.asarray(tree[0]), tree[1]
+    logits, parent_logits = draws(tree)
+    classes, others = np.arange(len(parents)), np.arange(count)
+    random.shuffle(classes)
+    random.shuffle(others)
+    renamed = np.append(np.argsort(others), -1)[parents[classes]]
+
+    def outputs(parents: np.ndarray, logits: np.ndarray, parent_logits: np.ndarray) -> list[np.ndarray]:
+        links, z, g = ParentLinks(parents, count), jnp.asarray(logits), jnp.asarray(parent_logits)
+        prior = log_prior(jax.nn.softmax(g), links, "neutral"), hard_log_prior(g, links, "epsilon")
+        return [np.asarray(x) for x in (path_log_probs(z, g, links), *prior)]
+
+    plain = outputs(parents, logits, parent_logits)
+    shuffled = outputs(renamed, logits[:, classes], parent_logits[:, others])
+    for one, other in zip(plain, shuffled, strict=True):
+        np.testing.assert_allclose(one[:, classes], other, atol=1e-5)
+
+
+def test_priors():
+    links = ParentLinks([-1, 1, 0, 1], 2)
+    prob = jnp.asarray([[0.25, 0.75], [1.0, 0.0]])
+    tiny = np.log(1e-10)
+    want = [[0, np.log(0.75), np.log(0.25), np.log(0.75)], [0, tiny, 0, tiny]]
+    np.testing.assert_allclose(log_prior(prob, links, "neutral"), want, atol=1e-5)
+    np.testing.assert_allclose(log_prior(prob, links, "epsilon")[:, 0], tiny, atol=1e-5)
+    ties = jnp.asarray([[2.0, 2.0], [-1.0, 3.0]])  # the first of equals wins
+    want = [[0, tiny, 0, tiny], [0, 0, tiny, 0]]
+    np.testing.assert_allclose(hard_log_prior(ties, links, "neutral"), want, atol=1e-5)
+    np.testing.assert_allclose(hard_log_prior(ties, links, "epsilon")[:, 0], tiny, atol=1e-5)
+
+
+def test_gumbel_noise():
+    noise = np.asarray(gumbel_noise(jax.random.key(0), (100, 1000)))
+    assert noise.dtype == np.float32
+    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.02)
+    assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.05)
+
+
+def test_nothing_between_two_ranks():
+    """No value of forward and backward pass has more entries than a few times rows x classes."""
+    classes, count = 512, 100
+    rng = np.random.default_rng(0)
+    links = ParentLinks(rng.integers(-1, count, classes), count)
+
+    def loss(z: jax.Array, g: jax.Array) -> jax.Array:
+        prior = log_prior(jax.nn.softmax(g), links, "neutral") + hard_log_prior(g, links, "neutral")
+        return jnp.sum(path_log_probs(z, g, links) * prior)
+
+    def sizes(jaxpr: Any) -> list[int]:
+        found = [var.aval.size for equation in jaxpr.eqns for var in equation.outvars]
+        for equation in jaxpr.eqns:
+            for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                inner = getattr(inner, "jaxpr", inner)
+                found += sizes(inner) if hasattr(inner, "eqns") else []
+        return found
+
+    traced = jax.make_jaxpr(jax.grad(loss, (0, 1)))(jnp.zeros((ROWS, classes)), jnp.zeros((ROWS, count)))
+    assert max(sizes(traced.jaxpr)) <= 2 * ROWS * classes
