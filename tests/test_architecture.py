@@ -38,8 +38,8 @@ ROOMS: dict[str, set[str]] = {
         "weights": "config files models",
         "run": "checks config data debugging files learning metrics reporting schedules step versions",
         "demo": "data",
-        "tools": "building checks config data debugging demo files learning metrics registry reporting run schedules "
-        "step taxonomy",
+        "tools": "building checks config data debugging demo files learning metrics models registry reporting run "
+        "schedules step taxonomy",
         "main": "config registry run",
     }.items()
 }
