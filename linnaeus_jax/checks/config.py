@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.checks.schedule import validate_schedule_config
 from linnaeus_jax.checks.tables import NOT_EMPTY, caught, tuple_errors, value_errors
+from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.metadata import component_layout, component_settings
@@ -106,7 +107,32 @@ def _model_errors(config: ConfigDict) -> list[str]:
             parents=dict.fromkeys(data.task_keys_h5, (0, 1)),
         )
 
-    return [error if error.startswith(("model.", "data.")) else f"model: {error}" for error in caught(build)]
+    errors = [error if error.startswith(("model.", "data.")) else f"model: {error}" for error in caught(build)]
+    return _of_other_families(config) or errors
+
+
+def _of_other_families(config: ConfigDict) -> list[str]:
+    """Set keys of the model that only other families read; families without `keys` may read any."""
+    own = _keys(_family(config))
+    if not own:
+        return []
+    default = get_config()
+    owners: dict[tuple[str, ...], list[str]] = {}
+    for name, family in MODELS.entries.items():
+        foreign = [f"model.{key}" for key in _keys(family) if key not in own]
+        given = tuple(key for key in foreign if value_of(config, key) != value_of(default, key))
+        if given:
+            owners.setdefault(given, []).append(name)
+    return [
+        f"{', '.join(keys)} {'is a setting' if len(keys) == 1 else 'are settings'} of {' and '.join(names)}, but "
+        f"model.type = {config.model.type!r}: remove {'it' if len(keys) == 1 else 'them'}, or change model.type"
+        for keys, names in owners.items()
+    ]
+
+
+def _keys(family: type[ModelFamily]) -> tuple[str, ...]:
+    """Keys of the section `model` that a family says it reads."""
+    return tuple(getattr(family, "keys", {}).values())
 
 
 def _family(config: ConfigDict) -> type[ModelFamily]:

@@ -47,9 +47,18 @@ ALIASES = {
     "EXPERIMENT.TAGS": "experiment.wandb.tags",
     "EXPERIMENT.NOTES": "experiment.wandb.notes",
     "AUG.AUTOAUG.COLOR_JITTER": "aug.color_jitter",
+    "META.MASK_MODE": "model.missing_metadata",
+    "DATA.META.MASK_MODE": "model.missing_metadata",
 }
 
 _AMP_LEVELS = {"O0": "float32", "O1": "bfloat16", "O2": "bfloat16", "O3": "bfloat16"}
+_MASK_MODES = {"zero": "zero", "attend_mask": "mask", "mask": "mask"}
+#: head types of the original's documents that are no types of their own -> what they would compute
+_LINEAR_HEADS = {
+    "Conv1d": "a convolution over one position is an affine map",
+    "LinearHead": "the original has no head of this name",
+}
+_ROUTING = ("routing_strategy", "temperature")
 
 #: keys without a counterpart (patterns) -> why they may be left out
 COMPATIBILITY = {
@@ -97,7 +106,6 @@ COMPATIBILITY = {
     "LOSS.GRAD_WEIGHTING.TAXALIGN*": "it never had an effect",
     "LOSS.GRAD_WEIGHTING.TASK.EXCLUDE_PATTERNS": "exclude_config chooses the parameters",
     "LOSS.GRAD_WEIGHTING.TASK.GRADNORM_ACCUM_STEPS": "task norms are measured on the whole update",
-    "LOSS.GRAD_WEIGHTING.TASK.USE_LINEAR_HEADS_FOR_GRADNORM_REFORWARD": "all heads are linear",
     "DEBUG.METRICS.*": "validation_metrics and dump_metrics cover it",
     "DEBUG.DATASET.*": "the flag dataloader covers it",
     "MODEL.NAME": "type, variant and the stages describe the model; experiment.name names the run",
@@ -108,14 +116,15 @@ COMPATIBILITY = {
     "MODEL.USE_FLASH_ATTN": "attn_impl chooses the attention kernel",
     "MODEL.*.USE_FLASH_ATTN": "attn_impl chooses the attention kernel",
     "MODEL.FIND_UNUSED_PARAMETERS": "unused parameters need no search: their gradients are zero",
-    "MODEL.PRETRAINED*": "weights are not imported yet: the model starts from random values",
     "MODEL.META_DIMS": "widths come from data.meta.components",
     "MODEL.ROPE_STAGES.DIMS": "they are the last two of convnext_stages.dims",
+    "MODEL.CONV_STAGES.STEM_OUT": "the stem's width is the first of conv_stages.embed_dims",
+    "MODEL.ATTENTION_STAGES.ATTENTION_TYPE": "mFormerV0 always has relative attention",
     "MODEL.CLASSIFICATION.HEADS.*.IN_FEATURES": "it follows from the model's width",
     "MODEL.CLASSIFICATION.HEADS.*.OUT_FEATURES": "class counts come from the labels",
     **{
-        f"MODEL.CLASSIFICATION.HEADS.*.{option}": "it belongs to hierarchical heads, which come with a later version"
-        for option in ("ROUTING_STRATEGY", "TEMPERATURE")
+        f"MODEL.CLASSIFICATION.HEADS.*.{option.upper()}": "HierarchicalSoftmax always routes softly, at temperature 1"
+        for option in _ROUTING
     },
     **{
         f"MODEL.{section}*": "it never had an effect on the model"
@@ -126,14 +135,13 @@ COMPATIBILITY = {
 #: keys that are harmless only with these values -> what to do about others
 _HARMLESS = {
     "MODEL.IN_CHANS": ((3, None), "only images with three channels are offered; set it to 3"),
-    "MODEL.ROPE_STAGES.ROPE_MIXED": ((True,), "only mixed rotary frequencies are offered; set it to True"),
     "DATA.AUTOBATCH.ENABLED": ((False,), "set it to False and choose DATA.BATCH_SIZE"),
     "MODEL.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
     "TRAIN.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
 }
 
 _BASE_KEYS = ("BASE", "MODEL.BASE")
-_V0_SECTIONS = (("model", "conv_stages"), ("model", "attention_stages"))
+_HEADS = ("model", "classification", "heads")
 _REMOTE, _BUCKET = ("env", "output", "bucket", "remote"), ("env", "output", "bucket", "bucket")
 
 
@@ -193,13 +201,12 @@ def load_yaml(path: str | Path) -> ConfigDict:
     _check_widths(merged, errors)
     _check_image_size(config, merged, errors)
     _join_bucket(merged)
-    _leave_out_v0(merged, errors)
     ignored = dict[str, list[str]]()
     for target, entry in sorted(merged.items(), key=lambda item: item[0][-1] != "type"):  # a type brings its options
         try:
             _set(config, target, entry)
         except KeyError:
-            reason = _excuse(entry, errors)
+            reason = _excuse(config, target, entry, errors)
             if reason is None:
                 near = nearest_key(config, ".".join(target))
                 hint = f"; did you mean {near.upper()}?" if near else ""
@@ -231,7 +238,7 @@ def target_key(path: tuple[str, ...]) -> tuple[str, ...]:
         names = {name.lower(): name for registry in ALL if registry.section == node for name in registry}
         kept = part if opened and part.lower() not in opened[1] else part.lower()
         lowered += (names.get(kept.lower(), kept) if lowered else kept,)
-    if lowered[:3] == ("model", "classification", "heads") and lowered[-1] == "bias":
+    if lowered[:3] == _HEADS and lowered[-1] == "bias":
         lowered = (*lowered[:-1], "use_bias")
     return lowered
 
@@ -246,6 +253,12 @@ def target_value(target: tuple[str, ...], spelled: str, value: Any) -> Any:
         if str(value).upper() not in _AMP_LEVELS:
             raise ValueError(f"{spelled} = {value!r}: choose one of {', '.join(_AMP_LEVELS)}")
         return _AMP_LEVELS[str(value).upper()]
+    if target == ("model", "missing_metadata"):
+        if str(value) not in _MASK_MODES:
+            raise ValueError(f"{spelled} = {value!r}: choose zero or attend_mask")
+        return _MASK_MODES[str(value)]
+    if target[:3] == _HEADS and target[-1] == "type" and str(value) in _LINEAR_HEADS:
+        raise ValueError(f"{spelled} = {value!r}: {_LINEAR_HEADS[value]}; write Linear")
     if target == ("model", "convnext_stages", "depths") and isinstance(value, list):
         return value[:2]  # the others belong to stages that are rotary
     return value
@@ -431,15 +444,6 @@ def _join_bucket(merged: dict[tuple[str, ...], _Entry]) -> None:
         del merged[_BUCKET]
 
 
-def _leave_out_v0(merged: dict[tuple[str, ...], _Entry], errors: list[str]) -> None:
-    """One error instead of one for every key that only mFormerV0 has."""
-    kind = merged.get(("model", "type"))
-    if kind is not None and kind.value == "mFormerV0":
-        errors.append(f"{kind.where}: MODEL.TYPE = 'mFormerV0': this model comes with a later version; use mFormerV1")
-        for target in [target for target in merged if target[:2] in _V0_SECTIONS]:
-            del merged[target]
-
-
 def _set(config: ConfigDict, target: tuple[str, ...], entry: _Entry) -> None:
     value, kind = entry.value, kind_of(config, target)
     if (value is None or value == {}) and (kind is ConfigDict or ".".join(target[:-1]) in OPEN_NODES):
@@ -449,12 +453,20 @@ def _set(config: ConfigDict, target: tuple[str, ...], entry: _Entry) -> None:
     assign(config, target, value)
 
 
-def _excuse(entry: _Entry, errors: list[str]) -> str | None:
+def _excuse(config: ConfigDict, target: tuple[str, ...], entry: _Entry, errors: list[str]) -> str | None:
     """Reason to ignore a key that is not in the tree, "" if it was reported as an error, None if it is unknown."""
     for pattern, (harmless, fix) in _HARMLESS.items():
         if fnmatch.fnmatchcase(entry.spelled.upper(), pattern):
             if entry.value in harmless:
                 return excuse_of(entry.spelled) or "this is how it always works here"
             errors.append(f"{entry.where}: {entry.spelled} = {entry.shown}: {fix}")
+            return ""
+    if target[:3] == _HEADS and target[-1] in _ROUTING:
+        kind = config.model.classification.heads[target[3]].type
+        if kind != "HierarchicalSoftmax":
+            errors.append(
+                f"{entry.where}: {entry.spelled} = {entry.shown}: a head of TYPE {kind} does not route; "
+                "ConditionalClassifier does"
+            )
             return ""
     return excuse_of(entry.spelled)

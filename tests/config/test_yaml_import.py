@@ -189,7 +189,7 @@ DEBUG:
     assert config.model.convnext_stages.depths == (3, 3)
     assert config.data.h5.labels_path == ""
     notes = [record.getMessage() for record in caplog.records]
-    assert len(notes) == len(set(notes)) == 9
+    assert len(notes) == len(set(notes)) == 8
     assert "AUG.SINGLE_AUG_DEVICE, AUG.USE_OPENCV have no effect: augmentation runs inside the compiled step" in notes
     assert "LR_SCHEDULER.TOTAL_STEPS has no effect: the number of steps follows from the data and train.epochs" in notes
 
@@ -217,7 +217,7 @@ SCHEDULE:
   MIX: {MIXUP: {ALPHA: 1.0}}
   MIXUP: {ALPHA: 0.5}
 OPTIMIZER: 5
-MODEL: {ROPE_STAGES: {ROPE_MIXED: False}, CLASSIFICATION: {HEADS: {taxa_L10: {TYP: Linear}}}}
+MODEL: {ROPE_STAGES: {ROPE_MIXED: no way}, CLASSIFICATION: {HEADS: {taxa_L10: {TYP: Linear}}}}
 DATA: {IMG_SIZE: 3.5, BATCH_SIZE_VAL: None, NUM_WORKERS: {X: 1}}
 """
     with pytest.raises(ConfigError) as caught:
@@ -229,7 +229,7 @@ DATA: {IMG_SIZE: 3.5, BATCH_SIZE_VAL: None, NUM_WORKERS: {X: 1}}
         "experiment.yaml:5: TRAIN.SEED is already given in line 4; keep one",
         "experiment.yaml:8: SCHEDULE.MIXUP.ALPHA = 0.5 contradicts SCHEDULE.MIX.MIXUP.ALPHA = 1.0 (experiment.yaml:7)",
         "experiment.yaml:9: optimizer = 5: this is a section",
-        "experiment.yaml:10: MODEL.ROPE_STAGES.ROPE_MIXED = False: only mixed",
+        "experiment.yaml:10: model.rope_stages.rope_mixed = 'no way': expected true or false",
         "experiment.yaml:10: unknown key MODEL.CLASSIFICATION.HEADS.taxa_L10.TYP",
         "experiment.yaml:11: data.img_size = 3.5: expected an integer",
         "experiment.yaml:11: data.batch_size_val = None: expected an integer",
@@ -363,14 +363,15 @@ EXPERIMENT: {PROJECT: moths, GROUP: night, NAME: first, TAGS: [a, b], NOTES: why
 MODEL:
   TYPE: mFormerV1
   BASE: [arch.yaml]
-  PRETRAINED_SOURCE: stitched
+  PRETRAINED_SOURCE: stitched_convnext_ropevit
   PRETRAINED_CONVNEXT: left.pth
   PRETRAINED_ROPEVIT: right.pth
   FIND_UNUSED_PARAMETERS: True
   CLASSIFICATION:
     HEADS:
       taxa_L10: {TYPE: ConditionalClassifier, ROUTING_STRATEGY: soft, TEMPERATURE: 1.0, USE_BIAS: True}
-      taxa_L20: {TYPE: ConditionalClassifier, ROUTING_STRATEGY: soft, TEMPERATURE: 1.0, USE_BIAS: True}
+      taxa_L20: {TEMPERATURE: 0.5, TYPE: ConditionalClassifier, ROUTING_STRATEGY: hard, USE_BIAS: True}
+LOSS: {GRAD_WEIGHTING: {TASK: {USE_LINEAR_HEADS_FOR_GRADNORM_REFORWARD: False}}}
 DATA: {TASK_KEYS_H5: [taxa_L10, taxa_L20], DATASET_META: {}, H5: {LABELS_PATH: l.h5, IMAGES_PATH: i.h5}}
 AUG: {FROM: '', AUTOAUG: {COLOR_JITTER: 0.3}}
 VAL: {CROP: True}
@@ -390,10 +391,12 @@ def test_an_experiment_of_the_original(tmp_path, caplog):
     assert config.experiment.wandb.notes == "why"
     assert config.aug.color_jitter == 0.3
     assert config.env.output.bucket.remote == "b2:moths"
+    assert config.model.pretrained_source == "stitched_convnext_ropevit"
+    assert (config.model.pretrained_convnext, config.model.pretrained_ropevit) == ("left.pth", "right.pth")
+    assert config.model.classification.heads.taxa_L20.temperature == 0.5
+    assert not config.loss.grad_weighting.task.use_linear_heads_for_gradnorm_reforward
     notes = "\n".join(caplog.messages)
     for part in (
-        "MODEL.PRETRAINED_SOURCE, MODEL.PRETRAINED_CONVNEXT, MODEL.PRETRAINED_ROPEVIT have no effect: weights are not",
-        "taxa_L20.TEMPERATURE have no effect: it belongs to hierarchical heads, which come with a later version",
         "ENV.OUTPUT.BUCKET.BUCKET is now part of env.output.bucket.remote = 'b2:moths'",
         "ENV.OUTPUT.BUCKET.APP_KEY_ID, ENV.OUTPUT.BUCKET.APP_KEY have no effect: rclone keeps its own credentials",
         "EXPERIMENT.WANDB.KEY has no effect: the environment variable WANDB_API_KEY",
@@ -408,18 +411,84 @@ def test_an_experiment_of_the_original(tmp_path, caplog):
     assert "hush" not in str(caught.value)
 
 
-def test_mformer_v0_is_one_error(tmp_path):
-    text = """
+ARCHITECTURE_V0 = """
 MODEL:
   TYPE: mFormerV0
-  CONV_STAGES: {STEM_OUT: 64, EMBED_DIMS: [64, 96], OUT_CHANNELS: [96, 192], DEPTHS: [2, 3], STRIDE_SEQS: [[2, 1], [1]]}
-  ATTENTION_STAGES: {EMBED_DIMS: [384, 768], DEPTHS: [5, 2], NUM_HEADS: [8, 8], MLP_RATIO: [4.0, 4.0]}
+  NAME: mFormerV0_small
+  DROP_RATE: 0.1
+  ATTN_DROP_RATE: 0.25
+  DROP_PATH_RATE: 0.2
+  PRETRAINED: None
+  PRETRAINED_SOURCE: None
+  COMPAT: metafg
+  CONV_STAGES:
+    STEM_OUT: 64
+    EMBED_DIMS: [8, 96]
+    OUT_CHANNELS: [12, 16]
+    DEPTHS: [2, 3]
+    STRIDE_SEQS: [[1, 1], [2, 1, 1]]
+  ATTENTION_STAGES:
+    ATTENTION_TYPE: RelativeAttention
+    DIMS: [16, 32]
+    DEPTHS: [2, 1]
+    NUM_HEADS: [2, 4]
+    MLP_RATIO: [2.0, 3.0]
+    STRIDE_SEQS: "[[2, 1], [2]]"
+DATA: {META: {MASK_MODE: attend_mask}}
 """
-    with pytest.raises(ConfigError) as caught:
-        load_yaml(write(tmp_path, text))
-    assert caught.value.messages == [
-        "experiment.yaml:3: MODEL.TYPE = 'mFormerV0': this model comes with a later version; use mFormerV1"
-    ]
+
+
+def test_an_architecture_of_mformer_v0(tmp_path, caplog):
+    config = load_yaml(write(tmp_path, ARCHITECTURE_V0))
+    model = config.model
+    assert (model.type, model.variant, model.compat) == ("mFormerV0", "sm", "metafg")
+    assert (model.drop_rate, model.attn_drop_rate, model.drop_path_rate) == ((0.1,), (0.25,), 0.2)
+    assert model.conv_stages.stride_seqs == ((1, 1), (2, 1, 1))
+    assert model.attention_stages.stride_seqs == ((2, 1), (2,))
+    assert (model.pretrained, model.pretrained_source, model.missing_metadata) == ("", "", "mask")
+    notes = "\n".join(caplog.messages)
+    assert "MODEL.CONV_STAGES.STEM_OUT has no effect: the stem's width is the first of conv_stages.embed_dims" in notes
+    assert "MODEL.ATTENTION_STAGES.ATTENTION_TYPE has no effect: mFormerV0 always has relative attention" in notes
+    assert config_errors(config.copy_and_resolve_references()) == config_errors(get_config())  # those of missing data
+    found = kernel_shapes(config)
+    assert [found[f"stage_{stage}.0.attn.qkv.kernel"] for stage in (3, 4)] == [(16, 48), (32, 96)]
+    assert [found[f"stage_{stage}.0.mlp.fc1.kernel"] for stage in (3, 4)] == [(16, 32), (32, 96)]
+    assert [found[f"stage_{stage}.0._project_conv.kernel"][-1] for stage in (1, 2)] == [12, 16]
+    assert found["stage_0.3.kernel"][-1] == 8
+    assert {name.split(".")[1] for name in found if name.startswith("stage_2.")} == {"0", "1", "2"}
+    assert found["stage_4.0.attn.relative_position_bias_table"] == (23 * 23 + 1, 4)  # 384 px: a grid of 12 x 12
+
+
+def test_settings_of_the_other_family_are_one_error(tmp_path):
+    config = load_yaml(write(tmp_path, ARCHITECTURE_V0.replace("TYPE: mFormerV0", "TYPE: mFormerV1")))
+    (error,) = [error for error in config_errors(config) if error.startswith("model")]
+    assert error.startswith("model.conv_stages.embed_dims, model.conv_stages.out_channels, ")
+    assert error.endswith("are settings of mFormerV0, but model.type = 'mFormerV1': remove them, or change model.type")
+
+
+def test_heads_of_the_original(tmp_path, caplog):
+    heads = "MODEL: {{CLASSIFICATION: {{HIERARCHY_MODE: reference_unrefined, HEADS: {{taxa_L10: {{{}}}}}}}}}"
+    routed = "TYPE: HierarchicalSoftmax, USE_BIAS: False, ROUTING_STRATEGY: soft, TEMPERATURE: 1.0"
+    config = load_yaml(write(tmp_path, heads.format(routed)))
+    assert config.model.classification.heads.taxa_L10.to_dict() == {
+        "type": "HierarchicalSoftmax",
+        "use_bias": False,
+        "orphan_prior": "neutral",
+    }
+    assert config.model.classification.hierarchy_mode == "reference_unrefined"
+    assert "TEMPERATURE have no effect: HierarchicalSoftmax always routes softly, at temperature 1" in caplog.text
+    given = "TYPE: ConditionalClassifier, ROUTING_STRATEGY: gumbel, ORPHAN_PRIOR: epsilon"
+    head = load_yaml(write(tmp_path, heads.format(given))).model.classification.heads.taxa_L10
+    assert (head.routing_strategy, head.orphan_prior, head.temperature) == ("gumbel", "epsilon", 1.0)
+    for wrong, message in (
+        ("TYPE: Conv1d", r"taxa_L10.TYPE = 'Conv1d': a convolution over one position is an affine map; write Linear"),
+        ("TYPE: LinearHead", r"taxa_L10.TYPE = 'LinearHead': the original has no head of this name; write Linear"),
+        ("TEMPERATURE: 2.0", r"TEMPERATURE = 2.0: a head of TYPE Linear does not route; ConditionalClassifier does"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_yaml(write(tmp_path, heads.format(wrong)))
+    with pytest.raises(ConfigError, match=r"META.MASK_MODE = 'drop': choose zero or attend_mask"):
+        load_yaml(write(tmp_path, "META: {MASK_MODE: drop}"))
 
 
 def test_empty_file_is_the_default(tmp_path):
