@@ -34,12 +34,12 @@ ROOMS: dict[str, set[str]] = {
         "reporting": "config data files metrics schedules taxonomy",
         "building": "config data files reporting taxonomy",
         "debugging": "config data files learning models reporting schedules step versions",
-        "checks": "config data debugging learning models registry schedules step taxonomy",
         "weights": "config files models",
-        "run": "checks config data debugging files learning metrics reporting schedules step versions",
+        "checks": "config data debugging learning models registry schedules step taxonomy",
+        "run": "checks config data debugging files learning metrics models reporting schedules step versions weights",
         "demo": "data",
         "tools": "building checks config data debugging demo files learning metrics models registry reporting run "
-        "schedules step taxonomy",
+        "schedules step taxonomy weights",
         "main": "config registry run",
     }.items()
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.files import write_json
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
 
+#: of the directory of one checkpoint, before `_<step>`
+STEP_PREFIX = "ckpt_step"
 #: what to do about a checkpoint of another run
 OTHER_RUN = (
     "use another run directory (--workdir), or the data files and the configuration it was made with "
@@ -39,10 +41,12 @@ class Checkpoints:
 
     Args:
       policy: which of them a save or `retain` lets stay, by default all; may be replaced before the first save.
+      read_only: for another run's checkpoints, which may just be saving one: nothing is written or tidied up.
     """
 
-    def __init__(self, directory: Path, policy: PreservationPolicy | None = None) -> None:
+    def __init__(self, directory: Path, policy: PreservationPolicy | None = None, *, read_only: bool = False) -> None:
         self.directory = directory.resolve()
+        self.read_only = read_only
         self.policy = LatestN() if policy is None else policy
         self._dropped: set[int] = set()
 
@@ -53,7 +57,10 @@ class Checkpoints:
             self.directory,
             item_handlers={"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(
-                step_prefix="ckpt_step", cleanup_tmp_directories=True, preservation_policy=Current(lambda: self.policy)
+                step_prefix=STEP_PREFIX,
+                cleanup_tmp_directories=not self.read_only,
+                create=not self.read_only,
+                preservation_policy=Current(lambda: self.policy),
             ),
         )
 
@@ -142,6 +149,33 @@ class Checkpoints:
         return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state)))[
             "state"
         ]
+
+    def read_arrays(self, step: int, fields: Sequence[str]) -> dict[str, Any]:
+        """Some fields of the state of one checkpoint, as trees of numpy arrays; a field without arrays is {} or None.
+
+        Raises:
+          CheckpointError: they cannot be read.
+        """
+        try:
+            stored = self._manager.item_metadata(step)["state"].tree
+            wanted = {name: stored[name] for name in fields if jax.tree.leaves(stored[name])}
+            args = ocp.args.PyTreeRestore(
+                item=wanted,
+                restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted),
+                partial_restore=True,
+            )
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+                read = reader.restore(self.path(step) / "state", args=args)
+        except Exception as error:  # a damaged file may raise anything
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CheckpointError(
+                f"checkpoint {step} in {self.directory} cannot be read ({text}); choose another"
+            ) from error
+        return {name: read.get(name, stored[name]) for name in fields}
+
+    def path(self, step: int) -> Path:
+        """The directory of one checkpoint."""
+        return self.directory / f"{STEP_PREFIX}_{step}"
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the arrays of one checkpoint; empty where they cannot be told."""

@@ -19,12 +19,11 @@ from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.image_sources import open_split
 from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
 from linnaeus_jax.data.splits import Split
-from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.metrics import table
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment, build_experiment
-from linnaeus_jax.run.retention import best_checkpoint
+from linnaeus_jax.run.saved_weights import choose_checkpoint, run_directory
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
 from linnaeus_jax.step.evaluation import Evaluation, Evaluator
@@ -62,12 +61,10 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
       EvaluateError: no run, no such checkpoint, or data whose classes are no longer those of the run.
       UserError: data, plugins or arrays that cannot be read.
     """
-    directory = RunDirectory(run)
-    if not directory.config_json.is_file() or not directory.checkpoints.is_dir():
-        raise EvaluateError(f"{run} holds no config.json and checkpoints; give the directory of a run, its --workdir")
+    directory = run_directory(run)
     config = config_from_json(json.loads(directory.config_json.read_text()))
-    with contextlib.closing(Checkpoints(directory.checkpoints)) as checkpoints:
-        step = _choose(checkpoints, checkpoint)
+    with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
+        step = choose_checkpoint(checkpoints, checkpoint)
         meta = checkpoints.meta(step)
         schedule = ResolvedSchedule.from_dict(meta["schedule"])
         experiment = build_experiment(config, directory, schedule=schedule, write=False)
@@ -85,27 +82,6 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     if lost := [name for name in measured if name not in offered and not name.startswith("subset/")]:
         log.warning("no plugin of env.plugins registers %s, which the run measured: left out", ", ".join(lost))
     return Loaded(experiment, step, state, meta["identity"]["training_rows"])
-
-
-def _choose(checkpoints: Checkpoints, name: str) -> int:
-    """The step of the wanted checkpoint."""
-    steps = checkpoints.steps()
-    if not steps:
-        raise EvaluateError(f"{checkpoints.directory} holds no complete checkpoint; let the run save one first")
-    if name == "newest":
-        return steps[-1]
-    if name == "best":
-        newest = checkpoints.finished_boundary(steps[-1]) or checkpoints.meta(steps[-1])["host"]
-        best = best_checkpoint({int(step): entry for step, entry in newest["ranking"].items()}, steps)
-        if best is None:
-            raise EvaluateError(f"no checkpoint in {checkpoints.directory} was ranked by a validation; use newest")
-        return best
-    if not name.isdecimal() or int(name) not in steps:
-        raise EvaluateError(
-            f"there is no checkpoint {name!r} in {checkpoints.directory}; choose newest, best or one of "
-            + ", ".join(map(str, steps))
-        )
-    return int(name)
 
 
 def parse_phases(names: str, components: Sequence[str]) -> dict[str, np.ndarray]:

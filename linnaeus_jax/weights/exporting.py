@@ -11,6 +11,7 @@ import numpy as np
 from linnaeus_jax import __version__
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.heads import HeadSpec
+from linnaeus_jax.models.hierarchy import Parents
 from linnaeus_jax.models.relative import relative_position_index
 from linnaeus_jax.weights.bias_tables import grid_of
 from linnaeus_jax.weights.files import write_state
@@ -27,7 +28,7 @@ def torch_state(
     params: Mapping[str, Any],
     model_state: Mapping[str, Any],
     step: int = 0,
-    parents: Mapping[str, Sequence[int]] | None = None,
+    parents: Mapping[str, Parents] | None = None,
 ) -> dict[str, np.ndarray]:
     """Everything that the original's own model would load strictly, as numpy arrays in PyTorch's layout.
 
@@ -47,8 +48,8 @@ def torch_state(
     tracked = [name.removesuffix("running_mean") for name in arrays if name.endswith(".running_mean")]
     arrays |= {f"{module}num_batches_tracked": np.asarray(step, np.int64) for module in tracked}
     arrays |= _position_indices(model, arrays)
-    given = {spec.task: getattr(spec, "parents", ()) for spec in model.head_specs if getattr(spec, "parents", ())}
-    given |= dict(parents or {})
+    given: dict[str, Parents] = {spec.task: spec.parents for spec in model.head_specs if spec.parents}
+    given |= parents or {}
     return _with_copied_heads(arrays, model.head_specs, given)
 
 
@@ -65,7 +66,7 @@ def _position_indices(model: ModelFamily, arrays: Mapping[str, np.ndarray]) -> d
 
 
 def _with_copied_heads(
-    arrays: dict[str, np.ndarray], specs: Sequence[HeadSpec], parents: Mapping[str, Sequence[int]]
+    arrays: dict[str, np.ndarray], specs: Sequence[HeadSpec], parents: Mapping[str, Parents]
 ) -> dict[str, np.ndarray]:
     """Hierarchical heads under the original's names: all levels in every one of them."""
     result = dict(arrays)

@@ -111,15 +111,25 @@ def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mappi
     """
     from safetensors.numpy import save_file
 
-    path = Path(path).expanduser()
-    if path.suffix != ".safetensors":
-        raise UserError(f"{path} must end in .safetensors, the format that is written")
+    path = check_target(path)
     packed = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     try:
         with replaced_file(path) as unfinished:
             save_file(packed, unfinished, {"format": "pt", FACTS: json.dumps(dict(facts))})
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error}") from error
+
+
+def check_target(path: str | Path) -> Path:
+    """Where a file of weights can be written.
+
+    Raises:
+      UserError: the name does not end in .safetensors.
+    """
+    path = Path(path).expanduser()
+    if path.suffix != ".safetensors":
+        raise UserError(f"{path} must end in .safetensors, the format that is written")
+    return path
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -1,0 +1,173 @@
+"""The weights of a run, read from its directory alone: neither its data nor its optimizer are looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.models.family import ModelFamily, build_model
+from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.retention import best_checkpoint
+from linnaeus_jax.weights.exporting import facts, torch_state
+from linnaeus_jax.weights.files import FACTS, StateFile
+from linnaeus_jax.weights.targets import targets_of, to_torch
+
+
+@dataclass(frozen=True, eq=False)
+class SavedWeights:
+    """One checkpoint of a run, as numpy arrays.
+
+    Attributes:
+      path: its directory.
+      settings: the `model` section of the run.
+      model: the model, in float32.
+      params: the parameters chosen, `weights` says which: "ema", their moving average, or "last".
+      model_state: the other collections by name, {} where there are none.
+      classes: task -> taxon id of each class, 0 for null.
+      parents: task -> parent's index in the next task of each class, -1 for none.
+      step: updates made.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    model: ModelFamily
+    params: Any
+    model_state: Any
+    weights: str
+    classes: dict[str, list[int]]
+    parents: dict[str, NDArray[np.int32]]
+    step: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an exported file says about its weights."""
+        about = self.settings["type"], self.settings["variant"], self.classes
+        return facts(self.model, *about, weights=self.weights, step=self.step)
+
+    def torch_state(self) -> dict[str, np.ndarray]:
+        """All arrays under PyTorch's names, see `weights.exporting`."""
+        return torch_state(self.model, self.params, self.model_state, self.step, self.parents)
+
+    def state_file(self) -> StateFile:
+        """The same as what reading an exported file gives; its hash is of names and arrays."""
+        arrays = self.torch_state()
+        digest = hashlib.sha256()
+        for name in sorted(arrays):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+        which = f"{'moving average' if self.weights == 'ema' else 'last parameters'} after {self.step} updates"
+        return StateFile(self.path, digest.hexdigest(), arrays, {FACTS: self.facts}, (which,))
+
+
+def run_directory(run: Path) -> RunDirectory:
+    """The directory of a run that saved something.
+
+    Raises:
+      UserError: it is none.
+    """
+    directory = RunDirectory(run)
+    if not directory.config_json.is_file() or not directory.checkpoints.is_dir():
+        raise UserError(f"{run} holds no config.json and checkpoints; give the directory of a run, its --workdir")
+    return directory
+
+
+def choose_checkpoint(checkpoints: Checkpoints, which: str) -> int:
+    """The step of the checkpoint "newest", "best" by the run's own ranking, or of a number.
+
+    Raises:
+      UserError: there is none such.
+    """
+    steps = checkpoints.steps()
+    if not steps:
+        raise UserError(f"{checkpoints.directory} holds no complete checkpoint; let the run save one first")
+    if which == "newest":
+        return steps[-1]
+    if which == "best":
+        newest = checkpoints.finished_boundary(steps[-1]) or checkpoints.meta(steps[-1])["host"]
+        best = best_checkpoint({int(step): entry for step, entry in newest["ranking"].items()}, steps)
+        if best is None:
+            raise UserError(f"no checkpoint in {checkpoints.directory} was ranked by a validation; use newest")
+        return best
+    if not which.isdecimal() or int(which) not in steps:
+        raise UserError(
+            f"there is no checkpoint {which!r} in {checkpoints.directory}; choose newest, best or one of "
+            + ", ".join(map(str, steps))
+        )
+    return int(which)
+
+
+def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> SavedWeights:
+    """The weights of a checkpoint.
+
+    Args:
+      run: the run directory.
+      which: "newest", "best" by the run's own ranking, or a step.
+      weights: "last", or "ema" for the moving average of the parameters, where the run kept one.
+
+    Raises:
+      UserError: no run, no such checkpoint, or one that cannot be read.
+    """
+    directory = run_directory(Path(run).expanduser())
+    with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
+        step = choose_checkpoint(checkpoints, str(which))
+        meta = checkpoints.meta(step)
+        trees = checkpoints.read_arrays(step, ("params", "model_state", "ema"))
+        path = checkpoints.path(step)
+    identity, config = meta["identity"], config_from_json(meta["config"])
+    classes = {task: identity["classes"][task] for task in identity["ranks"]}
+    columns = sorted(identity["metadata"].values(), key=lambda component: component["start"])
+    parents = _parents(directory, classes)
+    try:
+        model = build_model(
+            config.model,
+            components=[(component["name"], component["stop"] - component["start"]) for component in columns],
+            num_classes={task: len(ids) for task, ids in classes.items()},
+            img_size=config.data.img_size,
+            parents=parents,
+        )
+    except ValueError as error:
+        raise UserError(f"the model of {run} cannot be built by this version: {error}") from error
+    averaged = weights == "ema" and bool(trees["ema"])
+    params, model_state = trees["ema"] if averaged else trees["params"], trees["model_state"] or {}
+    _check_shapes(path, model, params, model_state)
+    return SavedWeights(
+        path, config.model, model, params, model_state, "ema" if averaged else "last", classes, parents, step
+    )
+
+
+def _parents(directory: RunDirectory, classes: Mapping[str, list[int]]) -> dict[str, NDArray[np.int32]]:
+    """Parents of every rank but the coarsest from the tree that the run left; {} without one."""
+    path = directory.assets / "taxonomy_tree.json"
+    if not path.is_file():
+        return {}
+    parents = {task: np.full(len(ids), -1, np.int32) for task, ids in list(classes.items())[:-1]}
+    for task, links in json.loads(path.read_text())["hierarchy_map_raw"].items():
+        for child, parent in links.items():
+            parents[task][int(child)] = parent
+    return parents
+
+
+def _check_shapes(path: Path, model: ModelFamily, params: Any, model_state: Any) -> None:
+    """Raises UserError where a checkpoint holds other arrays than its model."""
+    stored = to_torch(params)
+    for tree in model_state.values():
+        stored |= to_torch(tree)
+    have = {name: array.shape for name, array in stored.items()}
+    want = {name: target.shape for name, target in targets_of(model).items()}
+    if have != want:
+        name = next(name for name in sorted(have.keys() | want.keys()) if have.get(name) != want.get(name))
+        raise UserError(
+            f"{path} does not hold the model of its configuration: {name} is {have.get(name, 'absent')}, but "
+            f"{want.get(name, 'absent')} there; was it saved by another version?"
+        )

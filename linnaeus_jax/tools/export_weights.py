@@ -1,0 +1,51 @@
+"""Writes the weights of a run as one .safetensors file, under the names and in the layouts of PyTorch.
+
+    python -m linnaeus_jax.tools.export_weights runs/quickstart weights.safetensors
+    python -m linnaeus_jax.tools.export_weights runs/quickstart last.safetensors --checkpoint newest --weights last
+
+The file takes the best checkpoint by the run's own ranking (`--checkpoint best`), and the moving average of the
+parameters where one was kept. It says of itself which model, classes and checkpoint it holds; `model.pretrained` takes it
+as it is, and so does the PyTorch model that this program's family is made after. Neither data nor a device are needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from linnaeus_jax import tools
+from linnaeus_jax.config.errors import UserError
+
+
+@tools.command()
+def main(argv: Sequence[str]) -> None:
+    """Command line; returns the exit status."""
+    parser = tools.parser("export_weights", __doc__)
+    parser.add_argument("run", type=Path, help="the run directory")
+    parser.add_argument("out", type=Path, help="the .safetensors file to write")
+    parser.add_argument("--checkpoint", default="best", help="best (default), newest or a step")
+    parser.add_argument("--weights", choices=("ema", "last"), default="", help="default: ema where the run kept one")
+    options = parser.parse_args(argv)
+    from linnaeus_jax.reporting.logs import console
+    from linnaeus_jax.run.saved_weights import read_run
+    from linnaeus_jax.weights.files import check_target, write_state
+
+    check_target(options.out)
+    saved = read_run(options.run, options.checkpoint, options.weights or "ema")
+    if options.weights == "ema" and saved.weights != "ema":
+        raise UserError(f"{options.run} kept no moving average (train.ema.enabled); use --weights last")
+    arrays = saved.torch_state()
+    write_state(options.out, arrays, saved.facts)
+    values = sum(array.size for array in arrays.values())
+    which = "moving average" if saved.weights == "ema" else "last parameters"
+    console.print(
+        f"{options.out}: {len(arrays)} arrays, {values:,} values, {options.out.stat().st_size / 1e6:.1f} MB; "
+        f"{which} after {saved.step} updates",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
