@@ -21,6 +21,8 @@ from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.retention import best_checkpoint
 from linnaeus_jax.weights.exporting import facts, torch_state
 from linnaeus_jax.weights.files import FACTS, StateFile
+from linnaeus_jax.weights.importing import pretrained_is_run
+from linnaeus_jax.weights.settings import pretrained_settings
 from linnaeus_jax.weights.targets import targets_of, to_torch
 
 
@@ -144,6 +146,25 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
     return SavedWeights(
         path, config.model, model, params, model_state, "ema" if averaged else "last", classes, parents, step
     )
+
+
+def run_state_of(model: Mapping[str, Any]) -> StateFile | None:
+    """The weights of the run that `model.pretrained` of a `model` section names; None where it names no directory.
+
+    Its best checkpoint counts, and the moving average where it kept one. Another one is exported to a file first.
+
+    Raises:
+      UserError: as of `read_run`.
+    """
+    if not pretrained_is_run(model):
+        return None
+    try:
+        return read_run(Path(pretrained_settings(model)["pretrained"])).state_file()
+    except UserError as error:
+        raise UserError(
+            f"model.pretrained: {error}. Another checkpoint than the best is exported to a file with "
+            "python -m linnaeus_jax.tools.export_weights RUN out.safetensors --checkpoint=newest"
+        ) from error
 
 
 def _parents(directory: RunDirectory, classes: Mapping[str, list[int]]) -> dict[str, NDArray[np.int32]]:

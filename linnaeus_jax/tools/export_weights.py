@@ -4,8 +4,8 @@
     python -m linnaeus_jax.tools.export_weights runs/quickstart last.safetensors --checkpoint newest --weights last
 
 The file takes the best checkpoint by the run's own ranking (`--checkpoint best`), and the moving average of the
-parameters where one was kept. It says of itself which model, classes and checkpoint it holds; `model.pretrained` takes it
-as it is, and so does the PyTorch model that this program's family is made after. Neither data nor a device are needed.
+parameters where one was kept. It says of itself which model, classes and checkpoint it holds; `model.pretrained` takes
+it as it is, and so does the PyTorch model that this program's family is made after. The data of the run are not needed.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -38,6 +39,14 @@ def targets_of(model: ModelFamily) -> dict[str, Target]:
     Raises:
       ValueError: a leaf of the state has the name of a parameter.
     """
+    try:
+        return dict(_traced(model))
+    except TypeError:  # a field of a plugin's model cannot be hashed
+        return _traced.__wrapped__(model)
+
+
+@functools.lru_cache(maxsize=4)
+def _traced(model: ModelFamily) -> dict[str, Target]:
     image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
     variables = jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image)
     targets: dict[str, Target] = {}

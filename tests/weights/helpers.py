@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,15 @@ def model_of(settings: Any, *, classes: Any = None, components: Any = COMPONENTS
 
 def trees(model: ModelFamily, seed: int = 0) -> tuple[Any, Any]:
     """Random parameters and model state, as numpy arrays; nothing is compiled."""
-    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
-    shapes = dict(jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image))
     rng = np.random.default_rng(seed)
-    values = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
+    values = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), _shapes(model))
     return values.pop("params"), values
+
+
+@functools.lru_cache
+def _shapes(model: ModelFamily) -> dict[str, Any]:
+    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
+    return dict(jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image))
 
 
 def assert_same(left: Any, right: Any) -> None:

@@ -1,0 +1,109 @@
+"""The weights of a run, from its directory alone."""
+
+from __future__ import annotations
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.run.saved_weights import read_run, run_state_of
+from linnaeus_jax.weights.importing import read_pretrained
+from tests.run.saved_run import contents, save_run
+from tests.tiny import tiny_config
+
+HEADS = ConfigDict({"taxa_L10": {"type": "ConditionalClassifier"}})
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Directory of a run with conditional heads and a moving average, and its states by step."""
+    root = tmp_path_factory.mktemp("saved")
+    config = tiny_config(root / "data", train__ema__enabled=True, model__classification__heads=HEADS)
+    states = save_run(root / "run", config, {5: 0.7, 9: 0.4})
+    shutil.rmtree(root / "data")  # nothing of it is needed
+    return root / "run", states
+
+
+def same(read, state):
+    jax.tree.map(np.testing.assert_array_equal, read, jax.tree.map(np.asarray, state))
+
+
+def test_which_checkpoint_and_which_weights(saved):
+    run, states = saved
+    before = contents(run)
+    best, newest = read_run(run), read_run(run, "newest", "last")
+    assert (best.step, best.weights, newest.step, newest.weights) == (5, "ema", 9, "last")
+    assert read_run(run, 9).step == 9
+    same(best.params, states[5].ema)
+    same(newest.params, states[9].params)
+    assert best.model_state == {}
+    assert contents(run) == before
+
+
+def test_the_model_is_that_of_the_run(saved):
+    read = read_run(saved[0])
+    assert read.model.components == (("TEMPORAL", 2), ("SPATIAL", 3))
+    assert read.classes["taxa_L20"] == [0, 200, 201, 202, 203]
+    assert [(spec.task, spec.type) for spec in read.model.head_specs] == [
+        ("taxa_L10", "ConditionalClassifier"),
+        ("taxa_L20", "Linear"),
+        ("taxa_L30", "Linear"),
+    ]
+    assert read.model.head_specs[0].parents == (-1, 1, 1, 2, 2, 3, 3, 4, 4)
+    assert read.parents["taxa_L20"].tolist() == [-1, 1, 1, 2, 2]
+
+
+def test_a_run_starts_from_a_run(saved):
+    run, states = saved
+    file = read_run(run, "newest", "last").state_file()
+    assert file.path == run / "checkpoints" / "ckpt_step_9"
+    assert file.notes == ("last parameters after 9 updates",)
+    assert file.facts["classes"]["taxa_L30"] == [0, 30, 31]
+    assert file.facts["head types"]["taxa_L10"] == "ConditionalClassifier"
+    model = read_run(run).model
+    settings = {"type": "mFormerV1", "pretrained": str(run)}
+    done = read_pretrained(settings, model, file.facts["classes"], file)
+    initial = jax.tree.map(np.zeros_like, read_run(run).params)
+    same(done.merged(initial, {})[0], states[9].params)
+    with pytest.raises(UserError, match="is a directory"):
+        read_pretrained(settings, model, {})
+
+
+def test_what_is_no_run(saved, tmp_path):
+    run, _ = saved
+    for which in ("7", "latest"):
+        with pytest.raises(UserError, match=rf"no checkpoint '{which}' in .*choose newest, best or one of 5, 9"):
+            read_run(run, which)
+    with pytest.raises(UserError, match="give the directory of a run"):
+        read_run(tmp_path)
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for path in (copy / "checkpoints" / "ckpt_step_5" / "state").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:10])
+    before = contents(copy)
+    with pytest.raises(UserError, match=r"checkpoint 5 in .* cannot be read"):
+        read_run(copy)
+    assert contents(copy) == before
+    shutil.rmtree(copy / "checkpoints" / "ckpt_step_5")
+    shutil.rmtree(copy / "checkpoints" / "ckpt_step_9")
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        read_run(copy)
+
+
+def test_a_run_without_ranking(tmp_path):
+    save_run(tmp_path / "run", tiny_config(tmp_path / "data"), {})
+    with pytest.raises(UserError, match=r"model\.pretrained: .*holds no complete checkpoint.* export_weights RUN"):
+        run_state_of({"pretrained": str(tmp_path / "run")})
+
+
+def test_which_runs_a_config_names(saved, tmp_path):
+    run, _ = saved
+    file = run_state_of({"pretrained": str(run)})
+    assert file is not None
+    assert file.facts["step"] == 5
+    for path in ("", str(tmp_path / "w.safetensors")):
+        assert run_state_of({"pretrained": path}) is None
