@@ -12,10 +12,12 @@ from linnaeus_jax.models.convnext import ConvNeXtStage
 from linnaeus_jax.models.heads import head_specs
 from linnaeus_jax.models.layers import drop_path_rates, drop_path_scales
 from linnaeus_jax.models.mformer_v1 import VARIANTS
-from linnaeus_jax.models.names import named_leaves, params_from_torch, params_to_torch
+from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.models.rotary import RotaryAttention
 from linnaeus_jax.models.transformer import TransformerStage
+from tests.models import golden as golden_numbers
 from tests.models.builds import build
+from tests.models.golden import check_gradient_norms, cosine_loss, count, watched
 
 COMPONENTS = (("TEMPORAL", 2), ("SPATIAL", 3))
 TASKS = {"taxa_L10": 5, "taxa_L20": 3}
@@ -46,59 +48,37 @@ def golden_model(cfg, **settings):
 
 
 def shapes(model):
-    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
-    return jax.eval_shape(model.init, jax.random.key(0), image)["params"]
+    return golden_numbers.shapes(model)["params"]
 
 
 @pytest.fixture(scope="module")
 def params(golden, cfg):
-    state = {name.removeprefix("param/"): value for name, value in golden.items() if name.startswith("param/")}
-    return jax.tree.map(jnp.asarray, params_from_torch(state, shapes(golden_model(cfg))))
+    return golden_numbers.golden_variables(golden, golden_model(cfg))["params"]
 
 
 @pytest.fixture(scope="module")
 def inputs(golden):
-    return jnp.asarray(golden["in/images"].transpose(0, 2, 3, 1)), jnp.asarray(golden["in/meta"])
-
-
-def cosine_loss(logits):
-    """The golden gradients' loss: every logit weighted by a cosine of its position."""
-    return sum(
-        jnp.sum(x * jnp.cos(jnp.arange(x.size, dtype=jnp.float32) + i).reshape(x.shape))
-        for i, x in enumerate(logits.values())
-    )
+    return golden_numbers.golden_inputs(golden)
 
 
 def value_and_grad(model, params, inputs, **kwargs):
-    def loss(params):
-        logits = model.apply({"params": params}, *inputs, **kwargs)
-        return cosine_loss(logits), logits
-
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    (loss, (logits, _)), grads = golden_numbers.value_and_grad(model, {"params": params}, inputs, **kwargs)
+    return (loss, logits), grads
 
 
-def watched(model, params, inputs):
+def watched_gradients(model, params, inputs):
     """Loss, gradients and all module inputs and outputs by path, from one compiled call."""
 
     def loss(params):
-        seen = {}
-
-        def watch(next_fun, args, kwargs, context):
-            out = next_fun(*args, **kwargs)
-            if context.method_name == "__call__":
-                seen[".".join(context.module.path)] = (args[0] if args else None, out)
-            return out
-
-        with nn.intercept_methods(watch):
-            logits = model.apply({"params": params}, *inputs)
-        return cosine_loss(logits), seen
+        seen = watched(lambda: model.apply({"params": params}, *inputs))
+        return cosine_loss(seen["head"][1]), seen
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
 @pytest.fixture(scope="module")
 def rotary_run(cfg, params, inputs):
-    return watched(golden_model(cfg), params, inputs)
+    return watched_gradients(golden_model(cfg), params, inputs)
 
 
 def check_golden(golden, cfg, run, prefix):
@@ -124,13 +104,8 @@ def check_golden(golden, cfg, run, prefix):
         np.testing.assert_allclose(value, golden[name], atol=1e-5, rtol=0, err_msg=name)
     np.testing.assert_allclose(loss, golden[f"{prefix}/grad/loss"], atol=1e-5, rtol=1e-5)
 
-    grads = params_to_torch(grads)
-    for name, expected in zip(cfg["param_order"], golden[f"{prefix}/grad/l2"]):
-        difference = abs(np.linalg.norm(grads[name]) - expected)
-        if name == "aggregate.bias":  # zero in exact arithmetic
-            assert difference <= 1e-5
-        else:
-            assert difference / (expected + 1e-3) <= 5e-4, name
+    order, norms = cfg["param_order"], golden[f"{prefix}/grad/l2"]
+    grads = check_gradient_norms(grads, order, norms, tolerance=5e-4, zero=frozenset({"aggregate.bias"}))
     full = [name for name in grads if f"{prefix}/grad/{name}" in golden]
     assert len(full) == 8
     for name in full:
@@ -142,7 +117,9 @@ def test_golden_numbers_rotary(golden, cfg, rotary_run):
 
 
 def test_golden_numbers_cos_only(golden, cfg, params, inputs):
-    check_golden(golden, cfg, watched(golden_model(cfg, rope_stages__rope_mode="cos_only"), params, inputs), "cos")
+    check_golden(
+        golden, cfg, watched_gradients(golden_model(cfg, rope_stages__rope_mode="cos_only"), params, inputs), "cos"
+    )
 
 
 def test_all_parameters_get_finite_gradients(rotary_run):
@@ -314,10 +291,6 @@ def test_sharded_batch_draws_and_computes_the_same(cfg, params, inputs):
 def tiny(**settings):
     defaults = {"components": COMPONENTS, "num_classes": TASKS, "img_size": 64}
     return build(**{**defaults, **settings})
-
-
-def count(tree):
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
 @pytest.mark.parametrize("variant", ["sm", "md", "lg", "xl"])
