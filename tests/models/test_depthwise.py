@@ -41,6 +41,18 @@ def test_bfloat16_sums_in_float32():
     np.testing.assert_allclose(low.astype(np.float32), depthwise_conv(x, kernel, impl="lax"), atol=0.2, rtol=0.02)
 
 
+@pytest.mark.parametrize("padding", [((0, 1), (0, 1)), ((1, 1), (0, 1))])
+def test_stride_2(padding):
+    x, kernel, _ = draws(3)
+    padded = np.pad(x, ((0, 0), *padding, (0, 0)))
+    rows, columns = ((padded.shape[axis] - 3) // 2 * 2 + 1 for axis in (1, 2))
+    taps = [padded[:, i : i + rows : 2, j : j + columns : 2] * kernel[i, j, 0] for i in range(3) for j in range(3)]
+    for impl in ("auto", "shift"):
+        np.testing.assert_allclose(
+            depthwise_conv(x, kernel, stride=2, padding=padding, impl=impl), sum(taps), atol=1e-5
+        )
+
+
 def test_errors_name_the_argument():
     x, kernel, _ = draws(3)
     with pytest.raises(ValueError, match="depthwise_impl is 'cuda'; use one of auto, lax, shift"):
