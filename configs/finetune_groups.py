@@ -1,5 +1,8 @@
 """Fine-tuning with one learning-rate curve per part of the network.
 
+    python -m linnaeus_jax.main --config=configs/finetune_groups.py --config.model.pretrained=weights.safetensors
+
+Name your data in data.h5.labels_path and data.h5.images_path, as quickstart.py does.
 New heads learn fast on a short linear schedule, the metadata branch warms up longer, attention follows the global
 warmup-stable-decay curve, and the convolutional stages, which hold the most general features, move least.
 """
