@@ -315,6 +315,12 @@ def test_mlp_ratio_is_one_number_or_one_per_stage(ratio, widths):
     assert tree["stages.3.0.mlp.fc1.weight"] == (128, widths[1])
 
 
+def test_dropout_rates_are_one_number_or_one_per_stage():
+    model = tiny(drop_rate=(0.3, 0.0), attn_drop_rate=(0.2,))
+    assert (model.drop_rate, model.attn_drop_rate) == ((0.3, 0.0), (0.2, 0.2))
+    assert tiny().drop_rate == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("variant", ["sm", "md", "lg", "xl"])
 def test_drop_path_rates_rise_linearly(fixtures, variant):
     expected = json.loads((fixtures / "models_counts.json").read_text())["variants"][f"mFormerV1_{variant}"]
@@ -370,7 +376,7 @@ def test_optional_parts_leave_out_their_parameters():
         for name, _, _ in named_leaves(shapes(tiny(only_last_cls=True, convnext_stages__layer_scale_init_value=0.0)))
     ]
     assert not [name for name in names if name.startswith(("cl_1_fc", "aggregate")) or name.endswith("gamma")]
-    plain = [name for name, _, _ in named_leaves(shapes(tiny(components=()).clone(rope_mixed=False)))]
+    plain = [name for name, _, _ in named_leaves(shapes(tiny(components=(), rope_stages__rope_mixed=False)))]
     assert not [name for name in plain if name.startswith("meta_") or name.endswith("freqs")]
     bare = [
         name
@@ -397,6 +403,8 @@ def test_optional_parts_leave_out_their_parameters():
         ({"depthwise_impl": "x"}, "depthwise_impl = 'x'"),
         ({"drop_path_rate": 1.0}, r"drop_path_rate = 1.0 is out of range; it must be within \[0, 1\)"),
         ({"convnext_stages__layer_scale_init_value": -1.0}, "layer_scale_init_value = -1.0 is out of range"),
+        ({"drop_rate": (0.1, 1.0)}, r"model.drop_rate = \(0.1, 1.0\) must be one number within \[0, 1\), or one per"),
+        ({"missing_metadata": "drop"}, "model.missing_metadata = 'drop' is unknown; choose one of zero, mask"),
         ({"img_size": 16}, "data.img_size = 16 is out of range"),
         ({"rope_stages__mlp_ratio": 0.0}, r"mlp_ratio = \(0.0, 0.0\)"),
         ({"rope_stages__mlp_ratio": (4.0, 4.0, 4.0)}, "one per transformer stage"),
