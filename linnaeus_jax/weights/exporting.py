@@ -12,6 +12,7 @@ from linnaeus_jax import __version__
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.heads import HeadSpec
 from linnaeus_jax.models.hierarchy import Parents
+from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.relative import relative_position_index
 from linnaeus_jax.weights.bias_tables import grid_of
 from linnaeus_jax.weights.files import write_state
@@ -48,6 +49,8 @@ def torch_state(
     tracked = [name.removesuffix("running_mean") for name in arrays if name.endswith(".running_mean")]
     arrays |= {f"{module}num_batches_tracked": np.asarray(step, np.int64) for module in tracked}
     arrays |= _position_indices(model, arrays)
+    if isinstance(model, MFormerV0) and model.only_last_cls:  # the original has the norm, but nothing passes through it
+        arrays |= {"norm.weight": np.ones(model.dims[1], np.float32), "norm.bias": np.zeros(model.dims[1], np.float32)}
     given: dict[str, Parents] = {spec.task: spec.parents for spec in model.head_specs if spec.parents}
     given |= parents or {}
     return _with_copied_heads(arrays, model.head_specs, given)
@@ -58,7 +61,7 @@ def _position_indices(model: ModelFamily, arrays: Mapping[str, np.ndarray]) -> d
     indices = {}
     for name, table in arrays.items():
         if name.endswith(".relative_position_bias_table"):
-            grid = grid_of(len(table), model.img_size)
+            grid = grid_of(len(table), model, model.img_size)
             assert grid is not None, f"{name} of {len(table)} rows belongs to no grid"
             index = relative_position_index(grid, 1 + len(model.components))
             indices[name.replace("_bias_table", "_index")] = index.astype(np.int64)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.relative import resize_table
 from linnaeus_jax.weights import coverage as cov
 from linnaeus_jax.weights import sources, stitch
@@ -46,12 +47,17 @@ class Import:
       coverage: what became of every leaf of the model and every array of the files.
       arrays: canonical name -> array in PyTorch's layout and the leaf's shape.
       rows: canonical name -> bool [C], which rows of that array count; all of them where the name is absent.
+      problems: what `model.pretrained_strict` refuses, "" for nothing.
+      classes: task -> taxon id of each row of an imported head, -1 for rows that were not; tasks whose classes are
+        unknown are left out.
     """
 
     files: tuple[SourceFile, ...]
     coverage: Coverage
     arrays: dict[str, np.ndarray]
     rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    problems: str = ""
+    classes: dict[str, list[int]] = field(default_factory=dict)
 
     def merged(self, params: Any, model_state: Any) -> tuple[Any, Any]:
         """Both trees with what was imported, as numpy arrays like the given ones; the rest keeps its initial value.
@@ -107,8 +113,9 @@ def read_pretrained(
         files, mapped = [file], _map(file, settings, model)
     fitted = _Fitting(model, targets, mapped, classes, files[0], classes_of(files[0], given["pretrained_classes"]))
     fitted.fill()
-    if given["pretrained_strict"]:
-        fitted.require_everything()
+    problems = fitted.problems()
+    if problems and given["pretrained_strict"]:
+        raise UserError(problems)
     if not fitted.arrays:
         raise UserError(f"nothing in {files[0].path} fits the model; {_names_of(files[0])}")
     return Import(
@@ -116,24 +123,28 @@ def read_pretrained(
         Coverage(tuple(fitted.rows), tuple(mapped.notes)),
         fitted.arrays,
         fitted.row_masks,
+        problems,
+        fitted.taken_classes(),
     )
 
 
 def _map(file: StateFile, settings: Mapping[str, Any], model: ModelFamily) -> Mapped:
     """The arrays of a file that holds one whole model, under canonical names."""
     given = pretrained_settings(settings)
-    if given["pretrained_source"] == METAFORMER:
-        return sources.metaformer(file)
-    mapped, original = sources.full(file), not file.facts
+    original = not file.facts
+    mapped = sources.metaformer(file) if given["pretrained_source"] == METAFORMER else sources.full(file)
     if given["pretrained_attn_scale"] == "squared":
         if not original:
             raise UserError(
                 f"model.pretrained_attn_scale = 'squared', but {file.path} comes from this program, which applies the "
                 "scale once; use 'standard'"
             )
-        heads = model.num_heads  # type: ignore[attr-defined]  # of mFormerV1, see `setting_errors`
+        heads: Sequence[int] = getattr(model, "num_heads")  # noqa: B009  # of mFormerV1, see `setting_errors`
         layers = sources.unscale_squared(mapped, lambda name: heads[int(name.split(".")[1]) - 2])
         mapped.notes.append(f"pretrained_attn_scale: the second scale is folded into q of {layers} attention layers.")
+    if isinstance(model, MFormerV0) and model.only_last_cls:
+        for name in [name for name in mapped.arrays if name.startswith("norm.")]:
+            mapped.drop(name, "with model.only_last_cls nothing passes through it")
     if original and getattr(model, "rope_mode", "") == "rotary":
         mapped.notes.append(
             "Checkpoints of the original were trained with model.rope_stages.rope_mode = 'cos_only'; this one goes on "
@@ -202,8 +213,16 @@ class _Fitting:
                 self._unknown(name, array)
         self.rows += [Row(name, group_of(name), cov.SKIPPED, why) for name, why in self.mapped.skipped.items()]
 
-    def require_everything(self) -> None:
-        """Raises UserError where something is not as this kind of file has it."""
+    def taken_classes(self) -> dict[str, list[int]]:
+        """Taxon ids of the rows that heads took, see `Import.classes`."""
+        return {
+            task: [int(taxon) if row >= 0 else -1 for taxon, row in zip(self.classes[task], match.rows.tolist())]
+            for task, match in self.matches.items()
+            if match.rows is not None and task in self.known and task in self.classes
+        }
+
+    def problems(self) -> str:
+        """What is not as this kind of file has it, in one message; "" where all is well."""
         problems = []
         for status, what in (
             (cov.INITIAL, "missing in the file"),
@@ -214,14 +233,15 @@ class _Fitting:
             if rows:
                 texts = {row.name: row.note for row in rows} if status == cov.OTHER_SHAPE else [r.name for r in rows]
                 problems.append(f"{what}: {first_of(texts)}")
-        if problems:
-            theirs = {key: self.file.facts[key] for key in ("model", "variant", "img_size") if key in self.file.facts}
-            says = f" (the file says {', '.join(f'{k} {v}' for k, v in theirs.items())})" if theirs else ""
-            raise UserError(
-                f"{self.file.path} does not fit the model{says}: {'; '.join(problems)}. Let model.type, model.variant, "
-                "its sizes and the metadata components be those of the weights, or take what fits with "
-                "model.pretrained_strict=False"
-            )
+        if not problems:
+            return ""
+        theirs = {key: self.file.facts[key] for key in ("model", "variant", "img_size") if key in self.file.facts}
+        says = f" (the file says {', '.join(f'{k} {v}' for k, v in theirs.items())})" if theirs else ""
+        return (
+            f"{self.file.path} does not fit the model{says}: {'; '.join(problems)}. Let model.type, model.variant, its "
+            "sizes and the metadata components be those of the weights, or take what fits with "
+            "model.pretrained_strict=False"
+        )
 
     def _row(self, target: Target, status: str, note: str = "", *, allowed: bool = True) -> None:
         if origin := self.mapped.origin.get(target.name, ""):
@@ -270,8 +290,8 @@ class _Fitting:
     def _table(self, target: Target, array: np.ndarray) -> None:
         """A bias table of another grid, resized by bicubic interpolation."""
         size = self.file.facts.get("img_size")
-        from_grid = grid_of(len(array), tuple(size) if size else None)
-        to_grid = grid_of(target.shape[0], self.model.img_size)
+        from_grid = grid_of(len(array), self.model, tuple(size) if size else None)
+        to_grid = grid_of(target.shape[0], self.model, self.model.img_size)
         if from_grid is None or to_grid is None or array.shape[1:] != target.shape[1:]:
             self._other_shape(target, array)
             return

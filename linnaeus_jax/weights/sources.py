@@ -64,6 +64,11 @@ class Mapped:
         if origin != name:
             self.origin[name] = origin
 
+    def drop(self, name: str, reason: str) -> None:
+        """Takes back an array that this model has no place for."""
+        del self.arrays[name]
+        self.skipped[self.origin.pop(name, name)] = reason
+
 
 def architecture_of(names: Mapping[str, np.ndarray]) -> str:
     """What the names of a file look like; "" for none of `ARCHITECTURES`."""
@@ -80,7 +85,7 @@ def full(file: StateFile) -> Mapped:
       UserError: copies of one parameter of hierarchical heads differ.
     """
     left = dict.fromkeys(file.facts.get("left_at_initial", ()), "so the file says of itself")
-    mapped = Mapped(stays=lambda name: left.get(name, ""))
+    mapped = Mapped(stays=lambda name: left.get(name, ""), notes=list(file.facts.get("notes", ())))
     first: dict[str, str] = {}
     for name, array in file.arrays.items():
         if reason := buffer_reason(name):

@@ -35,12 +35,30 @@ SMALL = {
     "rope_stages__depths": (2, 1),
     "rope_stages__num_heads": (2, 2),
 }
+#: the same of an mFormerV0
+SMALL_V0 = {
+    "type": "mFormerV0",
+    "conv_stages__embed_dims": (4, 4),
+    "conv_stages__out_channels": (4, 8),
+    "attention_stages__dims": (8, 16),
+    "attention_stages__depths": (2, 1),
+    "attention_stages__num_heads": (2, 2),
+}
+#: parent of each class of the finer rank among those of the coarser
+PARENTS = {"taxa_L10": [-1, 1, 1, 2, 3, -1]}
+
+
+def heads(**kinds: str) -> dict[str, Any]:
+    """Keys of the heads' types: task -> name."""
+    return {f"classification__heads__{task}__type": kind for task, kind in kinds.items()}
 
 
 def model_of(settings: Any, *, classes: Any = None, components: Any = COMPONENTS, size: int = 32, **more: Any) -> Any:
     """The model of a section; `classes` {task: ids}."""
     counts = {task: len(ids) for task, ids in (CLASSES if classes is None else classes).items()}
-    model: ModelFamily = build_model(settings, components=components, num_classes=counts, img_size=size, **more)
+    model: ModelFamily = build_model(
+        settings, components=components, num_classes=counts, img_size=size, **{"parents": PARENTS, **more}
+    )
     return model
 
 
