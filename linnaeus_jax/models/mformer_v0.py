@@ -110,7 +110,7 @@ class MFormerV0(MetaFormer):
         """Strides that are not given: 2 for the first block of the first MBConv and of both transformer stages."""
         first, second = (*fields["depths"], 0, 0)[:2]
         strides = {
-            "strides": (_halving(first), (1,) * second),
+            "strides": (_halving(first), (1,) * len(_halving(second))),
             "attention_strides": tuple(_halving(depth) for depth in fields["attention_depths"]),
         }
         fields = {**strides, **fields}

@@ -40,6 +40,8 @@ def gathered_bias(table_Rh: jax.Array, grid: tuple[int, int], extra: int) -> jax
 
     Among the patches, row and column of a pair enter as their difference alone, so along each axis the bias is a
     Toeplitz matrix. Its gradient is then a sum of shifted slices; that of a gather would be a scatter of N * N rows.
+    An extra token as query adds the same number to all keys, which a softmax does not see: the gradient through it is
+    0 in exact arithmetic, so it is 0 here instead of rounding noise, which Adam would make full steps of.
     """
     (height, width), heads = grid, table_Rh.shape[1]
     offsets = table_Rh[:-1].T.reshape(heads, 2 * height - 1, 2 * width - 1)
@@ -47,7 +49,8 @@ def gathered_bias(table_Rh: jax.Array, grid: tuple[int, int], extra: int) -> jax
     bias = bias.transpose(0, 1, 3, 2, 4).reshape(heads, height * width, height * width)
     last = table_Rh[-1][:, None, None]
     bias = jnp.concatenate([jnp.broadcast_to(last, (heads, height * width, extra)), bias], axis=2)
-    return jnp.concatenate([jnp.broadcast_to(last, (heads, extra, bias.shape[2])), bias], axis=1)
+    constant = jnp.broadcast_to(jax.lax.stop_gradient(last), (heads, extra, bias.shape[2]))
+    return jnp.concatenate([constant, bias], axis=1)
 
 
 def _toeplitz(x: jax.Array, size: int, axis: int) -> jax.Array:
