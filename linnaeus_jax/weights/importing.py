@@ -48,6 +48,8 @@ class Import:
       arrays: canonical name -> array in PyTorch's layout and the leaf's shape.
       rows: canonical name -> bool [C], which rows of that array count; all of them where the name is absent.
       problems: what `model.pretrained_strict` refuses, "" for nothing.
+      notes: remarks about the weights, whatever model they go into.
+      original: whether they were trained by the original, not by this program.
       classes: task -> taxon id of each row of an imported head, -1 for rows that were not; tasks whose classes are
         unknown are left out.
     """
@@ -57,6 +59,8 @@ class Import:
     arrays: dict[str, np.ndarray]
     rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     problems: str = ""
+    notes: tuple[str, ...] = ()
+    original: bool = False
     classes: dict[str, list[int]] = field(default_factory=dict)
 
     def merged(self, params: Any, model_state: Any) -> tuple[Any, Any]:
@@ -104,12 +108,14 @@ def read_pretrained(
     if given["pretrained_source"] == STITCHED:
         convnext = read_state(given["pretrained_convnext"], stitch.CONVNEXT_CONTAINERS)
         ropevit = read_state(given["pretrained_ropevit"], stitch.ROPEVIT_CONTAINERS)
+        original = False
         files, mapped = [convnext, ropevit], stitch.stitched(convnext, ropevit, targets)
     else:
         if not given["pretrained"] and run_state is None:
             raise UserError("model.pretrained is empty; name a file of weights or a run directory there")
         file = run_state or read_state(given["pretrained"])
         _check_architecture(file, settings, targets)
+        original = file.facts.get("original", not file.facts)
         files, mapped = [file], _map(file, settings, model)
     fitted = _Fitting(model, targets, mapped, classes, files[0], classes_of(files[0], given["pretrained_classes"]))
     fitted.fill()
@@ -120,10 +126,12 @@ def read_pretrained(
         raise UserError(f"nothing in {files[0].path} fits the model; {_names_of(files[0])}")
     return Import(
         tuple(SourceFile(str(file.path), file.sha256, file.notes) for file in files),
-        Coverage(tuple(fitted.rows), tuple(mapped.notes)),
+        Coverage(tuple(fitted.rows), (*mapped.notes, *_remarks(model, original))),
         fitted.arrays,
         fitted.row_masks,
         problems,
+        tuple(mapped.notes),
+        original,
         fitted.taken_classes(),
     )
 
@@ -131,10 +139,9 @@ def read_pretrained(
 def _map(file: StateFile, settings: Mapping[str, Any], model: ModelFamily) -> Mapped:
     """The arrays of a file that holds one whole model, under canonical names."""
     given = pretrained_settings(settings)
-    original = not file.facts
     mapped = sources.metaformer(file) if given["pretrained_source"] == METAFORMER else sources.full(file)
     if given["pretrained_attn_scale"] == "squared":
-        if not original:
+        if file.facts:
             raise UserError(
                 f"model.pretrained_attn_scale = 'squared', but {file.path} comes from this program, which applies the "
                 "scale once; use 'standard'"
@@ -145,12 +152,17 @@ def _map(file: StateFile, settings: Mapping[str, Any], model: ModelFamily) -> Ma
     if isinstance(model, MFormerV0) and model.only_last_cls:
         for name in [name for name in mapped.arrays if name.startswith("norm.")]:
             mapped.drop(name, "with model.only_last_cls nothing passes through it")
+    return mapped
+
+
+def _remarks(model: ModelFamily, original: bool) -> list[str]:
+    """What to know about these weights in this model."""
     if original and getattr(model, "rope_mode", "") == "rotary":
-        mapped.notes.append(
+        return [
             "Checkpoints of the original were trained with model.rope_stages.rope_mode = 'cos_only'; this one goes on "
             "with 'rotary'."
-        )
-    return mapped
+        ]
+    return []
 
 
 def _check_architecture(file: StateFile, settings: Mapping[str, Any], targets: Mapping[str, Target]) -> None:
