@@ -29,6 +29,7 @@ class Row(NamedTuple):
       status: one of `STATUSES`.
       note: why, or where it comes from; empty where the name says all.
       parameters: values of the leaf that can be trained, 0 of arrays that were not used.
+      taken: how many of them come from the file.
       allowed: whether this is as the kind of file has it, so that `model.pretrained_strict` does not mind.
     """
 
@@ -37,6 +38,7 @@ class Row(NamedTuple):
     status: str
     note: str = ""
     parameters: int = 0
+    taken: int = 0
     allowed: bool = True
 
 
@@ -65,8 +67,8 @@ class Coverage:
         """One sentence: how many leaves are of the file, and how many parameters."""
         leaves = [row for row in self.rows if row.status != SKIPPED]
         taken = self.of(LOADED, RESIZED, MATCHED)
-        total, ours = (sum(row.parameters for row in rows) for rows in (leaves, taken))
-        share = f"{ours / total:.1%}" if total else "none"
+        total = sum(row.parameters for row in leaves)
+        share = f"{sum(row.taken for row in taken) / total:.1%}" if total else "none"
         return f"{len(taken)} of {len(leaves)} arrays of the model are of the file ({share} of {total:,} parameters)"
 
     def table(self, width: int = WIDTH) -> str:

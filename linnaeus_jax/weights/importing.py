@@ -255,14 +255,16 @@ class _Fitting:
             "model.pretrained_strict=False"
         )
 
-    def _row(self, target: Target, status: str, note: str = "", *, allowed: bool = True) -> None:
+    def _row(self, target: Target, status: str, note: str = "", *, share: float = 0.0, allowed: bool = True) -> None:
+        """A row of which `share` of the values come from the file."""
         if origin := self.mapped.origin.get(target.name, ""):
             note = f"from {origin}{f'; {note}' if note else ''}"
-        self.rows.append(Row(target.name, group_of(target.name), status, note, target.parameters, allowed))
+        taken = round(share * target.parameters)
+        self.rows.append(Row(target.name, group_of(target.name), status, note, target.parameters, taken, allowed))
 
     def _take(self, target: Target, array: np.ndarray, status: str = cov.LOADED, note: str = "") -> None:
         self.arrays[target.name] = array
-        self._row(target, status, note)
+        self._row(target, status, note, share=1.0)
 
     def _initial(self, target: Target, of_head: bool) -> None:
         reason = self.mapped.stays(target.name)
@@ -288,16 +290,14 @@ class _Fitting:
             count = target.shape[0]
             self.matches[task] = match_rows(task, self.known, len(array), self.classes.get(task), count)
         rows, note = self.matches[task]
-        if rows is None:
-            self._row(target, cov.INITIAL, note)
-            return
-        if not (rows >= 0).any():
+        if rows is None or not (rows >= 0).any():
             self._row(target, cov.INITIAL, note)
             return
         self.arrays[target.name] = array[rows]
         if (rows < 0).any():
             self.row_masks[target.name] = rows >= 0
-        self._row(target, cov.MATCHED if (rows < 0).any() else cov.LOADED, note)
+        share = float((rows >= 0).mean())
+        self._row(target, cov.LOADED if share == 1 else cov.MATCHED, note, share=share)
 
     def _table(self, target: Target, array: np.ndarray) -> None:
         """A bias table of another grid, resized by bicubic interpolation."""
@@ -315,7 +315,7 @@ class _Fitting:
         other_rank = bool(head) and head is not None and head["task"] not in {s.task for s in self.model.head_specs}
         origin = self.mapped.origin.get(name, name)
         note = "the model has no head of this rank" if other_rank else "unknown to the model"
-        self.rows.append(Row(origin, group_of(name), cov.SKIPPED, note, 0, allowed=other_rank))
+        self.rows.append(Row(origin, group_of(name), cov.SKIPPED, note, allowed=other_rank))
 
 
 def pretrained_is_run(settings: Mapping[str, Any]) -> bool:

@@ -113,6 +113,40 @@ def test_squared_scale_of_an_own_file_is_refused(export, model):
     assert "pretrained_attn_scale = 'squared'" in refusal(export, model, pretrained_attn_scale="squared")
 
 
+@pytest.mark.parametrize(("family", "fixture"), [("mFormerV1", "models_v1_tiny"), ("mFormerV0", "models_v0_tiny")])
+def test_weights_of_the_original(fixtures, tmp_path, family, fixture):
+    """Every array of the original's own models, none left over."""
+    golden = np.load(fixtures / f"{fixture}.npz")
+    cfg = json.loads(str(golden["cfg"]))
+    kw = cfg["kw"]
+    if family == "mFormerV1":
+        sizes = {
+            "convnext_stages__dims": tuple(kw["dims"]),
+            "convnext_stages__depths": tuple(kw["depths01"]),
+            "rope_stages__depths": tuple(kw["rope_depths"]),
+            "rope_stages__num_heads": tuple(kw["heads"]),
+        }
+    else:
+        sizes = {
+            "conv_stages__embed_dims": tuple(kw["conv_embed"]),
+            "conv_stages__out_channels": tuple(kw["out_ch"]),
+            "conv_stages__depths": tuple(kw["depths"]),
+            "conv_stages__stride_seqs": tuple(map(tuple, kw["strides"])),
+            "attention_stages__dims": tuple(kw["attn_dims"]),
+            "attention_stages__depths": tuple(kw["attn_depths"]),
+            "attention_stages__stride_seqs": tuple(map(tuple, kw["attn_strides"])),
+            "attention_stages__num_heads": tuple(kw["heads"]),
+        }
+    path = tmp_path / "x.safetensors"
+    save_file({n.removeprefix("param/"): golden[n] for n in golden if n.startswith("param/")}, path)
+    components = [(name, dim) for name, dim, _ in cfg["meta"]]
+    settings = section(type=family, pretrained=str(path), **sizes)
+    classes = {task: range(count) for task, count in cfg["tasks"].items()}
+    model = model_of(settings, classes=classes, components=components, size=kw["img"], parents={})
+    done = read_pretrained(settings, model, {})
+    assert done.coverage.counts()[cov.LOADED] == len(done.coverage.rows)
+
+
 # ---- other classes
 
 
@@ -138,6 +172,7 @@ def test_rows_are_matched_by_taxon_id(export, model, weights):
     assert rows["head.taxa_L20.fc.weight"].status == cov.LOADED
     assert rows["head.taxa_L20.fc.weight"].note == ""
     assert "head.taxa_L10.fc.bias, head.taxa_L10.fc.weight: 3 of 4 rows by taxon id" in done.coverage.table()
+    assert (rows["head.taxa_L10.fc.weight"].parameters, rows["head.taxa_L10.fc.weight"].taken) == (64, 48)
 
 
 def test_the_same_classes_in_another_order(export, model, weights):
