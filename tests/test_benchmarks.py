@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import common, step_common, step_features
+from benchmarks import common, heads_and_losses, step_common, step_features
 
 PROGRAMS = sorted(
     path.stem
@@ -144,3 +144,17 @@ def test_reading_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for row in rows:
         assert row["ratio"] > 0
         assert row["control"] > 0
+
+
+@pytest.mark.slow
+def test_heads_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    small = ["--head-classes", "10", "50", "--features", "4", "--batch", "2", "--pairs", "2"]
+    heads_and_losses.main(["heads", *small])
+    rows = json.loads((tmp_path / "heads_by_classes.json").read_text())["rows"]
+    assert [(row["head"], row["classes"]) for row in rows] == [
+        (head, classes) for classes in (10, 50) for head in heads_and_losses.HEADS
+    ]
+    for row in rows:
+        assert ("time_growth" in row) == ("memory_growth" in row) == (row["classes"] == 50)
+        assert min(row["ms"], row["temp_mib"], row["ratio_to_linear"]) > 0

@@ -6,6 +6,7 @@ are O(B * classes).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,14 +20,16 @@ Parents = Sequence[int] | np.ndarray
 PRIOR_EPSILON = 1e-10
 #: what the prior of a class without a parent is, by `orphan_prior`
 ORPHAN_PRIORS = {"neutral": 1.0, "epsilon": PRIOR_EPSILON}
+#: parents with at most so many children are reduced child by child
+UNROLLED = 16
 
 
 class ParentLinks:
     """The links of C classes to P classes of the next coarser rank.
 
-    Children are summed by gathers through static tables and reduced, one table for all parents with 1, 2, 3 to 4, 5 to
-    8, ... children, so that at most half of a table is padding. Unlike a scatter, whose order of addition is not fixed
-    on a GPU, this gives the same bits every time, and the backward pass is the gather by parent, and vice versa.
+    Children are summed through static tables, one for all parents with 1, 2, 3 to 4, 5 to 8, ... children, so that at
+    most half of a table is padding. Unlike a scatter, whose order of addition is not fixed on a GPU, this gives the
+    same bits every time; and the backward pass of the sum is the gather by parent, and vice versa.
 
     Attributes:
       parents: int32 [C], -1 for a class without a parent (the null class, an orphan).
@@ -71,24 +74,59 @@ class ParentLinks:
 
         @jax.custom_vjp
         def total(x_BC: jax.Array) -> jax.Array:
-            return self._reduced(x_BC, jnp.sum, 0.0)
+            return self._reduced(x_BC, _sum, 0.0)
 
         total.defvjp(lambda x_BC: (total(x_BC), None), lambda _, grad_BP: (self.of_parent(grad_BP),))
         return total(x_BC)
 
-    def max_of_children(self, x_BC: jax.Array) -> jax.Array:
-        """[B, P]: the largest value of every parent's children, 0 where there are none; taken as a constant."""
-        return self._reduced(jax.lax.stop_gradient(x_BC), jnp.max, jnp.finfo(x_BC.dtype).min)
+    def logsumexp_of_children(self, x_BC: jax.Array) -> jax.Array:
+        """[B, P]: the logarithm of the sum of exponentials of every parent's children, 0 where there are none."""
 
-    def _reduced(self, x_BC: jax.Array, reduce: Callable[..., jax.Array], padding: Any) -> jax.Array:
+        @jax.custom_vjp
+        def total(x_BC: jax.Array) -> jax.Array:
+            return self._reduced(x_BC, _logsumexp, jnp.finfo(x_BC.dtype).min)
+
+        def backward(saved: tuple[jax.Array, jax.Array], grad_BP: jax.Array) -> tuple[jax.Array]:
+            x_BC, total_BP = saved
+            below_BC = x_BC - self.of_parent(total_BP)
+            if len(self.orphans):  # they are in no sum, and their exponential may overflow
+                below_BC = jnp.where(self.parents[None, :] >= 0, below_BC, 0.0)
+            return (self.of_parent(grad_BP) * jnp.exp(below_BC),)
+
+        total.defvjp(lambda x_BC: (total_BP := total(x_BC), (x_BC, total_BP)), backward)
+        return total(x_BC)
+
+    def _reduced(self, x_BC: jax.Array, reduce: Callable[[list[jax.Array]], jax.Array], padding: Any) -> jax.Array:
         if not self._tables:
             return jnp.zeros((x_BC.shape[0], self.num_parents), x_BC.dtype)
+
+        def values(children: np.ndarray, there: np.ndarray) -> jax.Array:
+            gathered = x_BC[:, children.reshape(-1)].reshape(-1, *children.shape)
+            return gathered if there.all() else jnp.where(there[None], gathered, padding)
+
         parts = []
         for children, there in self._tables:
-            values = x_BC[:, children.reshape(-1)].reshape(-1, *children.shape)
-            parts.append(reduce(jnp.where(there[None], values, padding) if not there.all() else values, axis=2))
-        values = jnp.concatenate(parts, axis=1)[:, self._row]
-        return values if self.has_children.all() else jnp.where(self.has_children[None, :], values, 0.0)
+            if children.shape[1] <= UNROLLED:  # XLA fuses these gathers, so that none of them is a value in memory
+                parts.append(reduce([values(children[:, k], there[:, k]) for k in range(children.shape[1])]))
+            else:
+                parts.append(reduce([values(children, there)]))
+        # plain indexing of the last axis would give an array in column order, which XLA on CPU then reads column-wise
+        row_BP = jnp.broadcast_to(self._row[None, :], (x_BC.shape[0], self.num_parents))
+        by_parent = jnp.take_along_axis(jnp.concatenate(parts, axis=1), row_BP, axis=1, mode="promise_in_bounds")
+        return by_parent if self.has_children.all() else jnp.where(self.has_children[None, :], by_parent, 0.0)
+
+
+def _sum(values: list[jax.Array]) -> jax.Array:
+    """[B, P]: the sum of several values [B, P], or of one [B, P, width] over its last axis."""
+    return functools.reduce(jnp.add, values) if values[0].ndim == 2 else jnp.sum(values[0], axis=2)
+
+
+def _logsumexp(values: list[jax.Array]) -> jax.Array:
+    """The logarithm of the sum of exponentials, of what `_sum` takes."""
+    if values[0].ndim > 2:
+        return jax.nn.logsumexp(values[0], axis=2)
+    largest = functools.reduce(jnp.maximum, values)
+    return largest + jnp.log(_sum([jnp.exp(value - largest) for value in values]))
 
 
 def gumbel_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -130,23 +168,17 @@ def path_log_probs(logits_BC: jax.Array, parent_logits_BP: jax.Array, links: Par
       logits_BC: any finite values; computed in their dtype.
       parent_logits_BP: logits or log-probabilities of the coarser rank.
     """
-    orphans = links.orphans
-    if not len(orphans) and not links.has_children.all():
-        possible = np.flatnonzero(links.has_children)
-        parent_logits_BP = parent_logits_BP.at[:, possible].get(indices_are_sorted=True, unique_indices=True)
-        links = ParentLinks((np.cumsum(links.has_children) - 1)[links.parents], len(possible))
-    log_parent_BP = jax.nn.log_softmax(parent_logits_BP, axis=1)
-    largest_BP = links.max_of_children(logits_BC)
-    below_BC = logits_BC - links.of_parent(largest_BP)
-    if len(orphans):  # whose exponential may overflow; no sum takes it
-        below_BC = jnp.where(links.parents[None, :] >= 0, below_BC, 0.0)
-    sum_BP = links.sum_of_children(jnp.exp(below_BC))
-    if not len(orphans):
-        return logits_BC + links.of_parent(log_parent_BP - largest_BP - jnp.log(sum_BP))
-    # sums of classes without a parent are kept apart: their logits may lie far above those of the children
-    log_O_B1 = jax.nn.logsumexp(logits_BC[:, orphans], axis=1, keepdims=True)
-    some_BP = links.has_children[None, :]
-    log_S_BP = largest_BP + jnp.log(jnp.where(some_BP, sum_BP, 1.0))
-    log_share_BP = log_parent_BP - jnp.where(some_BP, jnp.logaddexp(log_S_BP, log_O_B1), log_O_B1)
+    parents, count, has_children = links.parents, links.num_parents, links.has_children
+    if not len(links.orphans):
+        if not has_children.all():
+            parent_logits_BP = parent_logits_BP[:, np.flatnonzero(has_children)]
+            links = ParentLinks((np.cumsum(has_children) - 1)[parents], parent_logits_BP.shape[1])
+        log_parent_BP = jax.nn.log_softmax(parent_logits_BP, axis=1)
+        return logits_BC + links.of_parent(log_parent_BP - links.logsumexp_of_children(logits_BC))
+    # the classes without a parent are one more group of siblings, the last
+    groups = ParentLinks(np.where(parents < 0, count, parents), count + 1)
+    log_S_BP, log_O_B1 = jnp.split(groups.logsumexp_of_children(logits_BC), [count], axis=1)
+    total_BP = jnp.where(has_children[None, :], jnp.logaddexp(log_S_BP, log_O_B1), log_O_B1)
+    log_share_BP = jax.nn.log_softmax(parent_logits_BP, axis=1) - total_BP
     log_share_B1 = jax.nn.logsumexp(log_share_BP, axis=1, keepdims=True)
-    return logits_BC + jnp.where(links.parents[None, :] < 0, log_share_B1, links.of_parent(log_share_BP))
+    return logits_BC + groups.of_parent(jnp.concatenate([log_share_BP, log_share_B1], axis=1))

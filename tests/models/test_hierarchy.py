@@ -61,10 +61,11 @@ def test_gathers_and_sums_are_transposes(tree):
     of_parent, pull = jax.vjp(lambda v: links.of_parent(v, 7.0), jnp.asarray(y, jnp.float32))
     np.testing.assert_allclose(of_parent, y @ member + 7.0 * (np.asarray(parents) < 0), atol=1e-5)
     np.testing.assert_allclose(pull(jnp.asarray(x, jnp.float32))[0], x @ member.T, atol=1e-5)
-    largest = np.where(member[None] > 0, x[:, None, :], -np.inf).max(axis=2)
-    np.testing.assert_allclose(
-        links.max_of_children(jnp.asarray(x, jnp.float32)), np.where(links.has_children, largest, 0)
-    )
+    total, pull = jax.vjp(links.logsumexp_of_children, jnp.asarray(x, jnp.float32))
+    weight = np.exp(x) @ member.T
+    np.testing.assert_allclose(total, np.log(np.where(weight > 0, weight, 1)), atol=1e-5)
+    share = np.exp(x) * ((y / np.where(weight > 0, weight, 1)) @ member)
+    np.testing.assert_allclose(pull(jnp.asarray(y, jnp.float32))[0], share, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TREES)
