@@ -236,7 +236,8 @@ def _pickles(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
 def _refused(path: Path, what: str) -> str:
     return (
         f"{path} asks for more than tensors and would run code when read: {what}; it was refused and nothing of it was "
-        "run. If you trust it, save its tensors alone where it was made: torch.save(model.state_dict(), file)"
+        "run. If you trust whoever made it, let PyTorch save its tensors alone, which does run it: "
+        "torch.save(torch.load(FILE, weights_only=False)['model'], 'weights.pth')"
     )
 
 

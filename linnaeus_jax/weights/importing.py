@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ from linnaeus_jax.weights.targets import Target, map_leaves, targets_of
 TABLE = ".relative_position_bias_table"
 #: weight and bias of a rank's head
 HEAD = re.compile(r"head\.(?P<task>[^.]+)\.fc\.(?:weight|bias)")
+#: any parameter of a rank's head
+OF_RANK = re.compile(r"head\.(?P<task>[^.]+)\.")
 
 
 class SourceFile(NamedTuple):
@@ -126,7 +128,7 @@ def read_pretrained(
         raise UserError(f"nothing in {files[0].path} fits the model; {_names_of(files[0])}")
     return Import(
         tuple(SourceFile(str(file.path), file.sha256, file.notes) for file in files),
-        Coverage(tuple(fitted.rows), (*mapped.notes, *_remarks(model, original))),
+        Coverage(tuple(fitted.rows), (*mapped.notes, *_remarks(model, files[0], original))),
         fitted.arrays,
         fitted.row_masks,
         problems,
@@ -155,14 +157,17 @@ def _map(file: StateFile, settings: Mapping[str, Any], model: ModelFamily) -> Ma
     return mapped
 
 
-def _remarks(model: ModelFamily, original: bool) -> list[str]:
+def _remarks(model: ModelFamily, file: StateFile, original: bool) -> Iterator[str]:
     """What to know about these weights in this model."""
     if original and getattr(model, "rope_mode", "") == "rotary":
-        return [
+        yield (
             "Checkpoints of the original were trained with model.rope_stages.rope_mode = 'cos_only'; this one goes on "
             "with 'rotary'."
-        ]
-    return []
+        )
+    theirs = file.facts.get("head types", {})
+    for spec in model.head_specs:
+        if theirs.get(spec.task, spec.type) != spec.type:
+            yield f"The head of {spec.task} was trained as {theirs[spec.task]} and goes on as {spec.type}."
 
 
 def _check_architecture(file: StateFile, settings: Mapping[str, Any], targets: Mapping[str, Target]) -> None:
@@ -211,7 +216,7 @@ class _Fitting:
             array = self.mapped.arrays.get(target.name)
             head = HEAD.fullmatch(target.name)
             if array is None:
-                self._initial(target, bool(head))
+                self._initial(target)
             elif head:
                 self._head(target, array, head["task"])
             elif target.shape == array.shape:
@@ -266,16 +271,11 @@ class _Fitting:
         self.arrays[target.name] = array
         self._row(target, status, note, share=1.0)
 
-    def _initial(self, target: Target, of_head: bool) -> None:
-        reason = self.mapped.stays(target.name)
-        if not reason and of_head and not self._heads_of(target.name):
+    def _initial(self, target: Target) -> None:
+        reason, rank = self.mapped.stays(target.name), OF_RANK.match(target.name)
+        if not reason and rank and not any(name.startswith(rank[0]) for name in self.mapped.arrays):
             reason = "the file has no head of this rank"
         self._row(target, cov.INITIAL, reason or "not in the file", allowed=bool(reason))
-
-    def _heads_of(self, name: str) -> bool:
-        """Whether the file has anything of the head that a parameter belongs to."""
-        prefix = name.rsplit(".", 1)[0] + "."
-        return any(other.startswith(prefix) for other in self.mapped.arrays)
 
     def _other_shape(self, target: Target, array: np.ndarray) -> None:
         note = f"{tuple(array.shape)} in the file, {target.shape} here"
@@ -311,8 +311,8 @@ class _Fitting:
         self._take(target, resize_table(array, from_grid, to_grid), cov.RESIZED, grids)
 
     def _unknown(self, name: str, array: np.ndarray) -> None:
-        head = HEAD.fullmatch(name)
-        other_rank = bool(head) and head is not None and head["task"] not in {s.task for s in self.model.head_specs}
+        rank = OF_RANK.match(name)
+        other_rank = rank is not None and rank["task"] not in {spec.task for spec in self.model.head_specs}
         origin = self.mapped.origin.get(name, name)
         note = "the model has no head of this rank" if other_rank else "unknown to the model"
         self.rows.append(Row(origin, group_of(name), cov.SKIPPED, note, allowed=other_rank))

@@ -89,6 +89,17 @@ def test_import_of_the_export_is_the_identity(tmp_path, family, kinds):
     assert read_state(export).facts["head types"] == dict(zip(CLASSES, kinds))
 
 
+def test_another_type_of_head_is_remarked(tmp_path):
+    settings = section(**SMALL, **heads(taxa_L10="ConditionalClassifier"))
+    model = model_of(settings)
+    path = save_export(tmp_path / "x.safetensors", settings, model, *trees(model))
+    keys = {**SMALL, **heads(taxa_L10="PathSoftmax")}
+    done = read_pretrained(section(**keys, pretrained=str(path)), model_of(section(**keys)), CLASSES)
+    assert done.coverage.notes == (
+        "The head of taxa_L10 was trained as ConditionalClassifier and goes on as PathSoftmax.",
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "levels"), [("ConditionalClassifier", "level_classifiers"), ("HierarchicalSoftmax", "task_classifiers")]
 )
