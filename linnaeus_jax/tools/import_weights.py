@@ -6,9 +6,9 @@
     python -m linnaeus_jax.tools.import_weights --config=configs/x.py --config.model.pretrained_convnext=convnext.pth
         --config.model.pretrained_ropevit=ropevit.pth --config.model.pretrained_source=stitched_convnext_ropevit
 
-Without SOURCE it reads what the keys model.pretrained* name, as a run would before its first update. Classes and
-metadata are those of the config's labels file; where it is not there, the source's own. What --out writes is taken by
-model.pretrained, needs no PyTorch, and holds no random value.
+SOURCE takes the place of model.pretrained; without it, what the keys model.pretrained* name is read, as a run does
+before its first update. Classes and metadata are those of the config's labels file; where it is not there, the source's
+own. What --out writes is taken by model.pretrained, needs no PyTorch, and holds no random value.
 """
 
 from __future__ import annotations
@@ -119,8 +119,6 @@ def main(argv: Sequence[str]) -> None:
     with settings.unlocked():
         settings.pretrained = options.source or settings.pretrained
         settings.pretrained_strict = False  # the table is printed before anything is refused
-    if options.source and config.model.pretrained:
-        raise UserError(f"SOURCE and model.pretrained = {config.model.pretrained!r} are both given; give one of them")
     if errors := setting_errors(settings):
         raise ConfigError(errors)
     if not reads_weights(settings):

@@ -37,7 +37,7 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 #: what the pickle of a tensor asks for
 TENSOR_PARTS = re.compile(
     r"collections\.OrderedDict|_codecs\.encode|torch\.(\w*Storage|Size|device|Tensor|b?float\d\w*|u?int\d+|double|half|long|bool)"
-    r"|torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_\w+|torch\.storage\.\w+|torch\.nn\.parameter\.Parameter"
+    r"|torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_\w+|torch\.storage\.\w*Storage|torch\.nn\.parameter\.Parameter"
 )
 NEEDS_TORCH = "pip install 'linnaeus_jax[torch]' (or pip install torch), or convert it where PyTorch is installed"
 

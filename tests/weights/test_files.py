@@ -216,6 +216,23 @@ def test_without_torch_the_command_is_named(fixtures, monkeypatch):
 # ---- with PyTorch
 
 
+def test_pytorch_itself_runs_no_code(tmp_path, monkeypatch):
+    """Even if the look at the pickle missed something."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(files, "_refuse_code", lambda path: None)
+    mark, pickles = hostile(tmp_path)
+    for pickled in pickles.values():
+        refusal(as_torch_file(tmp_path / "x.pth", pickled))
+    assert not mark.exists()
+
+
+def test_a_way_into_pytorch_that_runs_code_is_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    inner = pickle.dumps(Runs(eval, "1"))
+    path = as_torch_file(tmp_path / "x.pth", pickle.dumps(Runs(torch.storage._load_from_bytes, inner)))
+    assert "would run code when read: torch.storage._load_from_bytes" in refusal(path)
+
+
 def test_a_file_of_torch(fixtures):
     pytest.importorskip("torch")
     state = read_state(fixtures / "weights_tiny.pth")
