@@ -54,14 +54,21 @@ class Program:
 
     def initial_state(self) -> TrainState:
         """Parameters and optimizer state of step 0, from the seed; pure, to be jitted with the wanted placement."""
+        return self.state_from(*self.initial_variables())
+
+    def initial_variables(self) -> tuple[Any, Any]:
+        """(parameters, non-trainable collections) from the seed."""
         image = jnp.zeros((1, *self.model.img_size, 3), jnp.float32)
         variables = dict(self.model.init(stream(self.objective.seed, "init"), image, None))
-        params = variables.pop("params")
+        return variables.pop("params"), variables
+
+    def state_from(self, params: Any, model_state: Any) -> TrainState:
+        """The state of step 0 with these parameters and non-trainable collections; pure."""
         zero = jnp.zeros((), jnp.int32)
         return TrainState(
             step=zero,
             params=params,
-            model_state=variables,
+            model_state=model_state,
             opt_state=self.settings.optimizer.transform.init(params),
             gradnorm=gradnorm.init_gradnorm(self.initial_weights),
             ema=jax.tree.map(jnp.array, params) if self.ema else None,
