@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
         "building": "config data files reporting taxonomy",
         "debugging": "config data files learning models reporting schedules step versions",
         "weights": "config files models",
-        "checks": "config data debugging learning models registry schedules step taxonomy",
+        "checks": "config data debugging learning models registry schedules step taxonomy weights",
         "run": "checks config data debugging files learning metrics models reporting schedules step versions weights",
         "demo": "data",
         "tools": "building checks config data debugging demo files learning metrics models registry reporting run "

@@ -27,6 +27,7 @@ from linnaeus_jax.models import ModelFamily, build_model
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.step.probes import registered_probes
 from linnaeus_jax.taxonomy.ranks import check_task_order
+from linnaeus_jax.weights.settings import setting_errors
 
 #: classes of the task on which losses are tried
 TRIAL_CLASSES = 1000
@@ -40,6 +41,7 @@ def config_errors(config: ConfigDict) -> list[str]:
     checks: tuple[tuple[Callable[[ConfigDict], list[str]], tuple[str, ...]], ...] = (
         (_data_errors, ("data", "metrics", "schedule.mixup")),
         (_model_errors, ("data",)),
+        (lambda config: setting_errors(config.model), ()),
         (_loss_errors, ("loss.task_specific", "loss.taxonomy_smoothing", "loss.grad_weighting.task", "data")),
         (_optimizer_errors, ("optimizer",)),
         (lambda config: augmentation.validate(config.aug), ("aug",)),

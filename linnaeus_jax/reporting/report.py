@@ -333,6 +333,16 @@ def data_table(run: RunRecord, _: Tasks) -> str:
     return table(["rank", "column", "classes", *(f"labelled in {split} %" for split in density)], rows)
 
 
+@section("Initial weights", per_run=True)
+def initial_weights(run: RunRecord, _: Tasks) -> str:
+    record = run.json("metadata/pretrained.json")
+    if not record:
+        return ""
+    files = table(["file", "SHA-256"], [[file["path"], file["sha256"]] for file in record["files"]], text=True)
+    counts = record["coverage"]["counts"]
+    return note(f"{record['coverage']['summary']}.") + files + table(["arrays", "number"], [*map(list, counts.items())])
+
+
 @section("Settings")
 def settings(runs: Runs, _: Tasks) -> str:
     configs = {label: run.config for label, run in runs.items() if run.config}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +14,24 @@ from ml_collections import ConfigDict
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.reporting.logs import setup_logging
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.identity import finished_epochs, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.step.placement import Placement
+from linnaeus_jax.step.placement import Placement, fetch
 from linnaeus_jax.step.program import Program, build_program
 from linnaeus_jax.step.state import TrainState
+from linnaeus_jax.weights.importing import Import
+
+
+#: reads the weights that a configuration names, for its model and data
+InitialWeights = Callable[[ConfigDict, ModelFamily, Dataset], Import | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +45,7 @@ class Experiment:
     resolved: ResolvedSchedule
     program: Program
     debug: DebugSession
+    weights: Import | None = None  # that a run without a checkpoint starts from
 
     @property
     def is_coordinator(self) -> bool:
@@ -57,8 +66,12 @@ class Experiment:
         )
 
     def initial_state(self) -> TrainState:
-        """The state of step 0 on every device."""
-        return jax.jit(self.program.initial_state, out_shardings=self.placement.replicated)()
+        """The state of step 0 on every device: from the seed, with the weights that were read."""
+        replicated = self.placement.replicated
+        if self.weights is None:
+            return jax.jit(self.program.initial_state, out_shardings=replicated)()
+        variables = fetch(jax.jit(self.program.initial_variables, out_shardings=replicated)())
+        return jax.jit(self.program.state_from, out_shardings=replicated)(*self.weights.merged(*variables))
 
 
 def build_experiment(
@@ -68,6 +81,7 @@ def build_experiment(
     *,
     schedule: ResolvedSchedule | None = None,
     write: bool = True,
+    initial_weights: InitialWeights | None = None,
 ) -> Experiment:
     """Builds what the configuration says; the first thing written is the run directory itself.
 
@@ -77,6 +91,7 @@ def build_experiment(
       schedule: of a checkpoint that is only evaluated; no epoch is then planned, no training image opened,
         and logging is left to the caller.
       write: False for a dry run, which leaves nothing behind.
+      initial_weights: reads what a run without a checkpoint starts from; None: it starts from the seed.
 
     Raises:
       ConfigError: all wrong settings at once, before anything is computed or written.
@@ -120,6 +135,9 @@ def build_experiment(
             probes=debug.probes(),
             make_recorder=debug.make_recorder,
         )
+        weights = None
+        if initial_weights is not None and not (checkpoints is not None and checkpoints.steps()):
+            weights = initial_weights(config, program.model, inputs.dataset)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise UserError(str(text)) from error
@@ -131,7 +149,7 @@ def build_experiment(
         except OSError as error:
             raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
         _set_up_logging(config, directory)
-    return Experiment(config, directory, placement, inputs, resolved, program, debug)
+    return Experiment(config, directory, placement, inputs, resolved, program, debug, weights)
 
 
 def _resolve(inputs: Inputs) -> ResolvedSchedule:

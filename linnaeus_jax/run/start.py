@@ -21,6 +21,7 @@ from linnaeus_jax.reporting.wandb_sink import new_run_id
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.facts import run_facts
 from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.pretrained import record
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.schedules.summary import schedule_summary, write_summary
 
@@ -45,6 +46,8 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
         fields = {name: dataclasses.asdict(info) for name, info in plugin_metrics.items()}
         write_json(directory.root / PLUGIN_METRICS_FILE, fields)
     write_assets(inputs.dataset, directory.assets, directory.metadata)
+    if resumed_step is None:
+        record(experiment.weights, directory.metadata, details=config.debug.checkpoint)
     write_json(directory.metadata / "epoch_coverage.json", inputs.coverage.to_json())
     write_summary(experiment.resolved, directory.assets)
     log.info("%s", inputs.dataset.report())

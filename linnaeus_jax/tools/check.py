@@ -128,6 +128,7 @@ def main(argv: Sequence[str]) -> None:
 
     from linnaeus_jax.files import RunDirectory
     from linnaeus_jax.run.experiment import build_experiment
+    from linnaeus_jax.run.pretrained import read_initial_weights
     from linnaeus_jax.step.compilation import compile_steps
 
     parser = tools.parser("check", __doc__)
@@ -135,7 +136,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--all", action="store_true", help="a row for every parameter instead of every module")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
-    experiment = build_experiment(config, RunDirectory.of(config, None), write=False)
+    directory = RunDirectory.of(config, None)
+    experiment = build_experiment(config, directory, write=False, initial_weights=read_initial_weights)
+    if experiment.weights is not None:
+        console.print(experiment.weights.coverage.table(), markup=False, soft_wrap=True)
     dataset = experiment.inputs.dataset
     console.print(dataset.report(), markup=False, soft_wrap=True)
 

@@ -1,0 +1,49 @@
+"""Initial weights of a run from files or from another run; see `model.pretrained`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.files import write_json
+from linnaeus_jax.models import ModelFamily
+from linnaeus_jax.run.saved_weights import read_run
+from linnaeus_jax.weights.importing import Import, pretrained_is_run, read_pretrained
+from linnaeus_jax.weights.settings import reads_weights
+
+log = logging.getLogger("linnaeus_jax")
+
+
+def read_initial_weights(config: ConfigDict, model: ModelFamily, dataset: Dataset) -> Import | None:
+    """The weights that the configuration names, checked against the model; None where it names none.
+
+    Raises:
+      UserError: files that cannot be read or do not fit; nothing has been written by then.
+    """
+    if not reads_weights(config.model):
+        return None
+    state = read_run(Path(config.model.pretrained)).state_file() if pretrained_is_run(config.model) else None
+    return read_pretrained(config.model, model, {t: ids.tolist() for t, ids in dataset.classes.items()}, state)
+
+
+def record(weights: Import | None, metadata: Path, *, details: bool) -> None:
+    """Writes metadata/pretrained.json with files, hashes and what became of every array, and says it in the log.
+
+    Args:
+      weights: None removes the record of an earlier start of the same run.
+      metadata: directory of the run.
+      details: also log the table.
+    """
+    path = metadata / "pretrained.json"
+    if weights is None:
+        path.unlink(missing_ok=True)
+        return
+    write_json(path, weights.to_json())
+    for file in weights.files:
+        log.info("initial weights of %s (SHA-256 %s)", file.path, file.sha256)
+    log.info("%s; see %s", weights.coverage.summary(), path)
+    if details:
+        log.info("%s", weights.coverage.table())
