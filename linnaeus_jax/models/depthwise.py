@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -50,14 +52,63 @@ def depthwise_conv(
     shift = impl == "shift" or (impl == "auto" and jax.default_backend() == "cpu")
     if shift and stride == 1 and padding == same:
         return _shift_conv(x_BHWC, kernel_KK1C)
+    return _grouped_conv(x_BHWC, kernel_KK1C, stride, padding)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _grouped_conv(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     return lax.conv_general_dilated(
-        x_BHWC,
-        kernel_KK1C,
+        x,
+        kernel,
         window_strides=(stride, stride),
         padding=padding,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=x.shape[-1],
+    )
+
+
+def _grouped_conv_fwd(
+    x: jax.Array, kernel: jax.Array, stride: int, padding: Padding
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _grouped_conv(x, kernel, stride, padding), (x, kernel)
+
+
+def _grouped_conv_bwd(
+    stride: int, padding: Padding, saved: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    # As JAX derives it, but without its sharding annotation: with that, jax 0.10 cannot map the kernel's gradient over
+    # several losses (vmap raises NotImplementedError).
+    x, kernel = saved
+    size, channels = kernel.shape[0], x.shape[-1]
+    spans = [stride * (places - 1) + 1 for places in grad.shape[1:3]]
+    grad_x = lax.conv_general_dilated(
+        grad,
+        kernel[::-1, ::-1],
+        window_strides=(1, 1),
+        padding=[
+            (size - 1 - low, length + low - span)
+            for (low, _), length, span in zip(padding, x.shape[1:3], spans, strict=True)
+        ],
+        lhs_dilation=(stride, stride),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=channels,
     )
+    grad_kernel = lax.conv_general_dilated(
+        x,
+        grad,
+        window_strides=(1, 1),
+        padding=[
+            (low, size - 1 + span - length - low)
+            for (low, _), length, span in zip(padding, x.shape[1:3], spans, strict=True)
+        ],
+        rhs_dilation=(stride, stride),
+        dimension_numbers=("CHWN", "IHWO", "HWNC"),  # the batch is summed over, each channel is a group of its own
+        batch_group_count=channels,
+    )
+    return grad_x, grad_kernel
+
+
+_grouped_conv.defvjp(_grouped_conv_fwd, _grouped_conv_bwd)
 
 
 def _pad(x: jax.Array, size: int) -> jax.Array:

@@ -314,6 +314,7 @@ class Objective:
         if self.recorder is None or not self.recorder.gradients:
             return None
         image, meta, valid, _ = jax.eval_shape(self.inputs, micro, targets, step)
+        valid = jnp.zeros(valid.shape, valid.dtype)  # the slots depend on shapes alone
         variables, options = self._call(params, model_state, valid, micro["weight"], step, index)
         return self.recorder.gradient_slots(variables, image, meta, **options)
 

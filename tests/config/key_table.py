@@ -33,7 +33,6 @@ PENDING: dict[str, str] = {
         "pretrained_attn_scale"
     ).split()
 }
-PENDING["loss.grad_weighting.task.use_linear_heads_for_gradnorm_reforward"] = "hierarchical heads"
 
 
 @dataclass(frozen=True)
@@ -531,6 +530,9 @@ add(
     gradnorm_kappa=Row(0.9, Site.weights, given=GRADNORM),
     gradnorm_lr=Row(0.1, Site.weights, given={**GRADNORM, "loss.grad_weighting.task.gradnorm_rule": "paper"}),
     zero_aux_info=Row(False, Site.weights, given={**GRADNORM, "schedule.meta_masking.enabled": False}),
+    use_linear_heads_for_gradnorm_reforward=Row(
+        False, Site.weights, given={**GRADNORM, "model.classification.heads.taxa_L10.type": "ConditionalClassifier"}
+    ),
     exclude_config=Row({"type": "name", "patterns": ("head", "norm")}, Site.weights, given=GRADNORM),
 )
 

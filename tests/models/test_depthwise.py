@@ -59,3 +59,34 @@ def test_errors_name_the_argument():
         depthwise_conv(x, kernel, impl="cuda")
     with pytest.raises(ValueError, match="depthwise kernel has shape"):
         depthwise_conv(x, kernel[:2], impl="lax")
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [((1, 1), (1, 1)), ((0, 1), (1, 0)), ((0, 0), (2, 1))])
+def test_gradients_of_the_grouped_form_are_those_that_jax_derives(stride, padding):
+    rng = np.random.default_rng(0)
+    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 7, 8, 3), (3, 3, 1, 3)))
+
+    def derived(x, kernel):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, None, None, numbers, 3)
+
+    y, expected = jax.vjp(derived, x, kernel)
+    same, found = jax.vjp(lambda *a: depthwise_conv(*a, stride=stride, padding=padding, impl="lax"), x, kernel)
+    np.testing.assert_array_equal(same, y)
+    cotangent = jnp.asarray(rng.normal(size=y.shape), jnp.float32)
+    for ours, theirs in zip(found(cotangent), expected(cotangent), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_of_the_grouped_form_map_over_losses_on_a_mesh():
+    """As GradNorm does; what JAX derives raises NotImplementedError where arrays carry the sharding of a mesh."""
+    replicated = jax.NamedSharding(jax.make_mesh((1,), ("data",)), jax.P())
+    x, kernel, _ = (jax.device_put(value, replicated) for value in draws(3))
+
+    @jax.jit
+    def gradients(kernel):
+        _, pullback = jax.vjp(lambda k: jnp.stack([depthwise_conv(x, k, impl="lax").sum(), k.sum()]), kernel)
+        return jax.vmap(pullback)(jnp.eye(2))[0]
+
+    np.testing.assert_allclose(gradients(kernel)[1], jnp.ones_like(kernel))

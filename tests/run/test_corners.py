@@ -15,6 +15,7 @@ import h5py
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from linnaeus_jax.registry import OPTIMIZERS
 from linnaeus_jax.run import experiment, trainer
@@ -64,6 +65,40 @@ class Corner:
 NO_MIXING = {"schedule__mixup__enabled": False, "schedule__mixup__cutmix__enabled": False}
 ONE_TASK_GRADNORM = {"data__task_keys_h5": (FINEST,), "loss__grad_weighting__task__type": "gradnorm"}
 ONE_BY_ONE = {"data__batch_size": 1, "data__batch_size_val": 1, "data__sampler__type": "standard"}
+V0 = {
+    "model__type": "mFormerV0",
+    "model__conv_stages__embed_dims": (8, 8),
+    "model__conv_stages__out_channels": (8, 16),
+    "model__conv_stages__depths": (1, 1),
+    "model__attention_stages__dims": (16, 16),
+    "model__attention_stages__depths": (1, 1),
+    "model__attention_stages__num_heads": (2, 2),
+    "model__drop_rate": (0.1,),
+    "model__drop_path_rate": 0.2,
+    "train__accumulation_steps": 2,
+    "loss__grad_weighting__task__type": "gradnorm",
+    "loss__grad_weighting__task__update_interval": 2,
+}
+
+
+def heads(kind: str, **options: Any) -> dict[str, Any]:
+    tasks = ("taxa_L10", "taxa_L20", "taxa_L30")
+    return {"model__classification__heads": ConfigDict({task: {"type": kind, **options} for task in tasks})}
+
+
+V0_CONDITIONAL = V0 | heads("ConditionalClassifier", routing_strategy="gumbel", temperature=0.5)
+V0_DETECTED = (
+    V0
+    | heads("PathSoftmax")
+    | {
+        "model__missing_metadata": "mask",
+    "loss__grad_weighting__task__type": "static",
+        "debug__underflow_overflow__enabled": True,
+        "debug__underflow_overflow__gradients": True,
+        "train__gradient_checkpointing__enabled_normal_steps": True,
+        "train__ema__enabled": True,
+    }
+)
 #: each corner with another optimizer, so that both are covered by one compilation
 CORNERS = {
     "no metadata": Corner({"data__meta__active": False}, toy=""),
@@ -76,6 +111,8 @@ CORNERS = {
     "batch 1, standard sampler": Corner(ONE_BY_ONE, None, "adam", 15),
     "oblong pictures, moving average": Corner({"train__ema__enabled": True}, oblong),
     "no mixing, model with a state": Corner(NO_MIXING, toy="statistics"),
+    "mFormerV0, conditional heads, GradNorm, accumulation": Corner(V0_CONDITIONAL, toy=""),
+    "mFormerV0, path heads, masked tokens, detector, remat": Corner(V0_DETECTED, toy=""),
 }
 
 

@@ -61,7 +61,8 @@ def final_parameters(workdir: Path) -> dict[str, np.ndarray]:
         stored = checkpointer.metadata(path).item_metadata.tree
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), stored)
         state = checkpointer.restore(path, like)
-    leaves = jax.tree_util.tree_flatten_with_path(state["params"])[0]
+    learned = {name: state[name] for name in ("params", "model_state") if state.get(name)}
+    leaves = jax.tree_util.tree_flatten_with_path(learned)[0]
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
