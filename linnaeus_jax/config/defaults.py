@@ -11,16 +11,9 @@ Names are the documented upper-case names in lower case. Three conventions hold 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ml_collections.config_dict import ConfigDict, placeholder
 
-from linnaeus_jax.config.derived import value_of
-from linnaeus_jax.registry import ALL, HEADS
-
-#: nested defaults by key
-Section = dict[str, Any]
+from linnaeus_jax.config.open_nodes import Section, alternatives, complete_open_nodes
 
 
 def get_config() -> ConfigDict:
@@ -28,12 +21,6 @@ def get_config() -> ConfigDict:
     sections = (experiment, env, data, model, train, lr_scheduler, optimizer, loss, aug, schedule, metrics, debug)
     config = ConfigDict({section.__name__: section() for section in sections})
     return complete_open_nodes(config).lock()
-
-
-def _alternatives(prefix: str, epochs: type | None = None) -> Section:
-    """Unset keys of a quantity given in steps, as a fraction or, where `epochs` is their type, in epochs."""
-    kinds = {"steps": int, "fraction": float} | ({"epochs": epochs} if epochs else {})
-    return {f"{prefix}_{unit}": placeholder(kind) for unit, kind in kinds.items()}
 
 
 def experiment() -> Section:
@@ -73,10 +60,6 @@ def env() -> Section:
         plugins=(),  # modules or .py files that register metrics and subsets, see linnaeus_jax.metrics
         compilation_cache_dir="",  # directory of XLA's persistent compilation cache; empty: off
     )
-
-
-def meta_component() -> ConfigDict:
-    return ConfigDict(dict(enabled=True, source="", columns=(), dim=0, idx=0, allow_missing=True, oor_mask=False))
 
 
 def data() -> Section:
@@ -211,7 +194,7 @@ def train() -> Section:
         early_stop=dict(
             active=False,
             metric="val_loss",
-            **_alternatives("patience", float),
+            **alternatives("patience", float),
             min_delta=placeholder(float),
             max_steps=placeholder(int),
             max_loss=placeholder(float),
@@ -221,30 +204,16 @@ def train() -> Section:
     )
 
 
-def lr_group() -> ConfigDict:
-    """Overrides of one parameter group; None inherits the global value."""
-    return ConfigDict(
-        dict(
-            name=placeholder(str),
-            min_lr=placeholder(float),
-            warmup_lr=placeholder(float),
-            **_alternatives("warmup", float),
-            **_alternatives("decay"),
-            decay_rate=placeholder(float),
-        )
-    )
-
-
 def lr_scheduler() -> Section:
     return dict(
         name="cosine",  # cosine | linear | step | wsd
         base_lr=1e-4,
         reference_bs=512,
         scaling="linear",  # linear | sqrt
-        **_alternatives("warmup", float),
+        **alternatives("warmup", float),
         warmup_lr=5e-7,
         min_lr=1e-5,
-        **_alternatives("decay"),
+        **alternatives("decay"),
         decay_rate=0.1,
         stable_duration_fraction=0.8,
         decay_duration_fraction=0.1,
@@ -252,13 +221,6 @@ def lr_scheduler() -> Section:
         parameter_groups=ConfigDict(
             dict(enabled=False), sort_keys=False
         ),  # + one node per optimizer group, see lr_group
-    )
-
-
-def optimizer_group() -> ConfigDict:
-    # frozen parameters have no gradient and count in no norm; a learning rate of 0 (lr_multiplier) stops neither
-    return ConfigDict(
-        dict(filter=ConfigDict(), optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0, frozen=False)
     )
 
 
@@ -334,14 +296,14 @@ def schedule() -> Section:
     return dict(
         step_trigger_mode="crossing",  # crossing | exact
         validation=dict(
-            **_alternatives("interval", int),
-            **_alternatives("mask_meta_interval", int),
+            **alternatives("interval", int),
+            **alternatives("mask_meta_interval", int),
             at_end=True,
-            partial_mask_meta=dict(enabled=False, **_alternatives("interval", int), whitelist=()),
+            partial_mask_meta=dict(enabled=False, **alternatives("interval", int), whitelist=()),
             final_epoch=dict(exhaustive_partial_meta_validation=False, exhaustive_meta_components=()),
         ),
         checkpoint=dict(
-            **_alternatives("interval", int),
+            **alternatives("interval", int),
             at_end=True,
             keep_top_n=0,
             keep_last_n=0,
@@ -351,19 +313,19 @@ def schedule() -> Section:
             enabled=True,
             start_prob=1.0,
             end_prob=0.0,
-            **_alternatives("end"),
+            **alternatives("end"),
             partial=dict(
                 enabled=False,
-                **_alternatives("start"),
-                **_alternatives("end"),
+                **alternatives("start"),
+                **alternatives("end"),
                 start_prob=0.01,
                 end_prob=0.7,
-                **_alternatives("prob_end"),
+                **alternatives("prob_end"),
                 whitelist=(),
                 weights=(),
             ),
         ),
-        null_masking=dict(enabled=False, start_prob=0.0, end_prob=1.0, **_alternatives("end")),
+        null_masking=dict(enabled=False, start_prob=0.0, end_prob=1.0, **alternatives("end")),
         mixup=dict(
             enabled=True,
             alpha=1.0,
@@ -372,7 +334,7 @@ def schedule() -> Section:
             group_levels=("taxa_L10",),
             level_switch_steps=(),
             level_switch_epochs=(),
-            prob=dict(enabled=True, start_prob=1.0, end_prob=0.2, **_alternatives("end")),
+            prob=dict(enabled=True, start_prob=1.0, end_prob=0.2, **alternatives("end")),
             min_group_size=4,
             exclude_null_samples=True,
             null_task_keys=(),  # empty: all tasks
@@ -427,84 +389,3 @@ def debug() -> Section:
             device_memory=False,  # also a device memory profile, for pprof, at the end of every cycle
         ),
     )
-
-
-#: built-in head -> its options
-HEAD_OPTIONS: dict[str, Section] = {
-    "Linear": {"use_bias": True},
-    "ConditionalClassifier": {
-        "use_bias": True,
-        "routing_strategy": "soft",  # soft | hard | gumbel
-        "temperature": 1.0,  # of the routing
-        "orphan_prior": "neutral",  # neutral | epsilon: of a class without a parent
-    },
-    "HierarchicalSoftmax": {"use_bias": True, "orphan_prior": "neutral"},
-    "PathSoftmax": {"use_bias": True},
-}
-
-
-def head(given: ConfigDict) -> ConfigDict:
-    """A head of the type that `given` names, with the options of that type.
-
-    A type that is still unknown, because a plugin may bring it, keeps what is given and has the option of Linear; once
-    it is known, that option is taken out of `given` where nobody has set it.
-    """
-    kind, linear = given.get("type", "Linear"), HEAD_OPTIONS["Linear"]
-    if kind in HEAD_OPTIONS:
-        return ConfigDict({"type": kind, **HEAD_OPTIONS[kind]})
-    if kind not in HEADS:
-        return ConfigDict({**linear, **given})
-    options = HEADS.options(kind)
-    for option in linear.keys() - options.keys():
-        if given.get(option) == linear[option]:
-            del given[option]
-    return ConfigDict({"type": kind, **{option: _typed(default) for option, default in options.items()}})
-
-
-#: open node -> (defaults of an entry from what is given of it, keys of the node itself)
-OPEN_NODES: dict[str, tuple[Callable[[ConfigDict], ConfigDict], tuple[str, ...]]] = {
-    "data.meta.components": (lambda given: meta_component(), ()),
-    "lr_scheduler.parameter_groups": (lambda given: lr_group(), ("enabled",)),
-    "optimizer.parameter_groups": (lambda given: optimizer_group(), ("enabled", "default")),
-    "model.classification.heads": (head, ()),
-}
-
-
-def complete_open_nodes(config: ConfigDict) -> ConfigDict:
-    """Fills the entries of the open nodes with the defaults of their kind and adds the options of what plugins
-    registered, in place; returns `config`.
-
-    Raises:
-      KeyError: an entry holds a key that its kind does not have.
-    """
-    with config.unlocked():
-        for path, (make_default, reserved) in OPEN_NODES.items():
-            node = value_of(config, path)
-            for name in [key for key in node if key not in reserved]:
-                node[name] = _filled(make_default(node[name]), node[name], f"{path}.{name}")
-        for registry in ALL:
-            for name in registry if registry.section else ():
-                defaults = registry.options(name)
-                if defaults:
-                    node = config
-                    for part in registry.section.split("."):
-                        if part not in node:
-                            node[part] = ConfigDict()
-                        node = node[part]
-                    complete = ConfigDict({key: _typed(value) for key, value in defaults.items()})
-                    node[name] = _filled(complete, node.get(name, ConfigDict()), f"{registry.section}.{name}")
-    return config
-
-
-def _typed(value: Any) -> Any:
-    return placeholder(float) if value is None else value
-
-
-def _filled(complete: ConfigDict, given: ConfigDict, path: str) -> ConfigDict:
-    unknown = sorted(set(given) - set(complete))
-    if unknown:
-        raise KeyError(f"{path}.{unknown[0]}")
-    with complete.unlocked():
-        for key in given:
-            complete[key] = given[key]
-    return complete

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict, FieldReference
 
-from linnaeus_jax.config.defaults import OPEN_NODES, head
+from linnaeus_jax.config.open_nodes import OPEN_NODES, head
 
 #: keys whose value is a whole parameter filter: any keys, read by learning.filters
 FILTER_KEYS = ("filter", "exclude_config")

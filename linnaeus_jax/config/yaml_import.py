@@ -21,8 +21,9 @@ from typing import Any
 import yaml
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.defaults import OPEN_NODES, complete_open_nodes, get_config
+from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.open_nodes import OPEN_NODES, complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key
 from linnaeus_jax.registry import ALL

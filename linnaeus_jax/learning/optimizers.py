@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.defaults import optimizer_group
+from linnaeus_jax.config.open_nodes import optimizer_group
 from linnaeus_jax.learning.filters import Filter, Parameter, parse_filter
 from linnaeus_jax.learning.transforms import FROZEN, OPTIMIZERS, Path, build_transform
 

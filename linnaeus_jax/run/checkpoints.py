@@ -66,6 +66,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
+        if not self.directory.is_dir():  # looking makes no directory
+            return []
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ from linnaeus_jax.step.program import Program, build_program
 from linnaeus_jax.step.state import TrainState
 from linnaeus_jax.weights.importing import Import
 
-
 #: reads the weights that a configuration names, for its model and data
 InitialWeights = Callable[[ConfigDict, ModelFamily, Dataset], Import | None]
 

@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.files import write_json
 from linnaeus_jax.models import ModelFamily
-from linnaeus_jax.run.saved_weights import read_run
-from linnaeus_jax.weights.importing import Import, pretrained_is_run, read_pretrained
+from linnaeus_jax.run.saved_weights import run_state_of
+from linnaeus_jax.weights.importing import Import, read_pretrained
 from linnaeus_jax.weights.settings import reads_weights
 
 log = logging.getLogger("linnaeus_jax")
@@ -25,8 +25,8 @@ def read_initial_weights(config: ConfigDict, model: ModelFamily, dataset: Datase
     """
     if not reads_weights(config.model):
         return None
-    state = read_run(Path(config.model.pretrained)).state_file() if pretrained_is_run(config.model) else None
-    return read_pretrained(config.model, model, {t: ids.tolist() for t, ids in dataset.classes.items()}, state)
+    classes = {task: ids.tolist() for task, ids in dataset.classes.items()}
+    return read_pretrained(config.model, model, classes, run_state_of(config.model))
 
 
 def record(weights: Import | None, metadata: Path, *, details: bool) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.defaults import OPEN_NODES, get_config
+from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.open_nodes import OPEN_NODES
 from linnaeus_jax.config.tree import known_keys
 from tests.config.effects import Home, Site
 from tests.config.key_table import ALSO, DIFFERENT, GROUPS, PENDING, TABLE, Row

@@ -12,7 +12,7 @@ import yaml
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import ConfigError, get_config, load_yaml
-from linnaeus_jax.config.defaults import meta_component
+from linnaeus_jax.config.open_nodes import meta_component
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import known_keys
 from linnaeus_jax.step.program import model_from_config

@@ -92,7 +92,7 @@ V0_DETECTED = (
     | heads("PathSoftmax")
     | {
         "model__missing_metadata": "mask",
-    "loss__grad_weighting__task__type": "static",
+        "loss__grad_weighting__task__type": "static",
         "debug__underflow_overflow__enabled": True,
         "debug__underflow_overflow__gradients": True,
         "train__gradient_checkpointing__enabled_normal_steps": True,

@@ -1,0 +1,126 @@
+"""Entries of sections that are keyed by names of data: which keys an entry has, and their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict, placeholder
+
+from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.registry import ALL, HEADS
+
+#: nested defaults by key
+Section = dict[str, Any]
+
+
+def alternatives(prefix: str, epochs: type | None = None) -> Section:
+    """Unset keys of a quantity given in steps, as a fraction or, where `epochs` is their type, in epochs."""
+    kinds = {"steps": int, "fraction": float} | ({"epochs": epochs} if epochs else {})
+    return {f"{prefix}_{unit}": placeholder(kind) for unit, kind in kinds.items()}
+
+
+def meta_component() -> ConfigDict:
+    return ConfigDict(dict(enabled=True, source="", columns=(), dim=0, idx=0, allow_missing=True, oor_mask=False))
+
+
+def lr_group() -> ConfigDict:
+    """Overrides of one parameter group; None inherits the global value."""
+    return ConfigDict(
+        dict(
+            name=placeholder(str),
+            min_lr=placeholder(float),
+            warmup_lr=placeholder(float),
+            **alternatives("warmup", float),
+            **alternatives("decay"),
+            decay_rate=placeholder(float),
+        )
+    )
+
+
+def optimizer_group() -> ConfigDict:
+    # frozen parameters have no gradient and count in no norm; a learning rate of 0 (lr_multiplier) stops neither
+    return ConfigDict(
+        dict(filter=ConfigDict(), optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0, frozen=False)
+    )
+
+
+#: built-in head -> its options
+HEAD_OPTIONS: dict[str, Section] = {
+    "Linear": {"use_bias": True},
+    "ConditionalClassifier": {
+        "use_bias": True,
+        "routing_strategy": "soft",  # soft | hard | gumbel
+        "temperature": 1.0,  # of the routing
+        "orphan_prior": "neutral",  # neutral | epsilon: of a class without a parent
+    },
+    "HierarchicalSoftmax": {"use_bias": True, "orphan_prior": "neutral"},
+    "PathSoftmax": {"use_bias": True},
+}
+
+
+def head(given: ConfigDict) -> ConfigDict:
+    """A head of the type that `given` names, with the options of that type.
+
+    A type that is still unknown, because a plugin may bring it, keeps what is given and has the option of Linear; once
+    it is known, that option is taken out of `given` where nobody has set it.
+    """
+    kind, linear = given.get("type", "Linear"), HEAD_OPTIONS["Linear"]
+    if kind in HEAD_OPTIONS:
+        return ConfigDict({"type": kind, **HEAD_OPTIONS[kind]})
+    if kind not in HEADS:
+        return ConfigDict({**linear, **given})
+    options = HEADS.options(kind)
+    for option in linear.keys() - options.keys():
+        if given.get(option) == linear[option]:
+            del given[option]
+    return ConfigDict({"type": kind, **{option: _typed(default) for option, default in options.items()}})
+
+
+#: open node -> (defaults of an entry from what is given of it, keys of the node itself)
+OPEN_NODES: dict[str, tuple[Callable[[ConfigDict], ConfigDict], tuple[str, ...]]] = {
+    "data.meta.components": (lambda given: meta_component(), ()),
+    "lr_scheduler.parameter_groups": (lambda given: lr_group(), ("enabled",)),
+    "optimizer.parameter_groups": (lambda given: optimizer_group(), ("enabled", "default")),
+    "model.classification.heads": (head, ()),
+}
+
+
+def complete_open_nodes(config: ConfigDict) -> ConfigDict:
+    """Fills the entries of the open nodes with the defaults of their kind and adds the options of what plugins
+    registered, in place; returns `config`.
+
+    Raises:
+      KeyError: an entry holds a key that its kind does not have.
+    """
+    with config.unlocked():
+        for path, (make_default, reserved) in OPEN_NODES.items():
+            node = value_of(config, path)
+            for name in [key for key in node if key not in reserved]:
+                node[name] = _filled(make_default(node[name]), node[name], f"{path}.{name}")
+        for registry in ALL:
+            for name in registry if registry.section else ():
+                defaults = registry.options(name)
+                if defaults:
+                    node = config
+                    for part in registry.section.split("."):
+                        if part not in node:
+                            node[part] = ConfigDict()
+                        node = node[part]
+                    complete = ConfigDict({key: _typed(value) for key, value in defaults.items()})
+                    node[name] = _filled(complete, node.get(name, ConfigDict()), f"{registry.section}.{name}")
+    return config
+
+
+def _typed(value: Any) -> Any:
+    return placeholder(float) if value is None else value
+
+
+def _filled(complete: ConfigDict, given: ConfigDict, path: str) -> ConfigDict:
+    unknown = sorted(set(given) - set(complete))
+    if unknown:
+        raise KeyError(f"{path}.{unknown[0]}")
+    with complete.unlocked():
+        for key in given:
+            complete[key] = given[key]
+    return complete

@@ -1,0 +1,87 @@
+"""A run that starts from the weights of another one, or of a file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from linnaeus_jax.config.errors import ConfigError, UserError
+from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.reporting.report import write_report
+from linnaeus_jax.run import trainer
+from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.pretrained import read_initial_weights
+from linnaeus_jax.run.saved_weights import read_run
+from tests.step import toy
+from tests.tiny import tiny_config
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The data and a finished run of one epoch, with a moving average."""
+    with pytest.MonkeyPatch.context() as patch:
+        toy.register(patch)
+        directory = tmp_path_factory.mktemp("first")
+        trainer.run(configured(directory), directory / "run")
+        yield directory
+
+
+def configured(first, **overrides):
+    settings = {"model__type": "toy", "model__variant": "statistics", "train__epochs": 1, "train__ema__enabled": True}
+    return tiny_config(first / "data", **settings | {"data__batch_size": 32} | overrides)
+
+
+def test_a_run_takes_the_weights_of_another_once(first, tmp_path):
+    source = first / "source"
+    shutil.copytree(first / "run", source)
+    config = configured(first, model__pretrained=str(source), train__seed=3)
+    directory = RunDirectory(tmp_path / "run")
+
+    # ---- the state of step 0
+    experiment = build_experiment(config, directory, initial_weights=read_initial_weights, write=False)
+    state, saved = jax.device_get(experiment.initial_state()), read_run(source)
+    assert saved.weights == "ema"
+    for tree in (state.params, state.ema):
+        jax.tree.map(np.testing.assert_array_equal, tree, saved.params)
+    jax.tree.map(np.testing.assert_array_equal, state.model_state, saved.model_state)
+    assert int(state.step) == 0
+    fresh = jax.device_get(jax.jit(experiment.program.initial_state)())
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, fresh.opt_state)
+    assert not np.array_equal(jax.tree.leaves(fresh.params)[-1], jax.tree.leaves(state.params)[-1])
+
+    # ---- the record of the run
+    trainer.run(config, directory.root)
+    record = json.loads((directory.metadata / "pretrained.json").read_text())
+    assert record["files"][0]["path"] == str(saved.path)
+    assert record["files"][0]["sha256"] == saved.state_file().sha256
+    assert record["coverage"]["counts"]["loaded"] == len(jax.tree.leaves((state.params, state.model_state)))
+    report = directory.root / "report.html"
+    write_report([directory.root], report)
+    assert "Initial weights" in report.read_text()
+
+    # ---- resuming does not look at them again
+    shutil.rmtree(source)
+    config.train.epochs = 2
+    trainer.run(config, directory.root)
+    assert json.loads((directory.metadata / "pretrained.json").read_text()) == record
+    with pytest.raises(UserError, match="source"):
+        trainer.run(config, tmp_path / "other")
+
+
+def test_what_cannot_be_read_leaves_the_run_directory_untouched(first, tmp_path):
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
+    for path in (broken, tmp_path / "missing.safetensors", tmp_path):
+        with pytest.raises(UserError, match=str(path)):
+            trainer.run(configured(first, model__pretrained=str(path)), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_contradictions_are_config_errors(first, tmp_path):
+    config = configured(first, model__pretrained="a.pth", model__pretrained_convnext="b.pth")
+    with pytest.raises(ConfigError, match=r"model.pretrained_convnext = 'b.pth' is read with"):
+        trainer.run(config, tmp_path / "run")
