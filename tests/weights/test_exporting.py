@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from tests.weights.helpers import (
 )
 
 KINDS = ("Linear", "ConditionalClassifier", "HierarchicalSoftmax", "PathSoftmax")
-FAMILIES = {"mFormerV0": SMALL_V0, "mFormerV1": SMALL}
+FAMILIES: dict[str, dict[str, Any]] = {"mFormerV0": SMALL_V0, "mFormerV1": SMALL}
 
 
 @pytest.mark.parametrize("family", ["mFormerV0", "mFormerV1"])

@@ -180,7 +180,8 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path, monkeypatch, kind, with_to
 def test_a_pickle_that_runs_code_in_the_old_format_is_refused(tmp_path):
     mark, pickles = hostile(tmp_path)
     path = tmp_path / "x.pt"
-    head = b"".join(pickle.dumps(part, protocol=2) for part in (files.TORCH_MAGIC, 1001, {}))
+    before: tuple[object, ...] = (files.TORCH_MAGIC, 1001, {})
+    head = b"".join(pickle.dumps(part, protocol=2) for part in before)
     path.write_bytes(head + pickles["protocol 2"])
     assert "would run code" in refusal(path)
     path.write_bytes(pickles["protocol 2"])
