@@ -52,6 +52,7 @@ from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import UserError, build_experiment, set_up_jax
 from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.pretrained import read_initial_weights
 from linnaeus_jax.run.recorder import LogPoint, NonFiniteError
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import restore
@@ -62,6 +63,8 @@ from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.triggers import due_at_epoch_end, firing_epochs
 from linnaeus_jax.step import program as step_program
+from linnaeus_jax.weights.exporting import torch_state
+from linnaeus_jax.weights.files import StateFile
 from tests.tiny import tiny_config, write_tiny_data
 
 UPDATES = 30  # per epoch, of the resolved schedules
@@ -187,6 +190,7 @@ class Site:
         self.home = home
         self.output_dir = home.folder()
         self._trained: dict[tuple[int, int], Any] = {}
+        self.weight_files: list[str] = []
         self.config = tiny_config(home.root / "data")
         for key, value in settings.items():
             for node, entry in ENTRIES.items():
@@ -293,6 +297,26 @@ class Site:
     def program(self) -> Any:
         block = SamplerSettings.from_config(self.config).block
         return step_program.build_program(self.config, self.dataset, self.resolved, block)
+
+    def initial_weights(self, without: str = "") -> Any:
+        """What `model.pretrained*` reads where every file holds the model itself, but for one array."""
+        shapes = dict(jax.eval_shape(self.model.init, jax.random.key(0), jnp.zeros((1, *self.model.img_size, 3))))
+        trees = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
+        arrays = torch_state(self.model, trees.pop("params"), trees)
+        arrays.pop(without, None)
+
+        def read(path: str, *_: Any) -> StateFile:
+            self.weight_files.append(path)
+            return StateFile(Path(path), "", dict(arrays))
+
+        with mock.patch("linnaeus_jax.weights.importing.read_state", read):
+            return read_initial_weights(self.config, self.model, self.dataset)
+
+    def read_weights(self) -> list[str]:
+        """Paths of the files that were opened for it."""
+        self.weight_files.clear()
+        self.outcome(Site.initial_weights)
+        return list(self.weight_files)
 
     @functools.cached_property
     def small_program(self) -> Any:

@@ -28,9 +28,7 @@ PENDING: dict[str, str] = {
     for key in (
         "missing_metadata compat conv_stages.embed_dims conv_stages.out_channels conv_stages.depths "
         "conv_stages.stride_seqs attention_stages.dims attention_stages.depths attention_stages.num_heads "
-        "attention_stages.mlp_ratio attention_stages.stride_seqs rope_stages.rope_mixed classification.hierarchy_mode "
-        "pretrained pretrained_source pretrained_convnext pretrained_ropevit pretrained_strict pretrained_classes "
-        "pretrained_attn_scale"
+        "attention_stages.mlp_ratio attention_stages.stride_seqs rope_stages.rope_mixed classification.hierarchy_mode"
     ).split()
 }
 
@@ -516,6 +514,34 @@ add(
     normalize=Row(True, Site.losses, given=weighted("smoothing")),
 )
 EVERY = "loss.grad_weighting.task.update_interval"
+WEIGHTS = {"model.pretrained": "w.pth"}
+STITCHED = {"model.pretrained_source": "stitched_convnext_ropevit"}
+
+
+def weights_of(what: str, without: str = "") -> Callable[[Site], Any]:
+    """A part of the weights that a run would start from, or why there are none."""
+    return lambda site: site.outcome(lambda site: at(what)(site.initial_weights(without)))
+
+
+add(
+    "model",
+    pretrained=Row("w.pth", Site.read_weights, ["w.pth"]),
+    pretrained_source=Row(
+        "metaformer", lambda s: s.initial_weights().coverage.counts(), given=WEIGHTS | {"model.type": "mFormerV0"}
+    ),
+    pretrained_convnext=Row("c", Site.read_weights, ["c", "r"], {"model.pretrained_ropevit": "r"} | STITCHED),
+    pretrained_ropevit=Row("r", Site.read_weights, ["c", "r"], {"model.pretrained_convnext": "c"} | STITCHED),
+    pretrained_strict=Row(
+        False, lambda s: str(weights_of("coverage", "norm_1.weight")(s)).startswith("error"), False, given=WEIGHTS
+    ),
+    pretrained_classes=Row("classes.json", weights_of("files.0.path"), given=WEIGHTS),
+    pretrained_attn_scale=Row(
+        "squared",
+        lambda s: s.initial_weights().arrays["stages.2.0.attn.qkv.weight"][0, 0].item(),
+        0.25,
+        given=WEIGHTS,
+    ),
+)
 GRADNORM = {"loss.grad_weighting.task.type": "gradnorm", "loss.grad_weighting.task.gradnorm_enabled": True}
 add(
     "loss.grad_weighting.task",
