@@ -51,13 +51,16 @@ def machine_info() -> dict[str, Any]:
     }
 
 
-def write_results(name: str, rows: Sequence[Mapping[str, Any]], command: str) -> Path:
+def write_results(
+    name: str, rows: Sequence[Mapping[str, Any]], command: str, details: Mapping[str, Any] | None = None
+) -> Path:
     """Prints `rows` as a table and writes them with machine and versions to `results/<name>.json`.
 
     Args:
       name: of the benchmark; the file's stem.
       rows: one mapping per line; columns are the union of their keys.
       command: what to type to measure again.
+      details: further keys of the file, what the rows were computed from.
 
     Returns:
       Path of the JSON file.
@@ -69,11 +72,17 @@ def write_results(name: str, rows: Sequence[Mapping[str, Any]], command: str) ->
     for row in rows:
         cells = [row.get(column, "") for column in columns]
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    Console(width=None if sys.stdout.isatty() else 240).print(table)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    report = {"name": name, "command": command, "date": time.strftime("%Y-%m-%d"), "machine": machine_info()}
-    path.write_text(json.dumps({**report, "rows": [dict(row) for row in rows]}, indent=1) + "\n")
+    report: dict[str, Any] = {
+        "name": name,
+        "command": command,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine_info(),
+    }
+    report |= {"rows": [dict(row) for row in rows], **(details or {})}
+    path.write_text(json.dumps(report, indent=1) + "\n")
     return path
 
 

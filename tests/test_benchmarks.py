@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import common, heads_and_losses, step_common, step_features
+from benchmarks import common, heads_and_losses, heads_on_demo, step_common, step_features
+from linnaeus_jax.checks import config_errors
 
 PROGRAMS = sorted(
     path.stem
@@ -158,3 +159,59 @@ def test_heads_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for row in rows:
         assert ("time_growth" in row) == ("memory_growth" in row) == (row["classes"] == 50)
         assert min(row["ms"], row["temp_mib"], row["ratio_to_linear"]) > 0
+
+
+@pytest.mark.parametrize("name", heads_on_demo.MODELS)
+def test_models_on_the_demo_differ_in_nothing_else(name: str, tmp_path: Path) -> None:
+    config = heads_on_demo.run_config(name, tmp_path, epochs=24, seed=7)
+    assert [error for error in config_errors(config) if "labels.h5" not in error and "images.h5" not in error] == []
+    family, head = heads_on_demo.MODELS[name]
+    base = heads_on_demo.run_config(heads_on_demo.BASELINE, tmp_path, epochs=24, seed=7)
+    changed = [
+        key
+        for (key, value), (_, other) in zip(flat(config.to_dict()), flat(base.to_dict()), strict=True)
+        if value != other
+    ]
+    assert set(changed) == {
+        *(["experiment.name"] if name != heads_on_demo.BASELINE else []),
+        *(["model.classification.heads"] if head != "Linear" else []),
+        *(["model.type", "model.convnext_stages.layer_scale_init_value"] if family != "mFormerV1" else []),
+    }
+
+
+def flat(section: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Keys with dots and values; the heads are one value."""
+    found: list[tuple[str, Any]] = []
+    for key, value in section.items():
+        inner = isinstance(value, dict) and key != "heads"
+        found += flat(value, f"{prefix}{key}.") if inner else [(f"{prefix}{key}", value)]
+    return found
+
+
+def test_results_on_the_demo_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    options = argparse.Namespace(typed=[], epochs=2, heads=["PathSoftmax"], seeds=[0, 1])
+    chains = iter((10.0, 20.0, 31.0, 33.0))
+
+    def trained(name: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
+        row = {"model": name, "epochs": options.epochs, "seed": seed, "updates": 5}
+        return {**row, "ECE L10": 1.0, "top-1 L10": 50.0, "chain": next(chains)}
+
+    monkeypatch.setattr(heads_on_demo, "trained", trained)
+    heads_on_demo.quality(options, heads_on_demo.stored())
+    options.heads = ["Linear"]
+    details = heads_on_demo.stored()
+    details["times"]["Linear"] = {"ms": 2.0, "to_linear": 1.0, "control": 1.0, "rounds": 1, "updates": 1}
+    heads_on_demo.quality(options, details)
+    report = json.loads((tmp_path / "heads_on_demo.json").read_text())
+    assert [(run["model"], run["seed"]) for run in report["runs"]] == [
+        ("PathSoftmax", 0),
+        ("PathSoftmax", 1),
+        ("Linear", 0),
+        ("Linear", 1),
+    ]
+    linear, path = report["rows"]
+    assert list(path) == ["model", "epochs", "updates", "seeds", "top-1 L10", "chain", "ECE L10"]
+    assert list(linear) == [*path, "ms", "to_linear", "control"]
+    assert linear["chain"] == "32.0 ± 1.4"
+    assert path["chain"] == "15.0 ± 7.1"
