@@ -24,6 +24,7 @@ from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.tools import evaluate, report
 from tests.run.test_kill import assert_same_rows, final_parameters, kept
 from tests.step import toy
+from tests.step.test_train_step import V0 as SMALL_V0
 from tests.tiny import tiny_config, write_tiny_data
 
 COARSEST, FINEST = "taxa_L30", "taxa_L10"
@@ -65,14 +66,7 @@ class Corner:
 NO_MIXING = {"schedule__mixup__enabled": False, "schedule__mixup__cutmix__enabled": False}
 ONE_TASK_GRADNORM = {"data__task_keys_h5": (FINEST,), "loss__grad_weighting__task__type": "gradnorm"}
 ONE_BY_ONE = {"data__batch_size": 1, "data__batch_size_val": 1, "data__sampler__type": "standard"}
-V0 = {
-    "model__type": "mFormerV0",
-    "model__conv_stages__embed_dims": (8, 8),
-    "model__conv_stages__out_channels": (8, 16),
-    "model__conv_stages__depths": (1, 1),
-    "model__attention_stages__dims": (16, 16),
-    "model__attention_stages__depths": (1, 1),
-    "model__attention_stages__num_heads": (2, 2),
+V0 = SMALL_V0 | {
     "model__drop_rate": (0.1,),
     "model__drop_path_rate": 0.2,
     "train__accumulation_steps": 2,

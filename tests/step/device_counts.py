@@ -17,6 +17,7 @@ from linnaeus_jax.metrics.phase import batch_sums
 from linnaeus_jax.step.placement import Placement
 from tests.step.programs import build, largest_update, relative_difference, run_updates
 from tests.step.test_train_step import SGD
+from tests.step.test_train_step import V0 as SMALL_V0
 from tests.tiny import tiny_config
 
 
@@ -36,17 +37,24 @@ def metric_sums(devices: int) -> dict[str, list]:
     return {name: np.asarray(value).tolist() for name, value in found.items()}
 
 
-def main(directory: Path) -> None:
-    params = {}
+def main(directory: Path, family: str) -> None:
+    params, states = {}, {}
+    settings = SGD | (SMALL_V0 if family == "mFormerV0" else {})
     for devices in (1, 2, 8):
-        program, inputs, placement = build(tiny_config(directory, **SGD), directory, devices)
+        program, inputs, placement = build(tiny_config(directory, **settings), directory, devices)
         start = jax.device_get(jax.jit(program.initial_state)().params)
-        params[devices] = jax.device_get(run_updates(program, inputs, placement, 3)[0].params)
+        state = jax.device_get(run_updates(program, inputs, placement, 3)[0])
+        params[devices], states[devices] = state.params, jax.tree.leaves(state.model_state)
+    assert bool(states[1]) == (family == "mFormerV0")
     found: dict[str, float | bool] = {str(n): relative_difference(params[n], params[1], start) for n in (2, 8)}
     found["same_counts"] = metric_sums(1) == metric_sums(2) == metric_sums(8)
+    found["state"] = max(
+        [float(np.max(np.abs(a - b) / (1 + np.abs(b)))) for n in (2, 8) for a, b in zip(states[n], states[1])],
+        default=0,
+    )
     found["largest"] = largest_update(params[1], start)
     (directory / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

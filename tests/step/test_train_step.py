@@ -32,6 +32,16 @@ SGD = {
 BOUND = 2e-5
 
 
+#: an mFormerV0 as small as it can be
+V0 = {
+    "model__type": "mFormerV0",
+    "model__conv_stages__embed_dims": (8, 8),
+    "model__conv_stages__out_channels": (8, 16),
+    "model__conv_stages__depths": (1, 1),
+    "model__attention_stages__dims": (16, 16),
+    "model__attention_stages__depths": (1, 1),
+    "model__attention_stages__num_heads": (2, 2),
+}
 TOY = {"model__type": "toy"}
 
 
@@ -202,12 +212,18 @@ def test_lowered_text_holds_no_callback(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_two_and_eight_devices(tmp_path):
-    """In a process of its own with 8 virtual devices."""
+@pytest.mark.parametrize("family", ["mFormerV1", "mFormerV0"])
+def test_one_two_and_eight_devices(tmp_path, family):
+    """In a process of its own with 8 virtual devices; the running statistics of mFormerV0 agree, too."""
     program = Path(__file__).with_name("device_counts.py")
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path)], env=env, capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, str(program), str(tmp_path), family],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads((tmp_path / "found.json").read_text())
@@ -215,3 +231,4 @@ def test_one_two_and_eight_devices(tmp_path):
     assert found["2"] <= BOUND
     assert found["8"] <= BOUND
     assert found["same_counts"]
+    assert found["state"] <= BOUND
