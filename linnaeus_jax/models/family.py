@@ -71,6 +71,23 @@ class ModelFamily(nn.Module, kw_only=True):
         """Number of metadata columns."""
         return sum(columns for _, columns in self.components)
 
+    @nn.nowrap
+    def checked_meta(self, meta_BD: jax.Array | None, batch: int) -> jax.Array:
+        """The metadata [batch, D] in the compute dtype, zeros where there are none.
+
+        Raises:
+          ValueError: another shape than the components say.
+        """
+        if meta_BD is None:
+            return jnp.zeros((batch, self.meta_dim), self.dtype)
+        if meta_BD.shape != (batch, self.meta_dim):
+            parts = " + ".join(f"{name} {dim}" for name, dim in self.components) or "no component"
+            raise ValueError(
+                f"meta has shape {meta_BD.shape}; [{batch}, {self.meta_dim}] is needed ({parts}): "
+                "let the data's and the model's metadata components agree"
+            )
+        return meta_BD.astype(self.dtype)
+
     def __call__(
         self,
         image_BHWC: jax.Array,

@@ -205,7 +205,7 @@ class MetaFormer(ModelFamily, kw_only=True):
     ) -> jax.Array:
         """The transformer part: output of `encode_image` and metadata -> features [B, D] for the heads."""
         visible_BN = self._visible(meta_BD, meta_valid_BK, features.shape[0])
-        meta_BD = self._checked_meta(meta_BD, features.shape[0])
+        meta_BD = self.checked_meta(meta_BD, features.shape[0])
         x = self._enter(0, features)
         tokens = self._transform(0, x, meta_BD, visible_BN, train)
         tokens = self.norm_1(tokens) if self.norms_patches else tokens
@@ -244,18 +244,6 @@ class MetaFormer(ModelFamily, kw_only=True):
                 f"image has shape {shape}; [B, H >= {MIN_SIZE}, W >= {MIN_SIZE}, {self.in_chans}] is needed"
             )
         return image_BHWC.astype(self.dtype)
-
-    @nn.nowrap
-    def _checked_meta(self, meta_BD: jax.Array | None, batch: int) -> jax.Array:
-        if meta_BD is None:
-            return jnp.zeros((batch, self.meta_dim), self.dtype)
-        if meta_BD.shape != (batch, self.meta_dim):
-            parts = " + ".join(f"{name} {dim}" for name, dim in self.components) or "no component"
-            raise ValueError(
-                f"meta has shape {meta_BD.shape}; [{batch}, {self.meta_dim}] is needed ({parts}): "
-                "let the data's and the model's metadata components agree"
-            )
-        return meta_BD.astype(self.dtype)
 
     @nn.nowrap
     def _visible(self, meta_BD: jax.Array | None, meta_valid_BK: jax.Array | None, batch: int) -> jax.Array | None:

@@ -14,6 +14,11 @@ PLUGIN = "linnaeus_jax_plugin:"
 def without_plugins_afterwards() -> Iterator[None]:
     """What an example registers is gone after the test that imported it."""
     yield
+    forget_plugins()
+
+
+def forget_plugins() -> None:
+    """Takes out of the registries what plugins have registered, and forgets that they were imported."""
     for registry in ALL:
         for name in [
             name for name, item in registry.entries.items() if getattr(item, "__module__", "").startswith(PLUGIN)

@@ -54,7 +54,7 @@ class SmallNet(ModelFamily):
         meta_valid_BK: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        meta_BD = jnp.zeros((len(features), self.meta_dim)) if meta_BD is None else meta_BD
+        meta_BD = self.checked_meta(meta_BD, len(features))
         return self.norm(jnp.concatenate([features, self.meta(meta_BD)], axis=1))
 
     @staticmethod
