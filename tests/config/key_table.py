@@ -23,14 +23,7 @@ from tests.config.effects import Site
 
 DIFFERENT = object()
 #: key -> what will show its effect, once its feature is there
-PENDING: dict[str, str] = {
-    f"model.{key}": "the rest of the models"
-    for key in (
-        "missing_metadata compat conv_stages.embed_dims conv_stages.out_channels conv_stages.depths "
-        "conv_stages.stride_seqs attention_stages.dims attention_stages.depths attention_stages.num_heads "
-        "attention_stages.mlp_ratio attention_stages.stride_seqs rope_stages.rope_mixed classification.hierarchy_mode"
-    ).split()
-}
+PENDING: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -305,12 +298,13 @@ VARIANT = {
     "model.rope_stages.depths": (),
     "model.rope_stages.num_heads": (),
 }
+V0 = {**VARIANT, "model.type": "mFormerV0"}
 add(
     "model",
     type=Row("mFormerV9", refused("model.type"), True),
     variant=Row("md", at("model.rope_depths"), (10, 2), VARIANT),
-    drop_rate=Row((0.1,), at("model.drop_rate"), 0.1),
-    attn_drop_rate=Row((0.2,), at("model.attn_drop_rate"), 0.2),
+    drop_rate=Row((0.1,), at("model.drop_rate"), (0.1, 0.1)),
+    attn_drop_rate=Row((0.2, 0.3), at("model.attn_drop_rate"), (0.2, 0.3)),
     drop_path_rate=Row(0.3, at("model.drop_path_rate"), 0.3),
     label_smoothing=Row(
         0.2,
@@ -319,6 +313,8 @@ add(
         {"loss.task_specific.train.funcs": ("LabelSmoothingCrossEntropy",)},
     ),
     only_last_cls=Row(True, lambda s: any(name.startswith("aggregate") for name in s.shapes()), False),
+    missing_metadata=Row("mask", at("model.missing_metadata"), "mask"),
+    compat=Row("metafg", at("model.norms_patches"), False, V0),
     depthwise_impl=Row("lax", at("model.depthwise_impl"), "lax"),
     attn_impl=Row("xla", at("model.attn_impl"), "xla"),
     scan_layers=Row(True, at("model.scan_layers"), True),
@@ -334,9 +330,34 @@ add(
     depths=Row((2, 2), lambda s: "stages.3.1.norm1.weight" in s.shapes(), True),
     num_heads=Row((2, 2), shape("stages.2.0.attn.freqs"), (2, 2, 4)),
     mlp_ratio=Row((2.0, 3.0), shape("stages.3.0.mlp.fc1.weight"), (16, 48)),
+    rope_mixed=Row(False, lambda s: "stages.2.0.attn.freqs" in s.shapes(), False),
     rope_theta=Row(100.0, at("model.rope_theta"), 100.0),
     rope_mode=Row("cos_only", at("model.rope_mode"), "cos_only"),
     rope_init=Row("rope_vit", at("model.rope_init"), "rope_vit"),
+)
+add(
+    "model.conv_stages",
+    embed_dims=Row((8,), shape("stage_0.3.weight"), (3, 3, 6, 8), V0),
+    out_channels=Row((12, 20), shape("stage_2.0._project_conv.weight"), (1, 1, 48, 20), V0),
+    depths=Row((2, 1), lambda s: "stage_1.1._bn0.weight" in s.shapes(), True, V0),
+    stride_seqs=Row(((1,), (2,)), at("model.strides"), ((1,), (2,)), V0),
+)
+add(
+    "model.attention_stages",
+    dims=Row((48, 64), shape("stage_4.0.attn.proj.weight"), (64, 64), V0),
+    depths=Row((1, 2), lambda s: "stage_4.1.norm1.weight" in s.shapes(), True, V0),
+    num_heads=Row((2, 2), shape("stage_3.0.attn.relative_position_bias_table"), (10, 2), V0),
+    mlp_ratio=Row((2.0, 3.0), shape("stage_4.0.mlp.fc1.weight"), (128, 384), V0),
+    stride_seqs=Row(((1, 1), (2,)), refused("model.attention_stages.stride_seqs"), True, V0),
+)
+add(
+    "model.classification",
+    hierarchy_mode=Row(
+        "reference_unrefined",
+        lambda s: [bool(spec.parents) for spec in s.model.head_specs],
+        [False, False, False],
+        {"model.classification.heads.taxa_L10.type": "ConditionalClassifier"},
+    ),
 )
 add(
     "model.classification.heads.*",
