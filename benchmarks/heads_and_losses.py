@@ -9,7 +9,7 @@ rows of a C x C matrix and is left out where that would exceed 1 GiB.
 `heads`: all heads of four ranks, each with a fifth of the classes of the finer one, with cross entropy, forward and
 backward; every head type against Linear, and against itself with the next smaller number of classes: `time_growth` and
 `memory_growth`, whose `limit` from 10000 to 50000 classes is 5.5. What Linear grows by is the matrix products and the
-cross entropy, which every head has.
+cross entropy, which every head has; `growth_to_linear` is the growth relative to that.
 
 Everything is compiled and measured in interleaved rounds; `control` is the first of the two against itself.
 """
@@ -177,6 +177,7 @@ def measure_heads(options: argparse.Namespace) -> list[Row]:
     for classes in sorted(options.head_classes):
         now = HeadSteps(classes, options.batch, options.features)
         linear, linear_mib = now.steps["Linear"]
+        linear_growth = 0.0
         for name, (step, mib) in now.steps.items():
             against = interleaved(linear, step, options.pairs)
             row: Row = {
@@ -194,7 +195,9 @@ def measure_heads(options: argparse.Namespace) -> list[Row]:
                 smaller, smaller_mib = before.steps[name]
                 growth = interleaved(smaller, step, options.pairs)
                 row["smaller"] = before.sizes["rank 0"]
+                linear_growth = linear_growth or growth.ratio  # of the first in HEADS
                 row |= {"time_growth": round(growth.ratio, 3), "growth_control": round(growth.control, 3)}
+                row["growth_to_linear"] = round(growth.ratio / linear_growth, 3)
                 row["memory_growth"] = round(mib / smaller_mib, 3)
                 if (before.sizes["rank 0"], classes) == LIMITED:
                     row["limit"] = GROWTH_LIMIT

@@ -1,7 +1,7 @@
 """Models: hierarchical image classifiers that also take metadata, in Flax Linen, channels last."""
 
 from linnaeus_jax.models.family import ModelFamily, build_model
-from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec
+from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, HierarchicalHead
 from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.mformer_v1 import MFormerV1
 from linnaeus_jax.models.names import ParameterInfo, parameter_table

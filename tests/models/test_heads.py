@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
-from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, Refinement, head_specs
+from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, HierarchicalHead, Refinement, head_specs
 from linnaeus_jax.models.hierarchy import ParentLinks
+from linnaeus_jax.registry import HEADS
 
 FEATURES, ROWS = 6, 4
 #: four ranks with a null class each, an orphan and a parent without children
@@ -285,6 +287,50 @@ def test_routing_and_refinement_are_calls_that_are_seen(x, params):
         ("taxa_L20.refinement.softmax", "Softmax"),
         ("taxa_L10.refinement", "PathProduct"),
     ]
+
+
+def test_devices_exchange_nothing_but_gradients(x, params):
+    """With the batch over two devices no head needs rows of the other one."""
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    batch, replicated = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
+    heads = four_ranks(
+        {
+            "taxa_L10": {"type": "PathSoftmax"},
+            "taxa_L20": {"type": "PathSoftmax"},
+            "taxa_L30": {"type": "ConditionalClassifier", "routing_strategy": "gumbel"},
+        }
+    )
+
+    def loss(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+        logits = apply(heads, params, x, train=True, rngs={"gumbel": key})
+        return jnp.mean(jnp.stack([jax.nn.log_softmax(z)[:, 1] for z in logits.values()]))
+
+    step = jax.jit(jax.grad(loss), in_shardings=(replicated, batch, replicated), out_shardings=replicated)
+    program = step.lower(params, x, jax.random.key(0)).compile().as_text() or ""
+    assert "all-reduce" in program
+    for exchange in ("all-gather", "all-to-all", "collective-permute"):
+        assert exchange not in program
+
+
+def test_a_hierarchical_head_of_a_plugin(x, params):
+    class Gated(HierarchicalHead):
+        """Adds the parents' logits, scaled."""
+
+        scale: float = 2.0
+
+        def refine(self, logits_BC, parent_logits_BP, parents_C, *, train):
+            links = ParentLinks(parents_C, parent_logits_BP.shape[1])
+            return logits_BC + self.scale * links.of_parent(parent_logits_BP)
+
+    HEADS.register("Gated")(Gated)
+    try:
+        heads = four_ranks({"taxa_L30": {"type": "Gated", "scale": 3.0, "use_bias": False}})
+        logits = apply(heads, params, x)
+    finally:
+        del HEADS.entries["Gated"]
+    base = np.asarray(x @ params["taxa_L30"]["fc"]["kernel"])
+    np.testing.assert_allclose(logits["taxa_L30"][:, 0], base[:, 0], atol=1e-5)
+    np.testing.assert_allclose(logits["taxa_L30"][:, 3], base[:, 3] + 3 * logits["taxa_L40"][:, 2], atol=1e-5)
 
 
 # ---- settings that cannot work ---------------------------------------------------------------------------------------

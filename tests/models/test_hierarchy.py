@@ -153,6 +153,16 @@ def test_order_of_classes_and_of_parents_means_nothing(tree, random):
         np.testing.assert_allclose(one[:, classes], other, atol=1e-5)
 
 
+def test_gradients_of_several_losses_at_once():
+    tree = TREES["null, orphan, childless parent"]
+    x, y = (jnp.asarray(values, jnp.float32) for values in draws(tree))
+    links = ParentLinks(*tree)
+    _, pull = jax.vjp(lambda z, g: path_log_probs(z, g, links), x, y)
+    weights = jnp.stack([x, 2 * x])
+    for several, one in zip(jax.jit(jax.vmap(pull))(weights), pull(x), strict=True):
+        np.testing.assert_allclose(several, np.stack([one, 2 * one]), atol=1e-5)
+
+
 def test_priors():
     links = ParentLinks([-1, 1, 0, 1], 2)
     prob = jnp.asarray([[0.25, 0.75], [1.0, 0.0]])
