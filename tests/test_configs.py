@@ -67,8 +67,7 @@ def test_the_model_has_the_published_size_and_every_group_has_parameters(name, c
     if name in SIZES:
         for component in config.data.meta.components.values():
             component.enabled = True  # the published sizes have all three
-    sizes = model_info.sizes_of(config, None)
-    model = model_info.built(config, sizes)
+    model = model_info.built(config, model_info.sizes_of(config, None))
     parameters = parameter_table(model)
     if name in SIZES:
         expected = COUNTS["variants"][SIZES[name]][str(config.data.img_size)]["total"]

@@ -115,13 +115,13 @@ def _model_errors(config: ConfigDict) -> list[str]:
 
 def _of_other_families(config: ConfigDict) -> list[str]:
     """Set keys of the model that only other families read; families without `keys` may read any."""
-    own = _keys(_family(config))
+    own = _family(config).keys.values()
     if not own:
         return []
     default = get_config()
     owners: dict[tuple[str, ...], list[str]] = {}
     for name, family in MODELS.entries.items():
-        foreign = [f"model.{key}" for key in _keys(family) if key not in own]
+        foreign = [f"model.{key}" for key in family.keys.values() if key not in own]
         given = tuple(key for key in foreign if value_of(config, key) != value_of(default, key))
         if given:
             owners.setdefault(given, []).append(name)
@@ -130,11 +130,6 @@ def _of_other_families(config: ConfigDict) -> list[str]:
         f"model.type = {config.model.type!r}: remove {'it' if len(keys) == 1 else 'them'}, or change model.type"
         for keys, names in owners.items()
     ]
-
-
-def _keys(family: type[ModelFamily]) -> tuple[str, ...]:
-    """Keys of the section `model` that a family says it reads."""
-    return tuple(getattr(family, "keys", {}).values())
 
 
 def _family(config: ConfigDict) -> type[ModelFamily]:

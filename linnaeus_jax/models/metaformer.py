@@ -54,7 +54,6 @@ class MetaFormer(ModelFamily, kw_only=True):
     attn_impl: str
     in_chans: int
 
-    keys: ClassVar[Mapping[str, str]] = {}
     stage_patterns: ClassVar[Mapping[str, re.Pattern[str]]] = SHARED_STAGES
 
     @classmethod

@@ -20,7 +20,7 @@ from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.optimizers import build_optimizer
-from linnaeus_jax.models.names import named_leaves, parameter_table
+from linnaeus_jax.models.names import ParameterInfo, named_leaves, parameter_table
 from linnaeus_jax.registry import MODELS
 from tests.extending.conftest import forget_plugins
 from tests.models.builds import build
@@ -105,16 +105,17 @@ class Traced(NamedTuple):
     variables: Any
     logits: dict[str, jax.Array]  # tracers, in the order of the model
     order: list[tuple[str, ...]]  # paths of modules, as they are called
-    table: Any
+    table: list[ParameterInfo]
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids="_".join)
 def full(request) -> Traced:
     family, variant = request.param
-    model, order, logits = build(type=family, variant=variant, **SETTINGS), [], {}
+    model, order, owners, logits = build(type=family, variant=variant, **SETTINGS), [], {}, {}
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
         order.append(context.module.path)
+        owners[context.module.path] = type(context.module).__name__
         out = next_fun(*args, **kwargs)
         if (context.module.path, context.method_name) == ((), "__call__"):
             logits.update(out)
@@ -122,7 +123,9 @@ def full(request) -> Traced:
 
     with nn.intercept_methods(note):
         variables = jax.eval_shape(model.init, jax.random.key(0), *inputs(2))
-    return Traced(model, variables, logits, order, parameter_table(model))
+    leaves = named_leaves(variables["params"])
+    table = [ParameterInfo(name, path, tuple(leaf.shape), owners[path[:-1]]) for name, path, leaf in leaves]
+    return Traced(model, variables, logits, order, table)
 
 
 def test_logits(full):
@@ -294,6 +297,8 @@ def assert_close(left: Any, right: Any, rows: Any = ..., atol: float = 1e-5) -> 
 
 def test_names_and_shapes_of_the_smallest_do_not_depend_on_scan_or_remat(small):
     check_forms(small.model)
+    shapes = [(name, path, leaf.shape) for name, path, leaf in named_leaves(small.variables["params"])]
+    assert [(row.name, row.path, row.shape) for row in parameter_table(small.model)] == shapes
 
 
 def test_evaluation_of_a_row_depends_on_no_other(small, evaluate):
@@ -379,7 +384,7 @@ def test_wrong_metadata_are_refused(small):
             jax.eval_shape(small.model.apply, small.variables, image, meta)
 
 
-@pytest.mark.parametrize("size", [(96, 96), (80, 64), (33, 70), (16, 16)])
+@pytest.mark.parametrize("size", [(96, 96), (33, 70), (16, 16)])
 def test_other_image_sizes_work_or_are_refused(small, size):
     def outcome() -> Any:
         try:

@@ -41,7 +41,7 @@ def test_parameters(family, variant):
 @pytest.mark.parametrize(
     ("family", "variant", "size"),
     [
-        pytest.param(*names, size, marks=[] if size == 224 or names[1] == "sm" else pytest.mark.slow)
+        pytest.param(*names, size, marks=[] if names[1] in ("sm", "md") else pytest.mark.slow)
         for names in VARIANTS
         for size in (224, 384)
     ],
@@ -131,11 +131,9 @@ def test_what_the_backward_pass_keeps():
     assert activation_bytes(model) == 3 * 4  # the head's input; the gradient of nothing else reads the picture
 
 
-def test_recomputation_and_low_precision_keep_less():
+def test_recomputation_keeps_less():
     small = {"family": "mFormerV1", "variant": "tiny", "size": 64}
-    plain = activation_bytes(published(**small))
-    assert activation_bytes(published(**small, remat=True)) < 0.5 * plain
-    assert 0.5 * plain < activation_bytes(published(**small, dtype=jnp.bfloat16)) < 0.9 * plain
+    assert activation_bytes(published(**small, remat=True)) < 0.5 * activation_bytes(published(**small))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from linnaeus_jax.models import MFormerV0, names
 from linnaeus_jax.models.layers import drop_path_rates
-from linnaeus_jax.models.mformer_v0 import STAGES, VARIANTS
+from linnaeus_jax.models.mformer_v0 import STAGES
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.models.relative import gathered_bias, relative_position_index, resize_table
 from tests.models.builds import build
@@ -269,19 +269,9 @@ def test_bfloat16_is_finite_and_close_and_keeps_its_statistics_in_float32(cfg, v
 
 
 @pytest.mark.parametrize("variant", ["sm", "md", "lg"])
-def test_parameter_counts_and_drop_path_rates(fixtures, variant):
-    expected = json.loads((fixtures / "models_counts.json").read_text())
-    sizes = expected["variants"][f"mFormerV0_{variant}"]
-    components = [(name, dim) for name, dim, _ in expected["meta"]]
-    settings = {"variant": variant, "components": components, "num_classes": expected["num_classes"]}
-    model = tiny(**settings, img_size=224)
-    tree = shapes(model)["params"]
-    meta = count({name: tree[name] for name in tree if name.startswith("meta_")})
-    assert count(tree) == sizes["224"]["total"]
-    assert count(tree["head"]) == sizes["224"]["heads"]
-    assert meta == sizes["224"]["meta_heads"]
-    assert count(tree) - meta == sizes["224"]["total_without_meta"]
-    assert count(shapes(tiny(**settings, img_size=384))["params"]) == sizes["384"]["total"]
+def test_drop_path_rates(fixtures, variant):
+    sizes = json.loads((fixtures / "models_counts.json").read_text())["variants"][f"mFormerV0_{variant}"]
+    model = tiny(variant=variant)
     stages = drop_path_rates(model.attention_depths, model.drop_path_rate, endpoint=False)
     ours = [(f"stage_{3 + s}.{b}", rate) for s, rates in enumerate(stages) for b, rate in enumerate(rates)]
     assert [name for name, _ in ours] == [name for name, _ in sizes["drop_path"]]
@@ -397,7 +387,3 @@ def test_rates_and_ratios_are_one_number_or_one_per_stage():
 def test_settings_that_cannot_work(settings, message):
     with pytest.raises(ValueError, match=message):
         tiny(**settings)
-
-
-def test_every_variant_states_the_same_settings():
-    assert len({tuple(variant) for variant in VARIANTS.values()}) == 1
