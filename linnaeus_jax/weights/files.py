@@ -1,7 +1,8 @@
 """Files of weights: reading them without running anything that they hold, and writing them.
 
-Read are .safetensors files, and files of `torch.save` whose pickle asks for nothing but tensors; the latter need
-PyTorch (the extra `linnaeus_jax[torch]`). Whatever is wrong with a file is one `UserError`, raised before anything of
+Read are .safetensors files, and files of `torch.save` whose pickle asks for nothing but tensors and the settings that
+training programs keep beside them, which are not made; the latter need PyTorch (the extra `linnaeus_jax[torch]`).
+Whatever is wrong with a file is one `UserError`, raised before anything of
 it is used.
 """
 
@@ -13,6 +14,7 @@ import json
 import pickle
 import re
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +41,17 @@ TENSOR_PARTS = re.compile(
     r"collections\.OrderedDict|_codecs\.encode|torch\.(\w*Storage|Size|device|Tensor|b?float\d\w*|u?int\d+|double|half|long|bool)"
     r"|torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_\w+|torch\.storage\.\w*Storage|torch\.nn\.parameter\.Parameter"
 )
+#: settings and numbers that training programs keep beside the tensors; inert objects take their place
+BESIDE_TENSORS = (
+    "argparse.Namespace",
+    "yacs.config.CfgNode",
+    "pathlib.PosixPath",
+    "numpy.dtype",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+)
+#: those of them that are dicts, whose entries PyTorch sets in dicts alone
+DICTS_BESIDE = ("yacs.config.CfgNode",)
 NEEDS_TORCH = "pip install 'linnaeus_jax[torch]' (or pip install torch), or convert it where PyTorch is installed"
 
 
@@ -159,7 +172,9 @@ def _read_torch(path: Path) -> Any:
     except ImportError as error:
         raise UserError(f"{path} is a file of PyTorch, which is not installed: {NEEDS_TORCH}") from error
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        inert = [(OrderedDict if name in DICTS_BESIDE else _Inert, name) for name in BESIDE_TENSORS]
+        with torch.serialization.safe_globals(inert):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(_refused(path, _one_line(error))) from error
     except Exception as error:  # a damaged file may raise anything
@@ -187,7 +202,7 @@ class _Looker(pickle.Unpickler):
     """Goes through a pickle with inert objects and stops at the first thing that is no tensor."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if TENSOR_PARTS.fullmatch(f"{module}.{name}"):
+        if TENSOR_PARTS.fullmatch(f"{module}.{name}") or f"{module}.{name}" in BESIDE_TENSORS:
             return _Inert
         raise _AsksForCode(f"{module}.{name}")
 

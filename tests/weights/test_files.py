@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import pickle
 import sys
+import types
 import zipfile
 from collections import OrderedDict
 
@@ -286,3 +288,27 @@ def test_other_contents_of_torch(tmp_path):
     torch.save({"a": torch.ones(1000)}, path)
     path.write_bytes(path.read_bytes()[:-500])
     assert "truncated" in refusal(path)
+
+
+def test_settings_beside_the_tensors_are_not_made(tmp_path, monkeypatch):
+    """Checkpoints of DeiT hold a Namespace, those of MetaFormer a CfgNode, many a NumPy number."""
+    torch = pytest.importorskip("torch")
+    made = []
+
+    class CfgNode(dict):
+        def __setstate__(self, state):
+            made.append(state)
+
+    CfgNode.__module__, CfgNode.__qualname__ = "yacs.config", "CfgNode"
+    module = types.ModuleType("yacs.config")
+    module.CfgNode = CfgNode
+    monkeypatch.setitem(sys.modules, "yacs", types.ModuleType("yacs"))
+    monkeypatch.setitem(sys.modules, "yacs.config", module)
+    node = CfgNode(TRAIN=CfgNode(EPOCHS=3))
+    node.frozen = True
+    beside = {"config": node, "args": argparse.Namespace(lr=0.1), "max_accuracy": np.float64(0.5), "epoch": 3}
+    torch.save({"model": {"stem.0.bias": torch.ones(2)}, **beside, "out": tmp_path}, tmp_path / "w.pth")
+    state = read_state(tmp_path / "w.pth")
+    np.testing.assert_array_equal(state.arrays["stem.0.bias"], np.ones(2, np.float32))
+    assert list(state.arrays) == ["stem.0.bias"]
+    assert not made
