@@ -10,7 +10,8 @@ or, for four ranks, 684,179,40,4. Everything comes from abstract traces: nothing
 that train.compute_dtype = 'auto' counts as bfloat16, its meaning on accelerators.
 
 GMAC: 10^9 multiply-adds of the forward pass of one picture. Kept per picture: what the forward pass of training leaves
-for the backward pass, an upper bound of what the compiler keeps; parameters, gradients and optimizer state come on top.
+for the backward pass, before the compiler fuses or reorders anything: to compare models with. What an update takes is
+measured by `python -m linnaeus_jax.tools.check`; parameters, gradients and optimizer state come on top.
 """
 
 from __future__ import annotations
