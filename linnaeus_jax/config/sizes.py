@@ -30,6 +30,9 @@ def sized(family: str, variant: str, *, batch_size_per_device: int) -> ConfigDic
     config.train.gradient_checkpointing.enabled_normal_steps = True
     config.train.ema.enabled = False
 
+    config.lr_scheduler.base_lr = 5e-4  # at 512 rows; a single device with few rows still starts well above min_lr
+    config.lr_scheduler.min_lr, config.lr_scheduler.warmup_lr = 1e-6, 1e-7
+
     schedule = config.schedule
     schedule.meta_masking.end_prob, schedule.meta_masking.end_fraction = 0.05, 0.3  # pictures first, then metadata
     schedule.mixup.prob.end_fraction = 0.4

@@ -539,7 +539,7 @@ class Site:
         """What JAX looks for in every result while a run lasts."""
         found: list[str] = []
 
-        def build(*args: Any) -> None:
+        def build(*args: Any, **_: Any) -> None:
             found.extend(nonfinite.kinds())
             raise UserError
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config import defaults
+from linnaeus_jax.config import defaults, open_nodes
 from linnaeus_jax.learning.optimizers import build_optimizer, clip, ema_update
 from tests.learning.test_filters import Info, load
 
@@ -27,7 +27,7 @@ def settings(**values):
     if groups is not None:
         section.parameter_groups.enabled = True
         for name, given in groups.items():
-            section.parameter_groups[name] = defaults.optimizer_group()
+            section.parameter_groups[name] = open_nodes.optimizer_group()
             section.parameter_groups[name].update(given)
     return section
 

@@ -122,6 +122,9 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
         directory.metadata / "task_label_density.json",
         {"train": dict.fromkeys(TASKS, 90.0), "val": dict.fromkeys(TASKS, 91.0)},
     )
+    weights = {"files": [{"path": "weights.safetensors", "sha256": "0f"}]}
+    coverage = {"summary": "168 of 169 arrays of the model are of the file", "counts": {"loaded": 168, "initial": 1}}
+    write_json(directory.metadata / "pretrained.json", {**weights, "coverage": coverage})
     write_json(directory.metadata / "class_label_counts.json", {"train": {t: list(range(30)) for t in TASKS}})
     unsureness = MetricInfo("unsureness", "1 - p of the best class", "fraction", higher_is_better=False)
     write_json(directory.root / PLUGIN_METRICS_FILE, {"unsureness": dataclasses.asdict(unsureness)})

@@ -79,6 +79,7 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
         "<td>unsureness [%]</td>",  # 60 - 50 times the skill of 0.8, in percent
         "<td>20</td><td>1 - p of the best class</td>",
         "from its plan: 0.0e+00",
+        "168 of 169 arrays of the model are of the file.",
     ):
         assert fact in text
 
