@@ -168,7 +168,7 @@ FREE: dict[str, dict[str, Any]] = {
     "loss": {"loss__taxonomy_smoothing__enabled": (True,), "loss__grad_weighting__task__type": "gradnorm"},
     "weight decay and betas": {"optimizer__weight_decay": 0.3, "optimizer__betas": (0.8, 0.9)},
     "clipping": {"train__clip_grad": 0.5, "train__clip_mode": "adaptive"},
-    "regularisation": {"model__drop_rate": 0.2, "model__drop_path_rate": 0.1},
+    "regularisation": {"model__drop_rate": (0.2,), "model__drop_path_rate": 0.1},
     "computation": {"train__gradient_checkpointing__enabled_normal_steps": True, "train__compute_dtype": "bfloat16"},
     "reading": {"data__num_workers": 1, "data__prefetch__max_processed_batches": 1},
 }

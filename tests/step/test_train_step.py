@@ -41,6 +41,8 @@ V0 = {
     "model__attention_stages__dims": (16, 16),
     "model__attention_stages__depths": (1, 1),
     "model__attention_stages__num_heads": (2, 2),
+    **{f"model__convnext_stages__{key}": () for key in ("dims", "depths")},
+    **{f"model__rope_stages__{key}": () for key in ("depths", "num_heads")},
 }
 TOY = {"model__type": "toy"}
 
