@@ -313,6 +313,7 @@ def test_evaluation_of_a_row_depends_on_no_other(small, evaluate):
     assert_close(evaluate(small.with_(weight=np.array([1, 1, 0, 0], np.float32))), expected, slice(2), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_of_weight_0_do_not_count_in_training(small, train):
     other = small.with_(image=small.batch["image"].copy(), meta=small.batch["meta"].copy())
     other["image"][3], other["meta"][3] = 5.0, -5.0

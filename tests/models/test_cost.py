@@ -46,11 +46,13 @@ def test_parameters(family, variant):
         for size in (224, 384)
     ],
 )
+@pytest.mark.slow
 def test_multiply_adds(family, variant, size):
     expected = PUBLISHED["variants"][f"{family}_{variant}"][str(size)]["flops"] / 2
     assert forward_multiply_adds(published(family, variant, size)) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_multiply_adds_do_not_depend_on_how_a_number_is_computed():
     small = {"family": "mFormerV1", "variant": "tiny", "size": 64}
     forms: tuple[dict[str, Any], ...] = (
@@ -131,6 +133,7 @@ def test_what_the_backward_pass_keeps():
     assert activation_bytes(model) == 3 * 4  # the head's input; the gradient of nothing else reads the picture
 
 
+@pytest.mark.slow
 def test_recomputation_keeps_less():
     small = {"family": "mFormerV1", "variant": "tiny", "size": 64}
     assert activation_bytes(published(**small, remat=True)) < 0.5 * activation_bytes(published(**small))

@@ -107,6 +107,7 @@ def assert_same(ours, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4), ours, expected)
 
 
+@pytest.mark.slow
 def test_recomputation_changes_no_value_and_moves_the_running_moments_once(stage):
     plain, variables, x, expected = stage
     assert_same(run(plain.clone(remat=True), variables, x, WEIGHT), expected)

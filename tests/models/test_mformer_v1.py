@@ -115,6 +115,7 @@ def test_golden_numbers_rotary(golden, cfg, rotary_run):
     check_golden(golden, cfg, rotary_run, "rot")
 
 
+@pytest.mark.slow
 def test_golden_numbers_cos_only(golden, cfg, params, inputs):
     check_golden(
         golden, cfg, watched_gradients(golden_model(cfg, rope_stages__rope_mode="cos_only"), params, inputs), "cos"
@@ -144,6 +145,7 @@ def stage_gradients(stage, params, *args, **kwargs):
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
+@pytest.mark.slow
 def test_remat_and_scan_of_the_transformer_stage_change_nothing():
     """Values, gradients and random draws; the whole model in all forms is compared in the slow tests."""
     attention = {"num_heads": 2, "drop_rate": 0.2, "attn_drop_rate": 0.2, "dtype": jnp.float32}
@@ -157,6 +159,7 @@ def test_remat_and_scan_of_the_transformer_stage_change_nothing():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4), ours, expected)
 
 
+@pytest.mark.slow
 def test_remat_of_the_convolutional_stage_changes_nothing():
     plain, other = (ConvNeXtStage((0.1, 0.4), layer_scale=0.5, remat=form) for form in (False, True))
     x = jax.random.normal(jax.random.key(0), (3, 5, 6, 4))
@@ -236,6 +239,7 @@ def test_parts_compose(parts, inputs, rotary_run):
         np.testing.assert_allclose(logits[task], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_finite_and_close(cfg, params, inputs, rotary_run):
     model = golden_model(cfg, dtype=jnp.bfloat16)
     logits = jax.jit(lambda params: model.apply({"params": params}, *inputs))(params)
@@ -312,6 +316,7 @@ def test_tiny_trains_at_any_size():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.slow
 def test_initial_values():
     assert 4e5 < count(shapes(tiny())) < 1e6
     params = jax.jit(tiny().init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]

@@ -35,6 +35,7 @@ def configured(first, **overrides):
     return tiny_config(first / "data", **settings | {"data__batch_size": 32} | overrides)
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_weights_of_another_once(first, tmp_path):
     source = first / "source"
     shutil.copytree(first / "run", source)

@@ -30,6 +30,7 @@ def asked(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_classes_come_from_the_labels_file_unless_they_are_given(config_file, tmp_path, capsys):
     tiny_config(tmp_path)
     found = asked(capsys, f"--config={config_file}")
@@ -50,6 +51,7 @@ def test_classes_come_from_the_labels_file_unless_they_are_given(config_file, tm
     assert more["kept_bytes"] > found["kept_bytes"]
 
 
+@pytest.mark.slow
 def test_table_without_data(capsys):
     assert model_info.main(["--config=configs/quickstart.py", "--config.data.h5.labels_path=nowhere.h5"]) == 0
     text = capsys.readouterr().out
