@@ -172,7 +172,7 @@ class Small(ModelFamily):
         return ("stem", "norm_1", "head").index(name.partition(".")[0])
 
     @nn.compact
-    def __call__(
+    def __call__(  # type: ignore[override]  # two names of the contract are enough here
         self, image: jax.Array, meta: jax.Array | None = None, *, train: bool = False, refine: bool = True, **_: Any
     ) -> dict[str, jax.Array]:
         if meta is None:

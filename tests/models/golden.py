@@ -43,8 +43,11 @@ def golden_inputs(golden: Mapping[str, np.ndarray]) -> tuple[jax.Array, jax.Arra
 def cosine_loss(logits: Mapping[str, jax.Array]) -> jax.Array:
     """The golden gradients' loss: every logit weighted by a cosine of its position."""
     return sum(
-        jnp.sum(x * jnp.cos(jnp.arange(x.size, dtype=jnp.float32) + i).reshape(x.shape))
-        for i, x in enumerate(logits.values())
+        (
+            jnp.sum(x * jnp.cos(jnp.arange(x.size, dtype=jnp.float32) + i).reshape(x.shape))
+            for i, x in enumerate(logits.values())
+        ),
+        start=jnp.float32(0),
     )
 
 

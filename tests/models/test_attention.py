@@ -1,5 +1,7 @@
 """What both attentions share: masks of keys, and stages that are scanned, recomputed or of another grid."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,9 +60,9 @@ def test_masked_keys_are_removed_keys(kind):
     mask = np.ones((2, 9), bool)
     mask[0, 1], mask[1, 1:3] = False, False
     keep = [np.flatnonzero(row) for row in mask]
-    out = layer.apply({"params": params}, x, GRID, key_mask_BN=mask)
+    out: Any = layer.apply({"params": params}, x, GRID, key_mask_BN=mask)
     np.testing.assert_allclose(out, attention64(kind, params, x, keep), atol=2e-5)
-    full = layer.apply({"params": params}, x, GRID)
+    full: Any = layer.apply({"params": params}, x, GRID)
     np.testing.assert_allclose(full, attention64(kind, params, x, [np.arange(9)] * 2), atol=2e-5)
     assert np.abs(full - out).max() > 1e-2
 

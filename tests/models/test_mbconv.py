@@ -1,5 +1,7 @@
 """BatchNorm's moments and the MBConv stages that use it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +30,13 @@ def normalised(x, mean, var, eps=1e-5):
     return (x - np.asarray(mean)) / np.sqrt(np.asarray(var) + eps) * np.asarray([1.5, -0.5]) + np.asarray([0.1, 0.2])
 
 
-def check(out, state, x, counted):
+def train_pass(x, **rows):
+    out: Any = BatchNorm2d().apply(VARIABLES, x, train=True, mutable=["batch_stats"], **rows)
+    return out
+
+
+def check(found, x, counted):
+    out, state = found
     values = x[counted].reshape(-1, 2).astype(np.float64)
     np.testing.assert_allclose(out, normalised(x, values.mean(axis=0), values.var(axis=0)), atol=1e-5)
     moments = {"running_mean": values.mean(axis=0), "running_var": values.var(axis=0, ddof=1)}
@@ -38,16 +46,15 @@ def check(out, state, x, counted):
 
 def test_moments_of_a_batch_and_running_ones():
     x = draws()
-    check(*BatchNorm2d().apply(VARIABLES, x, train=True, mutable=["batch_stats"]), x, slice(None))
-    out = BatchNorm2d(epsilon=0.01).apply(VARIABLES, x, train=False)
+    check(train_pass(x), x, slice(None))
+    out: Any = BatchNorm2d(epsilon=0.01).apply(VARIABLES, x, train=False)
     np.testing.assert_allclose(out, normalised(x, STATE["running_mean"], STATE["running_var"], 0.01), atol=1e-5)
 
 
 def test_rows_of_weight_0_do_not_count():
     x, weight = draws(), jnp.asarray([1.0, 0.0, 1.0, 0.0])
-    run = {"train": True, "mutable": ["batch_stats"]}
-    check(*BatchNorm2d().apply(VARIABLES, x, row_weight_B=weight, **run), x, [0, 2])
-    out, state = BatchNorm2d().apply(VARIABLES, x, row_weight_B=jnp.zeros(4), **run)
+    check(train_pass(x, row_weight_B=weight), x, [0, 2])
+    out, state = train_pass(x, row_weight_B=jnp.zeros(4))
     jax.tree.map(np.testing.assert_array_equal, state["batch_stats"], STATE)
     assert np.isfinite(out).all()
 
@@ -55,10 +62,10 @@ def test_rows_of_weight_0_do_not_count():
 def test_a_second_pass_leaves_the_running_moments_alone():
     """As one that measures gradients: the new state is thrown away, or not even asked for."""
     x = draws()
-    first, state = BatchNorm2d().apply(VARIABLES, x, train=True, mutable=["batch_stats"])
-    second = BatchNorm2d().apply(VARIABLES, x, train=True)
+    first, state = train_pass(x)
+    second: Any = BatchNorm2d().apply(VARIABLES, x, train=True)
     np.testing.assert_array_equal(first, second)
-    check(*BatchNorm2d().apply(VARIABLES, x, train=True, mutable=["batch_stats"]), x, slice(None))
+    check(train_pass(x), x, slice(None))
     assert not np.array_equal(state["batch_stats"]["running_mean"], STATE["running_mean"])
 
 

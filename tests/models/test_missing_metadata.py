@@ -1,5 +1,7 @@
 """Metadata that are missing: tokens of zeros, or tokens that nobody looks at, in both families."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from tests.models.builds import build
 
 COMPONENTS = (("TEMPORAL", 2), ("SPATIAL", 3))
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "mFormerV0": {"attention_stages__depths": (1, 1), "attention_stages__dims": (24, 32)},
     "mFormerV1": {"rope_stages__depths": (1, 1), "convnext_stages__dims": (8, 8, 24, 32)},
 }
@@ -68,7 +70,7 @@ def test_a_masked_component_is_a_component_that_the_model_does_not_have(case):
     expected = case.compiled(without)({**case.variables, "params": params}, case.meta[:, :2], None)
     found = case("mask", case.meta, [[True, False]] * 2)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    zeros = np.float32([1, 1, 0, 0, 0]) * case.meta
+    zeros = np.asarray([1, 1, 0, 0, 0], np.float32) * case.meta
     assert np.abs(found - case("zero", zeros, [[True, False]] * 2)).max() > 1e-3
 
 

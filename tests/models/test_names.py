@@ -114,7 +114,7 @@ def test_registry_lists_and_refuses_a_second_registration():
 def test_a_kernel_and_a_scale_of_one_module_cannot_be_told_apart():
     class Both(ModelFamily):
         @nn.compact
-        def __call__(self, image, meta=None, **_):
+        def __call__(self, *_, **__):
             for name in ("kernel", "offset", "scale"):
                 self.param(name, nn.initializers.zeros, ())
             return {}

@@ -70,5 +70,5 @@ def test_fused_attention_is_the_plain_one(tokens, masked):
     logits = np.where(mask[:, None, None], logits, -np.inf) if masked else logits
     probs = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     expected = np.einsum("bhnm,bmhd->bnhd", probs, v)
-    ours = fused_attention(q, k, v, 0.5, jnp.asarray(bias), mask if masked else None, implementation="xla")
+    ours = fused_attention(q, k, v, 0.5, jnp.asarray(bias), jnp.asarray(mask) if masked else None, implementation="xla")
     np.testing.assert_allclose(ours, expected, atol=1e-5)

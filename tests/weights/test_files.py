@@ -296,12 +296,14 @@ def test_settings_beside_the_tensors_are_not_made(tmp_path, monkeypatch):
     made = []
 
     class CfgNode(dict):
+        frozen = False
+
         def __setstate__(self, state):
             made.append(state)
 
     CfgNode.__module__, CfgNode.__qualname__ = "yacs.config", "CfgNode"
     module = types.ModuleType("yacs.config")
-    module.CfgNode = CfgNode
+    monkeypatch.setattr(module, "CfgNode", CfgNode, raising=False)
     monkeypatch.setitem(sys.modules, "yacs", types.ModuleType("yacs"))
     monkeypatch.setitem(sys.modules, "yacs.config", module)
     node = CfgNode(TRAIN=CfgNode(EPOCHS=3))
