@@ -13,14 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from linnaeus_jax.models.family import ModelFamily
-from linnaeus_jax.models.names import parameter_table
+from linnaeus_jax.models.family import RNG_STREAMS, ModelFamily
+from linnaeus_jax.models.names import abstract_variables, parameter_table
 
 #: fields of a family that choose among implementations of equal numbers -> the one whose equations are counted: sums
 #: of shifted slices and fused attention kernels show no convolution and no product
 COUNTED_FORM = {"depthwise_impl": "lax", "attn_impl": "xla"}
-#: random streams that a model may draw from in training
-STREAMS = ("dropout", "drop_path", "gumbel")
 
 
 def parameters_by_stage(model: ModelFamily) -> dict[str, int]:
@@ -39,7 +37,7 @@ def parameters_by_stage(model: ModelFamily) -> dict[str, int]:
 def forward_multiply_adds(model: ModelFamily) -> int:
     """Multiply-adds of one picture's way through the model in evaluation, with all its metadata and heads."""
     model = _counted(model)
-    return multiply_adds(jax.make_jaxpr(model.apply)(_variables(model), *_inputs(model, 1)).jaxpr)
+    return multiply_adds(jax.make_jaxpr(model.apply)(abstract_variables(model), *_inputs(model, 1)).jaxpr)
 
 
 def multiply_adds(jaxpr: core.Jaxpr) -> int:
@@ -92,8 +90,8 @@ def _kept_bytes(model: ModelFamily, batch: int) -> int:
 
         return jax.vjp(forward, params, has_aux=True)[1]  # its leaves are what is kept
 
-    keys = dict.fromkeys(STREAMS, _key())
-    jaxpr = jax.make_jaxpr(backward)(_variables(model), *_inputs(model, batch), keys).jaxpr
+    keys = dict.fromkeys(RNG_STREAMS, _key())
+    jaxpr = jax.make_jaxpr(backward)(abstract_variables(model), *_inputs(model, batch), keys).jaxpr
     kept: dict[int, Any] = {id(value): value.aval for value in jaxpr.outvars if isinstance(value, core.Var)}
     return sum(aval.size * aval.dtype.itemsize for aval in kept.values())
 
@@ -111,7 +109,3 @@ def _key() -> Any:
 def _inputs(model: ModelFamily, batch: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     image, meta = (batch, *model.img_size, 3), (batch, model.meta_dim)
     return jax.ShapeDtypeStruct(image, jnp.float32), jax.ShapeDtypeStruct(meta, jnp.float32)
-
-
-def _variables(model: ModelFamily) -> Any:
-    return jax.eval_shape(model.init, _key(), *_inputs(model, 1))

@@ -13,6 +13,9 @@ from linnaeus_jax.models.heads import HeadSpec, Parents, head_specs
 from linnaeus_jax.models.layers import Dtype
 from linnaeus_jax.registry import MODELS
 
+#: random streams that a model may draw from in training
+RNG_STREAMS = ("dropout", "drop_path", "gumbel")
+
 
 class ModelFamily(nn.Module, kw_only=True):
     """Base of the model families, each registered with `@MODELS.register("Name")` and chosen by `model.type`.
@@ -109,8 +112,7 @@ class ModelFamily(nn.Module, kw_only=True):
           meta_BD: float [B, sum of the components' columns]; a masked component is zero, None is all zero.
           meta_valid_BK: bool [B, K], present and unmasked components; None: all of a `meta_BD` that is given.
           row_weight_B: float [B]; rows of weight 0 fill up a batch and count in no statistic of it. None: all count.
-          train: whether dropout, drop path and statistics of the batch act, with the rng streams `dropout`,
-            `drop_path` and `gumbel`.
+          train: whether dropout, drop path and statistics of the batch act, with the streams `RNG_STREAMS`.
           refine: False gives the logits of every head by itself, without those of the coarser ranks.
         """
         features = self.encode_image(image_BHWC, row_weight_B=row_weight_B, train=train)

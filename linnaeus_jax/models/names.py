@@ -60,9 +60,10 @@ def from_torch_layout(path: Path, value: np.ndarray) -> np.ndarray:
 
 
 def params_to_torch(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """All parameters under their canonical names, as numpy arrays in torch's layout."""
+    """The leaves of one collection under their canonical names, as contiguous numpy arrays in torch's layout."""
     return {
-        name: np.ascontiguousarray(to_torch_layout(path, np.asarray(leaf))) for name, path, leaf in named_leaves(params)
+        name: np.asarray(to_torch_layout(path, np.asarray(leaf)), order="C")
+        for name, path, leaf in named_leaves(params)
     }
 
 
@@ -99,6 +100,12 @@ def _some(what: str, items: list[str]) -> list[str]:
     return [f"{what}: {', '.join(items[:5])}{more}"] if items else []
 
 
+def abstract_variables(model: ModelFamily) -> dict[str, Any]:
+    """Shapes and dtypes of a model's variables by collection."""
+    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
+    return dict(jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image))
+
+
 def parameter_table(model: ModelFamily) -> list[ParameterInfo]:
     """Lists all parameters with the class names of their modules, found by one abstract trace of the model.
 
@@ -111,9 +118,8 @@ def parameter_table(model: ModelFamily) -> list[ParameterInfo]:
         owners[context.module.path] = type(context.module).__name__
         return next_fun(*args, **kwargs)
 
-    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
     with nn.intercept_methods(note):
-        variables = jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image)
+        variables = abstract_variables(model)
     table = [
         ParameterInfo(name, path, tuple(leaf.shape), owners[path[:-1]])
         for name, path, leaf in named_leaves(variables["params"])

@@ -17,13 +17,14 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.models.family import ModelFamily, build_model
+from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.retention import best_checkpoint
 from linnaeus_jax.weights.exporting import facts, torch_state
 from linnaeus_jax.weights.files import FACTS, StateFile
 from linnaeus_jax.weights.importing import pretrained_is_run
 from linnaeus_jax.weights.settings import pretrained_settings
-from linnaeus_jax.weights.targets import targets_of, to_torch
+from linnaeus_jax.weights.targets import targets_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,9 +182,9 @@ def _parents(directory: RunDirectory, classes: Mapping[str, list[int]]) -> dict[
 
 def _check_shapes(path: Path, model: ModelFamily, params: Any, model_state: Any) -> None:
     """Raises UserError where a checkpoint holds other arrays than its model."""
-    stored = to_torch(params)
+    stored = params_to_torch(params)
     for tree in model_state.values():
-        stored |= to_torch(tree)
+        stored |= params_to_torch(tree)
     have = {name: array.shape for name, array in stored.items()}
     want = {name: target.shape for name, target in targets_of(model).items()}
     if have != want:

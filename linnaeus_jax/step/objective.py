@@ -21,14 +21,12 @@ from linnaeus_jax.learning import losses, meta_masking, mixing, null_masking
 from linnaeus_jax.learning.augmentation import AugmentSettings, augment, normalize, row_keys
 from linnaeus_jax.metrics.extras import PhaseExtras
 from linnaeus_jax.metrics.phase import Sums, batch_sums
+from linnaeus_jax.models.family import RNG_STREAMS
 from linnaeus_jax.schedules.probabilities import Probabilities
 from linnaeus_jax.schedules.resolved import PartialMasking
 from linnaeus_jax.step.rng import stream
 
 Step = jax.Array
-
-#: random streams of a model in training
-MODEL_STREAMS = ("dropout", "drop_path", "gumbel")
 
 
 class Recorder(Protocol):
@@ -326,7 +324,7 @@ class Objective:
             "meta_valid_BK": valid,
             "row_weight_B": weight,
             "train": True,
-            "rngs": {name: jax.random.fold_in(self.key(name, step), index) for name in MODEL_STREAMS},
+            "rngs": {name: jax.random.fold_in(self.key(name, step), index) for name in RNG_STREAMS},
             "mutable": list(model_state),
         }
         return {"params": params, **model_state}, options

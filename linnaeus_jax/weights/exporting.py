@@ -13,10 +13,10 @@ from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.heads import HeadSpec
 from linnaeus_jax.models.hierarchy import Parents
 from linnaeus_jax.models.mformer_v0 import MFormerV0
+from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.models.relative import relative_position_index
 from linnaeus_jax.weights.bias_tables import grid_of
 from linnaeus_jax.weights.files import write_state
-from linnaeus_jax.weights.targets import to_torch
 
 __all__ = ["facts", "torch_state", "write_state"]
 
@@ -43,9 +43,9 @@ def torch_state(
       parents: task -> parent's index in the next task of each class, -1 for none; tasks that are left out have the
         parents of their head, if it has any.
     """
-    arrays = to_torch(params)
+    arrays = params_to_torch(params)
     for tree in model_state.values():
-        arrays |= to_torch(tree)
+        arrays |= params_to_torch(tree)
     tracked = [name.removesuffix("running_mean") for name in arrays if name.endswith(".running_mean")]
     arrays |= {f"{module}num_batches_tracked": np.asarray(step, np.int64) for module in tracked}
     arrays |= _position_indices(model, arrays)

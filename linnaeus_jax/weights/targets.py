@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from linnaeus_jax.models.family import ModelFamily
-from linnaeus_jax.models.names import Path, from_torch_layout, named_leaves, to_torch_layout
+from linnaeus_jax.models.names import Path, abstract_variables, from_torch_layout, named_leaves, to_torch_layout
 
 
 class Target(NamedTuple):
@@ -47,10 +46,8 @@ def targets_of(model: ModelFamily) -> dict[str, Target]:
 
 @functools.lru_cache(maxsize=4)
 def _traced(model: ModelFamily) -> dict[str, Target]:
-    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
-    variables = jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image)
     targets: dict[str, Target] = {}
-    for collection, tree in variables.items():
+    for collection, tree in abstract_variables(model).items():
         for name, path, leaf in named_leaves(tree):
             if name in targets:
                 raise ValueError(f"{collection} and {targets[name].collection} both hold {name}; rename one")
@@ -60,14 +57,6 @@ def _traced(model: ModelFamily) -> dict[str, Target]:
 
 def _torch_shape(path: Path, shape: tuple[int, ...]) -> tuple[int, ...]:
     return to_torch_layout(path, np.broadcast_to(np.float32(0), shape)).shape
-
-
-def to_torch(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The leaves of one collection under their canonical names, as numpy arrays in PyTorch's layout."""
-    return {
-        name: np.ascontiguousarray(to_torch_layout(path, np.asarray(leaf))).reshape(_torch_shape(path, np.shape(leaf)))
-        for name, path, leaf in named_leaves(tree)
-    }
 
 
 def map_leaves(tree: Any, change: Callable[[str, np.ndarray], np.ndarray]) -> Any:
