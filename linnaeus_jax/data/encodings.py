@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 #: periods in metres of `elevation_broadrange_2`
 BROADRANGE_2 = (100.0, 500.0, 1000.0, 2000.0, 4000.0)
+#: what is taken for an elevation in metres: the Dead Sea's shore and Everest's top lie within
+LOWEST, HIGHEST = -500.0, 9000.0
 WAVES = ("sin", "cos")
 SPATIAL_ATTRIBUTES: dict[str, Any] = {
     "column_names": ["spatial_x", "spatial_y", "spatial_z"],

@@ -43,6 +43,22 @@ class TaxonNames:
         taxon = int(self.classes[task][index])
         return describe_taxon(taxon, str(self.name[task][index]), str(self.common_name[task][index]))
 
+    @classmethod
+    def from_json(
+        cls, classes: Mapping[str, NDArray[np.int64]], saved: Mapping[str, Mapping[str, Mapping[str, str]]]
+    ) -> TaxonNames:
+        """The names of some classes from what `to_json` gave."""
+        fields = {
+            field: {
+                task: np.array(
+                    [saved.get(task, {}).get(str(taxon), {}).get(field, "") for taxon in ids.tolist()], _TEXT
+                )
+                for task, ids in classes.items()
+            }
+            for field in _FIELDS
+        }
+        return cls(classes, **fields)
+
     def to_json(self) -> dict[str, dict[str, dict[str, str]]]:
         """{task: {taxon id: {"name", "common_name"}}} of the classes that have a name; the content of
         taxon_names.json."""

@@ -40,6 +40,7 @@ class SavedWeights:
       classes: task -> taxon id of each class, 0 for null.
       parents: task -> parent's index in the next task of each class, -1 for none.
       step: updates made.
+      columns: name of every metadata component -> names of its columns in vector order, "" where none is known.
     """
 
     path: Path
@@ -51,6 +52,7 @@ class SavedWeights:
     classes: dict[str, list[int]]
     parents: dict[str, NDArray[np.int32]]
     step: int
+    columns: dict[str, tuple[str, ...]]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -129,12 +131,13 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
         path = checkpoints.path(step)
     identity, config = meta["identity"], config_from_json(meta["config"])
     classes = {task: identity["classes"][task] for task in identity["ranks"]}
-    columns = sorted(identity["metadata"].values(), key=lambda component: component["start"])
+    components = sorted(identity["metadata"].values(), key=lambda component: component["start"])
+    widths = {component["name"]: component["stop"] - component["start"] for component in components}
     parents = _parents(directory, classes)
     try:
         model = build_model(
             config.model,
-            components=[(component["name"], component["stop"] - component["start"]) for component in columns],
+            components=list(widths.items()),
             num_classes={task: len(ids) for task, ids in classes.items()},
             img_size=config.data.img_size,
             parents=parents,
@@ -145,7 +148,16 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
     params, model_state = trees["ema"] if averaged else trees["params"], trees["model_state"] or {}
     _check_shapes(path, model, params, model_state)
     return SavedWeights(
-        path, config.model, model, params, model_state, "ema" if averaged else "last", classes, parents, step
+        path=path,
+        settings=config.model,
+        model=model,
+        params=params,
+        model_state=model_state,
+        weights="ema" if averaged else "last",
+        classes=classes,
+        parents=parents,
+        step=step,
+        columns={c["name"]: tuple(c["columns"]) or ("",) * widths[c["name"]] for c in components},
     )
 
 

@@ -1,0 +1,1 @@
+"""Using a trained model: bundles, predictions, the server and exports."""

@@ -1,0 +1,243 @@
+"""A bundle as a directory: written whole or not at all, and read only if every file is what was written.
+
+bundle.json           format, model, preprocessing, metadata, calibration, facts, and a SHA-256 of every file
+weights.safetensors   parameters and running statistics under their canonical names
+taxonomy.json         the tree, as in a run's assets
+class_index_map.json  taxon ids of the classes and back, and their names
+README.md, images/    the card for people
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from linnaeus_jax import __version__
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.saved import config_from_json, redacted
+from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.inference.bundle import Bundle, Calibration
+from linnaeus_jax.inference.metadata import Component, MetadataEncoder
+from linnaeus_jax.inference.pictures import INTERPOLATIONS, Preprocessing
+from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.models.family import build_model
+from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
+from linnaeus_jax.weights.files import read_state, sha256_of, write_state
+
+BUNDLE_JSON = "bundle.json"
+WEIGHTS = "weights.safetensors"
+TAXONOMY = "taxonomy.json"
+CLASS_MAP = "class_index_map.json"
+#: of the original's bundles
+INFERENCE_CONFIG = "inference_config.yaml"
+FORMAT = "linnaeus_jax bundle"
+FORMAT_VERSION = 1
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a directory holds a bundle of this program or of the original."""
+    return (path / BUNDLE_JSON).is_file() or (path / INFERENCE_CONFIG).is_file()
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Reads and checks a bundle.
+
+    Raises:
+      UserError: a file is missing, damaged or does not belong to the others; the message names it.
+    """
+    if not (path / BUNDLE_JSON).is_file():
+        from linnaeus_jax.inference.original_bundle import read_original_bundle
+
+        return read_original_bundle(path)
+    about = _read_json(path / BUNDLE_JSON)
+    if about.get("format") != FORMAT:
+        raise UserError(f"{path / BUNDLE_JSON} describes no bundle (format {about.get('format')!r})")
+    if about.get("format_version") != FORMAT_VERSION:
+        raise UserError(
+            f"{path} has format version {about.get('format_version')!r}, this program reads {FORMAT_VERSION}; it was "
+            f"written by linnaeus_jax {about.get('version', 'of an unknown version')}: use that version or a newer one"
+        )
+    _check_files(path, about)
+    try:
+        return _bundle(path, about)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path} cannot be read: {BUNDLE_JSON} does not fit its files or this program: {error}"
+        ) from error
+
+
+def _check_files(path: Path, about: Mapping[str, Any]) -> None:
+    """Every file that is listed must be there with its content, and nothing that is needed may be unlisted."""
+    files = about.get("files")
+    if not isinstance(files, dict) or not {WEIGHTS, TAXONOMY, CLASS_MAP} <= files.keys():
+        raise UserError(f"{path / BUNDLE_JSON} does not list the files of the bundle; make it again")
+    for name, digest in files.items():
+        file = path / name
+        if not file.resolve().is_relative_to(path.resolve()):
+            raise UserError(f"{path / BUNDLE_JSON} lists {name!r}, which lies outside of the bundle")
+        if not file.is_file():
+            raise UserError(f"{path} is incomplete: {name} is missing; copy the whole directory again")
+        if sha256_of(file) != digest:
+            raise UserError(
+                f"{file} is not the file that was written into the bundle (its SHA-256 differs); copy the whole "
+                "directory again, or make the bundle again"
+            )
+
+
+def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
+    saved = {"model": about["model"], "env": {"plugins": about.get("plugins", [])}}
+    settings = config_from_json(saved).model
+    taxonomy = read_taxonomy(path / TAXONOMY, path / CLASS_MAP)
+    picture = about["image"]
+    fields = {**picture, "size": tuple(picture["size"]), "mean": tuple(picture["mean"]), "std": tuple(picture["std"])}
+    preprocessing = Preprocessing(**fields)
+    if preprocessing.interpolation not in INTERPOLATIONS or preprocessing.size[0] != preprocessing.size[1]:
+        raise ValueError(f"image {picture} cannot be used")
+    encoder = MetadataEncoder(tuple(Component(each["name"], tuple(each["columns"])) for each in about["metadata"]))
+    model = build_model(
+        settings,
+        components=[(component.name, len(component.columns)) for component in encoder.components],
+        num_classes={task: len(taxonomy.classes[task]) for task in taxonomy.tasks},
+        img_size=preprocessing.size[0],
+        parents=taxonomy.tree.parent,
+    )
+    state = read_state(path / WEIGHTS).arrays
+    variables = {}
+    for collection, like in abstract_variables(model).items():
+        names = [name for name, _, _ in named_leaves(like)]
+        variables[collection] = params_from_torch({name: state.pop(name) for name in names if name in state}, like)
+    if state:
+        raise ValueError(f"{WEIGHTS} holds {', '.join(sorted(state)[:5])}, which the model does not have")
+    calibration = Calibration(**about["calibration"])
+    for temperatures in (calibration.ranks, calibration.paths):
+        if set(temperatures) != set(taxonomy.tasks) or not all(t > 0 for t in temperatures.values()):
+            raise ValueError(f"calibration {about['calibration']} needs a temperature above 0 for each rank")
+    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, calibration, about["facts"])
+
+
+def write_bundle(
+    bundle: Bundle, out: Path, add_card: Callable[[Path], None] | None = None, *, force: bool = False
+) -> None:
+    """Writes a bundle beside `out` and then moves it there.
+
+    Args:
+      add_card: writes README.md and its pictures into the directory that it is given.
+      force: replace what is there, if it is a bundle.
+
+    Raises:
+      UserError: something else lies there, or a bundle and `force` is not set.
+    """
+    check_out(out, force=force)
+    unfinished = out.with_name(f"{out.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        unfinished.mkdir(parents=True)
+        arrays: dict[str, np.ndarray] = {}
+        for collection in bundle.variables.values():
+            arrays |= params_to_torch(collection)
+        write_state(unfinished / WEIGHTS, arrays, {"format": FORMAT})
+        write_taxonomy(bundle.taxonomy, unfinished / TAXONOMY, unfinished / CLASS_MAP)
+        if add_card is not None:
+            add_card(unfinished)
+        files = sorted(file for file in unfinished.rglob("*") if file.is_file())
+        about = _about(bundle) | {"files": {file.relative_to(unfinished).as_posix(): sha256_of(file) for file in files}}
+        (unfinished / BUNDLE_JSON).write_text(json.dumps(about, indent=1) + "\n")
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(unfinished, out)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def check_out(out: Path, *, force: bool) -> None:
+    """Raises UserError where a bundle may not be written."""
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if not out.exists():
+        return
+    if not is_bundle(out):
+        raise UserError(f"{out} exists and is no bundle; choose another directory")
+    if not force:
+        raise UserError(f"{out} holds a bundle; replace it with --force, or choose another directory")
+
+
+def _about(bundle: Bundle) -> dict[str, Any]:
+    settings = ConfigDict(bundle.settings).to_dict()
+    model = {key: value for key, value in settings.items() if not key.startswith("pretrained")}
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "version": __version__,
+        "facts": dict(bundle.facts),
+        "plugins": list(bundle.plugins),
+        "model": json.loads(json.dumps(redacted(model))),
+        "image": dataclasses.asdict(bundle.preprocessing),
+        "metadata": [{"name": c.name, "columns": list(c.columns)} for c in bundle.encoder.components],
+        "ranks": list(bundle.tasks),
+        "calibration": dataclasses.asdict(bundle.calibration),
+    }
+
+
+# ---- classes
+
+
+def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:
+    """Writes `taxonomy.json` and `class_index_map.json`, the latter with the four maps that the original documents."""
+    tree.write_text(json.dumps(taxonomy.tree.to_json(), indent=1) + "\n")
+    ids = {task: taxonomy.classes[task].tolist() for task in taxonomy.tasks}
+    maps = {
+        "idx_to_taxon_id": {task: {str(i): taxon for i, taxon in enumerate(each)} for task, each in ids.items()},
+        "taxon_id_to_idx": {task: {str(taxon): i for i, taxon in enumerate(each)} for task, each in ids.items()},
+        "null_taxon_ids": dict.fromkeys(ids, 0 if taxonomy.tree.null_possible else None),
+        "num_classes_per_rank": {task: len(each) for task, each in ids.items()},
+        "names": taxonomy.names.to_json(),
+    }
+    classes.write_text(json.dumps(maps, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_taxonomy(tree: Path, classes: Path) -> Taxonomy:
+    """The inverse of `write_taxonomy`.
+
+    Raises:
+      UserError: a file that is no JSON.
+      ValueError, KeyError: files that do not fit each other.
+    """
+    links, maps = _read_json(tree), _read_json(classes)
+    tasks = tuple(links["task_keys"])
+    ids = {task: _ids(task, maps["idx_to_taxon_id"][task], links["num_classes"][task]) for task in tasks}
+    null_possible = bool(links["metadata"].get("null_possible", True))
+    parents = {task: np.full(len(ids[task]), -1, np.int32) for task in tasks[:-1]}
+    for task, coarser in itertools.pairwise(tasks):
+        for child, parent in links["hierarchy_map_raw"].get(task, {}).items():
+            if not (0 <= int(child) < len(ids[task]) and 0 <= int(parent) < len(ids[coarser])):
+                raise ValueError(f"{tree.name} links class {child} of {task} to {parent}, and there is no such class")
+            parents[task][int(child)] = int(parent)
+    sizes = {task: len(each) for task, each in ids.items()}
+    return Taxonomy(
+        TaxonomyTree(tasks, sizes, parents, null_possible=null_possible),
+        TaxonNames.from_json(ids, maps.get("names", {})),
+    )
+
+
+def _ids(task: str, of_index: Mapping[str, int], count: int) -> np.ndarray:
+    if sorted(map(int, of_index)) != list(range(count)):
+        raise ValueError(f"{CLASS_MAP} has {len(of_index)} classes of {task}, but {TAXONOMY} has {count}")
+    return np.array([int(of_index[str(index)]) for index in range(count)], np.int64)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}; copy the bundle again") from error

@@ -1,0 +1,116 @@
+"""The compiled forward pass in a few batch sizes: pictures and metadata in, logits out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.learning.augmentation import normalize
+from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.step.placement import Placement, fetch
+
+#: rows that are computed at once; a batch is filled up to the next of these
+BUCKETS = (1, 8, 64)
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """Logits that are being computed: of each part, the device arrays and how many rows count."""
+
+    parts: list[tuple[dict[str, jax.Array], int]]
+
+    def result(self) -> dict[str, NDArray[np.float32]]:
+        """Waits; task -> float32 [N, C]."""
+        pieces = [{task: z[:count] for task, z in logits.items()} for logits, count in fetch_parts(self.parts)]
+        return {task: np.concatenate([piece[task] for piece in pieces]) for task in pieces[0]}
+
+
+def fetch_parts(parts: list[tuple[dict[str, jax.Array], int]]) -> list[tuple[dict[str, NDArray[np.float32]], int]]:
+    return [(fetch(logits), count) for logits, count in parts]
+
+
+class Forward:
+    """The forward pass of one model on the devices of this process.
+
+    Attributes:
+      buckets: rows of a batch over all devices, ascending.
+      compilations: programs compiled so far, at most one per bucket.
+    """
+
+    def __init__(
+        self,
+        model: ModelFamily,
+        variables: Mapping[str, Any],
+        mean: Sequence[float],
+        std: Sequence[float],
+        buckets: Sequence[int] = BUCKETS,
+    ) -> None:
+        self._placement = Placement(jax.local_devices())
+        devices = self._placement.device_count
+        self.buckets = tuple(sorted({-(-rows // devices) * devices for rows in buckets}))
+        self._model, self._variables = model, self._placement.replicate(dict(variables))
+        mean, std = tuple(mean), tuple(std)
+
+        def logits(variables: Any, image: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+            result: Any = model.apply(variables, normalize(image, mean, std), meta, meta_valid_BK=valid)
+            return result
+
+        batch, replicated = self._placement.batch, self._placement.replicated
+        self._jitted = jax.jit(logits, in_shardings=(replicated, batch, batch, batch), out_shardings=batch)
+        self._compiled: dict[int, Any] = {}
+
+    @property
+    def compilations(self) -> int:
+        return len(self._compiled)
+
+    def warm_up(self) -> None:
+        """Compiles and runs every bucket once."""
+        for rows in self.buckets:
+            self.dispatch(*self._zeros(rows)).result()
+
+    def _zeros(self, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        model = self._model
+        return (
+            np.zeros((rows, *model.img_size, 3), np.uint8),
+            np.zeros((rows, model.meta_dim), np.float32),
+            np.zeros((rows, len(model.components)), bool),
+        )
+
+    def bucket(self, rows: int) -> int:
+        """The smallest bucket that holds some rows, or the largest one."""
+        return next((bucket for bucket in self.buckets if bucket >= rows), self.buckets[-1])
+
+    def dispatch(self, image: np.ndarray, meta: np.ndarray, valid: np.ndarray) -> Pending:
+        """Starts computing; see `__call__` for the arguments. At least one row."""
+        parts, start = [], 0
+        while start < len(image):
+            bucket = self.bucket(len(image) - start)
+            rows = slice(start, min(start + bucket, len(image)))
+            count = rows.stop - rows.start
+            arrays = {"image": image[rows], "meta": meta[rows], "valid": valid[rows]}
+            if count < bucket:
+                filled = dict(zip(arrays, self._zeros(bucket), strict=True))
+                for name, array in arrays.items():
+                    filled[name][:count] = array
+                arrays = filled
+            placed = self._placement.to_device(arrays, self._placement.batch)
+            if bucket not in self._compiled:
+                self._compiled[bucket] = self._jitted.lower(self._variables, *placed.values()).compile()
+            parts.append((self._compiled[bucket](self._variables, *placed.values()), count))
+            start = rows.stop
+        return Pending(parts)
+
+    def __call__(self, image: np.ndarray, meta: np.ndarray, valid: np.ndarray) -> dict[str, NDArray[np.float32]]:
+        """Task -> logits float32 [N, C]; they do not depend on how the rows are batched, up to rounding.
+
+        Args:
+          image: uint8 [N, H, W, 3].
+          meta: float32 [N, D], zeros where a component is missing.
+          valid: bool [N, K].
+        """
+        return self.dispatch(image, meta, valid).result()

@@ -1,0 +1,234 @@
+"""From what is known of a picture (place, date, elevation) to the metadata vector that the model was trained on.
+
+Every column of the vector has a name, which says how it is encoded (spec data §1.1); these are the `column_names` of
+the labels file. Unlike in a labels file, what is missing is said by a mask: latitude 0, longitude 0 and an elevation of
+0 m are values.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.data.dates import UNKNOWN_MOMENT, BadDate, Moment, parse_date
+from linnaeus_jax.data.encodings import HIGHEST, LOWEST, unit_sphere
+
+_ELEVATION = re.compile(r"elev_(\d+(?:\.\d+)?)_(sin|cos)")
+_MOMENT = re.compile(r"(month|jd|hour)_(sin|cos)")
+_PERIODS = {"month": 12.0, "jd": 365.25, "hour": 24.0}
+_AXES = {"spatial_x": 0, "spatial_y": 1, "spatial_z": 2}
+
+
+@dataclass(frozen=True)
+class Component:
+    """One component of the metadata vector: its name and the names of its columns, "" where none is known."""
+
+    name: str
+    columns: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What its columns are computed from: "place", "date" and "elevation"; empty: it must be given as numbers."""
+        kinds = {_kind(column) for column in self.columns}
+        return () if "" in kinds else tuple(kind for kind in ("place", "date", "elevation") if kind in kinds)
+
+
+def _kind(column: str) -> str:
+    if column in _AXES:
+        return "place"
+    if _MOMENT.fullmatch(column):
+        return "date"
+    return "elevation" if _ELEVATION.fullmatch(column) else ""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of one picture besides its pixels; None where it is not.
+
+    Attributes:
+      latitude, longitude: degrees, -90 to 90 and -180 to 180.
+      date: a date or a moment, or text in the forms of ISO 8601 such as "2024-05-17T10:20+02:00" or "2024-05"; a moment
+        without an offset is in UTC.
+      elevation: metres above the sea.
+      components: name of a component -> its numbers, as in the labels file; they count before the others.
+    """
+
+    latitude: Any = None
+    longitude: Any = None
+    date: str | datetime.date | None = None
+    elevation: Any = None
+    components: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Metadata of N pictures.
+
+    Attributes:
+      meta: float32 [N, D]; missing components are zero.
+      valid: bool [N, K], the components that are known.
+      notes: of every picture, what was given but cannot be right and is therefore not used.
+    """
+
+    meta: NDArray[np.float32]
+    valid: NDArray[np.bool_]
+    notes: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class MetadataEncoder:
+    """Encodes observations for a model.
+
+    Attributes:
+      components: in the order of the vector.
+      date_is_midnight: the hour of a date without a time is 0, as in bundles of the original; otherwise it is unknown
+        and its columns are 0, as in labels files.
+    """
+
+    components: tuple[Component, ...]
+    date_is_midnight: bool = False
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return sum(len(component.columns) for component in self.components)
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """First and last column (excluded) of every component."""
+        stops = np.cumsum([len(component.columns) for component in self.components], dtype=int).tolist()
+        return tuple((stop - len(c.columns), stop) for c, stop in zip(self.components, stops, strict=True))
+
+    def encode(self, observations: Sequence[Observation]) -> Encoded:
+        """Raises ValueError for `components` that the model does not have, or of another width."""
+        meta = np.zeros((len(observations), self.width), np.float32)
+        valid = np.zeros((len(observations), len(self.components)), bool)
+        notes = []
+        for row, observation in enumerate(observations):
+            said: list[str] = []
+            numbers = self._columns(observation, said)
+            self._check(observation)
+            for position, (component, (start, stop)) in enumerate(zip(self.components, self.bounds)):
+                given = observation.components.get(component.name)
+                values = [numbers.get(c, math.nan) for c in component.columns] if given is None else given
+                vector = np.asarray(values, np.float64)
+                if component.inputs and given is None:
+                    vector = _hour_may_be_unknown(component, vector)
+                if np.isfinite(vector).all():
+                    meta[row, start:stop], valid[row, position] = vector, True
+                elif given is not None:
+                    said.append(f"{component.name} holds values that are no numbers: it is not used")
+            notes.append(tuple(said))
+        return Encoded(meta, valid, notes)
+
+    def _check(self, observation: Observation) -> None:
+        widths = {component.name: len(component.columns) for component in self.components}
+        for name, values in observation.components.items():
+            if name not in widths:
+                raise ValueError(
+                    f"the model has no metadata component {name!r}; it has {', '.join(widths) or 'none at all'}"
+                )
+            if np.shape(values) != (widths[name],):
+                raise ValueError(f"{name} needs {widths[name]} numbers, but {np.shape(values)} were given")
+
+    def _columns(self, observation: Observation, said: list[str]) -> dict[str, float]:
+        """Value of every column that can be known; `said` gets what cannot be right."""
+        wanted = {kind for component in self.components for kind in component.inputs}
+        columns: dict[str, float] = {}
+        if "place" in wanted and (place := _place(observation, said)) is not None:
+            columns |= dict(zip(_AXES, unit_sphere(*np.asarray(place, np.float64)[:, None])[0].tolist()))
+        if "elevation" in wanted and (metres := _metres(observation, said)) is not None:
+            for name in (column for component in self.components for column in component.columns):
+                if match := _ELEVATION.fullmatch(name):
+                    columns[name] = _wave(match[2], metres / float(match[1]))
+        if "date" in wanted:
+            month, day, hour = moment(observation.date, said)
+            if math.isnan(hour) and self.date_is_midnight and not math.isnan(day):
+                hour = 0.0
+            for name, value in (("month", month), ("jd", day), ("hour", hour)):
+                columns |= {f"{name}_{wave}": _wave(wave, value / _PERIODS[name]) for wave in ("sin", "cos")}
+        return columns
+
+
+def _wave(wave: str, turns: float) -> float:
+    return (math.sin if wave == "sin" else math.cos)(2 * math.pi * turns)
+
+
+def _hour_may_be_unknown(component: Component, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Zeros for an hour that is not known, where month or day are; so labels files have it."""
+    hours = np.array([column.startswith("hour_") for column in component.columns])
+    if hours.all() or not np.isfinite(vector[~hours]).all():
+        return vector
+    return np.where(hours & np.isnan(vector), 0.0, vector)
+
+
+def _number(value: Any, what: str, said: list[str]) -> float | None:
+    """None where the value is missing or no number."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        said.append(f"{what} {value!r} is no number: it is not used")
+        return None
+    if math.isinf(number):
+        said.append(f"{what} {value!r} is infinite: it is not used")
+    return number if math.isfinite(number) else None
+
+
+def _place(observation: Observation, said: list[str]) -> tuple[float, float] | None:
+    place = [
+        _number(value, what, said)
+        for value, what in ((observation.latitude, "latitude"), (observation.longitude, "longitude"))
+    ]
+    latitude, longitude = place
+    if latitude is not None and not -90 <= latitude <= 90:
+        said.append(f"latitude {latitude:g} is not between -90 and 90: the place is not used")
+        return None
+    if longitude is not None and not -180 <= longitude <= 180:
+        said.append(f"longitude {longitude:g} is not between -180 and 180: the place is not used")
+        return None
+    if latitude is None or longitude is None:
+        if (latitude is None) != (longitude is None):
+            said.append("only one of latitude and longitude is known: the place is not used")
+        return None
+    return latitude, longitude
+
+
+def _metres(observation: Observation, said: list[str]) -> float | None:
+    metres = _number(observation.elevation, "elevation", said)
+    if metres is not None and not LOWEST <= metres <= HIGHEST:
+        said.append(f"elevation {metres:g} is not between {LOWEST:g} and {HIGHEST:g} m: it is not used")
+        return None
+    return metres
+
+
+def moment(date: str | datetime.date | None, said: list[str]) -> Moment:
+    """Month, day of the year and hour in UTC, NaN where unknown; `said` gets why a date is not used."""
+    if isinstance(date, datetime.datetime):
+        if date != date:  # as NaT is
+            return UNKNOWN_MOMENT
+        date = date.astimezone(datetime.UTC) if date.tzinfo is not None else date
+        text = date.strftime("%Y-%m-%d %H:%M")
+    elif isinstance(date, datetime.date):
+        text = date.isoformat()
+    elif isinstance(date, np.datetime64):
+        text = "" if np.isnat(date) else str(date)
+    elif date is None or (isinstance(date, float) and math.isnan(date)):
+        text = ""
+    else:
+        text = str(date).strip()
+    if not text:
+        return UNKNOWN_MOMENT
+    try:
+        return parse_date(text)
+    except BadDate as error:
+        said.append(f"date {text!r}: {error}; it is not used")
+        return UNKNOWN_MOMENT

@@ -1,0 +1,176 @@
+"""A trained model in Python: `linnaeus_jax.load("bundle").predict(pictures)`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
+from linnaeus_jax.inference.bundle import Bundle, bundle_of_run
+from linnaeus_jax.inference.forward import BUCKETS, Forward
+from linnaeus_jax.inference.metadata import Encoded, Observation
+from linnaeus_jax.inference.pictures import Picture, PictureError
+from linnaeus_jax.inference.results import Prediction
+
+
+class Model:
+    """A trained model.
+
+    Attributes:
+      bundle: what it is made of.
+      forward: the compiled forward pass.
+      answers: from logits to predictions.
+    """
+
+    def __init__(self, bundle: Bundle, buckets: Sequence[int] = BUCKETS) -> None:
+        self.bundle = bundle
+        picture = bundle.preprocessing
+        self.forward = Forward(bundle.model, bundle.variables, picture.mean, picture.std, buckets)
+        self.answers = Answers(bundle.taxonomy, bundle.calibration)
+
+    def predict(
+        self,
+        images: Picture | Iterable[Picture],
+        *,
+        latitude: Any = None,
+        longitude: Any = None,
+        date: Any = None,
+        elevation: Any = None,
+        components: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        top_k: int = TOP_K,
+        min_confidence: float = MIN_CONFIDENCE,
+        consistency: str = "path",
+        restrict: Iterable[str | int] | None = None,
+        always_report: Iterable[str | int] = (),
+    ) -> list[Prediction]:
+        """One prediction per picture, in their order.
+
+        Args:
+          images: one picture or several: paths, bytes of files, Pillow images, or uint8 arrays [h, w, 3].
+          latitude, longitude, date, elevation: one value for all pictures or one for each, see `Observation`; None or
+            NaN: unknown.
+          components: numbers of metadata components by name, for those that are not computed from the above.
+          top_k, min_confidence, consistency, restrict, always_report: see `Answers.options`.
+
+        Raises:
+          PictureError: a picture that cannot be read, with its position.
+          UserError, ValueError: arguments that do not fit the model or each other.
+        """
+        options = self.answers.options(
+            top_k=top_k,
+            min_confidence=min_confidence,
+            consistency=consistency,
+            restrict=restrict,
+            always_report=always_report,
+        )
+        pictures: list[Any] = [images] if _is_one(images) else list(images)  # type: ignore[arg-type]
+        observations = observe(
+            len(pictures),
+            latitude=latitude,
+            longitude=longitude,
+            date=date,
+            elevation=elevation,
+            components=components,
+        )
+        encoded = self.bundle.encoder.encode(observations)
+        predictions: list[Prediction] = []
+        most = self.forward.buckets[-1]
+        for start in range(0, len(pictures), most):
+            part = slice(start, start + most)
+            pixels = self.read(pictures[part], first=start)
+            predictions += self.predict_pixels(pixels, _rows(encoded, part), options)
+        return predictions
+
+    def read(self, pictures: Sequence[Picture], first: int = 0) -> NDArray[np.uint8]:
+        """Pixels uint8 [N, H, W, 3].
+
+        Raises:
+          PictureError: a picture that cannot be read; it is called by its path, or by its number from `first` on.
+        """
+        pixels = np.empty((len(pictures), *self.bundle.preprocessing.size, 3), np.uint8)
+        for number, picture in enumerate(pictures):
+            try:
+                pixels[number] = self.bundle.preprocessing.read(picture)
+            except PictureError as error:
+                name = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else f"picture {first + number}"
+                raise PictureError(f"{name}: {error}") from error
+        return pixels
+
+    def predict_pixels(
+        self, pixels: NDArray[np.uint8], encoded: Encoded, options: AnswerOptions | None = None
+    ) -> list[Prediction]:
+        """Predictions of pixels uint8 [N, H, W, 3] with their metadata, at least one row."""
+        logits = self.forward(pixels, encoded.meta, encoded.valid)
+        return self.answers(logits, options or AnswerOptions(), self.inputs(encoded), encoded.notes)
+
+    def inputs(self, encoded: Encoded) -> list[tuple[str, ...]]:
+        """Names of the metadata components that are known, of every row."""
+        names = [component.name for component in self.bundle.encoder.components]
+        return [tuple(name for name, on in zip(names, row) if on) for row in encoded.valid.tolist()]
+
+
+def load(source: str | os.PathLike[str], *, checkpoint: str | int = "best", buckets: Sequence[int] = BUCKETS) -> Model:
+    """The model of a bundle, or of a run directory.
+
+    Args:
+      source: a bundle made by `tools.bundle`, one in the layout of the original, or a run.
+      checkpoint: of a run: "best", "newest" or a step.
+      buckets: batch sizes that are compiled, each at its first use.
+
+    Raises:
+      UserError: no bundle and no run, or files that do not belong together.
+    """
+    return Model(read_bundle_or_run(source, checkpoint), buckets)
+
+
+def read_bundle_or_run(source: str | os.PathLike[str], checkpoint: str | int = "best") -> Bundle:
+    """What `load` makes its model from."""
+    from linnaeus_jax.inference.bundle_files import is_bundle, read_bundle
+
+    path = Path(source).expanduser()
+    if is_bundle(path):
+        return read_bundle(path)
+    directory = RunDirectory(path)
+    if directory.config_json.is_file() and directory.checkpoints.is_dir():
+        return bundle_of_run(path, checkpoint)
+    raise UserError(
+        f"{path} is neither a bundle (it holds no bundle.json or inference_config.yaml) nor a run directory; make a "
+        "bundle with python -m linnaeus_jax.tools.bundle RUN OUT"
+    )
+
+
+def observe(count: int, **given: Any) -> list[Observation]:
+    """Observations of some pictures; values are one for all or one for each of them.
+
+    Raises:
+      ValueError: another number of values.
+    """
+    columns = {name: _each(value, count, name) for name, value in given.items()}
+    columns["components"] = [value or {} for value in columns["components"]]
+    return [Observation(**{name: column[row] for name, column in columns.items()}) for row in range(count)]
+
+
+def _each(value: Any, count: int, name: str) -> list[Any]:
+    if value is None or isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{name} holds {len(value)} values for {count} pictures; give one, or one for each")
+    return list(value)
+
+
+def _is_one(images: Any) -> bool:
+    if isinstance(images, np.ndarray):
+        return images.ndim < 4 and images.dtype != object
+    return isinstance(images, (str, bytes, bytearray, memoryview, os.PathLike, Image.Image))
+
+
+def _rows(encoded: Encoded, part: slice) -> Encoded:
+    return Encoded(encoded.meta[part], encoded.valid[part], encoded.notes[part])

@@ -1,0 +1,69 @@
+"""What is said of one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from linnaeus_jax.data.taxon_names import describe_taxon
+
+
+@dataclass(frozen=True)
+class Taxon:
+    """A class and its probability.
+
+    Attributes:
+      rank: e.g. "species".
+      taxon_id: 0 where it is unknown.
+      name, common_name: "" where there is none.
+      probability: in [0, 1].
+    """
+
+    rank: str
+    taxon_id: int
+    name: str
+    common_name: str
+    probability: float
+
+    @property
+    def known(self) -> bool:
+        """False for null: the model says that it does not know this rank."""
+        return self.taxon_id != 0
+
+    @property
+    def label(self) -> str:
+        """What people read, e.g. "Passer domesticus (house sparrow) [13858]"; "unknown" for null."""
+        return describe_taxon(self.taxon_id, self.name, self.common_name) if self.known else "unknown"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one picture.
+
+    Attributes:
+      path: one taxon of every rank, coarsest first; with `consistency="path"` each is the parent of the next.
+      top: rank -> the most probable taxa there, best first; ranks are coarsest first.
+      answer: the deepest taxon of the path whose probability reaches the confidence asked for; None: unknown.
+      always: the taxa that are always reported, in the order in which they were given.
+      inputs: kinds of metadata that were used: component names.
+      notes: what was given but not used, and why.
+    """
+
+    path: tuple[Taxon, ...]
+    top: Mapping[str, tuple[Taxon, ...]]
+    answer: Taxon | None
+    always: tuple[Taxon, ...] = ()
+    inputs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "answer": None if self.answer is None else asdict(self.answer),
+            "path": [asdict(taxon) for taxon in self.path],
+            "top": {rank: [asdict(taxon) for taxon in taxa] for rank, taxa in self.top.items()},
+            "always": [asdict(taxon) for taxon in self.always],
+            "inputs": list(self.inputs),
+            "notes": list(self.notes),
+        }
