@@ -1,0 +1,104 @@
+"""A small model with random weights and a taxonomy of three ranks, for everything that uses models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.tree import assign
+from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.inference.bundle import Bundle, Calibration
+from linnaeus_jax.inference.metadata import Component, MetadataEncoder
+from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.pictures import Preprocessing
+from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.models.family import build_model
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
+
+#: task -> (taxon id, name, parent's index in the next task); class 0 is null
+TAXA = {
+    "taxa_L10": [
+        (11, "Parus major", 1),
+        (12, "Parus minor", 1),
+        (13, "Passer domesticus", 2),
+        (14, "Incertae sedis", -1),
+    ],
+    "taxa_L20": [(21, "Parus", 1), (22, "Passer", 2)],
+    "taxa_L30": [(31, "Paridae", -1), (32, "Passeridae", -1)],
+}
+COMPONENTS = (
+    Component("TEMPORAL", ("month_sin", "month_cos")),
+    Component("SPATIAL", ("spatial_x", "spatial_y", "spatial_z")),
+    Component("ELEVATION", ("elev_100_sin", "elev_100_cos", "elev_1000_sin", "elev_1000_cos")),
+)
+
+
+def small_taxonomy() -> Taxonomy:
+    rows = {task: [(0, "", -1), *taxa] for task, taxa in TAXA.items()}
+    classes = {task: np.array([taxon for taxon, _, _ in taxa], np.int64) for task, taxa in rows.items()}
+    parents = {task: np.array([parent for _, _, parent in taxa]) for task, taxa in rows.items()}
+    saved = {task: {str(t): {"name": n, "common_name": ""} for t, n, _ in taxa} for task, taxa in TAXA.items()}
+    tree = TaxonomyTree(tuple(rows), {task: len(taxa) for task, taxa in rows.items()}, parents)
+    return Taxonomy(tree, TaxonNames.from_json(classes, saved))
+
+
+def small_bundle() -> Bundle:
+    """mFormerV1 of the smallest size for pictures of 32 x 32, not calibrated; the same weights every time."""
+    config = get_config()
+    keys = {
+        "variant": "tiny",
+        "convnext_stages.depths": (1, 1),
+        "convnext_stages.dims": (8, 8, 16, 16),
+        "rope_stages.depths": (1, 1),
+        "rope_stages.num_heads": (2, 2),
+    }
+    for key, value in keys.items():
+        assign(config, ("model", *key.split(".")), value)
+    taxonomy = small_taxonomy()
+    model = build_model(
+        config.model,
+        components=[(component.name, len(component.columns)) for component in COMPONENTS],
+        num_classes=taxonomy.tree.num_classes,
+        img_size=32,
+        parents=taxonomy.tree.parent,
+    )
+    variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))
+    rng = np.random.default_rng(0)  # heads that answer differently to different pictures
+
+    def spread(path, x):
+        return rng.normal(0, 0.5, x.shape).astype(x.dtype) if path[0].key == "head" else np.asarray(x)
+
+    params = jax.tree_util.tree_map_with_path(spread, dict(variables)["params"])
+    return Bundle(
+        source=Path("small"),
+        settings=config.model,
+        model=model,
+        variables={"params": params},
+        preprocessing=Preprocessing((32, 32)),
+        encoder=MetadataEncoder(COMPONENTS),
+        taxonomy=taxonomy,
+        calibration=Calibration.none(taxonomy.tasks),
+        facts={"title": "small", "step": 7, "weights": "last"},
+    )
+
+
+@pytest.fixture(scope="session")
+def bundle() -> Bundle:
+    return small_bundle()
+
+
+@pytest.fixture(scope="session")
+def model(bundle: Bundle) -> Model:
+    """With buckets of 2 and 8 rows, which are compiled at their first use."""
+    return Model(bundle, buckets=(2, 8))
+
+
+@pytest.fixture(scope="session")
+def pictures() -> SimpleNamespace:
+    """`pixels` uint8 [12, 40, 50, 3], different pictures."""
+    return SimpleNamespace(pixels=np.random.default_rng(1).integers(0, 256, (12, 40, 50, 3), dtype=np.uint8))

@@ -1,0 +1,44 @@
+"""Bundles as directories: what is read is what was written, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
+from linnaeus_jax.inference.model import Model
+
+
+def test_reading_is_the_inverse_of_writing(bundle, model, pictures, tmp_path):
+    write_bundle(bundle, tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "moved")
+    read = read_bundle(tmp_path / "moved")
+    jax.tree.map(np.testing.assert_array_equal, read.variables, bundle.variables)
+    assert read.encoder == bundle.encoder
+    assert read.preprocessing == bundle.preprocessing
+    assert read.calibration == bundle.calibration
+    given: dict[str, Any] = {"latitude": 52.5, "longitude": 13.4, "date": "2024-05-17", "elevation": 34}
+    again = Model(read, buckets=(8,)).predict(list(pictures.pixels[:5]), **given)
+    for one, other in zip(model.predict(list(pictures.pixels[:5]), **given), again, strict=True):
+        assert [taxon.label for taxon in one.path] == [taxon.label for taxon in other.path]
+        assert one.path[-1].probability == pytest.approx(other.path[-1].probability, abs=1e-5)
+        assert one.inputs == ("TEMPORAL", "SPATIAL", "ELEVATION")
+
+
+def test_a_changed_file_is_refused(bundle, tmp_path):
+    write_bundle(bundle, tmp_path / "a")
+    with pytest.raises(UserError, match="holds a bundle; replace it with --force"):
+        write_bundle(bundle, tmp_path / "a")
+    path = tmp_path / "a" / "class_index_map.json"
+    path.write_text(path.read_text().replace("Parus major", "Parus minor"))
+    with pytest.raises(UserError, match=r"class_index_map.json is not the file that was written"):
+        read_bundle(tmp_path / "a")
+    about = json.loads((tmp_path / "a" / "bundle.json").read_text())
+    (tmp_path / "a" / "bundle.json").write_text(json.dumps(about | {"format_version": 99}))
+    with pytest.raises(UserError, match="format version 99, this program reads 1"):
+        read_bundle(tmp_path / "a")
