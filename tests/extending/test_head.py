@@ -21,6 +21,7 @@ PLUGIN = str(EXAMPLES / "head_example.py")
 HEAD = "model.classification.heads.taxa_L10"
 
 
+@pytest.mark.slow
 def test_a_head_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,

@@ -221,6 +221,7 @@ def test_two_devices_exchange_nothing():
     check_sharded_mixing(2, 8, 2)
 
 
+@pytest.mark.slow
 def test_eight_devices_exchange_nothing():
     code = "from tests.learning.test_mixing import check_sharded_mixing as c; c(8, 64, 8); print('ok')"
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": os.pathsep.join(sys.path)}

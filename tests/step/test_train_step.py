@@ -63,6 +63,7 @@ def test_two_devices_make_the_same_updates(tmp_path, monkeypatch):
     assert relative_difference(states[2], states[1], start) <= BOUND
 
 
+@pytest.mark.slow
 def test_accumulation_is_one_big_batch(tmp_path):
     program, inputs, _ = build(sgd_config(tmp_path, data__sampler__type="standard"), tmp_path)
     state = jax.jit(program.initial_state)()
@@ -119,6 +120,7 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
         )
 
 
+@pytest.mark.slow
 def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
     """Gradient, clipping, optimizer with momentum, average and statistics, over two updates of two micro-batches."""
     toy.register(monkeypatch)
@@ -156,6 +158,7 @@ def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
     assert int(found.step) == 2
 
 
+@pytest.mark.slow
 def test_remat_changes_no_number(tmp_path):
     found = []
     for remat in (False, True):
