@@ -43,6 +43,10 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1) + "\n")
 
 
+#: of a run directory: damaged checkpoints, each with `reason.json`
+UNREADABLE_CHECKPOINTS = "unreadable_checkpoints"
+
+
 class RunDirectory:
     """`root` with its documented subdirectories; nothing is created before `create()`."""
 

@@ -7,9 +7,11 @@ the hooks at the end of that epoch are all rerun after a restart.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
+import logging
+import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,14 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import logging
+from jax.experimental import multihost_utils
 
 from linnaeus_jax.config.errors import TrainingError
-from linnaeus_jax.files import write_json
+from linnaeus_jax.files import UNREADABLE_CHECKPOINTS, write_json
+from linnaeus_jax.run.read_errors import of_storage, retried
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
+
+log = logging.getLogger("linnaeus_jax")
 
 #: of the directory of one checkpoint, before `_<step>`
 STEP_PREFIX = "ckpt_step"
@@ -109,32 +114,68 @@ class Checkpoints:
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """(step, state, meta) of the newest readable checkpoint; None without any.
 
+        Newer ones, which are damaged, are then set aside, see `set_aside`.
+
         Args:
           abstract_state: a state of `ShapeDtypeStruct`s with the shardings wanted.
           as_stored: fields of the state that are read whatever they are, for a caller that replaces them.
           refusal: why this run cannot go on from a checkpoint (step, meta), or None; asked before arrays are read.
 
         Raises:
-          CheckpointError: the checkpoint belongs to another model or optimizer, or none of them can be read.
+          CheckpointError: the checkpoint belongs to another model or optimizer, the storage fails (nothing is then
+            changed, since the files may be as they should be), or none of them can be read.
         """
-        failures = []
+        failures: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                meta = self.meta(step)
+                meta = retried(functools.partial(self.meta, step))
                 if refusal is not None and (reason := refusal(step, meta)):
                     raise CheckpointError(f"checkpoint {step} in {self.directory} {reason}; {OTHER_RUN}")
-                return step, self.restore(step, abstract_state, as_stored), meta
+                state = retried(functools.partial(self.restore, step, abstract_state, as_stored))
             except CheckpointError:
                 raise
             except Exception as error:
-                failures.append(f"{step}: {type(error).__name__}: {error}".splitlines()[0])
-                logging.warning("checkpoint %s cannot be read, trying the one before it", failures[-1])
+                failures[step] = self._unreadable(step, error)
+                continue
+            for damaged, reason in failures.items():
+                self.set_aside(damaged, reason)
+            return step, state, meta
         if failures:
+            texts = "; ".join(f"{step}: {reason}" for step, reason in failures.items())
             raise CheckpointError(
-                f"no checkpoint in {self.directory} can be read ({'; '.join(failures)}); "
-                "move the directory away or set train.auto_resume=False"
+                f"no checkpoint in {self.directory} can be read ({texts}); restore it from a copy, or move the "
+                "directory away to start anew"
             )
         return None
+
+    def _unreadable(self, step: int, error: Exception) -> str:
+        """Why a checkpoint cannot be read; CheckpointError where that is the storage's fault."""
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        if of_storage(error):
+            raise CheckpointError(
+                f"checkpoint {step} in {self.directory} cannot be read now ({text}); nothing was changed: see to the "
+                "storage and give the same command again"
+            ) from error
+        return text
+
+    def set_aside(self, step: int, reason: str) -> None:
+        """Moves a damaged checkpoint with its boundary file to `UNREADABLE_CHECKPOINTS` beside this directory."""
+        multihost = jax.process_count() > 1
+        if multihost:
+            multihost_utils.sync_global_devices(f"checkpoint {step} is damaged")  # nobody reads it any more
+        target = (
+            self.directory.parent / UNREADABLE_CHECKPOINTS / f"{self.path(step).name}.{time.strftime('%Y%m%d_%H%M%S')}"
+        )
+        log.warning("checkpoint %d cannot be read (%s): moved to %s, the one before it counts", step, reason, target)
+        if jax.process_index() == 0:
+            target.parent.mkdir(exist_ok=True)
+            os.replace(self.path(step), target)
+            if self.boundary_file(step).exists():
+                os.replace(self.boundary_file(step), target / self.boundary_file(step).name)
+            write_json(target / "reason.json", {"step": step, "reason": reason})
+        if multihost:
+            multihost_utils.sync_global_devices(f"checkpoint {step} is set aside")
+        self._manager.reload()
 
     def restore(self, step: int, abstract_state: Any, as_stored: tuple[str, ...] = ()) -> Any:
         """State of one checkpoint; arguments as of `restore_newest`."""
@@ -189,12 +230,18 @@ class Checkpoints:
         return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
     def newest_meta(self) -> dict[str, Any] | None:
-        """The host part of the newest checkpoint whose host part can be read; None without any."""
+        """The host part of the newest checkpoint whose host part can be read; None without any.
+
+        Raises:
+          CheckpointError: the storage fails.
+        """
         if not self.directory.is_dir():
             return None
         for step in reversed(self.steps()):
-            with contextlib.suppress(Exception):  # `restore_newest` reports it
-                return self.meta(step)
+            try:
+                return retried(functools.partial(self.meta, step))
+            except Exception as error:  # of damage: `restore_newest` reports it
+                self._unreadable(step, error)
         return None
 
     def boundary_file(self, step: int) -> Path:
@@ -209,18 +256,7 @@ class Checkpoints:
         path = self.boundary_file(step)
         return json.loads(path.read_text()) if path.exists() else None
 
-    def forget_after(self, step: int) -> None:
-        """Removes what a killed run left beyond the restored step."""
-        for other in self.steps():
-            if other > step:
-                self.delete(other)
-        self._unlink_boundaries()
-
-    def delete(self, step: int) -> None:
-        self._manager.delete(step)
-        self._unlink_boundaries()
-
-    def _unlink_boundaries(self) -> None:
+    def unlink_boundaries(self) -> None:
         """Removes the boundary files whose checkpoint is gone; one process does it for all."""
         if jax.process_index() == 0:
             kept = {self.boundary_file(step) for step in self.steps()}
@@ -237,7 +273,7 @@ class Checkpoints:
         for step in sorted(set(steps) - set(preserved(self.policy, steps))):
             self._dropped.add(step)
             self._manager.delete(step)
-        self._unlink_boundaries()
+        self.unlink_boundaries()
         dropped, self._dropped = sorted(self._dropped), set()
         return dropped
 
@@ -247,7 +283,7 @@ class Checkpoints:
             try:
                 self.__dict__.pop("_manager").close()
             except Exception as error:
-                logging.error("closing the checkpoints in %s failed: %s", self.directory, error)
+                log.error("closing the checkpoints in %s failed: %s", self.directory, error)
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
     if fresh_optimizer:
         log.warning("train.resume_skip_optimizer: the optimizer starts anew at step %d", step)
         state = state.replace(opt_state=experiment.initial_state().opt_state)
-    checkpoints.forget_after(step)
+    checkpoints.unlink_boundaries()
     for line in resume_notes(step, meta, plain(config), versions.versions()):
         log.info("%s", line)
     planned, asked = experiment.resolved.epochs, config.train.epochs

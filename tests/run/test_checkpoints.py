@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from linnaeus_jax.files import UNREADABLE_CHECKPOINTS
+from linnaeus_jax.run import read_errors
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.retention import best_checkpoint, preserved, retention_policy
 
@@ -115,13 +118,12 @@ def test_boundary_file_of_a_checkpoint_that_went_before_a_kill_goes_too(tmp_path
     assert on_disk(tmp_path) == ["ckpt_step_20"]
 
 
-def test_forget_after_removes_what_lies_beyond_and_nothing_twice(tmp_path, opened, monkeypatch):
+def test_boundary_files_without_a_checkpoint_are_removed_by_one_process(tmp_path, opened, monkeypatch):
     checkpoints = opened()
-    for step in (10, 20):
-        checkpoints.save(step, state(), {})
+    for step in (10, 20, 30):
         checkpoints.finish_boundary(step, {})
+    checkpoints.save(10, state(), {})
     checkpoints.wait()
-    checkpoints.boundary_file(30).write_text("{}")
     unlink = Path.unlink
 
     def raced(path: Path, missing_ok: bool = False) -> None:
@@ -130,11 +132,10 @@ def test_forget_after_removes_what_lies_beyond_and_nothing_twice(tmp_path, opene
 
     with monkeypatch.context() as patched:
         patched.setattr(jax, "process_index", lambda: 1)
-        patched.setattr(checkpoints, "steps", lambda: [10])
-        checkpoints.forget_after(10)
+        checkpoints.unlink_boundaries()
     assert {"boundary_20.json", "boundary_30.json"} <= set(on_disk(tmp_path)), "only one process removes files"
     monkeypatch.setattr(Path, "unlink", raced)
-    checkpoints.forget_after(10)
+    checkpoints.unlink_boundaries()
     monkeypatch.undo()
     assert on_disk(tmp_path) == ["boundary_10.json", "ckpt_step_10"]
 
@@ -171,12 +172,56 @@ def test_unreadable_newest_falls_back_and_all_unreadable_is_an_error(tmp_path, o
         first.save(step, state(step), {})
     first.wait()
     (tmp_path / "ckpt_step_20" / "meta" / "metadata").write_text("{ not JSON")
-    assert opened().restore_newest(abstract(state()))[0] == 10
-    (tmp_path / "ckpt_step_10" / "meta" / "metadata").write_text("{ not JSON")
+    first.finish_boundary(20, {})
+    checkpoints = opened()
+    assert checkpoints.restore_newest(abstract(state()))[0] == 10
+    assert checkpoints.steps() == [10]
+    (aside,) = (tmp_path.parent / UNREADABLE_CHECKPOINTS).iterdir()
+    assert aside.name.startswith("ckpt_step_20.")
+    assert {"boundary_20.json", "meta", "state"} <= set(on_disk(aside))
+    assert json.loads((aside / "reason.json").read_text())["step"] == 20
+    checkpoints.save(20, state(20), {})  # as the run that goes on will
+    checkpoints.wait()
+    for step in (10, 20):
+        (tmp_path / f"ckpt_step_{step}" / "meta" / "metadata").write_text("{ not JSON")
     with pytest.raises(CheckpointError, match="can be read") as raised:
         opened().restore_newest(abstract(state()))
     assert "20: " in str(raised.value)
-    assert "train.auto_resume=False" in str(raised.value)
+    assert on_disk(tmp_path) == ["ckpt_step_10", "ckpt_step_20"], "where none can be read, nothing is moved"
+
+
+@pytest.mark.parametrize(("failures", "tries"), [(1, 2), (3, 3)])
+def test_an_error_of_the_storage_is_tried_again_and_then_stops_the_run(tmp_path, opened, monkeypatch, failures, tries):
+    first = opened()
+    for step in (10, 20):
+        first.save(step, state(step), {})
+        first.finish_boundary(step, {})
+    first.wait()
+    before, checkpoints, calls = on_disk(tmp_path), opened(), []
+    restore = checkpoints.restore
+
+    def failing(*arguments):
+        calls.append(arguments[0])
+        if len(calls) <= failures:
+            raise OSError(errno.EIO, "Input/output error")
+        return restore(*arguments)
+
+    monkeypatch.setattr(checkpoints, "restore", failing)
+    monkeypatch.setattr(read_errors, "WAITS", (0.0, 0.0))
+    if failures < 3:
+        assert checkpoints.restore_newest(abstract(state()))[0] == 20
+    else:
+        with pytest.raises(CheckpointError, match=r"checkpoint 20 in .* cannot be read now \(OSError: .*Input/output"):
+            checkpoints.restore_newest(abstract(state()))
+    assert calls == [20] * tries
+    assert on_disk(tmp_path) == before
+
+
+def test_errors_of_the_storage_are_told_from_damage():
+    assert read_errors.of_storage(OSError(errno.EACCES, "Permission denied"))
+    assert read_errors.of_storage(ValueError("UNAVAILABLE: Error reading x: [OS error 5: EIO Input/output error]"))
+    assert not read_errors.of_storage(FileNotFoundError(errno.ENOENT, "No such file or directory"))
+    assert not read_errors.of_storage(ValueError("DATA_LOSS: Error decoding b-tree node"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import REDACTED, config_difference, plain, redacted
 from linnaeus_jax.files import RunDirectory
@@ -22,6 +24,37 @@ def test_secrets_are_hidden():
         assert secret not in text
     assert redacted(tree)["wandb"] == {"api_key": REDACTED, "project": "p"}
     assert redacted(tree)["empty_token"] == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("https://user:pw@host/x", f"https://{REDACTED}@host/x"),
+        ("https://host/path@v1", "https://host/path@v1"),
+        ("https://host/x?a=1&access_token=s3cr3t#part", f"https://host/x?a=1&access_token={REDACTED}#part"),
+        (":sftp,host=h,user=u,pass=s3cr3t:runs/a", f":sftp,host=h,user=u,pass={REDACTED}:runs/a"),
+        (':s3,secret_access_key="a:b,c",region=eu:bucket', f":s3,secret_access_key={REDACTED},region=eu:bucket"),
+        ("blocks.*token", "blocks.*token"),
+    ],
+)
+def test_secrets_within_texts_are_hidden(text, safe):
+    assert redacted({"remote": text}) == {"remote": safe}
+
+
+def test_structure_is_never_hidden():
+    config = get_config()
+    groups = config.optimizer.parameter_groups
+    with groups.unlocked():
+        groups.meta_tokens = {"filter": "token", "lr_multiplier": 0.5}
+    saved = plain(config)
+    assert saved["optimizer"]["parameter_groups"]["meta_tokens"] == {"filter": "token", "lr_multiplier": 0.5}
+    tree = {"num_tokens": 3, "token": 4, "tokens": "all", "key": "name", "access_keys": [], "credentials": {"a": 1}}
+    assert redacted(tree) == tree
+    assert redacted({"wandb_token": "x", "AWS_SECRET_ACCESS_KEY": "y", "token": ["z"]}) == {
+        "wandb_token": REDACTED,
+        "AWS_SECRET_ACCESS_KEY": REDACTED,
+        "token": [REDACTED],
+    }
 
 
 def test_config_difference_names_leaves():
