@@ -8,7 +8,6 @@ the hooks at the end of that epoch are all rerun after a restart.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import time
@@ -23,6 +22,7 @@ from jax.experimental import multihost_utils
 
 from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.files import UNREADABLE_CHECKPOINTS, write_json
+from linnaeus_jax.run.digests import DIGESTS, DamagedError, PathWithDigests, check_digests, sealed, unsealed
 from linnaeus_jax.run.read_errors import of_storage, retried
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
 
@@ -66,6 +66,7 @@ class Checkpoints:
                 cleanup_tmp_directories=not self.read_only,
                 create=not self.read_only,
                 preservation_policy=Current(lambda: self.policy),
+                temporary_path_class=PathWithDigests,
             ),
         )
 
@@ -84,7 +85,10 @@ class Checkpoints:
         before = self.steps()
         try:
             saved = self._manager.save(
-                step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave({**meta, DIGESTS: True})
+                ),
             )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"saving checkpoint {step} in {self.directory} failed: {error}") from error
@@ -178,7 +182,12 @@ class Checkpoints:
         self._manager.reload()
 
     def restore(self, step: int, abstract_state: Any, as_stored: tuple[str, ...] = ()) -> Any:
-        """State of one checkpoint; arguments as of `restore_newest`."""
+        """State of one checkpoint; arguments as of `restore_newest`.
+
+        Raises:
+          DamagedError: a file is not what was written.
+        """
+        check_digests(self.path(step), "state")
         stored = self._manager.item_metadata(step)["state"]
         if stored is None:
             raise ValueError("the array metadata is missing")
@@ -200,6 +209,7 @@ class Checkpoints:
           CheckpointError: they cannot be read.
         """
         try:
+            check_digests(self.path(step), "state")
             stored = self._manager.item_metadata(step)["state"].tree
             wanted = {name: stored[name] for name in fields if jax.tree.leaves(stored[name])}
             args = ocp.args.PyTreeRestore(
@@ -226,8 +236,16 @@ class Checkpoints:
         return {} if stored is None else leaf_shapes(stored.tree)
 
     def meta(self, step: int) -> dict[str, Any]:
-        """The host part of one checkpoint alone."""
-        return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        """The host part of one checkpoint alone.
+
+        Raises:
+          DamagedError: a file is not what was written.
+        """
+        check_digests(self.path(step), "meta")
+        meta: dict[str, Any] = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        if meta.pop(DIGESTS, False) and not (self.path(step) / DIGESTS).is_file():
+            raise DamagedError(f"{DIGESTS} is missing")
+        return meta
 
     def newest_meta(self) -> dict[str, Any] | None:
         """The host part of the newest checkpoint whose host part can be read; None without any.
@@ -249,12 +267,21 @@ class Checkpoints:
 
     def finish_boundary(self, step: int, host_state: dict[str, Any]) -> None:
         """Marks the boundary at `step` as done, with the host state from after it."""
-        write_json(self.boundary_file(step), host_state)
+        write_json(self.boundary_file(step), sealed(host_state))
 
     def finished_boundary(self, step: int) -> dict[str, Any] | None:
-        """The host state from after the boundary at `step`, if that boundary was finished."""
+        """The host state from after the boundary at `step`, if that boundary was finished.
+
+        A damaged file does not count: the end of the epoch is then done again, from the state before it.
+        """
         path = self.boundary_file(step)
-        return json.loads(path.read_text()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return unsealed(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            log.warning("%s is damaged (%s): the end of that epoch counts as not finished", path, error)
+            return None
 
     def unlink_boundaries(self) -> None:
         """Removes the boundary files whose checkpoint is gone; one process does it for all."""

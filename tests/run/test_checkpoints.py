@@ -13,6 +13,7 @@ import pytest
 from linnaeus_jax.files import UNREADABLE_CHECKPOINTS
 from linnaeus_jax.run import read_errors
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
+from linnaeus_jax.run.digests import DIGESTS
 from linnaeus_jax.run.retention import best_checkpoint, preserved, retention_policy
 
 
@@ -239,3 +240,52 @@ def test_checkpoint_of_another_model_names_the_difference(opened, change, messag
     first.wait()
     with pytest.raises(CheckpointError, match=message):
         opened().restore_newest(abstract({**state(), **change}))
+
+
+@pytest.mark.parametrize("where", ["state", "meta", "digests.json"])
+def test_no_damage_is_read_as_numbers(tmp_path, opened, where):
+    """One bit of every file, in turn, and every file taken away."""
+    first = opened()
+    for step in (10, 20):
+        first.save(step, state(step), {"host": {"value": 0.25}})
+    first.wait()
+    newest = tmp_path / "ckpt_step_20"
+    files = [newest / where] if where == DIGESTS else [f for f in (newest / where).rglob("*") if f.is_file()]
+    assert len(files) >= 1
+    for file in files:
+        content = file.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 1
+        for damage in (lambda: file.write_bytes(flipped), file.unlink):
+            damage()
+            reader = opened()
+            with pytest.raises(Exception, match=r"damaged|missing"):
+                reader.meta(20)
+                reader.restore(20, abstract(state()))
+            file.write_bytes(content)
+    reader = opened()
+    assert reader.meta(20) == {"host": {"value": 0.25}}
+    assert float(reader.restore(20, abstract(state()))["params"]["kernel"][0, 0]) == 20.0
+
+
+def test_checkpoints_and_boundary_files_without_digests_are_read(tmp_path, opened):
+    """As earlier versions wrote them."""
+    first = opened()
+    first.save(10, state(1.5), {"host": {}})
+    first.wait()
+    (tmp_path / "ckpt_step_10" / "meta" / "metadata").write_text('{"host": {}}')
+    (tmp_path / "ckpt_step_10" / DIGESTS).unlink()
+    (tmp_path / "boundary_10.json").write_text('{"progress": 1}')
+    again = opened()
+    assert again.restore_newest(abstract(state()))[0] == 10
+    assert again.finished_boundary(10) == {"progress": 1}
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\x00", b"[1]", b'{"sha256": "x", "content": {"a": 1}}'])
+def test_a_damaged_boundary_file_does_not_count(tmp_path, opened, caplog, damage):
+    checkpoints = opened()
+    checkpoints.finish_boundary(10, {"progress": {"epoch": 1}})
+    assert checkpoints.finished_boundary(10) == {"progress": {"epoch": 1}}
+    checkpoints.boundary_file(10).write_bytes(damage)
+    assert checkpoints.finished_boundary(10) is None
+    assert "boundary_10.json is damaged" in caplog.text
