@@ -83,13 +83,9 @@ class Checkpoints:
           CheckpointError: the previous background save failed (a full disk, for example), or this step exists already.
         """
         before = self.steps()
+        items = {"state": ocp.args.StandardSave(state), "meta": ocp.args.JsonSave({**meta, DIGESTS: True})}
         try:
-            saved = self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave({**meta, DIGESTS: True})
-                ),
-            )
+            saved = self._manager.save(step, args=ocp.args.Composite(**items))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"saving checkpoint {step} in {self.directory} failed: {error}") from error
         if not saved:
