@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.bundle import Calibration
-from linnaeus_jax.inference.paths import Logits, TaxonomyPaths, documented_consistency, log_softmax
+from linnaeus_jax.inference.paths import NONE, Logits, TaxonomyPaths, documented_consistency, log_softmax
 from linnaeus_jax.inference.results import Prediction, Taxon
 from linnaeus_jax.inference.taxonomy import Taxonomy
 
@@ -53,8 +53,8 @@ class Answers:
         top_k: int = TOP_K,
         min_confidence: float = MIN_CONFIDENCE,
         consistency: str = "path",
-        restrict: Iterable[str | int] | None = None,
-        always_report: Iterable[str | int] = (),
+        restrict: str | int | Iterable[str | int] | None = None,
+        always_report: str | int | Iterable[str | int] = (),
     ) -> AnswerOptions:
         """Checked options.
 
@@ -73,7 +73,7 @@ class Answers:
         if consistency not in CONSISTENCY:
             raise UserError(f"consistency is {consistency!r}; choose one of {', '.join(CONSISTENCY)}")
         allowed = None if restrict is None else self.taxonomy.allowed(restrict)
-        always = tuple(self.taxonomy.find(always_report))
+        always = tuple(dict.fromkeys(self.taxonomy.find(always_report)))
         return AnswerOptions(int(top_k), float(min_confidence), consistency, allowed, always)
 
     def probabilities(
@@ -84,14 +84,15 @@ class Answers:
         if options.consistency == "path":
             found = self._paths(logits, self.calibration.paths, options.allowed)
             return found.best, found.by_task
-        by_task = {}
+        by_task, best = {}, []
         for task in self.taxonomy.tasks:
-            scaled = log_softmax(logits[task], self.calibration.ranks[task])
-            if options.allowed is not None:
-                scaled = log_softmax(np.where(options.allowed[task], scaled, -np.inf))
-            by_task[task] = np.exp(scaled)
-        best = np.stack([by_task[task].argmax(axis=1) for task in self.taxonomy.tasks], axis=1).astype(np.int32)
-        return best, by_task
+            allowed = slice(None) if options.allowed is None else np.flatnonzero(options.allowed[task])
+            of_task = np.zeros(logits[task].shape)
+            if of_task[:, allowed].size:  # none is allowed where there is no null and all are orphans of finer ranks
+                of_task[:, allowed] = np.exp(log_softmax(logits[task][:, allowed], self.calibration.ranks[task]))
+            by_task[task] = of_task
+            best.append(np.where(of_task.any(axis=1), of_task.argmax(axis=1), NONE))
+        return np.stack(best, axis=1).astype(np.int32), by_task
 
     def __call__(
         self,
@@ -146,7 +147,8 @@ class Answers:
                 tops[taxon.rank] = (taxon,)
             else:
                 probability = by_task[task][row]
-                taxon = self.taxon(task, index, float(probability[index]) if index >= 0 else 0.0)
+                nothing = max(0.0, 1.0 - float(probability.sum()))  # no class of that rank
+                taxon = self.taxon(task, index, float(probability[index]) if index >= 0 else nothing)
                 listed = [int(i) for i in top[task][row] if options.allowed is None or options.allowed[task][i]]
                 tops[taxon.rank] = tuple(self.taxon(task, i, float(probability[i])) for i in listed)
             path.append(taxon)
@@ -173,9 +175,9 @@ class Answers:
 def best_first(probability: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Indices [N, min(count, C)] of the largest of [N, C], largest first, the first one on a tie."""
     count = min(count, probability.shape[1])
-    if count < probability.shape[1]:
-        chosen = np.sort(np.argpartition(-probability, count - 1, axis=1)[:, :count], axis=1)
-    else:
-        chosen = np.broadcast_to(np.arange(count), (len(probability), count))
+    least = -np.partition(-probability, count - 1, axis=1)[:, count - 1 : count]
+    larger, tied = probability > least, probability == least
+    open_places = count - larger.sum(axis=1, keepdims=True)
+    chosen = np.nonzero(larger | (tied & (np.cumsum(tied, axis=1) <= open_places)))[1].reshape(-1, count)
     order = np.argsort(-np.take_along_axis(probability, chosen, axis=1), axis=1, kind="stable")
     return np.take_along_axis(chosen, order, axis=1)

@@ -123,7 +123,9 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     for temperatures in (calibration.ranks, calibration.paths):
         if set(temperatures) != set(taxonomy.tasks) or not all(t > 0 for t in temperatures.values()):
             raise ValueError(f"calibration {about['calibration']} needs a temperature above 0 for each rank")
-    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, calibration, about["facts"])
+    plugins = tuple(about.get("plugins", ()))
+    facts = about["facts"]
+    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, calibration, facts, plugins)
 
 
 def write_bundle(

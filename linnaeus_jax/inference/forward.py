@@ -82,8 +82,11 @@ class Forward:
         )
 
     def bucket(self, rows: int) -> int:
-        """The smallest bucket that holds some rows, or the largest one."""
-        return next((bucket for bucket in self.buckets if bucket >= rows), self.buckets[-1])
+        """The smallest bucket that holds some rows if they fill at least half of it, else the largest that they fill;
+        so at most half of what is computed is padding. At the least, the smallest bucket."""
+        filled = [bucket for bucket in self.buckets if bucket <= rows]
+        larger = next((bucket for bucket in self.buckets if bucket >= rows), None)
+        return larger if larger is not None and (not filled or 2 * rows >= larger) else filled[-1]
 
     def dispatch(self, image: np.ndarray, meta: np.ndarray, valid: np.ndarray) -> Pending:
         """Starts computing; see `__call__` for the arguments. At least one row."""

@@ -54,15 +54,15 @@ class Observation:
 
     Attributes:
       latitude, longitude: degrees, -90 to 90 and -180 to 180.
-      date: a date or a moment, or text in the forms of ISO 8601 such as "2024-05-17T10:20+02:00" or "2024-05"; a moment
-        without an offset is in UTC.
+      date: a date or a moment of the standard library, NumPy or pandas, or text in the forms of ISO 8601 such as
+        "2024-05-17T10:20+02:00" or "2024-05"; a moment without an offset is in UTC.
       elevation: metres above the sea.
       components: name of a component -> its numbers, as in the labels file; they count before the others.
     """
 
     latitude: Any = None
     longitude: Any = None
-    date: str | datetime.date | None = None
+    date: Any = None
     elevation: Any = None
     components: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
@@ -196,7 +196,7 @@ def _place(observation: Observation, said: list[str]) -> tuple[float, float] | N
         said.append(f"longitude {longitude:g} is not between -180 and 180: the place is not used")
         return None
     if latitude is None or longitude is None:
-        if (latitude is None) != (longitude is None):
+        if (latitude is None) != (longitude is None) and not said:  # else the other one is there, but no number
             said.append("only one of latitude and longitude is known: the place is not used")
         return None
     return latitude, longitude
@@ -210,7 +210,7 @@ def _metres(observation: Observation, said: list[str]) -> float | None:
     return metres
 
 
-def moment(date: str | datetime.date | None, said: list[str]) -> Moment:
+def moment(date: Any, said: list[str]) -> Moment:
     """Month, day of the year and hour in UTC, NaN where unknown; `said` gets why a date is not used."""
     if isinstance(date, datetime.datetime):
         if date != date:  # as NaT is

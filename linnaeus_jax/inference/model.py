@@ -48,8 +48,8 @@ class Model:
         top_k: int = TOP_K,
         min_confidence: float = MIN_CONFIDENCE,
         consistency: str = "path",
-        restrict: Iterable[str | int] | None = None,
-        always_report: Iterable[str | int] = (),
+        restrict: str | int | Iterable[str | int] | None = None,
+        always_report: str | int | Iterable[str | int] = (),
     ) -> list[Prediction]:
         """One prediction per picture, in their order.
 
@@ -159,16 +159,17 @@ def observe(count: int, **given: Any) -> list[Observation]:
 
 
 def _each(value: Any, count: int, name: str) -> list[Any]:
-    if value is None or isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
+    if isinstance(value, (str, bytes, Mapping)) or not np.iterable(value):
         return [value] * count
+    value = list(value)
     if len(value) != count:
         raise ValueError(f"{name} holds {len(value)} values for {count} pictures; give one, or one for each")
-    return list(value)
+    return value
 
 
 def _is_one(images: Any) -> bool:
     if isinstance(images, np.ndarray):
-        return images.ndim < 4 and images.dtype != object
+        return images.ndim < 4 and images.dtype.kind in "buif"  # not an array of paths or of pictures
     return isinstance(images, (str, bytes, bytearray, memoryview, os.PathLike, Image.Image))
 
 

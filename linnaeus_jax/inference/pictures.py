@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
-from linnaeus_jax.data.decoding import Pixels, read_image, resize_image
+from linnaeus_jax.data.decoding import RESIZE_MODES, Pixels, read_image, resize_image
 from linnaeus_jax.data.decoding import decode_image as decode_and_resize
 
 #: name of an interpolation by Pillow -> its filter; `area` is that of training
@@ -51,6 +50,15 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no such preprocessing."""
+        modes = RESIZE_MODES if self.interpolation == "area" else ("squash",)
+        if self.interpolation not in INTERPOLATIONS or self.resize_mode not in modes:
+            raise ValueError(
+                f"pictures cannot be resized by {self.interpolation!r} and {self.resize_mode!r}; use one of "
+                f"{', '.join(INTERPOLATIONS)}, and another mode than squash with area alone"
+            )
+
     def read(self, picture: Picture) -> Pixels:
         """uint8 [H, W, 3] of a picture.
 
@@ -83,9 +91,7 @@ class Preprocessing:
 def _pixels(picture: Any) -> Pixels:
     """uint8 [h, w, 3] of a Pillow image or an array."""
     if isinstance(picture, Image.Image):
-        buffer = io.BytesIO()  # through the one decoder, which knows about orientation and modes
-        picture.save(buffer, "PNG", exif=picture.getexif(), compress_level=0)
-        return read_image(buffer.getvalue())
+        return _of_pillow(picture)
     array = np.asarray(picture)
     if array.ndim == 2:
         array = array[..., None]
@@ -94,3 +100,17 @@ def _pixels(picture: Any) -> Pixels:
             f"an array of {array.dtype} {list(array.shape)}; give uint8 pixels [height, width, 3] from 0 to 255"
         )
     return np.ascontiguousarray(np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array[..., :3])
+
+
+def _of_pillow(picture: Image.Image) -> Pixels:
+    """uint8 [h, w, 3] by the rules of `data/decoding`: upright, colours under alpha kept, the high byte of 16 bits."""
+    picture.load()  # first, since Pillow turns TIFF itself as it reads the pixels
+    upright = ImageOps.exif_transpose(picture)
+    if upright.mode in ("I", "F"):
+        raise ValueError(f"pixels of 32 bits (mode {upright.mode}); convert them to 8 bits per channel")
+    if upright.mode.startswith("I;16"):
+        high = (np.asarray(upright) >> 8).astype(np.uint8)
+        return np.repeat(high[..., None], 3, axis=2)
+    if upright.mode == "PA":  # which Pillow does not convert at once
+        upright = upright.convert("RGBA")
+    return np.array(upright.convert("RGB"))

@@ -51,13 +51,14 @@ class Taxonomy:
                     found.setdefault(text, []).append((task, index))
         return found
 
-    def find(self, taxa: Iterable[str | int]) -> list[tuple[str, int]]:
-        """(task, class index) of taxa given by id or scientific name; one that several ranks share gives several.
+    def find(self, taxa: str | int | Iterable[str | int]) -> list[tuple[str, int]]:
+        """(task, class index) of taxa given by id or scientific name, or of one; a name that several ranks share gives
+        several.
 
         Raises:
           UserError: taxa that the model does not know.
         """
-        texts = [str(taxon).strip() for taxon in taxa]
+        texts = [str(taxon).strip() for taxon in ([taxa] if isinstance(taxa, (str, int)) else taxa)]
         unknown = [text for text in texts if text.casefold() not in self._by_text]
         if unknown:
             more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
@@ -67,7 +68,7 @@ class Taxonomy:
             )
         return [found for text in texts for found in self._by_text[text.casefold()]]
 
-    def allowed(self, taxa: Iterable[str | int]) -> dict[str, NDArray[np.bool_]]:
+    def allowed(self, taxa: str | int | Iterable[str | int]) -> dict[str, NDArray[np.bool_]]:
         """Task -> bool [C], the classes that predictions restricted to some taxa may name: these taxa, everything below
         them, and their ancestors. Class 0 is allowed where it is null.
 

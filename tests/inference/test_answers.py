@@ -1,0 +1,168 @@
+"""What is said of a picture: paths, roll-up, restrictions, taxa that are always reported."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference.answers import CONSISTENCY, Answers, best_first
+from linnaeus_jax.inference.bundle import Calibration
+from tests.inference.conftest import small_taxonomy
+from tests.inference.trees import cases, random_taxonomy
+
+TASKS = ("taxa_L10", "taxa_L20", "taxa_L30")
+
+
+def small_answers() -> Answers:
+    return Answers(small_taxonomy(), Calibration.none(TASKS))
+
+
+def logits(**probabilities: list[float]) -> dict[str, np.ndarray]:
+    """One row with the probabilities of every rank, to the third power, which the mean over three ranks takes back."""
+    return {
+        task: 3 * np.log(np.array([probabilities[rank]], np.float32))
+        for task, rank in zip(TASKS, ("species", "genus", "family"))
+    }
+
+
+#: the species are undecided, both of one genus
+UNDECIDED = {
+    "species": [0.02, 0.45, 0.45, 0.04, 0.04],
+    "genus": [0.02, 0.96, 0.02],
+    "family": [0.02, 0.96, 0.02],
+}
+
+
+def test_the_answer_is_the_deepest_rank_that_is_sure_enough():
+    answers = small_answers()
+
+    def answer(confidence: float) -> str:
+        [prediction] = answers(logits(**UNDECIDED), answers.options(min_confidence=confidence))
+        assert [taxon.rank for taxon in prediction.path] == ["family", "genus", "species"]
+        assert [taxon.name for taxon in prediction.path] == ["Paridae", "Parus", "Parus major"]
+        probabilities = [taxon.probability for taxon in prediction.path]
+        assert probabilities == sorted(probabilities, reverse=True)
+        return prediction.answer.label if prediction.answer else "unknown"
+
+    assert answer(0.4) == "Parus major [11]"
+    assert answer(0.5) == "Parus [21]"
+    assert answer(1.0) == "unknown"
+
+
+def test_unknown_stays_visible():
+    answers = small_answers()
+    sure_of_the_family = {
+        "species": [0.9, 0.03, 0.03, 0.02, 0.02],
+        "genus": [0.9, 0.05, 0.05],
+        "family": [0.01, 0.01, 0.98],
+    }
+    for consistency in CONSISTENCY:
+        [prediction] = answers(logits(**sure_of_the_family), answers.options(consistency=consistency))
+        family, genus, species = prediction.path
+        assert (family.label, genus.label, species.label) == ("Passeridae [32]", "unknown", "unknown")
+        assert not species.known
+        assert (species.taxon_id, species.name) == (0, "")
+        assert prediction.answer == family
+        assert prediction.top["species"][0].label == "unknown"
+        assert json.loads(json.dumps(prediction.to_json()))["path"][2]["taxon_id"] == 0
+
+
+def test_ranks_by_themselves_give_up_what_contradicts():
+    answers = small_answers()
+    contradicting = {
+        "species": [0.02, 0.02, 0.02, 0.9, 0.04],
+        "genus": [0.1, 0.7, 0.2],
+        "family": [0.1, 0.7, 0.2],
+    }
+    given = {task: (z / 3).astype(np.float32) for task, z in logits(**contradicting).items()}
+    [documented] = answers(given, answers.options(consistency="documented", always_report=["Passer domesticus"]))
+    assert [(taxon.name, taxon.probability) for taxon in documented.path] == [
+        ("Paridae", pytest.approx(0.7)),
+        ("Parus", pytest.approx(0.7)),
+        ("", 1.0),
+    ]
+    assert documented.top["species"] == (documented.path[2],)
+    assert documented.answer == documented.path[1]
+    assert documented.always[0].probability == pytest.approx(0.9)
+
+
+def test_ties_are_decided_the_same_way_every_time():
+    probability = np.array([[0.2, 0.3, 0.3, 0.2, 0.0], [0.5, 0.1, 0.1, 0.1, 0.2]])
+    assert best_first(probability, 3).tolist() == [[1, 2, 0], [0, 4, 1]]
+    assert best_first(probability, 99).tolist() == [[1, 2, 0, 3, 4], [0, 4, 1, 2, 3]]
+
+
+def test_taxa_that_are_always_reported():
+    answers = small_answers()
+    options = answers.options(top_k=1, always_report=["Passer", 12, "passer"])
+    [prediction] = answers(logits(**UNDECIDED), options, [("TEMPORAL",)], [("said",)])
+    assert [taxon.name for taxon in prediction.always] == ["Passer", "Parus minor"]
+    assert all(len(taxa) == 1 for taxa in prediction.top.values())
+    assert (prediction.inputs, prediction.notes) == (("TEMPORAL",), ("said",))
+    [restricted] = answers(logits(**UNDECIDED), answers.options(restrict="Paridae", always_report=["Passer"]))
+    assert restricted.always[0].probability == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"top_k": 0}, "top_k is 0; give at least 1"),
+        ({"min_confidence": 1.5}, "min_confidence is 1.5; give a probability"),
+        ({"consistency": "none"}, "consistency is 'none'; choose one of path, documented"),
+        ({"restrict": ["Corvus"]}, "does not know 1 of 1 taxa: Corvus"),
+        ({"restrict": []}, "the list of taxa to restrict to is empty"),
+        ({"always_report": ["Corvus"]}, "does not know 1 of 1 taxa: Corvus"),
+    ],
+)
+def test_options_that_cannot_be(given, message):
+    with pytest.raises(UserError, match=message):
+        small_answers().options(**given)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.data())
+def test_a_restriction_never_leaks(case, data):
+    taxonomy = case.taxonomy
+    answers = Answers(taxonomy, Calibration(case.temperature, case.temperature))
+    taxa = [int(i) for task in taxonomy.tasks for i in taxonomy.classes[task] if i]
+    listed = data.draw(st.lists(st.sampled_from(taxa), min_size=1, max_size=4))
+    consistency = data.draw(st.sampled_from(CONSISTENCY))
+    options = answers.options(restrict=listed, consistency=consistency, min_confidence=0.0, top_k=99)
+    allowed = taxonomy.allowed(listed)
+    known = {0} | {int(i) for task in taxonomy.tasks for i in taxonomy.classes[task][allowed[task]]}
+    _, by_task = answers.probabilities(case.logits, options)
+    for task in taxonomy.tasks:
+        assert not by_task[task][:, ~allowed[task]].any()
+        total = by_task[task].sum(axis=1)
+        if taxonomy.tree.null_possible or (consistency == "documented" and allowed[task].any()):
+            np.testing.assert_allclose(total, 1, rtol=0, atol=1e-9)
+    for prediction in answers(case.logits, options):
+        assert {taxon.taxon_id for taxon in prediction.path} <= known
+        assert {taxon.taxon_id for taxa in prediction.top.values() for taxon in taxa} <= known
+        if consistency == "path":
+            places = [(taxon.rank, taxon.taxon_id) for taxon in prediction.path if taxon.known]
+            index = dict(taxonomy.find([taxon_id for _, taxon_id in places]))
+            tasks = [task for task in taxonomy.tasks if task in index]  # finest first
+            for task, coarser in itertools.pairwise(tasks):
+                above = taxonomy.tasks.index(coarser) - taxonomy.tasks.index(task)
+                assert taxonomy.tree.anc[task][index[task], above] == index[coarser]
+
+
+def test_only_orphans_are_allowed_where_there_is_no_null():
+    taxonomy = random_taxonomy([3, 2], False, np.random.default_rng(0))
+    taxonomy.tree.parent["taxa_L10"][:] = taxonomy.tree.anc["taxa_L10"][:, 1] = -1
+    answers = Answers(taxonomy, Calibration.none(taxonomy.tasks))
+    given = {"taxa_L10": np.zeros((1, 3), np.float32), "taxa_L20": np.zeros((1, 2), np.float32)}
+    for consistency in CONSISTENCY:
+        [prediction] = answers(given, answers.options(restrict=[101, 102], consistency=consistency))
+        genus, species = prediction.path
+        assert (genus.label, genus.probability) == ("unknown", pytest.approx(1.0))
+        assert species.taxon_id == 101
+        assert species.probability == pytest.approx(0.5)
+        assert prediction.top[genus.rank] == ()

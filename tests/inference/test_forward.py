@@ -1,0 +1,66 @@
+"""The compiled forward pass: the same logits however rows are batched, and no program but one per bucket."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from linnaeus_jax.inference.forward import Forward
+from linnaeus_jax.inference.metadata import Observation
+from linnaeus_jax.learning.augmentation import normalize
+
+
+@pytest.fixture(scope="module")
+def batch(model, bundle, pictures):
+    """Pixels, metadata and validity of 12 pictures: nothing, one component, all."""
+    known = [Observation(), Observation(date="2024-05-17"), Observation(52.5, 13.4, "2024-05-17", 34)]
+    encoded = bundle.encoder.encode([known[row % 3] for row in range(12)])
+    assert set(map(tuple, encoded.valid.tolist())) == {(False,) * 3, (True, False, False), (True,) * 3}
+    return model.read(list(pictures.pixels)), encoded.meta, encoded.valid
+
+
+@pytest.fixture(scope="module")
+def expected(model, batch):
+    return model.forward(*batch)
+
+
+def test_it_is_the_model(bundle, batch, expected):
+    image, meta, valid = (array[:4] for array in batch)
+    picture = bundle.preprocessing
+    direct = jax.jit(bundle.model.apply)(
+        bundle.variables, normalize(image, picture.mean, picture.std), meta, meta_valid_BK=valid
+    )
+    for task, logits in expected.items():
+        assert (logits.shape, logits.dtype) == ((12, bundle.taxonomy.tree.num_classes[task]), np.float32)
+        np.testing.assert_allclose(logits[:4], direct[task], rtol=0, atol=1e-5)
+        assert np.ptp(logits, axis=0).min() > 1e-3  # the rows differ
+
+
+@pytest.mark.parametrize("sizes", [[1] * 12, [3, 9], [7, 5], [12]])
+def test_batching_changes_nothing(model, batch, expected, sizes):
+    order = np.random.default_rng(len(sizes)).permutation(12)
+    pending = [
+        model.forward.dispatch(*(array[rows] for array in batch)) for rows in np.split(order, np.cumsum(sizes[:-1]))
+    ]
+    parts = [each.result() for each in pending]
+    for task, logits in expected.items():
+        np.testing.assert_allclose(np.concatenate([p[task] for p in parts]), logits[order], rtol=0, atol=1e-5)
+    assert model.forward.compilations <= len(model.forward.buckets)
+
+
+def test_buckets(bundle):
+    picture = bundle.preprocessing
+    forward = Forward(bundle.model, bundle.variables, picture.mean, picture.std, (1, 8, 7, 64))
+    assert forward.buckets == (2, 8, 64)  # of two devices
+    assert [forward.bucket(rows) for rows in (1, 2, 3, 4, 8, 9, 31, 32, 64, 1000)] == [2, 2, 2, 8, 8, 8, 8, 64, 64, 64]
+    assert forward.compilations == 0
+
+
+def test_nothing_is_compiled_after_warming_up(model, batch, monkeypatch):
+    model.forward.warm_up()
+    assert model.forward.compilations == len(model.forward.buckets) == 2
+    monkeypatch.setattr(jax._src.compiler, "compile_or_get_cached", None)  # whoever calls it fails
+    for rows in (1, 5, 12):
+        model.forward(*(array[:rows] for array in batch))
+    assert model.forward.compilations == 2

@@ -1,0 +1,111 @@
+"""Probabilities over the paths of a taxonomy, against every combination of classes written out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from linnaeus_jax.inference.paths import NONE, TaxonomyPaths, documented_consistency, log_softmax
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
+from tests.inference.trees import Case, cases
+
+
+def is_path(tree: TaxonomyTree, combination: tuple[int, ...]) -> bool:
+    """Whether classes, finest first and NONE for unknown, are a taxon with its ancestors and nothing below."""
+    place = next((place for place, index in enumerate(combination) if index != NONE), None)
+    if place is None:
+        return tree.null_possible
+    index = combination[place]
+    if not tree.null_possible and place and index in tree.parent[tree.task_keys[place - 1]]:
+        return False
+    for above in range(place + 1, len(combination)):
+        index = int(tree.parent[tree.task_keys[above - 1]][index]) if index != NONE else NONE
+        if combination[above] != index:
+            return False
+    return True
+
+
+def by_hand(case: Case) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """All paths and the probabilities [N, P] of their products."""
+    tree = case.taxonomy.tree
+    ranges = [[NONE, *range(case.taxonomy.first, tree.num_classes[task])] for task in tree.task_keys]
+    found = [combination for combination in itertools.product(*ranges) if is_path(tree, combination)]
+    product = np.ones((len(next(iter(case.logits.values()))), len(found)))
+    for place, task in enumerate(tree.task_keys):
+        probability = np.exp(log_softmax(case.logits[task], case.temperature[task]))
+        unknown = probability[:, 0] if tree.null_possible else np.full(len(product), 1 / probability.shape[1])
+        for number, path in enumerate(found):
+            product[:, number] *= unknown if path[place] == NONE else probability[:, path[place]]
+    return found, product / product.sum(axis=1, keepdims=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_against_all_combinations(case):
+    tree = case.taxonomy.tree
+    found, expected = by_hand(case)
+    paths = TaxonomyPaths(tree)
+    unknown = 0 if tree.null_possible else NONE
+    assert sorted(map(tuple, paths.classes.tolist())) == sorted(
+        tuple(unknown if index == NONE else index for index in path) for path in found
+    )
+    result = paths(case.logits, case.temperature)
+    for place, task in enumerate(tree.task_keys):
+        marginal = np.zeros(case.logits[task].shape)
+        for number, path in enumerate(found):
+            if path[place] != NONE or tree.null_possible:
+                marginal[:, max(path[place], 0)] += expected[:, number]
+        np.testing.assert_allclose(result.by_task[task], marginal, rtol=0, atol=1e-9)
+    for row, best in enumerate(result.best.tolist()):
+        path = tuple(NONE if index == unknown else index for index in best)
+        assert expected[row, found.index(path)] == pytest.approx(expected[row].max(), rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_probabilities_agree_along_the_tree(case):
+    tree = case.taxonomy.tree
+    result = TaxonomyPaths(tree)(case.logits, case.temperature)
+    for task, coarser in itertools.pairwise(tree.task_keys):
+        has = tree.parent[task] >= 0
+        assert (result.by_task[task][:, has] <= result.by_task[coarser][:, tree.parent[task][has]]).all()
+    for task in tree.task_keys:
+        assert (result.by_task[task] >= 0).all()
+        total = result.by_task[task].sum(axis=1)
+        if tree.null_possible:
+            np.testing.assert_allclose(total, 1, rtol=0, atol=1e-9)
+        else:
+            assert (total <= 1 + 1e-9).all()
+
+
+def test_documented_consistency(fixtures):
+    golden = json.loads((fixtures / "observability_misc.json").read_text())["consistency"]
+    tasks = tuple(golden["task_keys"])
+    parents = {
+        task: np.array([golden["hierarchy_map"][task].get(str(i), -1) for i in range(golden["num_classes"][task])])
+        for task in tasks[:-1]
+    }
+    tree = TaxonomyTree(tasks, golden["num_classes"], parents)
+    for case in golden["cases"]:
+        best = np.array([[case["input_class_idx_prob"][task][0][0] for task in tasks]])
+        given_up = documented_consistency(tree, best)[0]
+        assert case["output_order"] == list(tasks[::-1])
+        for place, task in enumerate(tasks):
+            expected = case["output"][task]
+            assert expected == ([[0, 1.0]] if given_up[place] else case["input_class_idx_prob"][task]), task
+
+
+def test_a_rank_that_was_left_out_is_passed_over():
+    tree = TaxonomyTree(
+        ("taxa_L10", "taxa_L20", "taxa_L30"),
+        {"taxa_L10": 4, "taxa_L20": 3, "taxa_L30": 3},
+        {"taxa_L10": np.array([-1, 1, 2, -1]), "taxa_L20": np.array([-1, 1, 2])},
+    )
+    best = np.array([[1, 1], [1, 2], [2, 2], [3, 1], [0, 1], [1, 0]])
+    given_up = documented_consistency(tree, best, ("taxa_L10", "taxa_L30"))
+    assert given_up[:, 0].tolist() == [False, True, False, True, True, True]
+    assert not given_up[:, 1].any()
