@@ -22,6 +22,7 @@ from linnaeus_jax.reporting.logs import setup_logging
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.identity import finished_epochs, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs
+from linnaeus_jax.run.lock import RunLock
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.placement import Placement, fetch
@@ -80,6 +81,7 @@ def build_experiment(
     *,
     schedule: ResolvedSchedule | None = None,
     write: bool = True,
+    lock: RunLock | None = None,
     initial_weights: InitialWeights | None = None,
 ) -> Experiment:
     """Builds what the configuration says; the first thing written is the run directory itself.
@@ -90,6 +92,7 @@ def build_experiment(
       schedule: of a checkpoint that is only evaluated; no epoch is then planned, no training image opened,
         and logging is left to the caller.
       write: False for a dry run, which leaves nothing behind.
+      lock: taken before anything of an earlier run is looked at.
       initial_weights: reads what a run without a checkpoint starts from; None: it starts from the seed.
 
     Raises:
@@ -101,6 +104,9 @@ def build_experiment(
     if errors:
         raise ConfigError(errors)
     set_up_jax(config)
+    lock = lock if jax.process_index() == 0 else None
+    if lock is not None:
+        lock.acquire()
     if schedule is None:
         _set_up_logging(config, None)
 
@@ -147,6 +153,8 @@ def build_experiment(
             directory.create()
         except OSError as error:
             raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
+        if lock is not None:
+            lock.acquire()  # of a directory that was made just now
         _set_up_logging(config, directory)
     return Experiment(config, directory, placement, inputs, resolved, program, debug, weights)
 

@@ -26,6 +26,7 @@ from linnaeus_jax.run.finish import finish
 from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.interruption import Interruption
+from linnaeus_jax.run.lock import RunLock
 from linnaeus_jax.run.pretrained import read_initial_weights
 from linnaeus_jax.run.recorder import LogPoint
 from linnaeus_jax.run.remote_sync import RemoteSync
@@ -52,13 +53,15 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
       SystemExit: a signal ended the run after its state was saved; the code is 128 + its number.
     """
     directory = RunDirectory.of(config, workdir)
+    lock = RunLock(directory.root)
     with (
         Interruption() as interruption,
         switched_on(nans=config.debug.nans, infs=config.debug.infs),
         contextlib.closing(Checkpoints(directory.checkpoints)) as checkpoints,
         contextlib.ExitStack() as closing,  # each of them is closed, whatever another one raises
     ):
-        experiment = build_experiment(config, directory, checkpoints, initial_weights=read_initial_weights)
+        closing.callback(lock.release)
+        experiment = build_experiment(config, directory, checkpoints, lock=lock, initial_weights=read_initial_weights)
         host = HostState.of(experiment)
         checkpoints.policy = host.retention_policy()
         sync = RemoteSync.from_config(config, directory) if experiment.is_coordinator else None
