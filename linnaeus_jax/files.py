@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -43,6 +44,7 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1) + "\n")
 
 
+_UNFINISHED = re.compile(r".+\.[0-9a-f]{32}\.tmp")
 #: of a run directory: damaged checkpoints, each with `reason.json`
 UNREADABLE_CHECKPOINTS = "unreadable_checkpoints"
 
@@ -76,6 +78,12 @@ class RunDirectory:
         """
         for directory in (self.checkpoints, self.logs, self.assets, self.metadata):
             directory.mkdir(parents=True, exist_ok=True)
+
+    def remove_unfinished(self) -> None:
+        """Removes what a kill inside of `replaced_file` left; no other process may be writing here."""
+        for path in self.root.rglob("*.tmp"):
+            if _UNFINISHED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def keep_run_id(self, run_id: str) -> str:
         """The identity of the run in external trackers: that of an earlier start, else `run_id`, which is kept."""

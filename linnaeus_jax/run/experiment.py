@@ -155,6 +155,7 @@ def build_experiment(
             raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
         if lock is not None:
             lock.acquire()  # of a directory that was made just now
+            directory.remove_unfinished()
         _set_up_logging(config, directory)
     return Experiment(config, directory, placement, inputs, resolved, program, debug, weights)
 

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR1: finish the update, save, leave with 128 + n."""
+"""SIGTERM, SIGINT, SIGUSR1 and SIGHUP: finish the update, save, leave with 128 + n."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Interruption:
     Under `jax.distributed` its preemption service agrees on the update after which all processes stop: the largest
     count of updates that any process has reached, plus one. The service has a SIGTERM handler of its own, which stays;
     the other signals are passed on to it. Asking costs a comparison per update; processes talk only after a signal.
+    A SIGHUP that is ignored, as under `nohup`, stays ignored.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -35,7 +36,8 @@ class Interruption:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
-                if not (self._distributed and number == signal.SIGTERM):
+                ignored = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+                if not (ignored or (self._distributed and number == signal.SIGTERM)):
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -8,7 +8,7 @@ import pytest
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import REDACTED, config_difference, plain, redacted
-from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.files import RunDirectory, replaced_file
 
 
 def test_secrets_are_hidden():
@@ -61,6 +61,21 @@ def test_config_difference_names_leaves():
     old, new = get_config(), get_config()
     new.train.epochs = 7
     assert config_difference(plain(old), plain(new)) == [("train.epochs", 300, 7)]
+
+
+def test_what_a_kill_left_unfinished_is_removed(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.create()
+    with replaced_file(directory.logs / "a.json") as unfinished:
+        unfinished.write_text("whole")
+        left = directory.logs / unfinished.name.replace("a.json", "b.json")
+        left.write_text("half")
+    (directory.logs / "a.json").unlink()
+    mine = directory.logs / "notes.tmp"
+    mine.write_text("kept")
+    assert left.exists()
+    directory.remove_unfinished()
+    assert list(directory.logs.iterdir()) == [mine]
 
 
 def test_directory_from_config_and_placeholder(tmp_path):

@@ -29,6 +29,17 @@ def test_a_signal_becomes_a_request_and_handlers_come_back(number):
     assert [signal.getsignal(each) for each in Interruption.SIGNALS] == before
 
 
+def test_an_ignored_hangup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as found:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not found.requested()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_other_threads_leave_the_handlers_alone():
     before, seen = signal.getsignal(signal.SIGTERM), []
 
