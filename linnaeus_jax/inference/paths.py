@@ -1,9 +1,17 @@
 """Probabilities that agree across ranks: a distribution over the paths of the taxonomy.
 
 A path names a class of every rank: a taxon, its ancestors, and null ("unknown") at the finer ranks. Its probability is
-proportional to exp(sum over ranks t of z_t[class] / temperature_t), the product of what the single ranks say, where a
-rank at which a class has no ancestor says null, or 1/C where there is no null. The probability of a taxon is the sum
-over the paths through it, so that it never exceeds that of its ancestors.
+proportional to the product of what the single ranks say, softmax(z_t / temperature_t):
+
+- of a taxon, its probability;
+- of null below a taxon, the probability of null times the share that the taxon's descendants have in the probability
+  of all taxa of that rank: that the species is not known says nothing about the genus, and species that were confused
+  with it still do. Without that share the paths that end early would be the refuge from ranks that contradict each
+  other;
+- of null where nothing is known above either, the probability of null;
+- of no class where a rank has no null, 1/C.
+
+The probability of a taxon is the sum over the paths through it, so that it never exceeds that of its ancestors.
 """
 
 from __future__ import annotations
@@ -13,12 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 Logits = Mapping[str, NDArray[np.float32]]
 #: what stands for a class where a path has none at a rank
 NONE = -1
+#: of the share of a taxon's descendants, what is spread evenly over the taxa of its rank: the model may not know them
+EVEN_SHARE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +50,7 @@ class TaxonomyPaths:
 
     Attributes:
       classes: int32 [P, T], finest rank first; 0 is null where there is one, NONE where a path has no class.
+      spans: task -> first and last path (excluded) of every class, int64 [C] each.
     """
 
     def __init__(self, tree: TaxonomyTree) -> None:
@@ -56,7 +68,8 @@ class TaxonomyPaths:
         classes = np.concatenate(parts).astype(np.int32)
         # the paths through a taxon lie side by side, since its ancestors come first in the order
         self.classes: NDArray[np.int32] = classes[np.lexsort(classes.T)]
-        self._spans = [self._span(place, task) for place, task in enumerate(tree.task_keys)]
+        self.spans = {task: self._span(place, task) for place, task in enumerate(tree.task_keys)}
+        self._unknown_below = [self._unknown(place) for place in range(len(tree.task_keys))]
 
     def _span(self, place: int, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First and last path (excluded) of every class; nothing for null and for classes that no path names."""
@@ -74,14 +87,38 @@ class TaxonomyPaths:
         allowed: Mapping[str, NDArray[np.bool_]] | None = None,
     ) -> NDArray[np.float64]:
         """Unnormalised log-probabilities [N, P]; -inf for paths with a class that is not `allowed`."""
-        total: NDArray[np.float64] | float = 0.0
+        total = np.zeros((len(next(iter(logits.values()))), len(self.classes)))
         for place, task in enumerate(self.tree.task_keys):
-            scaled = log_softmax(logits[task], temperature[task])
+            total += self.rank_scores(place, logits[task], temperature[task])
             if allowed is not None:
-                scaled = np.where(allowed[task], scaled, -np.inf)
-            nothing = np.full((len(scaled), 1), -np.log(scaled.shape[1]))
-            total = total + np.concatenate([scaled, nothing], axis=1)[:, self.classes[:, place]]  # NONE is the last
-        return np.asarray(total)
+                total[:, ~np.append(allowed[task], True)[self.classes[:, place]]] = -np.inf  # NONE is the last
+        return total
+
+    def rank_scores(self, place: int, logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
+        """What one rank says of every path: float64 [N, P] from its logits [N, C]."""
+        log_p = log_softmax(logits, temperature)
+        nothing = np.full((len(log_p), 1), -np.log(log_p.shape[1]))
+        scores = np.concatenate([log_p, nothing], axis=1)[:, self.classes[:, place]]  # NONE is the last
+        for below, paths, above in self._unknown_below[place]:
+            share = np.exp(log_softmax(log_p[:, 1:])) @ below
+            even = 1 / max(below.shape[1] - 1, 1)
+            scores[:, paths] += np.log((1 - EVEN_SHARE) * share + EVEN_SHARE * even)[:, above]
+        return scores
+
+    def _unknown(self, place: int) -> list[tuple[csr_array, NDArray[np.int64], NDArray[np.int32]]]:
+        """Where a rank is null below a taxon, for every coarser rank of that taxon: bool [C - 1, C of that rank], the
+        descendants of its taxa; the paths; and their taxon there."""
+        found = []
+        tree = self.tree
+        for coarser in range(place + 1, len(tree.task_keys) if tree.null_possible else 0):
+            ends = (self.classes[:, place:coarser] == 0).all(axis=1) & (self.classes[:, coarser] > 0)
+            paths = np.flatnonzero(ends)
+            ancestor = tree.anc[tree.task_keys[place]][1:, coarser - place]
+            taxa = np.flatnonzero(ancestor > 0)
+            shape = len(ancestor), tree.num_classes[tree.task_keys[coarser]]
+            below = csr_array((np.ones(len(taxa)), (taxa, ancestor[taxa])), shape=shape)
+            found.append((below, paths, self.classes[paths, coarser]))
+        return found
 
     def __call__(
         self,
@@ -95,7 +132,7 @@ class TaxonomyPaths:
         probability = shifted / shifted.sum(axis=1, keepdims=True)
         summed = np.concatenate([np.zeros((len(scores), 1)), np.cumsum(probability, axis=1)], axis=1)
         by_task = {}
-        for (start, stop), task in zip(self._spans, self.tree.task_keys, strict=True):
+        for task, (start, stop) in self.spans.items():
             of_class = np.clip(summed[:, stop] - summed[:, start], 0.0, 1.0)
             if self.tree.null_possible:
                 of_class[:, 0] = np.clip(1.0 - of_class[:, 1:].sum(axis=1), 0.0, 1.0)

@@ -1,0 +1,145 @@
+"""Temperatures and how probabilities are judged, on logits whose truth is known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import check_grad
+
+from linnaeus_jax.inference import calibration as cal
+from linnaeus_jax.inference.answers import Answers
+from linnaeus_jax.inference.bundle import Calibration
+from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
+from linnaeus_jax.metrics.extras import PhaseExtras
+from tests.inference.conftest import small_taxonomy
+
+TAXONOMY = small_taxonomy()
+TASKS = TAXONOMY.tasks
+
+
+def overconfident(rows: int, sharpness: float = 3.0, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Logits `sharpness` times those that labels were drawn by, along paths; some labels are null."""
+    rng = np.random.default_rng(seed)
+    z = {task: rng.normal(0, 1, (rows, TAXONOMY.tree.num_classes[task])) for task in TASKS}
+    paths = TaxonomyPaths(TAXONOMY.tree)
+    scores = paths.scores(z, dict.fromkeys(TASKS, 1.0))
+    drawn = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)
+    logits = {task: (sharpness * each).astype(np.float32) for task, each in z.items()}
+    return logits, paths.classes[drawn]
+
+
+def test_the_temperature_that_labels_were_drawn_with_is_found():
+    logits, labels = overconfident(4000)
+    found = cal.fit(logits, labels, TAXONOMY)
+    assert found.rows == int((labels > 0).any(axis=1).sum())
+    assert found.paths[TASKS[0]] == pytest.approx(3, rel=0.15)
+    before, after = (
+        cal.nll(cal.judge(logits, labels, Answers(TAXONOMY, Calibration(found.ranks, paths))))
+        for paths in (dict.fromkeys(TASKS, 1.0), found.paths)
+    )
+    assert (after < before).all()
+    z = np.random.default_rng(1).normal(0, 1, (4000, 5))
+    label = (z + np.random.default_rng(2).gumbel(size=z.shape)).argmax(axis=1)
+    of_rank = cal._minimised(cal._rank_objective((3 * z).astype(np.float32), label), np.ones(1), 10.0)
+    assert of_rank[0] == pytest.approx(3, rel=0.05)
+
+
+def test_slopes_are_those_of_the_loss():
+    logits, labels = overconfident(30)
+    of_paths = cal._path_objective(logits, labels, TAXONOMY)
+    for log_t in (np.zeros(3), np.array([-1.0, 0.5, 2.0])):
+        assert check_grad(lambda x: of_paths(x)[0], lambda x: of_paths(x)[1], log_t) < 1e-3
+    of_rank = cal._rank_objective(logits[TASKS[0]], labels[:, 0])
+    assert check_grad(lambda x: of_rank(x)[0], lambda x: of_rank(x)[1], np.array([0.3])) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rows", "change"),
+    [(1, None), (3, "one class"), (40, "no species"), (40, "certain"), (40, "nothing")],
+)
+def test_few_rows_are_never_made_worse(rows, change):
+    logits, labels = overconfident(rows, seed=5)
+    labels[:, -1] = np.maximum(labels[:, -1], 1)
+    if change == "one class":
+        labels[:] = [1, 1, 1]
+    elif change == "no species":
+        labels[:, 0] = 0
+    elif change == "nothing":
+        labels[:] = 0
+    elif change == "certain":
+        logits = {
+            task: 50 * np.eye(z.shape[1], dtype=np.float32)[labels[:, i]] for i, (task, z) in enumerate(logits.items())
+        }
+    none, found = Calibration.none(TASKS), cal.fit(logits, labels, TAXONOMY)
+    assert all(cal.LOWEST <= t <= cal.HIGHEST for t in [*found.ranks.values(), *found.paths.values()])
+    if change == "no species":
+        assert found.ranks[TASKS[0]] == 1
+    if change == "nothing":
+        assert found == none
+    for consistency in ("path", "documented"):
+        total = [
+            -np.log(cal.judge(logits, labels, Answers(TAXONOMY, each), consistency).of_label).sum()
+            for each in (none, found)
+        ]
+        assert total[1] <= total[0] + 1e-6
+
+
+def test_calibration_error_is_that_of_validation():
+    logits, labels = overconfident(200)
+    judged = cal.judge(logits, labels, Answers(TAXONOMY, Calibration.none(TASKS)), "documented")
+    extras = PhaseExtras(confidence=True)
+    right = np.stack([logits[task].argmax(axis=1) == labels[:, t] for t, task in enumerate(TASKS)], axis=1)
+    z = {task: jnp.asarray(each) for task, each in logits.items()}
+    sums = jax.jit(extras.sums)(z, jnp.asarray(labels), jnp.ones(200), jnp.asarray(right), jnp.asarray(labels != 0), {})
+    sums = {name: np.asarray(value) for name, value in sums.items()} | {"count": np.int32(200)}
+    expected = extras.summarise(sums, TASKS)
+    for t, task in enumerate(TASKS):
+        assert cal.ece(judged)[t] == pytest.approx(expected[f"ece_{task}"], abs=1e-5)
+        assert cal.nll(judged)[t] == pytest.approx(expected[f"nll_{task}"], rel=1e-5)
+        assert 1 - cal.accuracy(judged)[t] == pytest.approx(expected[f"error_rate_{task}"], abs=1e-6)
+    coverage, risk = cal.coverage_and_risk(judged, 0)
+    assert coverage[-1] == 1
+    assert risk[-1] == pytest.approx(expected[f"error_rate_{TASKS[0]}"])
+
+
+def test_roll_up_answers_at_the_deepest_rank_that_is_sure():
+    judged = cal.Judged(
+        label=np.array([[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 0]], np.int32),
+        known=np.array([[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 0]], bool),
+        best=np.array([[1, 1, 1], [3, 2, 2], [2, 1, 1], [0, 0, 1]], np.int32),
+        confidence=np.array([[0.4, 0.8, 0.9], [0.9, 0.9, 0.9], [0.7, 0.8, 0.9], [0.9, 0.9, 0.6]]),
+        of_label=np.ones((4, 3)),
+    )
+    half, sure = cal.roll_up(judged, (0.5, 0.95), first=1)
+    # genus right; species wrong; species judged as its genus, right; an order that cannot be judged
+    assert half == cal.RollUp(0.5, (0.5, 0.25, 0.25), 0.0, pytest.approx(1 / 3))
+    assert sure.unanswered == 1
+    assert np.isnan(sure.error)
+
+
+def test_null_below_a_taxon_says_nothing_about_the_taxon():
+    """Ranks that disagree: species says Passer, genus Parus, and both find null improbable."""
+    z = {task: np.full((1, n), -8.0, np.float32) for task, n in TAXONOMY.tree.num_classes.items()}
+    for place, (task, index) in enumerate(zip(TASKS, (3, 1, 1), strict=True)):
+        z[task][0, index] = 8.0 - place
+    paths = TaxonomyPaths(TAXONOMY.tree)
+    found = paths(z, dict.fromkeys(TASKS, 1.0))
+    assert found.best.tolist() == [[1, 1, 1]] or found.best.tolist() == [[3, 2, 2]]
+    assert found.by_task[TASKS[0]][0, 0] < 0.01
+    scores = paths.scores(z, dict.fromkeys(TASKS, 1.0))[0]
+    ends_at_genus = int(np.flatnonzero((paths.classes == [0, 2, 2]).all(axis=1))[0])
+    log_p = [log_softmax(z[task])[0] for task in TASKS]
+    share = 0.99 * np.exp(log_p[0][3]) / np.exp(log_p[0][1:]).sum() + 0.01 / 2
+    assert scores[ends_at_genus] == pytest.approx(log_p[0][0] + np.log(share) + log_p[1][2] + log_p[2][2])
+
+
+def test_some_rows_can_be_taken():
+    logits, labels = overconfident(10)
+    judged = cal.judge(logits, labels, Answers(TAXONOMY, Calibration.none(TASKS)))
+    few = judged.take(np.arange(3))
+    for each in dataclasses.fields(few):
+        np.testing.assert_array_equal(getattr(few, each.name), getattr(judged, each.name)[:3])
