@@ -203,18 +203,18 @@ def judge(logits: Logits, labels: NDArray[np.integer], answers: Answers, consist
       consistency: "path", or "documented" for every rank by itself; see `AnswerOptions`.
     """
     taxonomy, options = answers.taxonomy, answers.options(consistency=consistency)
-    labels = np.asarray(labels, np.int32)
-    known = labelled(labels, taxonomy)
-    best = np.zeros(labels.shape, np.int32)
-    confidence, of_label = np.zeros(labels.shape), np.ones(labels.shape)
-    for rows in _chunks(len(labels), sum(taxonomy.tree.num_classes.values())):
+    label: NDArray[np.int32] = np.asarray(labels, np.int32)
+    known = labelled(label, taxonomy)
+    best = np.zeros(label.shape, np.int32)
+    confidence, of_label = np.zeros(label.shape), np.ones(label.shape)
+    for rows in _chunks(len(label), sum(taxonomy.tree.num_classes.values())):
         best[rows], by_task = answers.probabilities({task: logits[task][rows] for task in taxonomy.tasks}, options)
         for place, task in enumerate(taxonomy.tasks):
-            chosen, label = best[rows, place], labels[rows, place]
-            line = np.arange(len(label))
+            chosen, true = best[rows, place], label[rows, place]
+            line = np.arange(len(true))
             confidence[rows, place] = np.where(chosen >= 0, by_task[task][line, chosen], 0.0)
-            of_label[rows, place] = np.where(known[rows, place], by_task[task][line, label], 1.0)
-    return Judged(labels, known, best, confidence, of_label)
+            of_label[rows, place] = np.where(known[rows, place], by_task[task][line, true], 1.0)
+    return Judged(label, known, best, confidence, of_label)
 
 
 def accuracy(judged: Judged) -> NDArray[np.float64]:

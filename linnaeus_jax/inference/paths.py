@@ -114,6 +114,8 @@ class TaxonomyPaths:
             ends = (self.classes[:, place:coarser] == 0).all(axis=1) & (self.classes[:, coarser] > 0)
             paths = np.flatnonzero(ends)
             ancestor = tree.anc[tree.task_keys[place]][1:, coarser - place]
+            if not len(paths) or not len(ancestor):
+                continue
             taxa = np.flatnonzero(ancestor > 0)
             shape = len(ancestor), tree.num_classes[tree.task_keys[coarser]]
             below = csr_array((np.ones(len(taxa)), (taxa, ancestor[taxa])), shape=shape)

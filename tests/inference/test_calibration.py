@@ -24,11 +24,11 @@ TASKS = TAXONOMY.tasks
 def overconfident(rows: int, sharpness: float = 3.0, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Logits `sharpness` times those that labels were drawn by, along paths; some labels are null."""
     rng = np.random.default_rng(seed)
-    z = {task: rng.normal(0, 1, (rows, TAXONOMY.tree.num_classes[task])) for task in TASKS}
+    z = {task: rng.normal(0, 1, (rows, TAXONOMY.tree.num_classes[task])).astype(np.float32) for task in TASKS}
     paths = TaxonomyPaths(TAXONOMY.tree)
     scores = paths.scores(z, dict.fromkeys(TASKS, 1.0))
     drawn = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)
-    logits = {task: (sharpness * each).astype(np.float32) for task, each in z.items()}
+    logits = {task: np.float32(sharpness) * each for task, each in z.items()}
     return logits, paths.classes[drawn]
 
 
@@ -116,7 +116,8 @@ def test_roll_up_answers_at_the_deepest_rank_that_is_sure():
     )
     half, sure = cal.roll_up(judged, (0.5, 0.95), first=1)
     # genus right; species wrong; species judged as its genus, right; an order that cannot be judged
-    assert half == cal.RollUp(0.5, (0.5, 0.25, 0.25), 0.0, pytest.approx(1 / 3))
+    assert (half.shares, half.unanswered) == ((0.5, 0.25, 0.25), 0.0)
+    assert half.error == pytest.approx(1 / 3)
     assert sure.unanswered == 1
     assert np.isnan(sure.error)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from linnaeus_jax.inference.paths import NONE, TaxonomyPaths, documented_consistency, log_softmax
+from linnaeus_jax.inference.paths import EVEN_SHARE, NONE, TaxonomyPaths, documented_consistency, log_softmax
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 from tests.inference.trees import Case, cases
 
@@ -40,7 +40,18 @@ def by_hand(case: Case) -> tuple[list[tuple[int, ...]], np.ndarray]:
         unknown = probability[:, 0] if tree.null_possible else np.full(len(product), 1 / probability.shape[1])
         for number, path in enumerate(found):
             product[:, number] *= unknown if path[place] == NONE else probability[:, path[place]]
+            above = next((coarser for coarser in range(place, len(path)) if path[coarser] != NONE), place)
+            if above > place and tree.null_possible:
+                product[:, number] *= share(tree, place, probability, above, path[above])
     return found, product / product.sum(axis=1, keepdims=True)
+
+
+def share(tree: TaxonomyTree, place: int, probability: np.ndarray, above: int, taxon: int) -> np.ndarray:
+    """[N], the share of a taxon's descendants in what a finer rank says of taxa; a little of it is spread evenly."""
+    descendants = tree.anc[tree.task_keys[place]][:, above - place] == taxon
+    of_taxa = probability[:, 1:]
+    part = of_taxa @ descendants[1:] / of_taxa.sum(axis=1)
+    return (1 - EVEN_SHARE) * part + EVEN_SHARE / (tree.num_classes[tree.task_keys[above]] - 1)
 
 
 @settings(max_examples=60, deadline=None)
