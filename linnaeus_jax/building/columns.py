@@ -8,7 +8,7 @@ standard column stand in tiers: an earlier tier wins silently, two columns of on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from linnaeus_jax.building import rows
@@ -203,6 +203,7 @@ def link_columns(
     rank_map: Mapping[str, str] | None = None,
     media: bool = False,
     first: bool = False,
+    only: Collection[str] | None = None,
 ) -> Links:
     """Links the columns of a source to the standard columns.
 
@@ -213,6 +214,7 @@ def link_columns(
       rank_map: rank or level -> "NAME_COLUMN", "NAME_COLUMN:ID_COLUMN" or ":ID_COLUMN"; "" = no such rank.
       media: whether the source is the media file of an archive, which has usual names of its own.
       first: whether the first of several columns for one standard column counts; else they are an error.
+      only: the standard columns that are looked for; None: all.
 
     Raises:
       UserError: an unknown standard column, rank or source column; two columns for one standard column.
@@ -221,8 +223,10 @@ def link_columns(
     candidates: dict[str, dict[int, list[int]]] = {}
     for position, name in enumerate(header):
         for standard, tier in (_MEDIA_COLUMNS if media else _TABLE_COLUMNS).get(plain(name), ()):
+            if only is not None and standard not in only:
+                continue
             candidates.setdefault(standard, {}).setdefault(tier, []).append(position)
-        if not media and name.strip().casefold().startswith(rows.SUBSET):
+        if only is None and not media and name.strip().casefold().startswith(rows.SUBSET):
             candidates.setdefault(name.strip(), {}).setdefault(0, []).append(position)
     positions = {standard: position for standard, position in chosen.items() if position is not None}
     for standard, tiers in candidates.items():

@@ -45,18 +45,27 @@ def exif_of(path: Path) -> tuple[str | None, ...]:
     """The columns of one picture."""
     try:
         with Image.open(path) as image:
-            if image.format not in _WITH_HEAD:
-                return _NONE
-            exif = image.getexif()
-            place = exif.get_ifd(ExifTags.IFD.GPSInfo)
-            moment = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
+            place, camera = directories(image)
     except Exception:  # whatever Pillow makes of a damaged file: decoding it will tell
         return _NONE
+    return values_of(place, camera)
+
+
+def directories(image: Image.Image) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """The EXIF directories of place and of camera, by tag; empty for formats that would need decoding."""
+    if image.format not in _WITH_HEAD:
+        return {}, {}
+    exif = image.getexif()
+    return exif.get_ifd(ExifTags.IFD.GPSInfo), exif.get_ifd(ExifTags.IFD.Exif)
+
+
+def values_of(place: Mapping[int, Any], camera: Mapping[int, Any]) -> tuple[str | None, ...]:
+    """The columns of one picture, from its `directories`."""
     latitude = _degrees(place, ExifTags.GPS.GPSLatitude, ExifTags.GPS.GPSLatitudeRef, "S")
     longitude = _degrees(place, ExifTags.GPS.GPSLongitude, ExifTags.GPS.GPSLongitudeRef, "W")
     if latitude is None or longitude is None:
         latitude = longitude = None
-    return latitude, longitude, *_date_and_time(moment), _elevation(place)
+    return latitude, longitude, *_date_and_time(camera.get(ExifTags.Base.DateTimeOriginal)), _elevation(place)
 
 
 def _degrees(place: Mapping[int, Any], tag: int, reference: int, negative: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,11 +114,13 @@ def read_columns(
     mapping: Mapping[str, str] | None = None,
     rank_map: Mapping[str, str] | None = None,
     check: Callable[[Links, Sequence[str], str], None],
+    only: Collection[str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[pl.DataFrame, Links, list[str]]:
     """The columns of a table that are linked to standard columns, with `line`, `reason`, `detail`; the links; warnings.
 
-    `check` is called with the links, the table's columns and its name before anything is read.
+    `check` is called with the links, the table's columns and its name before anything is read; `only` names the
+    standard columns that are looked for, by default all.
     """
     if not table.is_file():
         raise UserError(f"table {str(table)!r} {'is not a file' if table.exists() else 'does not exist'}")
@@ -126,7 +128,7 @@ def read_columns(
         raise UserError(f"--quotes {text.quotes!r}: choose one of {', '.join(QUOTES)}")
 
     def link(header: Sequence[str]) -> Links:
-        links = link_columns(header, table.name, mapping=mapping, rank_map=rank_map)
+        links = link_columns(header, table.name, mapping=mapping, rank_map=rank_map, only=only)
         check(links, header, table.name)
         return links
 

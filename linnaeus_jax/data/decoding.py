@@ -65,7 +65,7 @@ def image_size(data: bytes) -> tuple[int, int]:
         size = _jpeg_size(data)
         if size is not None:
             return size[::-1] if _jpeg_orientation(data) >= _TURNED else size
-    header = _open_header(data)
+    header = open_header(data)
     width, height = header.size
     late = data.find(b"eXIf") if header.format == "PNG" and "exif" not in header.info else -1  # behind the pixels
     orientation = _exif_orientation(data[late + 4 :]) if late >= 0 else _orientation_of(header)
@@ -228,7 +228,7 @@ def _read_jpeg(raw: bytes, at_least: tuple[int, int] | None) -> Pixels | None:
 # --- other formats ----------------------------------------------------------------------------------------------------
 
 
-def _open_header(raw: bytes) -> Image.Image:
+def open_header(raw: bytes) -> Image.Image:
     """The picture as a Pillow image whose pixels are not read yet.
 
     Not by Image.open, whose warning of large pictures comes at another size and cannot be caught in a thread.
@@ -268,7 +268,7 @@ def _truncated(raw: bytes) -> bool:
 def _read_other(raw: bytes) -> Pixels:
     if _truncated(raw):
         raise ValueError(f"truncated after {len(raw)} bytes")
-    header = _open_header(raw)
+    header = open_header(raw)
     if header.format in _BY_OPENCV:
         try:
             image = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_COLOR_RGB)
@@ -288,7 +288,7 @@ def _read_with_pillow(header: Image.Image, size: int) -> Pixels:
             image = np.repeat(high[..., None], 3, axis=2)
         else:
             image = np.asarray(header.convert("RGB"))
-    except Exception as error:  # see _open_header
+    except Exception as error:  # see open_header
         raise ValueError(f"{size} bytes of {header.format} that no image decoder understands ({error})") from error
     orientation = _orientation_of(header)
     return _UPRIGHT[orientation](image) if orientation > 1 else image

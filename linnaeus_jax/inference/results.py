@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from linnaeus_jax.data.taxon_names import describe_taxon
@@ -60,10 +60,12 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """As JSON types."""
         return {
-            "answer": None if self.answer is None else asdict(self.answer),
-            "path": [asdict(taxon) for taxon in self.path],
-            "top": {rank: [asdict(taxon) for taxon in taxa] for rank, taxa in self.top.items()},
-            "always": [asdict(taxon) for taxon in self.always],
+            "answer": None if self.answer is None else dict(vars(self.answer)),
+            "path": [
+                dict(vars(taxon)) for taxon in self.path
+            ],  # not asdict, which copies deeply and takes 20 times as long
+            "top": {rank: [dict(vars(taxon)) for taxon in taxa] for rank, taxa in self.top.items()},
+            "always": [dict(vars(taxon)) for taxon in self.always],
             "inputs": list(self.inputs),
             "notes": list(self.notes),
         }

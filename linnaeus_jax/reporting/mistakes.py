@@ -26,9 +26,9 @@ MISTAKES_FILE = "assets/validation_mistakes.json"
 SIDE = 112
 
 
-def thumbnail(image: np.ndarray) -> str:
-    """uint8 [H, W, 3] RGB -> base64 of a JPEG with at most `SIDE` pixels a side."""
-    scale = min(1.0, SIDE / max(image.shape[:2]))
+def thumbnail(image: np.ndarray, side: int = SIDE) -> str:
+    """uint8 [H, W, 3] RGB -> base64 of a JPEG with at most `side` pixels a side."""
+    scale = min(1.0, side / max(image.shape[:2]))
     size = (max(1, round(scale * image.shape[1])), max(1, round(scale * image.shape[0])))
     small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
     _, data = cv2.imencode(".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 80])

@@ -1,0 +1,318 @@
+"""Says what is on pictures, with a bundle or a run.
+
+    python -m linnaeus_jax.tools.predict BUNDLE photos
+    python -m linnaeus_jax.tools.predict BUNDLE photos --meta places.csv --out predictions.csv
+    python -m linnaeus_jax.tools.predict BUNDLE 'trip/**/*.jpg' --restrict local_species.txt --gallery look.html
+
+Of every picture it gives one taxon of each rank that agree with each other, with probabilities, and as the answer the
+finest of them that is at least --min-confidence probable: "a genus, probably" is an answer, and so is "unknown". Place,
+date and elevation come from the table --meta (columns file, latitude, longitude, date, elevation, or the names of
+Darwin Core), without one from the EXIF data of the pictures. Without --out the answers are printed. The same command
+goes on with a file that was not finished. Pictures that cannot be read are listed and end nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linnaeus_jax.inference.answers import AnswerOptions
+    from linnaeus_jax.inference.model import Model
+    from linnaeus_jax.inference.picture_list import PictureFile
+    from linnaeus_jax.inference.predicting import Job
+    from linnaeus_jax.inference.prediction_files import Summary, Unfinished
+
+from linnaeus_jax import tools
+from linnaeus_jax.config.errors import UserError
+
+#: pictures whose answers are printed
+PRINTED = 100
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """The options of the tool, in groups."""
+    parser = tools.parser("predict", __doc__)
+    parser.add_argument("source", metavar="BUNDLE", type=Path, help="a bundle, or a run directory")
+    parser.add_argument("pictures", metavar="PICTURES", nargs="+", help="files, folders, patterns")
+    parser.add_argument("--checkpoint", default="", help="of a run: best (default), newest or a step")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="predictions as .csv, .jsonl or .parquet")
+    parser.add_argument("--force", action="store_true", help="replace the predictions that --out holds")
+    parser.add_argument(
+        "--gallery", type=Path, metavar="HTML", help="a page of the pictures, the least certain first (at most 2000)"
+    )
+    parser.add_argument(
+        "--explain", type=Path, metavar="DIR", help="a PNG for each picture: what moved the answer; slow"
+    )
+
+    known = parser.add_argument_group("what is known of the pictures")
+    known.add_argument("--meta", type=Path, metavar="TABLE", help="CSV, TSV or Parquet, one row for each picture")
+    known.add_argument(
+        "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="its columns with unusual names: latitude=wgs84_n"
+    )
+    known.add_argument("--no-exif", action="store_true", help="leave the EXIF data of the pictures alone")
+
+    answers = parser.add_argument_group("answers")
+    answers.add_argument("--top-k", type=int, default=5, help="taxa of each rank that are listed (5)")
+    answers.add_argument("--min-confidence", type=float, default=0.5, help="least probability of an answer (0.5)")
+    answers.add_argument(
+        "--restrict", type=Path, metavar="TXT", help="only these taxa, what lies below them, and their ancestors"
+    )
+    answers.add_argument("--always-report", type=Path, metavar="TXT", help="taxa whose probability is always given")
+    answers.add_argument(
+        "--consistency",
+        choices=("path", "documented"),
+        default="path",
+        help="path: the best path of the tree (default); documented: each rank alone, null where they contradict",
+    )
+
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--recursive", action=argparse.BooleanOptionalAction, default=True, help="also folders below folders (default)"
+    )
+    work.add_argument("--shard", metavar="I/N", help="only part I of N, I from 1 to N; each part has its own --out")
+    work.add_argument("--batch-size", type=int, default=0, help="pictures computed at once (up to 64)")
+    work.add_argument("--threads", type=int, default=0, help="that read pictures (one for each core)")
+    return parser
+
+
+def taxa_of(path: Path) -> list[str]:
+    """Ids or scientific names, one a line; what follows # is a remark.
+
+    Raises:
+      UserError: no such file, or it is not text.
+    """
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}") from None
+    return [text for line in lines if (text := line.partition("#")[0].strip())]
+
+
+def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
+    """The pictures of this part with what the table says of them; tells how many have no row there.
+
+    Raises:
+      UserError: no pictures, a table that cannot be used, or a wrong --shard.
+    """
+    from linnaeus_jax.building.columns import split_options
+    from linnaeus_jax.building.options import Shard
+    from linnaeus_jax.inference.metadata import Observation
+    from linnaeus_jax.inference.observation_table import read_observation_table
+    from linnaeus_jax.inference.picture_list import list_pictures, of_shard
+    from linnaeus_jax.inference.predicting import Job
+
+    try:
+        shard = Shard.parse(args.shard) if args.shard else Shard(1, 1)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if args.map and args.meta is None:
+        raise UserError("--map names columns of the table --meta; give both")
+    pictures = list_pictures(args.pictures, recursive=args.recursive, progress=progress)
+    if args.meta is None:
+        return [Job(picture) for picture in of_shard(pictures, shard)]
+    table = read_observation_table(args.meta, split_options(args.map, "--map"))
+    for warning in table.warnings:
+        _say(warning)
+    known = dict(zip((picture.path for picture in pictures), table.match(pictures)))
+    mine = of_shard(pictures, shard)
+    without = [picture.name for picture in mine if known[picture.path] is None]
+    if without:
+        named = f"{', '.join(without[:3])}{' ...' if len(without) > 3 else ''}"
+        _say(f"{len(without)} of {len(mine)} pictures have no row in {args.meta}: {named}")
+    return [Job(picture, known[picture.path] or Observation()) for picture in mine]
+
+
+def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
+    """What the predictions depend on, as JSON types."""
+    from linnaeus_jax.inference.prediction_files import model_digest
+
+    def digest(text: str) -> str:
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+    return {
+        "model": model_digest(model.bundle),
+        "pictures": f"{len(jobs)}, {digest(chr(10).join(job.picture.name for job in jobs))[:16]}",
+        "metadata": digest(repr([job.observation for job in jobs]))[:16] if args.meta else "exif" if exif else "none",
+        "top_k": args.top_k,
+        "min_confidence": args.min_confidence,
+        "consistency": args.consistency,
+        "restrict": sorted(taxa_of(args.restrict)) if args.restrict else None,
+        "always_report": taxa_of(args.always_report) if args.always_report else [],
+        "shard": args.shard or "",
+    }
+
+
+def _say(text: str) -> None:
+    from linnaeus_jax.reporting.logs import console
+
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises UserError for arguments that cannot be, before anything is read."""
+    from linnaeus_jax.inference.bundle_files import is_bundle
+    from linnaeus_jax.inference.prediction_files import check_format
+
+    if args.out is not None:
+        check_format(args.out)
+    if args.force and args.out is None:
+        raise UserError("--force replaces the file of --out; give one")
+    if args.batch_size < 0 or args.threads < 0:
+        raise UserError("--batch-size and --threads are counts; give at least 1")
+    if args.checkpoint and is_bundle(args.source):
+        raise UserError(f"--checkpoint chooses a checkpoint of a run, but {args.source} is a bundle, which holds one")
+
+
+def options_of(args: argparse.Namespace, model: Model) -> AnswerOptions:
+    return model.answers.options(
+        top_k=args.top_k,
+        min_confidence=args.min_confidence,
+        consistency=args.consistency,
+        restrict=taxa_of(args.restrict) if args.restrict else None,
+        always_report=taxa_of(args.always_report) if args.always_report else (),
+    )
+
+
+@tools.command()
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    args = argument_parser().parse_args(argv)
+    from linnaeus_jax.inference.bundle import Calibration
+    from linnaeus_jax.inference.model import Model, read_bundle_or_run
+    from linnaeus_jax.inference.predicting import batch_for
+    from linnaeus_jax.inference.prediction_display import summary_lines
+    from linnaeus_jax.inference.prediction_files import finished, remove
+
+    check(args)
+    bundle = read_bundle_or_run(args.source, args.checkpoint or "best")
+    with tools.progress_bars() as progress:
+        jobs = pictures_of(args, progress)
+    if not jobs:
+        _say(f"part {args.shard} has no pictures")
+        return 0
+    model = Model(bundle, buckets=(batch_for(len(jobs), args.batch_size),))
+    options = options_of(args, model)
+    if bundle.calibration == Calibration.none(bundle.tasks) or not bundle.calibration.rows:
+        _say("the probabilities are not calibrated: that is done where a bundle is made, by tools.bundle")
+    if args.meta is not None and not bundle.encoder.components:
+        _say(f"the model knows no metadata: of {args.meta} nothing is used")
+    exif = args.meta is None and not args.no_exif
+    about = made_with(args, model, jobs, exif)
+    if args.out is not None and args.force:
+        remove(args.out, finished=True)
+    summary = finished(args.out, about) if args.out is not None else None
+    if summary is not None:
+        _say(f"{args.out} is complete: nothing is left to do (predict again with --force)")
+        remove(args.out, finished=False)
+    else:
+        with working(args, about) as work:
+            summary = predict(args, model, jobs, options, work, exif, about)
+        if args.out is not None:
+            remove(args.out, finished=False)
+    source = f"the table {args.meta}" if args.meta is not None else "EXIF data" if exif else "no source"
+    for line in summary_lines(summary, model.bundle, args.min_confidence, source, args.out):
+        _say(line)
+    if args.explain is not None:
+        explain(args.explain, model, jobs, options, exif)
+    return 2 if summary.unreadable == summary.pictures else 0
+
+
+@contextlib.contextmanager
+def working(args: argparse.Namespace, about: Mapping[str, Any]) -> Iterator[Unfinished]:
+    """The lines of the predictions: beside --out, or in a folder that goes away."""
+    from linnaeus_jax.inference.prediction_files import UNFINISHED, beside, unfinished
+
+    with contextlib.ExitStack() as stack:
+        if args.out is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="predict-")))
+        else:
+            folder = beside(args.out, UNFINISHED)
+        yield stack.enter_context(unfinished(folder, args.out or folder, about))
+
+
+def predict(
+    args: argparse.Namespace,
+    model: Model,
+    jobs: Sequence[Job],
+    options: AnswerOptions,
+    work: Unfinished,
+    exif: bool,
+    about: Mapping[str, Any],
+) -> Summary:
+    """Predicts what is left to do, and writes or prints all of it."""
+    from linnaeus_jax.inference.gallery import write_gallery
+    from linnaeus_jax.inference.predicting import predict_files
+    from linnaeus_jax.inference.prediction_display import answers_table
+    from linnaeus_jax.inference.prediction_files import Summary, finish
+    from linnaeus_jax.reporting.logs import console
+
+    if work.done:
+        _say(f"going on after {work.done:,} of {len(jobs):,} pictures")
+    with tools.progress_bar("predicting") as progress:
+        progress(work.done, len(jobs))
+        for results in predict_files(model, jobs[work.done :], options, exif=exif, threads=args.threads):
+            work.add(results)
+            progress(work.done, len(jobs))
+    if args.gallery is not None:
+        title = f"Predictions of {model.bundle.facts.get('title') or args.source.name}"
+        with tools.progress_bar("gallery") as progress:
+            shown = write_gallery(
+                args.gallery, work.rows(), lambda place: jobs[place].picture.path, title, progress=progress
+            )
+        _say(f"{args.gallery}: {shown} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
+    if args.out is not None:
+        ranks = [model.bundle.taxonomy.ranks[task] for task in reversed(model.bundle.tasks)]
+        with tools.progress_bar("writing") as progress:
+            return finish(work, args.out, about, ranks, progress)
+    summary = Summary()
+    printed: list[Mapping[str, Any]] = []
+    for row in work.rows():
+        summary.add(row)
+        if len(printed) < PRINTED:
+            printed.append(row)
+    console.print(answers_table(printed, console.width))
+    if len(jobs) > len(printed):
+        _say(f"... and {len(jobs) - len(printed):,} more pictures; write them all with --out predictions.csv")
+    return summary
+
+
+def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions, exif: bool) -> None:
+    """Writes a PNG for each picture that can be read; those that are there already are kept."""
+    from linnaeus_jax.inference.exif import observation_of
+    from linnaeus_jax.inference.explaining import explain as explain_one
+    from linnaeus_jax.inference.metadata import Observation
+    from linnaeus_jax.inference.pictures import PictureError
+
+    written = 0
+    with tools.progress_bar("explaining") as progress:
+        for done, job in enumerate(jobs, 1):
+            path = png_of(out, job.picture)
+            if not path.exists() and not job.picture.fault:
+                try:
+                    data = job.picture.path.read_bytes()
+                    observation = job.observation or (observation_of(data)[0] if exif else Observation())
+                    explanation = explain_one(model, data, observation, options)
+                except (OSError, PictureError):  # told with the predictions
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                explanation.save(path)
+                written += 1
+            progress(done, len(jobs))
+    _say(f"{out}: {written} explanations written")
+
+
+def png_of(out: Path, picture: PictureFile) -> Path:
+    """Where the explanation of a picture goes; pictures of one name in several arguments are told apart."""
+    number = hashlib.sha256(picture.name.encode()).hexdigest()[:8]
+    return out / f"{picture.relative}.{number}.png"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
