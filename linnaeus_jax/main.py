@@ -8,20 +8,19 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, trains, and returns the exit status."""
+    from linnaeus_jax.config.exit_status import exit_status
+
+    return exit_status(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _run(argv: list[str]) -> None:
     from linnaeus_jax.config import load_config
-    from linnaeus_jax.config.errors import UserError
-    from linnaeus_jax.registry import RegistrationError
 
-    try:
-        config, workdir = load_config(list(sys.argv[1:] if argv is None else argv))
-        # jax and everything that needs it is imported only once the command line is known to be right
-        from linnaeus_jax.run.trainer import run
+    config, workdir = load_config(argv)
+    # jax and everything that needs it is imported only once the command line is known to be right
+    from linnaeus_jax.run.trainer import run
 
-        run(config, workdir)
-    except (UserError, RegistrationError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    run(config, workdir)
 
 
 if __name__ == "__main__":

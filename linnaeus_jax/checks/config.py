@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -31,6 +32,8 @@ from linnaeus_jax.weights.settings import setting_errors
 
 #: classes of the task on which losses are tried
 TRIAL_CLASSES = 1000
+#: characters of a name that becomes a directory
+MAX_NAME = 120
 
 
 def config_errors(config: ConfigDict) -> list[str]:
@@ -45,6 +48,7 @@ def config_errors(config: ConfigDict) -> list[str]:
         (_loss_errors, ("loss.task_specific", "loss.taxonomy_smoothing", "loss.grad_weighting.task", "data")),
         (_optimizer_errors, ("optimizer",)),
         (lambda config: augmentation.validate(config.aug), ("aug",)),
+        (_name_errors, ()),
         (_bucket_errors, ()),
         (validate_schedule_config, ("data",)),
         (lambda config: schedule_errors(config.debug.profiler.schedule), ("debug.profiler",)),
@@ -54,6 +58,17 @@ def config_errors(config: ConfigDict) -> list[str]:
         if not any(key.startswith(f"{section}.") for key in malformed for section in sections):
             errors += check(config)
     return list(dict.fromkeys(errors))
+
+
+def _name_errors(config: ConfigDict) -> list[str]:
+    """Names that become directories."""
+    names = config.experiment
+    return [
+        f"experiment.{key} = {str(names[key])[:60]!r} becomes a directory: use at most {MAX_NAME} characters, none of "
+        "them a line break or other control character, and no '..'"
+        for key in ("project", "group", "name")
+        if len(names[key]) > MAX_NAME or ".." in Path(names[key]).parts or not names[key].isprintable()
+    ]
 
 
 def _bucket_errors(config: ConfigDict) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.saved import flatten
 from linnaeus_jax.data.class_balance import CLASS_BALANCE
 from linnaeus_jax.data.decoding import RESIZE_MODES
 from linnaeus_jax.learning.class_weights import METHODS
@@ -55,24 +56,24 @@ ANY_CASE = ("experiment.log_level_", "optimizer.", "lr_scheduler.", "schedule.st
 #: key -> interval of the numbers it may hold (None always may)
 WITHIN = {
     "env.output.bucket.timeout_seconds": "[1, inf)",
-    "data.batch_size": "[1, inf)",
-    "data.batch_size_per_device": "[1, inf)",
-    "data.img_size": "[32, inf)",
-    "data.num_workers": "[0, inf)",
-    "data.worker_processes": "[0, inf)",
+    "data.batch_size": "[1, 1048576]",
+    "data.batch_size_per_device": "[1, 1048576]",
+    "data.img_size": "[32, 4096]",
+    "data.num_workers": "[0, 1024]",
+    "data.worker_processes": "[0, 1024]",
     "data.meta.components.*.dim": "[0, inf)",
     "data.h5.train_val_split_ratio": "[0, 1]",
     "data.h5.train_val_split_seed": "[0, 4294967295]",
     "data.hybrid.verify_images.max_missing_ratio": "(-inf, 1]",
     "data.hybrid.verify_images.chunk_size": "[1, inf)",
     "data.prefetch.mem_cache_size": "[0, inf)",
-    "data.prefetch.max_processed_batches": "[1, inf)",
-    "data.prefetch.num_io_threads": "[0, inf)",
+    "data.prefetch.max_processed_batches": "[1, 1024]",
+    "data.prefetch.num_io_threads": "[0, 1024]",
     "data.parent_conflict_limit": "[0, 1]",
     "model.label_smoothing": "[0, 1)",
-    "train.epochs": "[1, inf)",
-    "train.seed": "[0, inf)",
-    "train.accumulation_steps": "[0, inf)",
+    "train.epochs": "[1, 100000]",
+    "train.seed": "[0, 4294967295]",
+    "train.accumulation_steps": "[0, 65536]",
     "train.clip_grad": "(-inf, inf)",
     "train.nonfinite_limit": "[0, inf)",
     "train.ema.decay": "[0, 1)",
@@ -86,8 +87,8 @@ WITHIN = {
     "lr_scheduler.min_lr": "[0, inf)",
     "lr_scheduler.warmup_lr": "[0, inf)",
     "lr_scheduler.decay_rate": "(0, inf)",
-    "lr_scheduler.stable_duration_fraction": "[0, inf)",
-    "lr_scheduler.decay_duration_fraction": "[0, inf)",
+    "lr_scheduler.stable_duration_fraction": "[0, 1]",
+    "lr_scheduler.decay_duration_fraction": "[0, 1]",
     "lr_scheduler.parameter_groups.*.min_lr": "[0, inf)",
     "lr_scheduler.parameter_groups.*.warmup_lr": "[0, inf)",
     "lr_scheduler.parameter_groups.*.decay_rate": "(0, inf)",
@@ -127,6 +128,10 @@ WITHIN = {
     "debug.underflow_overflow.max_frames_to_save": "[1, inf)",
     "debug.underflow_overflow.abort_after_batch_num": "[0, inf)",
 }
+#: of every key without an interval of its own
+MAX_INTEGER = 10**12
+#: upper bounds from here on only keep nonsense away, and are not shown to who is below the lower one
+FAR = 1000
 #: keys that must hold a text
 NOT_EMPTY = (
     "experiment.project",
@@ -213,17 +218,22 @@ def _interval_text(interval: str) -> str:
         return low
     if low == "-inf":
         return "finite" if high == "inf" else f"at most {high}"
-    if high == "inf":
+    if high == "inf" or float(high) >= FAR:  # the other bound is far away
         return f"above {low}" if interval[0] == "(" else f"{low} or more"
     return f"within {interval}"
 
 
 def value_errors(config: ConfigDict) -> Iterator[str]:
     """Numbers out of range and unknown names, each text beginning with its key."""
+    for key, value in flatten(config.to_dict()).items():
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            yield f"{key} = {str(value)[:20]}... is out of range; integers are at most {MAX_INTEGER}"
     for pattern, interval in WITHIN.items():
         for key, value in expand(config, pattern):
             if value is not None and not _inside(value, interval):
-                yield f"{key} = {value} is out of range; it must be {_interval_text(interval)}"
+                high = interval[1:-1].split(",")[1].strip()
+                text = f"at most {high}" if FAR <= float(high) < value else _interval_text(interval)
+                yield f"{key} = {value} is out of range; it must be {text}"
     for pattern, choices in CHOICES.items():
         for key, value in expand(config, pattern):
             inherited = "*" in pattern and not value  # of an entry of an open node

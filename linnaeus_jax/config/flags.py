@@ -15,8 +15,9 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.open_nodes import OPEN_NODES
 from linnaeus_jax.config.plugins import import_plugins
-from linnaeus_jax.config.tree import assign, kind_of, nearest_key
+from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key, shown
 from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key, target_value
 
 COMMAND = "python -m linnaeus_jax.main"
@@ -80,7 +81,7 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, str | None]:
         except TypeError as error:
             errors.append(f"--config.{error}")
         except ValueError:
-            errors.append(f"--config.{dotted} = {text!r}: expected a list such as 1,2 or (1,2)")
+            errors.append(f"--config.{dotted} = {shown(text)}: expected a list such as 1,2 or (1,2)")
     if errors:
         raise ConfigError(errors)
     return _complete(config), options.get("workdir")
@@ -204,13 +205,32 @@ def _load_file(given: str) -> ConfigDict:
         config = make(argument) if argument else make()
     except ConfigError:
         raise
+    except SystemExit as error:
+        raise ConfigError(f"--config={given}: the file ends the program by sys.exit; take that out") from error
     except Exception as error:  # the file is the user's: whatever it raises is reported as a line of that file
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         line = getattr(error, "lineno", None) or (lines[-1] if lines else 1)
         raise ConfigError(f"{path}:{line}: {type(error).__name__}: {' '.join(str(error).split())}") from None
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"--config={given}: get_config() returned {type(config).__name__}, not a ConfigDict")
+    if missing := list(_missing(get_config(), config)):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ConfigError(
+            f"--config={given}: the configuration lacks {', '.join(missing[:3])}{more}; begin with "
+            "linnaeus_jax.config.get_config() and change its values, but delete none"
+        )
     return config
+
+
+def _missing(default: ConfigDict, config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """Keys of the default tree that a configuration lacks; entries of open nodes may be left out."""
+    for key, value in default.items():
+        name = f"{prefix}{key}"
+        if key not in config or isinstance(value, ConfigDict) != isinstance(config[key], ConfigDict):
+            if prefix.removesuffix(".") not in OPEN_NODES:
+                yield name
+        elif isinstance(value, ConfigDict) and key not in FILTER_KEYS:
+            yield from _missing(value, config[key], f"{name}.")
 
 
 def _replacement(argv: Sequence[str]) -> str:

@@ -105,9 +105,15 @@ def assign(config: ConfigDict, path: Sequence[str], value: Any) -> None:
     optional = isinstance(dict(node.items(preserve_field_references=True))[key], FieldReference)
     try:
         node[key] = _convert(value, kind, optional)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         expected = _KIND_NAMES[kind] + (" or None" if optional else "")
-        raise TypeError(f"{dotted} = {value!r}: expected {expected} (now {node[key]!r})") from None
+        raise TypeError(f"{dotted} = {shown(value)}: expected {expected} (now {node[key]!r})") from None
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: not longer than a line."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:80]}... ({len(text)} characters)"
 
 
 def _convert(value: Any, kind: type, optional: bool) -> Any:

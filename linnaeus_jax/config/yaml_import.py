@@ -15,6 +15,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,8 @@ _HARMLESS = {
     "TRAIN.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
 }
 
+#: lists within lists within a value
+MAX_NESTING = 20
 _BASE_KEYS = ("BASE", "MODEL.BASE")
 _HEADS = ("model", "classification", "heads")
 _REMOTE, _BUCKET = ("env", "output", "bucket", "remote"), ("env", "output", "bucket", "bucket")
@@ -279,6 +282,8 @@ def parse_list(text: str) -> list[Any]:
     Raises:
       ValueError: the text is not a list.
     """
+    if max(accumulate((char in "([{") - (char in ")]}") for char in text), default=0) > MAX_NESTING:
+        raise ValueError(f"{text[:40]}... is nested more than {MAX_NESTING} times")
     try:
         value = ast.literal_eval(text)
         return list(value) if isinstance(value, list | tuple) else [value]

@@ -24,6 +24,7 @@ from linnaeus_jax.models.layers import ClsProjection, Conv1d, LayerNorm, MetaHea
 from linnaeus_jax.models.transformer import ATTN_IMPLS, SelfAttention, TransformerStage
 
 MIN_SIZE = 32  # five halvings leave one patch
+MAX_DEPTH = 1000  # of one stage; more takes minutes to trace
 MISSING_METADATA = ("zero", "mask")
 
 #: groups of parameters that both families have -> canonical names that belong to them
@@ -289,6 +290,8 @@ def _errors(model: MetaFormer) -> Iterator[str]:
         wrong["drop_path_rate"] = "is out of range; it must be within [0, 1)"
     wrong |= unknown_choices(model, {"depthwise_impl": DEPTHWISE_IMPLS, "attn_impl": ATTN_IMPLS})
     wrong |= unknown_choices(model, {"missing_metadata": MISSING_METADATA})
+    if max(model.block_depths) > MAX_DEPTH:
+        yield f"the stages have {model.block_depths} blocks, and each may have {MAX_DEPTH}; lower their depths"
     for field, text in wrong.items():
         yield f"model.{model.keys.get(field, field)} = {getattr(model, field)!r} {text}"
     if min(model.img_size) < MIN_SIZE:

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.registry import RegistrationError
+from linnaeus_jax.config.exit_status import exit_status
 
 #: of the option --extension
 EXTENSION_HELP = "data.hybrid.file_extension of a folder (default: none if identifiers end like .png, else .jpg)"
@@ -29,19 +28,12 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def command(*errors: type[Exception], status: int = 2) -> Callable[[Main], Callable[..., int]]:
-    """Decorator of a tool's main function: errors of the user, of files and `errors` are one message on stderr and exit
-    status `status`; it is otherwise what the function returns, by default 0."""
-
-    caught: tuple[type[Exception], ...] = (UserError, RegistrationError, OSError, *errors)
+    """Decorator of a tool's main function: `errors` are the user's too, see `exit_status`."""
 
     def decorate(main: Main) -> Callable[..., int]:
         @functools.wraps(main)
         def run(argv: Sequence[str] | None = None) -> int:
-            try:
-                return main(sys.argv[1:] if argv is None else argv) or 0
-            except caught as error:
-                print(error, file=sys.stderr)
-                return status
+            return exit_status(lambda: main(sys.argv[1:] if argv is None else argv), *errors, status=status)
 
         return run
 

@@ -289,3 +289,43 @@ def test_help(capsys):
         load_config(["--help"])
     assert caught.value.code == 0
     assert "--config.a.b=VALUE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "9" * 100_000])
+def test_what_is_no_integer_is_one_short_line(base, number):
+    (message,) = messages([f"--config={base}", f"--config.train.epochs={number}"])
+    assert "expected an integer" in message
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize("text", ["(" * 100_000, "(" * 100_000 + ")" * 100_000, "[" * 30 + "1" + "]" * 30])
+def test_lists_within_lists_have_an_end(base, text):
+    (message,) = messages([f"--config={base}", f"--config.aug.mean={text}"])
+    assert "expected a list" in message
+    assert len(message) < 250
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import sys; sys.exit(3)", "the file ends the program by sys.exit"),
+        ("return __import__('ml_collections').ConfigDict()", "the configuration lacks aug, data, debug and"),
+        ("return __import__('ml_collections').ConfigDict({'data': 3})", "lacks aug, data, debug and"),
+        ("c = default(); c.unlock(); del c.train.epochs; return c", "lacks train.epochs; begin with"),
+        ("return 3", "returned int, not a ConfigDict"),
+    ],
+)
+def test_config_files_that_are_none(tmp_path, body, message):
+    path = tmp_path / "wrong.py"
+    path.write_text(f"from linnaeus_jax.config import get_config as default\n\ndef get_config():\n    {body}\n")
+    (found,) = messages([f"--config={path}"])
+    assert message in found
+
+
+def test_entries_of_open_nodes_may_be_left_out(tmp_path):
+    path = tmp_path / "fewer.py"
+    path.write_text(
+        "from linnaeus_jax.config import get_config as default\n\n"
+        "def get_config():\n    c = default(); c.unlock(); del c.data.meta.components.ELEVATION; return c\n"
+    )
+    assert "ELEVATION" not in load_config([f"--config={path}"])[0].data.meta.components

@@ -1,0 +1,61 @@
+"""How every program of this package ends: one line for each fault of the user, and a file for those of the program."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.registry import RegistrationError
+
+USER_ERROR = 2
+#: of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)
+INTERNAL_ERROR = 70
+INTERRUPTED = 130
+
+
+def exit_status(call: Callable[[], int | None], *errors: type[Exception], status: int = USER_ERROR) -> int:
+    """What `call` returns, by default 0; what it raises is printed to stderr without a traceback.
+
+    Args:
+      errors: further kinds of errors that are the user's, besides `UserError`, `RegistrationError` and `OSError`.
+      status: of the user's errors. Any other error is one of this program: its status is `INTERNAL_ERROR`, and the
+        traceback is written to a file, which the message names.
+    """
+    caught: tuple[type[Exception], ...] = (UserError, RegistrationError, OSError, *errors)
+    try:
+        return call() or 0
+    except BrokenPipeError:  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except caught as error:
+        print(error, file=sys.stderr)
+        return status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except MemoryError:
+        print("out of memory; use smaller batches, fewer threads or a machine with more memory", file=sys.stderr)
+        return status
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        print(
+            f"this is a fault of linnaeus_jax, not yours: {type(error).__name__}: {text}\n"
+            f"please report it with {_written(traceback.format_exc())}",
+            file=sys.stderr,
+        )
+        return INTERNAL_ERROR
+
+
+def _written(text: str) -> str:
+    """Where a traceback was written; the traceback itself where nothing can be."""
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="linnaeus_jax_", suffix=".traceback.txt")
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        return f"this:\n{text}"
+    return path

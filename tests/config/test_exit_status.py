@@ -1,0 +1,71 @@
+"""How programs end."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from linnaeus_jax.config.errors import ConfigError, UserError
+from linnaeus_jax.config.exit_status import INTERNAL_ERROR, INTERRUPTED, exit_status
+
+
+def raising(error: BaseException) -> int:
+    def call() -> int:
+        raise error
+
+    return exit_status(call, KeyError)
+
+
+def test_what_is_returned():
+    assert exit_status(lambda: None) == 0
+    assert exit_status(lambda: 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (UserError("mend it"), 2, "mend it\n"),
+        (ConfigError(["a", "b"]), 2, "b"),
+        (FileNotFoundError(2, "No such file or directory", "x.h5"), 2, "No such file or directory: 'x.h5'\n"),
+        (KeyError("named"), 2, "'named'\n"),
+        (MemoryError(), 2, "out of memory"),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
+    ],
+)
+def test_faults_of_the_user_are_told_without_a_traceback(capsys, error, status, text):
+    assert raising(error) == status
+    said = capsys.readouterr().err
+    assert text in said
+    assert "Traceback" not in said
+
+
+def test_any_other_error_says_that_it_is_ours_and_where_the_traceback_is(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert raising(ZeroDivisionError("by\nnothing")) == INTERNAL_ERROR
+    said = capsys.readouterr().err
+    assert "a fault of linnaeus_jax, not yours: ZeroDivisionError: by nothing\n" in said
+    path = re.search(r"report it with (\S+)", said)
+    assert path is not None
+    assert "raise error" in Path(path[1]).read_text()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    program = (
+        "import sys\nfrom linnaeus_jax.config.exit_status import exit_status\n"
+        "def call():\n    for _ in range(100000): print('a line')\n"
+        "sys.exit(exit_status(call))"
+    )
+    command = f'{sys.executable} -c "$PROGRAM" | head -1; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={"PROGRAM": program, "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a line\n", "")
