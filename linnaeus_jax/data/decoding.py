@@ -51,6 +51,11 @@ _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
     8: lambda image: image.swapaxes(0, 1)[::-1],
 }
 
+
+class TooManyPixels(ValueError):
+    """A picture larger than `MAX_PIXELS`."""
+
+
 # What OpenCV has to say of a damaged file is in the ValueError; its own lines on stderr name no file.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
@@ -59,7 +64,8 @@ def image_size(data: bytes) -> tuple[int, int]:
     """(height, width) of a picture after turning it upright, from its header alone.
 
     Raises:
-      ValueError: empty, larger than `MAX_PIXELS`, or no header that a decoder understands; the message is the reason.
+      TooManyPixels: larger than `MAX_PIXELS`.
+      ValueError: empty, or no header that a decoder understands; the message is the reason.
     """
     if data[:2] == b"\xff\xd8":
         size = _jpeg_size(data)
@@ -143,7 +149,7 @@ def _fitting(shape: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, int]:
 
 def _check_pixels(height: int, width: int) -> None:
     if height * width > MAX_PIXELS:
-        raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS} are not read")
+        raise TooManyPixels(f"{width} x {height} pixels, more than {MAX_PIXELS} are not read")
 
 
 def _exif_orientation(tiff: bytes) -> int:

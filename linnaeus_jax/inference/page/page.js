@@ -1,0 +1,343 @@
+"use strict";
+/* The page of the server: a picture, a place, a date -> the answer with and without them. It asks /info and /predict of
+   its own server and nobody else; all text from outside becomes text nodes. */
+
+const $ = (id) => document.getElementById(id);
+const DELAY = 250; // ms after the last change, before the model is asked
+const STEP = 5; // degrees that an arrow key moves the place on the whole map
+const MOST_ZOOM = 16;
+
+/* An element with attributes and children; strings become text. */
+function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+const percent = (p) => `${(100 * p).toFixed(p > 0.9995 || p < 0.0995 ? 1 : 0)} %`;
+const isKnown = (taxon) => taxon.taxon_id !== 0;
+
+function nameOf(taxon) {
+  if (!isKnown(taxon)) return "unknown";
+  return taxon.name || taxon.common_name || `taxon ${taxon.taxon_id}`;
+}
+
+// ---- the map
+
+const map = {
+  svg: null, marker: null, zoom: 1, x: 0, y: 0, // centre of the view, in tenths of a degree; y points south
+
+  setUp() {
+    const space = "http://www.w3.org/2000/svg";
+    this.svg = $("world").querySelector("svg");
+    this.svg.setAttribute("aria-hidden", "true");
+    const lines = document.createElementNS(space, "path");
+    let d = "";
+    for (let x = -1500; x <= 1500; x += 300) d += `M${x} -900v1800`;
+    for (let y = -600; y <= 600; y += 300) d += `M-1800 ${y}h3600`;
+    lines.setAttribute("d", d);
+    lines.setAttribute("class", "graticule");
+    this.marker = document.createElementNS(space, "circle");
+    this.marker.setAttribute("class", "marker");
+    this.svg.append(lines, this.marker);
+    this.listen();
+    this.draw();
+  },
+
+  /* Shows the view and the place. */
+  draw() {
+    const width = 3600 / this.zoom, height = 1800 / this.zoom;
+    const within = (value, most) => Math.max(-most, Math.min(most, value));
+    this.x = within(this.x, 1800 - width / 2);
+    this.y = within(this.y, 900 - height / 2);
+    this.svg.setAttribute("viewBox", `${this.x - width / 2} ${this.y - height / 2} ${width} ${height}`);
+    $("world").classList.toggle("zoomed", this.zoom > 1);
+    $("zoom-in").disabled = this.zoom >= MOST_ZOOM;
+    $("zoom-out").disabled = this.zoom <= 1;
+    const place = placeGiven();
+    this.marker.toggleAttribute("hidden", !place);
+    this.marker.setAttribute("r", place ? 2.2 * width / 100 : 0);
+    if (place) {
+      this.marker.setAttribute("cx", 10 * place.longitude);
+      this.marker.setAttribute("cy", -10 * place.latitude);
+    }
+  },
+
+  zoomBy(factor) {
+    const place = placeGiven();
+    if (place) [this.x, this.y] = [10 * place.longitude, -10 * place.latitude];
+    this.zoom = Math.max(1, Math.min(MOST_ZOOM, this.zoom * factor));
+    this.draw();
+  },
+
+  listen() {
+    let start = null;
+    const world = $("world");
+    const scale = () => 3600 / this.zoom / world.clientWidth; // tenths of a degree per pixel
+    world.addEventListener("pointerdown", (event) => {
+      start = { x: event.clientX, y: event.clientY, viewX: this.x, viewY: this.y, moved: false };
+    });
+    world.addEventListener("pointermove", (event) => {
+      if (!start || this.zoom === 1) return;
+      const dx = event.clientX - start.x, dy = event.clientY - start.y;
+      if (!start.moved && Math.hypot(dx, dy) < 6) return;
+      start.moved = true;
+      this.x = start.viewX - dx * scale();
+      this.y = start.viewY - dy * scale();
+      this.draw();
+    });
+    world.addEventListener("pointerup", (event) => {
+      if (start && !start.moved) {
+        const box = world.getBoundingClientRect();
+        const x = this.x + (event.clientX - box.left - box.width / 2) * scale();
+        const y = this.y + (event.clientY - box.top - box.height / 2) * scale();
+        setPlace(-y / 10, x / 10);
+      }
+      start = null;
+    });
+    for (const kind of ["pointercancel", "pointerleave"]) world.addEventListener(kind, () => { start = null; });
+    world.addEventListener("keydown", (event) => {
+      const step = STEP / this.zoom;
+      const moves = { ArrowUp: [step, 0], ArrowDown: [-step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] };
+      if (event.key in moves) {
+        const place = placeGiven() || { latitude: 0, longitude: 0 };
+        setPlace(place.latitude + moves[event.key][0], place.longitude + moves[event.key][1]);
+        [this.x, this.y] = [10 * Number($("longitude").value), -10 * Number($("latitude").value)];
+        this.draw();
+      } else if (event.key === "+" || event.key === "=") this.zoomBy(2);
+      else if (event.key === "-") this.zoomBy(0.5);
+      else return;
+      event.preventDefault();
+    });
+    $("zoom-in").addEventListener("click", () => this.zoomBy(2));
+    $("zoom-out").addEventListener("click", () => this.zoomBy(0.5));
+  },
+};
+
+/* Latitude and longitude where both are numbers in range. */
+function placeGiven() {
+  const [latitude, longitude] = [$("latitude"), $("longitude")].map((input) =>
+    input.value === "" || !input.validity.valid ? NaN : Number(input.value));
+  return Number.isFinite(latitude) && Number.isFinite(longitude) ? { latitude, longitude } : null;
+}
+
+function setPlace(latitude, longitude) {
+  const digits = map.zoom > 4 ? 2 : 1;
+  $("latitude").value = Math.max(-90, Math.min(90, latitude)).toFixed(digits);
+  $("longitude").value = Math.max(-180, Math.min(180, longitude)).toFixed(digits);
+  changed();
+}
+
+// ---- asking
+
+const state = { file: null, info: null, timer: 0, request: null };
+
+/* What the page says of itself; fields that the model does not use are not shown. */
+async function introduce() {
+  let info;
+  try {
+    const response = await fetch("info");
+    if (!response.ok) throw new Error();
+    info = await response.json();
+  } catch {
+    fail("The server cannot be reached.");
+    return;
+  }
+  state.info = info;
+  const finest = info.predicted_rank_levels.at(-1);
+  const count = info.num_classes_per_rank[finest] - (info.null_class_info[finest] === null ? 0 : 1);
+  const ranks = info.predicted_rank_levels.map((level) => info.rank_names[level]);
+  const calibrated = info.calibration_rows ? "" : " Its probabilities are not calibrated.";
+  $("about").textContent = `Model ${info.model_name}: ${count.toLocaleString("en")} classes of rank ${ranks.at(-1)}; ` +
+    `ranks ${ranks.join(", ")}.${calibrated}`;
+  const columns = info.metadata_feature_encoding.flatMap((component) => component.columns);
+  const inputs = new Set(info.metadata_feature_encoding.flatMap((component) => component.inputs));
+  $("place").hidden = !inputs.has("place");
+  $("date-field").hidden = !inputs.has("date");
+  $("time-field").hidden = !columns.some((column) => column.startsWith("hour_"));
+  $("elevation-field").hidden = !inputs.has("elevation");
+  $("more").hidden = $("date-field").hidden && $("elevation-field").hidden;
+  const names = [["date", "date-field"], ["height", "elevation-field"]].filter(([, id]) => !$(id).hidden);
+  $("more-heading").textContent = names.map(([name]) => name).join(" and ").replace(/^./, (c) => c.toUpperCase());
+  if (!$("place").hidden) map.draw();
+}
+
+function choose(file) {
+  if (!file) return;
+  state.file = file;
+  const preview = $("preview");
+  if (preview.src) URL.revokeObjectURL(preview.src);
+  preview.src = URL.createObjectURL(file);
+  preview.hidden = false;
+  $("drop-text").textContent = `${file.name || "picture"}: drop or choose another one.`;
+  changed();
+}
+
+/* After any change: asks the model, a moment after the last one. */
+function changed() {
+  map.draw();
+  if (!state.file) return;
+  clearTimeout(state.timer);
+  state.timer = setTimeout(ask, DELAY);
+}
+
+function questionForm() {
+  const form = new FormData();
+  form.append("images", state.file, state.file.name || "picture");
+  form.append("compare", "true");
+  form.append("min_confidence", $("confidence").value);
+  for (const name of ["latitude", "longitude", "elevation"]) {
+    const input = $(name);
+    if (!input.validity.valid) throw new Error(`${name}: ${input.validationMessage}`);
+    if (input.value !== "") form.append(name, input.value);
+  }
+  if ($("date").value) form.append("date", $("date").value + ($("time").value ? `T${$("time").value}Z` : ""));
+  return form;
+}
+
+async function ask() {
+  state.request?.abort();
+  const request = state.request = new AbortController();
+  $("error").hidden = true;
+  try {
+    const most = state.info?.limits.body_bytes;
+    if (most && state.file.size > most) {
+      throw new Error(`The picture has ${(state.file.size / 2 ** 20).toFixed(1)} MiB; ` +
+        `this server takes at most ${(most / 2 ** 20).toFixed(1)} MiB.`);
+    }
+    const body = questionForm();
+    say("Asking the model …", true);
+    let response;
+    try {
+      response = await fetch("predict", { method: "POST", body, signal: request.signal });
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      throw new Error("The server cannot be reached.");
+    }
+    const reply = await response.json().catch(() => ({}));
+    if (request.signal.aborted) return;
+    if (!response.ok) throw new Error(`No answer (${response.status}): ${why(reply.detail) || response.statusText}`);
+    show(reply.predictions[0]);
+  } catch (error) {
+    if (!request.signal.aborted) fail(error.message);
+  }
+}
+
+/* The server counts pictures, of which this page sends one. */
+function why(detail) {
+  return typeof detail === "string" ? detail.replace(/^picture 0 /, "the picture ") : "";
+}
+
+function say(text, busy = false) {
+  $("status").textContent = text;
+  $("status").classList.toggle("busy", busy);
+  $("result").setAttribute("aria-busy", String(busy));
+}
+
+function fail(text) {
+  say("");
+  $("error-text").textContent = text;
+  $("error").hidden = false;
+  $("again").hidden = !state.file;
+  $("confidence-field").hidden = true;
+  $("result").replaceChildren();
+}
+
+// ---- the answer
+
+function show(prediction) {
+  const used = prediction.inputs.length > 0;
+  const both = used ? [prediction, prediction.without_metadata] : [prediction];
+  const columns = h("div", { class: used ? "columns" : "columns one" });
+  const titles = used ? [`With ${inputsText(prediction.inputs)}`, "Picture alone"] : ["Picture alone"];
+  const kind = (place) => (used && place === 0 ? "with" : "alone");
+  titles.forEach((title) => columns.append(h("h3", {}, title)));
+  both.forEach((each, place) => columns.append(h("p", { class: `said ${kind(place)}` }, ...said(each))));
+  prediction.path.forEach((_, depth) => {
+    const rank = prediction.path[depth].rank;
+    columns.append(h("h4", { class: "rank" }, rank));
+    both.forEach((each, place) => {
+      const other = used && place === 0 ? both[1] : null;
+      const cell = taxonCell(each.path[depth], each.top[rank] || [], other);
+      cell.classList.add(kind(place));
+      cell.style.marginLeft = `${6 * depth}px`;
+      columns.append(cell);
+    });
+  });
+  const notes = h("ul", { class: "notes" }, ...prediction.notes.map((note) => h("li", {}, note)));
+  const hint = used || !state.info?.metadata_components_enabled.length ? []
+    : [h("p", { class: "common" }, "Give a place or a date to see what they change.")];
+  $("result").replaceChildren(columns, ...hint, ...(prediction.notes.length ? [notes] : []));
+  $("confidence-field").hidden = false;
+  const answer = prediction.answer;
+  say(answer ? `Answer: ${answer.rank} ${nameOf(answer)}, ${percent(answer.probability)}.`
+    : "Answer: unknown; no rank is probable enough.");
+}
+
+/* What the metadata components that were used are made of, in words. */
+function inputsText(names) {
+  const encodings = state.info?.metadata_feature_encoding || [];
+  const words = names.flatMap((name) => {
+    const inputs = encodings.find((component) => component.name === name)?.inputs || [];
+    return inputs.length ? inputs : [name];
+  });
+  return [...new Set(words)].join(", ").replace(/, ([^,]*)$/, " and $1");
+}
+
+function said(prediction) {
+  const answer = prediction.answer;
+  if (!answer) return [h("strong", {}, "Unknown"), " – no rank is probable enough"];
+  const common = answer.name && answer.common_name ? [" ", h("span", { class: "common" }, `(${answer.common_name})`)] : [];
+  return [`${answer.rank} `, h("strong", {}, nameOf(answer)), ...common, " ", h("span", { class: "number" }, percent(answer.probability))];
+}
+
+/* One rank of one prediction: the taxon of the path, its probability, and the other candidates. */
+function taxonCell(taxon, top, other) {
+  const common = isKnown(taxon) && taxon.name && taxon.common_name ? [h("span", { class: "common" }, ` ${taxon.common_name}`)] : [];
+  const number = h("div", {}, h("span", { class: "number" }, percent(taxon.probability)));
+  const before = other?.top[taxon.rank]?.find((each) => each.taxon_id === taxon.taxon_id);
+  if (before) {
+    const points = 100 * (taxon.probability - before.probability);
+    const sign = points < 0 ? "−" : "+";
+    number.append(" ", h("span", { class: "change" }, `(${sign}${Math.abs(points).toFixed(0)} points)`));
+  } else if (other) number.append(" ", h("span", { class: "change" }, "(not among the first before)"));
+  const list = top.map((each) =>
+    h("li", {}, h("span", {}, nameOf(each)), h("span", { class: "number" }, percent(each.probability))));
+  return h("div", { class: "taxon" }, h("div", {}, h("span", { class: "name" }, nameOf(taxon)), ...common),
+    bar(taxon.probability), number, h("details", {}, h("summary", {}, "candidates"), h("ul", {}, ...list)));
+}
+
+function bar(probability) {
+  const inner = h("div");
+  inner.style.width = `${100 * probability}%`;
+  return h("div", { class: "bar", "aria-hidden": "true" }, inner);
+}
+
+// ---- start
+
+function listen() {
+  $("question").addEventListener("submit", (event) => event.preventDefault());
+  $("file").addEventListener("change", (event) => choose(event.target.files[0]));
+  for (const kind of ["dragenter", "dragover"]) {
+    addEventListener(kind, (event) => { event.preventDefault(); $("drop").classList.add("over"); });
+  }
+  addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("drop").classList.remove("over"); });
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    $("drop").classList.remove("over");
+    choose(event.dataTransfer.files[0]);
+  });
+  addEventListener("paste", (event) => choose(event.clipboardData?.files[0]));
+  for (const id of ["latitude", "longitude", "elevation", "date", "time"]) $(id).addEventListener("input", changed);
+  $("confidence").addEventListener("change", changed);
+  $("again").addEventListener("click", ask);
+  $("clear-place").addEventListener("click", () => {
+    $("latitude").value = $("longitude").value = "";
+    changed();
+  });
+}
+
+map.setUp();
+listen();
+introduce();

@@ -1,0 +1,246 @@
+"""From the body of a request to pictures, observations and options; nothing is ever read from a name or path in it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fastapi import HTTPException, Request
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.decoding import TooManyPixels, image_size
+from linnaeus_jax.inference.answers import AnswerOptions
+from linnaeus_jax.inference.metadata import Encoded, Observation
+from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.pictures import PictureError
+from linnaeus_jax.inference.server_types import ObservationIn, PictureIn, PredictForm, PredictRequest, message_of
+
+#: AnswerOptions of so many different requests are kept
+KEPT_OPTIONS = 64
+_LISTS = ("restrict", "always_report")
+_JSON_FIELDS = ("metadata", "components")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server accepts.
+
+    Attributes:
+      body_bytes: of a request.
+      pictures: of a request.
+      pixels: width times height of a picture, by its header.
+      seconds: for a request, from its first byte to its answer.
+      queue: requests that are read, decoded and computed at once; more are refused with 503.
+    """
+
+    body_bytes: int = 20 * 2**20
+    pictures: int = 32
+    pixels: int = 64_000_000
+    seconds: float = 30.0
+    queue: int = 128
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was understood.
+
+    Attributes:
+      names: of the pictures, as the client calls them.
+      data: functions that return the bytes of each, to be called where it is decoded.
+      observations: one for each.
+      request: the rest.
+    """
+
+    names: list[str]
+    data: list[Callable[[], bytes]]
+    observations: list[Observation]
+    request: PredictRequest | PredictForm
+
+
+def refuse(status: int, detail: str) -> HTTPException:
+    """The error to raise for a request that cannot be answered."""
+    return HTTPException(status, detail)
+
+
+async def read_request(request: Request, limits: Limits) -> Asked:
+    """Reads the body.
+
+    Raises:
+      HTTPException: 400, 413, 415 or 422, with the reason.
+    """
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    try:
+        if kind == "application/json":
+            return _from_json(await request.body(), limits)
+        if kind == "multipart/form-data":
+            try:
+                form = await request.form(max_files=2 * limits.pictures, max_fields=100 + limits.pictures)
+            except AnyHTTPException as error:
+                raise refuse(400, f"this is no multipart/form-data that can be read: {error.detail}") from error
+            return _from_form(form, limits)
+    except ValidationError as error:
+        raise refuse(422, message_of(error.errors(include_url=False, include_context=False))) from error
+    raise refuse(
+        415, f"a body of {kind or 'no content type'} is not read; send multipart/form-data or application/json"
+    )
+
+
+def _from_json(body: bytes, limits: Limits) -> Asked:
+    request = PredictRequest.model_validate_json(body)
+    _check_count(len(request.images), limits)
+    pictures = [PictureIn(data=each, name="") if isinstance(each, str) else each for each in request.images]
+    return Asked(
+        [picture.name for picture in pictures],
+        [functools.partial(_decode_base64, picture.data) for picture in pictures],
+        _observations(request, len(pictures)),
+        request,
+    )
+
+
+def _decode_base64(text: str) -> bytes:
+    """Raises ValueError for anything else."""
+    try:
+        return base64.b64decode(re.sub(r"\Adata:[^,]{0,200};base64,", "", text), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("the text is not base64; send the bytes of the file in base64") from error
+
+
+def _from_form(form: FormData, limits: Limits) -> Asked:
+    files = form.getlist("images")
+    if not all(isinstance(file, UploadFile) for file in files):
+        raise refuse(422, "images must be files with a file name; a path or text is not read")
+    uploads = [file for file in files if isinstance(file, UploadFile)]
+    if not uploads:
+        raise refuse(422, "the form holds no file named images")
+    _check_count(len(uploads), limits)
+    fields: dict[str, Any] = {}
+    for name in dict.fromkeys(key for key in form if key != "images"):
+        values = form.getlist(name)
+        if not all(isinstance(value, str) for value in values):
+            raise refuse(422, f"{name} must be text; files are named images")
+        texts = [value for value in values if isinstance(value, str) and value.strip()]
+        if name in _LISTS:
+            parts = [part.strip() for text in texts for part in re.split(r"[,\n]", text)]
+            fields[name] = [part for part in parts if part]
+        elif len(texts) > 1:
+            raise refuse(422, f"{name} is given {len(texts)} times; give it once")
+        elif texts and name in _JSON_FIELDS:
+            fields[name] = _json_field(name, texts[0])
+        elif texts:
+            fields[name] = texts[0]
+    request = PredictForm.model_validate(fields)
+    return Asked(
+        [upload.filename or "" for upload in uploads],
+        [upload.file.read for upload in uploads],
+        _observations(request, len(uploads)),
+        request,
+    )
+
+
+def _json_field(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refuse(422, f"{name} is no JSON: {error}") from error
+
+
+def _check_count(count: int, limits: Limits) -> None:
+    if count > limits.pictures:
+        raise refuse(413, f"{count} pictures in one request; send at most {limits.pictures}")
+
+
+def _observations(request: PredictRequest | PredictForm, count: int) -> list[Observation]:
+    single = {name: getattr(request, name) for name in ObservationIn.model_fields}
+    if request.metadata is None:
+        return [Observation(**single)] * count
+    given = [name for name, value in single.items() if value not in (None, {})]
+    if given:
+        raise refuse(422, f"metadata and {', '.join(given)} exclude each other; give one or the other")
+    if len(request.metadata) != count:
+        raise refuse(422, f"metadata holds {len(request.metadata)} observations for {count} pictures")
+    return [Observation(**{name: getattr(each, name) for name in single}) for each in request.metadata]
+
+
+# ---- what is computed from it, in threads
+
+
+class Preparation:
+    """Pixels, metadata and options of requests, for one model."""
+
+    def __init__(self, model: Model, limits: Limits) -> None:
+        self._model, self._limits = model, limits
+        self._options = functools.lru_cache(KEPT_OPTIONS)(self._make_options)
+
+    def pixels(self, name: str, number: int, data: Callable[[], bytes]) -> NDArray[np.uint8]:
+        """uint8 [H, W, 3] of one picture.
+
+        Raises:
+          HTTPException: 413 where it has too many pixels, 415 where it is of no known kind, 422 where it is damaged.
+        """
+        called = f"picture {number}" + (f" ({name[:100]})" if name else "")
+        try:
+            raw = data()
+        except ValueError as error:
+            raise refuse(422, f"{called}: {error}") from error
+        if not raw:
+            raise refuse(422, f"{called}: empty file")
+        try:
+            height, width = image_size(raw)
+        except TooManyPixels as error:
+            raise refuse(413, f"{called}: {error}") from error
+        except ValueError as error:
+            raise refuse(415, f"{called}: {error}") from error
+        if height * width > self._limits.pixels:
+            raise refuse(413, f"{called}: {width} x {height} pixels; send at most {self._limits.pixels}")
+        try:
+            return self._model.bundle.preprocessing.read(raw)
+        except PictureError as error:
+            raise refuse(422, f"{called}: {error}") from error
+
+    def metadata_and_options(self, asked: Asked) -> tuple[Encoded, AnswerOptions]:
+        """Raises HTTPException 422 for components or taxa that the model does not have."""
+        request = asked.request
+        restrict = None if request.restrict is None else tuple(request.restrict)
+        try:
+            options = self._options(
+                request.top_k, request.min_confidence, request.consistency, restrict, tuple(request.always_report)
+            )
+            return self._model.bundle.encoder.encode(asked.observations), options
+        except (UserError, ValueError) as error:
+            raise refuse(422, str(error)) from error
+
+    def _make_options(
+        self,
+        top_k: int,
+        min_confidence: float,
+        consistency: str,
+        restrict: tuple[str | int, ...] | None,
+        always_report: tuple[str | int, ...],
+    ) -> AnswerOptions:
+        return self._model.answers.options(
+            top_k=top_k,
+            min_confidence=min_confidence,
+            consistency=consistency,
+            restrict=restrict,
+            always_report=always_report,
+        )
+
+
+def twice(encoded: Encoded) -> Encoded:
+    """The rows, and after them the same rows without any metadata."""
+    return Encoded(
+        np.concatenate([encoded.meta, np.zeros_like(encoded.meta)]),
+        np.concatenate([encoded.valid, np.zeros_like(encoded.valid)]),
+        [*encoded.notes, *[()] * len(encoded.notes)],
+    )

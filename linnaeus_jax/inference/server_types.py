@@ -1,0 +1,187 @@
+"""What the server takes and gives, as pydantic types: the schema of its HTTP interface."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K
+
+#: taxa in one list
+MAX_TAXA = 10_000
+
+TaxonList = Annotated[list[str | int], Field(max_length=MAX_TAXA)]
+
+
+class Given(BaseModel):
+    """A part of a request; keys that do not exist are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ObservationIn(Given):
+    """What is known of one picture besides its pixels."""
+
+    latitude: float | None = Field(None, description="degrees, -90 to 90")
+    longitude: float | None = Field(None, description="degrees, -180 to 180")
+    date: str | None = Field(
+        None, max_length=100, description="ISO 8601, e.g. 2024-05-17T10:20+02:00 or 2024-05; UTC without an offset"
+    )
+    elevation: float | None = Field(None, description="metres above the sea")
+    components: dict[str, list[float]] = Field(
+        default_factory=dict,
+        description="numbers of metadata components by name, for those not computed from the above",
+    )
+
+
+class OptionsIn(Given):
+    """What to report."""
+
+    top_k: int = Field(TOP_K, ge=1, le=1000, description="taxa of every rank")
+    min_confidence: float = Field(MIN_CONFIDENCE, ge=0, le=1, description="probability that the answer must reach")
+    consistency: Literal["path", "documented"] = "path"
+    restrict: TaxonList | None = Field(None, description="taxon ids or scientific names; nothing else is reported")
+    always_report: TaxonList = Field(default_factory=list, description="taxa that are reported whatever they get")
+
+
+class PictureIn(Given):
+    """A picture in JSON."""
+
+    data: str = Field(description="the bytes of the file in base64, or a data: URI of them")
+    name: str = Field("", max_length=1000, description="comes back in the answer; nothing is read from it")
+
+
+class PredictRequest(ObservationIn, OptionsIn):
+    """Body of `POST /predict` as application/json; `metadata` excludes the single values."""
+
+    images: list[PictureIn | str] = Field(min_length=1, description="pictures, or their bytes in base64")
+    metadata: list[ObservationIn] | None = Field(None, description="one for each picture")
+    compare: bool = Field(False, description="also predict every picture without its metadata")
+
+
+class PredictForm(ObservationIn, OptionsIn):
+    """Body of `POST /predict` as multipart/form-data, with files named `images`. `restrict` and `always_report` may be
+    repeated, and hold several taxa between commas or on lines; `metadata` and `components` are JSON."""
+
+    metadata: list[ObservationIn] | None = None
+    compare: bool = False
+
+
+class TaxonOut(BaseModel):
+    """A taxon and its probability; id 0 is unknown."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    rank: str
+    taxon_id: int
+    name: str
+    common_name: str
+    probability: float
+
+
+class PredictionOut(BaseModel):
+    """What is said of a picture.
+
+    `path` is one taxon of every rank, coarsest first; `answer` the deepest of them that is probable enough, null where
+    none is; `top` the most probable taxa of every rank; `inputs` the metadata that were used; `notes` what was given
+    but not used, and why.
+    """
+
+    model_config = ConfigDict(from_attributes=True)
+
+    answer: TaxonOut | None
+    path: list[TaxonOut]
+    top: dict[str, list[TaxonOut]]
+    always: list[TaxonOut]
+    inputs: list[str]
+    notes: list[str]
+
+
+class PictureOut(PredictionOut):
+    """The prediction of one picture, with the name under which it was sent."""
+
+    image: str
+    without_metadata: PredictionOut | None = Field(None, description="where `compare` was asked for")
+
+
+class PredictResponse(BaseModel):
+    """Answer of `POST /predict`, in the order of the pictures."""
+
+    model: str
+    predictions: list[PictureOut]
+
+
+class Problem(BaseModel):
+    """Why a request was not answered."""
+
+    detail: str
+
+
+class ComponentOut(BaseModel):
+    """A metadata component: its columns, and what they are computed from (place, date, elevation)."""
+
+    name: str
+    columns: list[str]
+    inputs: list[str]
+
+
+class LimitsOut(BaseModel):
+    """What a request may hold."""
+
+    body_bytes: int
+    pictures: int
+    pixels: int
+    seconds: float
+
+
+class ModelInformation(BaseModel):
+    """Answer of `GET /info`; null where it is not known."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_name: str
+    model_version: str
+    model_architecture: str
+    taxonomy_source: str | None
+    taxonomy_version: str | None
+    taxonomy_root_identifier: str | None
+    predicted_rank_levels: list[str] = Field(description="coarsest first")
+    rank_names: dict[str, str]
+    num_classes_per_rank: dict[str, int]
+    null_class_info: dict[str, int | None] = Field(description="index of the class that means unknown")
+    image_size: list[int] = Field(description="channels, height, width")
+    image_mean: list[float]
+    image_std: list[float]
+    image_interpolation: str
+    metadata_components_enabled: list[str]
+    metadata_feature_encoding: list[ComponentOut]
+    aux_vector_length: int
+    default_top_k: int
+    default_min_confidence: float
+    calibration_rows: int = Field(
+        description="validation rows that the probabilities were calibrated on; 0: they are not"
+    )
+    licence: str | None
+    inference_handler_version: str
+    artifacts_source_uri: str | None
+    limits: LimitsOut
+
+
+class Health(BaseModel):
+    """Answer of `GET /health`."""
+
+    status: Literal["ok", "failed"]
+    batch_sizes: list[int]
+    compilations: int
+    waiting_pictures: int
+
+
+def message_of(errors: list[Any]) -> str:
+    """The errors of a pydantic ValidationError as one line."""
+    parts = []
+    for error in errors[:5]:
+        place = ".".join(str(part) for part in error["loc"] if part not in ("str", "PictureIn"))
+        parts.append(f"{place}: {error['msg']}" if place else error["msg"])
+    more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
+    return "; ".join(dict.fromkeys(parts)) + more

@@ -1,0 +1,325 @@
+"""The HTTP server: predictions of pictures that clients send, facts about the model, and a page for people."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+from pydantic.json_schema import models_json_schema
+
+from linnaeus_jax import __version__
+from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K
+from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
+from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.results import Prediction
+from linnaeus_jax.inference.server_guard import PREDICT, RETRY_AFTER, Guard, ServerMetrics
+from linnaeus_jax.inference.server_requests import Asked, Limits, Preparation, read_request, refuse, twice
+from linnaeus_jax.inference.server_types import (
+    ComponentOut,
+    Health,
+    LimitsOut,
+    ModelInformation,
+    PictureOut,
+    PredictForm,
+    PredictionOut,
+    PredictRequest,
+    PredictResponse,
+    Problem,
+)
+
+PAGE = Path(__file__).parent / "page"
+#: path -> file of the page, its kind
+PAGE_FILES = {
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
+WORLD_MARK = "<!-- world.svg -->"
+#: batch sizes of a server: closer to each other than for folders, since few pictures come at once
+SERVER_BUCKETS = (1, 4, 16, 64)
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "a body that is broken"},
+    408: {"model": Problem, "description": "the body did not come in time"},
+    413: {"model": Problem, "description": "too many bytes, pictures or pixels"},
+    415: {"model": Problem, "description": "a body or a file of a kind that is not read"},
+    422: {"model": Problem, "description": "a damaged picture, or values that cannot be"},
+    503: {"model": Problem, "description": "too many requests at once; see Retry-After"},
+    504: {"model": Problem, "description": "no answer in time; see Retry-After"},
+}
+
+
+class Service:
+    """One model behind HTTP: what the endpoints do.
+
+    Attributes:
+      batcher: started and closed with the application.
+    """
+
+    def __init__(self, model: Model, limits: Limits, wait: float, decoders: int) -> None:
+        self.model, self.limits = model, limits
+        self.batcher = Batcher(model, wait)
+        self.metrics = ServerMetrics(self.batcher)
+        self._preparation = Preparation(model, limits)
+        self._decoders = ThreadPoolExecutor(decoders or os.cpu_count() or 1, thread_name_prefix="decoder")
+
+    @asynccontextmanager
+    async def running(self, app: FastAPI) -> AsyncIterator[None]:
+        """Around the life of the application: compiles before the first request, answers what is queued at the end."""
+        await asyncio.to_thread(self.batcher.start)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.batcher.close)
+            self._decoders.shutdown()
+
+    async def predict(self, request: Request) -> Response:
+        try:
+            asked = await read_request(request, self.limits)
+            predictions = await self._predictions(asked)
+        except BatcherClosed as error:
+            raise refuse(503, str(error)) from error
+        finally:
+            await request.close()
+        count = len(asked.names)
+        alone: list[Prediction | None] = [*predictions[count:]] or [None] * count
+        response = PredictResponse(
+            model=self.name,
+            predictions=[
+                PictureOut(
+                    image=name,
+                    without_metadata=None if other is None else PredictionOut.model_validate(other),
+                    **vars(PredictionOut.model_validate(prediction)),
+                )
+                for name, prediction, other in zip(asked.names, predictions[:count], alone, strict=True)
+            ],
+        )
+        return Response(response.model_dump_json(), media_type="application/json")
+
+    async def _predictions(self, asked: Asked) -> list[Prediction]:
+        """Of the pictures with their metadata, and where `compare` is asked for, of the pictures alone."""
+        run = asyncio.get_running_loop().run_in_executor
+        with self.batcher.announced():
+            encoded, options = await run(self._decoders, self._preparation.metadata_and_options, asked)
+            reading = [
+                run(self._decoders, self._preparation.pixels, name, number, data)
+                for number, (name, data) in enumerate(zip(asked.names, asked.data, strict=True))
+            ]
+            try:
+                pixels = np.stack(await asyncio.gather(*reading))
+            finally:
+                for future in reading:
+                    future.cancel()
+            if asked.request.compare:
+                encoded, pixels = twice(encoded), np.concatenate([pixels, pixels])
+            computed = self.batcher.submit(pixels, encoded, options)
+        return await asyncio.wrap_future(computed)
+
+    @property
+    def name(self) -> str:
+        return str(self.model.bundle.facts.get("title", "")) or self.model.bundle.source.name
+
+    def info(self) -> ModelInformation:
+        bundle, limits = self.model.bundle, self.limits
+        facts, taxonomy = bundle.facts, bundle.taxonomy
+        coarsest_first = list(reversed(taxonomy.tasks))
+        known = {key: None if facts.get(key) is None else str(facts[key]) for key in _TAXONOMY_FACTS + ("licence",)}
+        return ModelInformation(
+            model_name=self.name,
+            model_version=str(facts.get("version") or f"step {facts.get('step', 'unknown')}"),
+            model_architecture=" ".join(str(bundle.settings.get(key, "")) for key in ("type", "variant")).strip(),
+            predicted_rank_levels=coarsest_first,
+            rank_names={task: taxonomy.ranks[task] for task in coarsest_first},
+            num_classes_per_rank={task: len(taxonomy.classes[task]) for task in coarsest_first},
+            null_class_info=dict.fromkeys(coarsest_first, 0 if taxonomy.first else None),
+            image_size=[3, *bundle.preprocessing.size],
+            image_mean=list(bundle.preprocessing.mean),
+            image_std=list(bundle.preprocessing.std),
+            image_interpolation=bundle.preprocessing.interpolation,
+            metadata_components_enabled=[component.name for component in bundle.encoder.components],
+            metadata_feature_encoding=[
+                ComponentOut(name=component.name, columns=list(component.columns), inputs=list(component.inputs))
+                for component in bundle.encoder.components
+            ],
+            aux_vector_length=bundle.encoder.width,
+            default_top_k=TOP_K,
+            default_min_confidence=MIN_CONFIDENCE,
+            calibration_rows=bundle.calibration.rows,
+            inference_handler_version=f"linnaeus_jax {__version__}",
+            artifacts_source_uri=None,
+            limits=LimitsOut(
+                body_bytes=limits.body_bytes, pictures=limits.pictures, pixels=limits.pixels, seconds=limits.seconds
+            ),
+            **known,  # type: ignore[arg-type]
+        )
+
+    def health(self, response: Response) -> Health:
+        alive = self.batcher.alive
+        response.status_code = 200 if alive else 503
+        return Health(
+            status="ok" if alive else "failed",
+            batch_sizes=list(self.model.forward.buckets),
+            compilations=self.batcher.compilations,
+            waiting_pictures=self.batcher.waiting,
+        )
+
+
+_TAXONOMY_FACTS = ("taxonomy_source", "taxonomy_version", "taxonomy_root_identifier")
+
+
+def create_app(model: Model, limits: Limits | None = None, *, wait: float = WAIT, decoders: int = 0) -> FastAPI:
+    """The application; `app.state.service` is its `Service`.
+
+    Args:
+      limits: of requests; default: `Limits()`.
+      wait: seconds that a picture waits for others that are known to come.
+      decoders: threads that decode pictures; 0: as many as there are cores.
+    """
+    limits = limits or Limits()
+    service = Service(model, limits, wait, decoders)
+    app = FastAPI(
+        title=f"linnaeus_jax: {service.name}",
+        version=__version__,
+        lifespan=service.running,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.service = service
+
+    @app.post(PREDICT, response_model=PredictResponse, responses=_PROBLEMS, openapi_extra=_request_body())
+    async def predict(request: Request) -> Response:
+        """Predicts pictures, sent as files of a form or in base64 as JSON."""
+        return await service.predict(request)
+
+    @app.get("/info", response_model=ModelInformation)
+    async def info() -> ModelInformation:
+        """What the model is, what it takes and what it knows."""
+        return service.info()
+
+    @app.get("/health", response_model=Health, responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
+        """Whether predictions are made; 503 where they are not."""
+        return service.health(response)
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """Counts and times in the text format of Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": "the server failed; its log says why"}, 500)
+
+    _add_page(app)
+    setattr(app, "openapi", _openapi_of(app))  # noqa: B010  as FastAPI documents it; mypy refuses the assignment
+    app.add_middleware(
+        Guard,
+        limits=limits,
+        metrics=service.metrics,
+        paths=(PREDICT, "/", "/info", "/health", "/metrics", "/openapi.json", *PAGE_FILES),
+    )
+    return app
+
+
+def _add_page(app: FastAPI) -> None:
+    """Adds the page and its files, which are read once."""
+    html = (PAGE / "index.html").read_text().replace(WORLD_MARK, (PAGE / "world.svg").read_text())
+    contents = {"/": (html, "text/html")}
+    contents |= {path: ((PAGE / name).read_text(), kind) for path, (name, kind) in PAGE_FILES.items()}
+
+    def endpoint(text: str, kind: str) -> Callable[[], Any]:
+        async def page() -> Response:
+            return Response(text, media_type=f"{kind}; charset=utf-8", headers={"Cache-Control": "no-cache"})
+
+        return page
+
+    for path, (text, kind) in contents.items():
+        app.add_api_route(path, endpoint(text, kind), include_in_schema=False)
+
+
+def _request_body() -> dict[str, Any]:
+    """What OpenAPI says of the body of a prediction, which is read by `server_requests`."""
+    form = {
+        "allOf": [
+            {"$ref": "#/components/schemas/PredictForm"},
+            {
+                "type": "object",
+                "required": ["images"],
+                "properties": {"images": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+            },
+        ]
+    }
+    kinds = {"multipart/form-data": form, "application/json": {"$ref": "#/components/schemas/PredictRequest"}}
+    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind, schema in kinds.items()}}}
+
+
+def _openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """The description of the interface with the types of the bodies, made at its first use."""
+
+    def openapi() -> dict[str, Any]:
+        if not app.openapi_schema:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            _, bodies = models_json_schema(
+                [(PredictRequest, "validation"), (PredictForm, "validation")],
+                ref_template="#/components/schemas/{model}",
+            )
+            schema["components"]["schemas"] |= bodies["$defs"]
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    return openapi
+
+
+class _Server(uvicorn.Server):
+    """Calls back once it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+def server_of(app: FastAPI, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """What serves the application with `run(sockets=[...])`; `ready` is called once requests are answered."""
+    limits: Limits = app.state.service.limits
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_graceful_shutdown=math.ceil(limits.seconds) + RETRY_AFTER,
+    )
+    return _Server(config, ready)
+
+
+def serve(app: FastAPI, listener: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+    """Serves until SIGTERM or SIGINT; requests that have come are answered before it returns.
+
+    Args:
+      listener: a bound socket.
+      ready: called once requests are answered.
+    """
+    # uvicorn raises the signal once more when it has stopped; that is no error
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server_of(app, ready).run(sockets=[listener])
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

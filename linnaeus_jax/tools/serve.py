@@ -1,0 +1,107 @@
+"""Serves a trained model over HTTP, with a page for people.
+
+    python -m linnaeus_jax.tools.serve BUNDLE
+    curl -F images=@bird.jpg -F latitude=48.2 -F longitude=16.4 -F date=2024-05-17 http://127.0.0.1:8000/predict
+
+`/` is the page, `/predict` takes pictures, `/info` describes the model, `/openapi.json` the interface; `/health` and
+`/metrics` (Prometheus) are for those who run it. Every batch size is compiled before the first request. Ctrl-C or
+SIGTERM end it after the requests that have come are answered. It has no users and no encryption: on an open network put
+a proxy in front that has. Needs the extra `serve`: pip install "linnaeus-jax[serve]".
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+import sys
+from collections.abc import Sequence
+
+from linnaeus_jax import tools
+from linnaeus_jax.config.errors import UserError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = tools.parser("serve", __doc__)
+    parser.add_argument("bundle", help="a bundle, or a run directory")
+    parser.add_argument("--checkpoint", default="best", help="of a run: best (default), newest or a step")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free one (default: 8000)")
+    parser.add_argument("--buckets", default="", help="batch sizes, separated by commas (default: 1,4,16,64)")
+    parser.add_argument("--wait-ms", type=float, default=5.0, help="that a picture waits for others (default: 5)")
+    parser.add_argument("--decoders", type=int, default=0, help="threads that decode pictures (default: one per core)")
+    parser.add_argument("--max-body-mib", type=float, default=20.0, help="of a request (default: 20)")
+    parser.add_argument("--max-pictures", type=int, default=32, help="of a request (default: 32)")
+    parser.add_argument("--max-megapixels", type=float, default=64.0, help="of a picture (default: 64)")
+    parser.add_argument("--max-seconds", type=float, default=30.0, help="for a request (default: 30)")
+    parser.add_argument("--max-queue", type=int, default=128, help="requests at once, others get 503 (default: 128)")
+    return parser
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; nobody can connect before the server listens on it.
+
+    Raises:
+      UserError: the address cannot be used.
+    """
+    if not 0 <= port < 2**16:
+        raise UserError(f"cannot listen on port {port}; give one from 0 to {2**16 - 1}")
+    with contextlib.ExitStack() as on_failure:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            bound = on_failure.enter_context(socket.socket(family, kind, protocol))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except (OSError, OverflowError) as error:
+            raise UserError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
+        on_failure.pop_all()
+        return bound
+
+
+def buckets_of(text: str) -> tuple[int, ...]:
+    """Raises UserError where they are no sizes."""
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise UserError(f"--buckets is {text!r}; give batch sizes such as 1,4,16,64")
+    return sizes
+
+
+@tools.command()
+def main(argv: Sequence[str]) -> None:
+    """Command line; returns the exit status."""
+    options = _parser().parse_args(argv)
+    for name in ("max_body_mib", "max_pictures", "max_megapixels", "max_seconds", "max_queue"):
+        if getattr(options, name) <= 0:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}; give more than 0")
+    try:
+        from linnaeus_jax.inference.serving import SERVER_BUCKETS, create_app, serve
+    except ModuleNotFoundError as error:
+        raise UserError(f'{error.name} is not installed; run: pip install "linnaeus-jax[serve]"') from error
+    from linnaeus_jax.inference.model import load
+    from linnaeus_jax.inference.server_requests import Limits
+    from linnaeus_jax.reporting.logs import console
+
+    buckets = buckets_of(options.buckets) if options.buckets else SERVER_BUCKETS
+    with listen(options.host, options.port) as listener:
+        model = load(options.bundle, checkpoint=options.checkpoint, buckets=buckets)
+        limits = Limits(
+            round(options.max_body_mib * 2**20),
+            options.max_pictures,
+            round(options.max_megapixels * 1e6),
+            options.max_seconds,
+            options.max_queue,
+        )
+        app = create_app(model, limits, wait=options.wait_ms / 1000, decoders=options.decoders)
+        host, port = listener.getsockname()[:2]
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        sizes = ", ".join(map(str, model.forward.buckets))
+        console.print(f"{options.bundle}: compiling batches of {sizes} pictures", markup=False, soft_wrap=True)
+        serve(app, listener, lambda: console.print(f"serving on http://{place}/ (end with Ctrl-C)", markup=False))
+    console.print("stopped", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

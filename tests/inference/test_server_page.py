@@ -1,0 +1,115 @@
+"""The page of the server in a browser: dropped picture, place, date, answer, errors; wide and narrow, by keyboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from linnaeus_jax.inference.server_requests import Limits
+from tests.inference.chromium import Page, browser
+from tests.inference.serving_helpers import encoded, serving
+
+ANSWERED = "document.querySelector('#status').textContent.startsWith('Answer:')"
+TITLES = "[...document.querySelectorAll('.columns h3')].map((e) => e.textContent)"
+
+
+@pytest.fixture(scope="module")
+def site(model, pictures, tmp_path_factory):
+    """`page`, `url`, and the files `good` (twice) and `cut` (truncated), `large` (more bytes than the server takes)."""
+    folder = tmp_path_factory.mktemp("page")
+    content = encoded(pictures.pixels[0], "JPEG")
+    files = {"good": content, "cut": content[:-500], "large": content + bytes(300_000)}
+    for name, data in files.items():
+        (folder / f"{name} picture.jpg").write_bytes(data)
+    with serving(model, Limits(body_bytes=200_000)) as url, browser(folder / "profile") as page:
+        paths = {name: folder / f"{name} picture.jpg" for name in files}
+        yield SimpleNamespace(page=page, url=url, **paths)
+
+
+def open_page(site: SimpleNamespace, width: int, height: int) -> Page:
+    site.page.errors.clear()
+    site.page.requests.clear()
+    site.page.open(f"{site.url}/", width, height, mobile=width < 500)
+    site.page.wait("!document.querySelector('#place').hidden")
+    return site.page
+
+
+def probabilities(page: Page) -> list[str]:
+    return page.value("[...document.querySelectorAll('.taxon > div > .number')].map((e) => e.textContent)")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_picture_place_date_answer(site, width, height, tmp_path: Path):
+    page = open_page(site, width, height)
+    page.drop("#drop", site.good)
+    page.wait(ANSWERED)
+    assert page.value(TITLES) == ["Picture alone"]
+    assert len(probabilities(page)) == 3
+    page.click("#world", 0.55, 0.22)
+    page.wait(f"{TITLES}.length === 2 && {ANSWERED}")
+    assert page.value(TITLES) == ["With place", "Picture alone"]
+    place = page.value("[latitude.value, longitude.value].map(Number)")
+    assert place == pytest.approx([90 - 0.22 * 180, -180 + 0.55 * 360], abs=1.5)
+    page.fill("#date", "2024-02-29")
+    page.wait(f"{TITLES}[0] === 'With date and place' && {ANSWERED}")
+    page.fill("#elevation", "171")
+    page.wait(f"{TITLES}[0] === 'With date, place and elevation' && {ANSWERED}")
+    assert len(probabilities(page)) == 6
+    assert page.value("document.querySelectorAll('.change').length") == 3
+    assert page.value("document.documentElement.scrollWidth <= innerWidth"), "it scrolls to the side"
+    page.screenshot(tmp_path / "page.png")
+    assert page.errors == []
+    allowed = (f"{site.url}/", "data:", f"blob:{site.url}/")
+    assert [url for url in page.requests if not url.startswith(allowed)] == []
+
+
+def test_errors_are_told_and_mended(site):
+    page = open_page(site, 1280, 900)
+    page.choose("#file", site.cut)
+    text = page.wait("!document.querySelector('#error').hidden && document.querySelector('#error').innerText")
+    assert "the picture (cut picture.jpg): truncated" in text
+    page.choose("#file", site.large)
+    page.wait("document.querySelector('#error-text').textContent.includes('at most 0.2 MiB')")
+    page.choose("#file", site.good)
+    page.wait(ANSWERED)
+    assert page.value("document.querySelector('#error').hidden")
+    page.fill("#latitude", "91")
+    page.wait("document.querySelector('#error-text').textContent.startsWith('latitude:')")
+    page.fill("#latitude", "9")
+    page.wait(ANSWERED)
+    page.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+    page.fill("#longitude", "9")
+    page.wait("document.querySelector('#error-text').textContent === 'The server cannot be reached.'")
+    page.call("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1)
+    page.click("#again")
+    page.wait(f"{TITLES}.length === 2 && {ANSWERED}")
+
+
+def test_keyboard_and_names_for_those_who_do_not_see(site):
+    page = open_page(site, 1280, 900)
+    focused = []
+    for _ in range(12):  # a date has several stops
+        page.press("Tab")
+        focused.append(page.value("document.activeElement.id"))
+    focused = list(dict.fromkeys(focused))
+    order = ["file", "world", "zoom-in", "latitude", "longitude", "clear-place", "date", "elevation"]
+    assert [name for name in focused if name in order] == order
+    page.value("document.querySelector('#world').focus()")
+    for key in ("ArrowUp", "+", "ArrowRight"):
+        page.press(key)
+    assert page.value("[latitude.value, longitude.value].map(Number)") == [5, 2.5]
+    page.choose("#file", site.good)
+    page.wait(f"{TITLES}.length === 2 && {ANSWERED}")
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    controls = {"button", "spinbutton", "combobox", "Date", "application"}
+    unnamed = [
+        node
+        for node in nodes
+        if node.get("role", {}).get("value") in controls
+        and not node.get("name", {}).get("value")
+        and not node["ignored"]
+    ]
+    assert unnamed == []
+    assert page.value("document.querySelector('#status').getAttribute('role')") == "status"

@@ -1,0 +1,189 @@
+"""The server's endpoints, over loopback."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from linnaeus_jax.inference.server_requests import Limits
+from linnaeus_jax.inference.server_types import ModelInformation, PredictResponse
+from tests.inference.serving_helpers import bomb, encoded, serving
+
+LIMITS = Limits(body_bytes=200_000, pictures=8)
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    with serving(model, LIMITS) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def files(pictures) -> list[bytes]:
+    return [encoded(pixels) for pixels in pictures.pixels]
+
+
+def same(answer: dict, prediction) -> None:
+    """The JSON of a picture is a prediction, up to rounding."""
+    expected = prediction.to_json()
+    answer = {key: value for key, value in answer.items() if key in expected}
+    assert set(answer) == set(expected)
+    flat, other = numbers(answer), numbers(expected)
+    assert [each for each in flat if not isinstance(each, float)] == [
+        each for each in other if not isinstance(each, float)
+    ]
+    np.testing.assert_allclose(
+        [each for each in flat if isinstance(each, float)],
+        [each for each in other if isinstance(each, float)],
+        atol=1e-5,
+    )
+
+
+def numbers(value) -> list:
+    """The leaves of JSON, with keys."""
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value) for leaf in (key, *numbers(value[key]))]
+    return [leaf for each in value for leaf in numbers(each)] if isinstance(value, list) else [value]
+
+
+def form(*contents: bytes) -> list:
+    return [("images", (f"{number}.png", content)) for number, content in enumerate(contents)]
+
+
+def test_form(client, model, pictures, files):
+    fields = {"latitude": "48.2", "longitude": "16.4", "date": "2024-05-17T10:20+02:00", "elevation": "171"}
+    answer = client.post("/predict", files=form(*files[:3]), data={**fields, "top_k": "2", "compare": "true"})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert PredictResponse.model_validate(body).model == "small"
+    known = {"latitude": 48.2, "longitude": 16.4, "date": "2024-05-17T10:20+02:00", "elevation": 171}
+    with_metadata = model.predict(pictures.pixels[:3], **known, top_k=2)
+    alone = model.predict(pictures.pixels[:3], top_k=2)
+    assert [picture["image"] for picture in body["predictions"]] == ["0.png", "1.png", "2.png"]
+    for picture, prediction, other in zip(body["predictions"], with_metadata, alone, strict=True):
+        same(picture, prediction)
+        same(picture["without_metadata"], other)
+    assert with_metadata[0].inputs == ("TEMPORAL", "SPATIAL", "ELEVATION")
+    assert alone[0].path[-1].probability != with_metadata[0].path[-1].probability
+
+
+def test_json_is_as_the_form(client, model, pictures, files):
+    texts = [base64.b64encode(content).decode() for content in files[:2]]
+    metadata: list[dict[str, Any]] = [
+        {"latitude": 48.2, "longitude": 16.4},
+        {"date": "2024-02-29", "latitude": 91, "longitude": 0},
+    ]
+    options = {"min_confidence": 0.2, "consistency": "documented", "always_report": [13], "restrict": ["Passer", 11]}
+    images = [{"name": "a", "data": f"data:image/png;base64,{texts[0]}"}, texts[1]]
+    as_json = client.post("/predict", json={"images": images, "metadata": metadata, **options})
+    assert as_json.status_code == 200, as_json.text
+    columns = {name: [each.get(name) for each in metadata] for name in ("latitude", "longitude", "date")}
+    expected = model.predict(pictures.pixels[:2], **columns, **options)
+    assert expected[1].notes
+    for picture, prediction in zip(as_json.json()["predictions"], expected, strict=True):
+        same(picture, prediction)
+    lists = {"always_report": "13", "restrict": ["Passer, 11"], "metadata": json.dumps(metadata)}
+    fields = {"min_confidence": "0.2", "consistency": "documented", **lists}
+    as_form = client.post("/predict", files=form(*files[:2]), data=fields)
+    assert as_form.status_code == 200, as_form.text
+    for one, other in zip(as_form.json()["predictions"], as_json.json()["predictions"], strict=True):
+        assert {**one, "image": ""} == {**other, "image": ""}
+
+
+JPEG = encoded(np.random.default_rng(2).integers(0, 256, (60, 60, 3), dtype=np.uint8), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "request_"),
+    [
+        (422, "picture 0 (0.png): truncated", {"files": form(JPEG[:-500])}),
+        (422, "picture 1 (1.png): empty", {"files": form(JPEG, b"")}),
+        (415, "no image decoder", {"files": form(b"#!/bin/sh\nrm\n")}),
+        (413, "10000 x 10000 pixels", {"files": form(bomb())}),
+        (413, "9 pictures", {"files": form(*[JPEG] * 9)}),
+        (400, "Too many files", {"files": form(*[b"x"] * 40)}),
+        (413, "200000 bytes", {"files": form(b"x" * 300_000)}),
+        (422, "must be files", {"data": {"images": "../../etc/passwd"}, "files": {"y": ("", b"")}}),
+        (422, "no file named images", {"files": {"image": ("a.png", JPEG)}}),
+        (422, "picture: Extra inputs", {"files": form(JPEG), "data": {"picture": "/etc/passwd"}}),
+        (422, "latitude", {"files": form(JPEG), "data": {"latitude": "north"}}),
+        (422, "min_confidence", {"files": form(JPEG), "data": {"min_confidence": "2"}}),
+        (422, "does not know 1 of 2 taxa", {"files": form(JPEG), "data": {"restrict": "Parus, Ursus"}}),
+        (422, "metadata is no JSON", {"files": form(JPEG), "data": {"metadata": "{"}}),
+        (422, "2 observations for 1", {"files": form(JPEG), "data": {"metadata": "[{}, {}]"}}),
+        (422, "exclude each other", {"files": form(JPEG), "data": {"metadata": "[{}]", "latitude": "1"}}),
+        (422, "no metadata component", {"files": form(JPEG), "data": {"components": '{"X": [1]}'}}),
+        (422, "given 2 times", {"files": form(JPEG), "data": {"latitude": ["1", "2"]}}),
+        (422, "JSON", {"content": b'{"images": [', "headers": {"content-type": "application/json"}}),
+        (422, "images", {"json": {}}),
+        (422, "images", {"json": {"images": []}}),
+        (422, "path: Extra inputs", {"json": {"images": ["aGk="], "path": "/etc/passwd"}}),
+        (422, "not base64", {"json": {"images": ["../../etc/passwd"]}}),
+        (415, "text/plain", {"content": JPEG, "headers": {"content-type": "text/plain"}}),
+        (400, "multipart", {"content": JPEG, "headers": {"content-type": "multipart/form-data; boundary=x"}}),
+    ],
+)
+def test_refused(client, status, words, request_):
+    answer = client.post("/predict", **request_)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["detail"]
+    assert client.get("/health").json()["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/page/../../../etc/passwd", "/..%2f..%2fetc/passwd", "//etc/passwd", "/world.svg", "/docs"]
+)
+def test_unknown_paths(client, path):
+    assert client.get(path).status_code == 404
+
+
+def test_other_methods(client):
+    assert client.get("/predict").status_code == 405
+
+
+def test_what_it_says_of_itself(client, model):
+    info = ModelInformation.model_validate(client.get("/info").json())
+    assert info.predicted_rank_levels == ["taxa_L30", "taxa_L20", "taxa_L10"]
+    assert info.num_classes_per_rank == {"taxa_L30": 3, "taxa_L20": 3, "taxa_L10": 5}
+    assert info.image_size == [3, 32, 32]
+    assert info.metadata_components_enabled == ["TEMPORAL", "SPATIAL", "ELEVATION"]
+    assert info.aux_vector_length == 9
+    assert "/" not in info.model_dump_json().replace("data:", "")  # no path of this machine
+    buckets = list(model.forward.buckets)
+    assert client.get("/health").json() == {
+        "status": "ok",
+        "batch_sizes": buckets,
+        "compilations": len(buckets),
+        "waiting_pictures": 0,
+    }
+    metrics = client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    assert f"linnaeus_compilations {float(len(buckets))}" in metrics.text
+    assert 'linnaeus_requests_total{path="/info",status="200"}' in metrics.text
+
+
+def test_openapi_describes_both_bodies(client):
+    description = client.get("/openapi.json").json()
+    operation = description["paths"]["/predict"]["post"]
+    assert set(operation["requestBody"]["content"]) == {"multipart/form-data", "application/json"}
+    assert {"200", "400", "408", "413", "415", "422", "503", "504"} <= set(operation["responses"])
+    known = {f"#/components/schemas/{name}" for name in description["components"]["schemas"]}
+    text = json.dumps(description)
+    assert {part.split('"')[0] for part in text.split('"$ref": "')[1:]} <= known
+
+
+def test_page_holds_everything_and_asks_nobody_else(client):
+    page = client.get("/")
+    assert "<svg" in page.text
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    for path in ("/", "/page.js", "/page.css"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        text = answer.text.replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in text
+        assert "https:" not in text
