@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,6 +27,21 @@ def replaced_file(path: Path) -> Iterator[Path]:
         os.replace(unfinished, path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def replaced_directory(path: Path) -> Iterator[Path]:
+    """Yields a new directory that then replaces `path`, whole and at once; it is removed where that fails."""
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(unfinished, path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 

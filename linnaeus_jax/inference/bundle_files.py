@@ -12,9 +12,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from linnaeus_jax import __version__
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json, redacted
 from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.files import replaced_directory
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.pictures import INTERPOLATIONS, Preprocessing
@@ -141,9 +139,7 @@ def write_bundle(
       UserError: something else lies there, or a bundle and `force` is not set.
     """
     check_out(out, force=force)
-    unfinished = out.with_name(f"{out.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        unfinished.mkdir(parents=True)
+    with replaced_directory(out) as unfinished:
         arrays: dict[str, np.ndarray] = {}
         for collection in bundle.variables.values():
             arrays |= params_to_torch(collection)
@@ -154,12 +150,6 @@ def write_bundle(
         files = sorted(file for file in unfinished.rglob("*") if file.is_file())
         about = _about(bundle) | {"files": {file.relative_to(unfinished).as_posix(): sha256_of(file) for file in files}}
         (unfinished / BUNDLE_JSON).write_text(json.dumps(about, indent=1) + "\n")
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(unfinished, out)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def check_out(out: Path, *, force: bool) -> None:

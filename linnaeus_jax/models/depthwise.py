@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 DEPTHWISE_IMPLS = ("auto", "lax", "shift")
+#: `auto` by the platform of a program that is lowered for several at once, as exports are
+BY_PLATFORM = "by_platform"
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
 
@@ -32,7 +34,8 @@ def depthwise_conv(
       padding: zeros ((top, bottom), (left, right)); None: K // 2 on all sides, which keeps H and W at stride 1.
       impl: `lax` is XLA's grouped convolution; `shift` sums shifted slices and brings its own gradient, about ten
         times faster on CPU, where XLA has no good depthwise kernel; `auto` takes `shift` on CPU, else `lax`. Only
-        convolutions that keep H and W have the form `shift`; the others are always `lax`.
+        convolutions that keep H and W have the form `shift`; the others are always `lax`. `BY_PLATFORM` leaves the
+        choice to the program itself.
 
     Returns:
       float [B, H', W', C] of the dtype of `x_BHWC`.
@@ -40,7 +43,7 @@ def depthwise_conv(
     Raises:
       ValueError: unknown `impl`, or a kernel that is not odd and square with one input channel per group.
     """
-    if impl not in DEPTHWISE_IMPLS:
+    if impl not in (*DEPTHWISE_IMPLS, BY_PLATFORM):
         raise ValueError(f"depthwise_impl is {impl!r}; use one of {', '.join(DEPTHWISE_IMPLS)}")
     size, width, per_group, channels = kernel_KK1C.shape
     if size != width or size % 2 == 0 or per_group != 1 or channels != x_BHWC.shape[-1]:
@@ -49,10 +52,14 @@ def depthwise_conv(
         )
     same = ((size // 2, size // 2),) * 2
     padding = same if padding is None else padding
-    shift = impl == "shift" or (impl == "auto" and jax.default_backend() == "cpu")
-    if shift and stride == 1 and padding == same:
+    keeps_size = stride == 1 and padding == same
+    if keeps_size and (impl == "shift" or (impl == "auto" and jax.default_backend() == "cpu")):
         return _shift_conv(x_BHWC, kernel_KK1C)
-    return _grouped_conv(x_BHWC, kernel_KK1C, stride, padding)
+    grouped = functools.partial(_grouped_conv, stride=stride, padding=padding)
+    if keeps_size and impl == BY_PLATFORM:
+        chosen: jax.Array = lax.platform_dependent(x_BHWC, kernel_KK1C, cpu=_shift_conv, default=grouped)
+        return chosen
+    return grouped(x_BHWC, kernel_KK1C)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

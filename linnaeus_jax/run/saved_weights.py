@@ -130,6 +130,8 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
         trees = checkpoints.read_arrays(step, ("params", "model_state", "ema"))
         path = checkpoints.path(step)
     identity, config = meta["identity"], config_from_json(meta["config"])
+    if config.model.attn_impl == "cudnn":  # it needs a GPU and bfloat16; here weights are of float32, for any device
+        config.model.attn_impl = "auto"
     classes = {task: identity["classes"][task] for task in identity["ranks"]}
     components = sorted(identity["metadata"].values(), key=lambda component: component["start"])
     widths = {component["name"]: component["stop"] - component["start"] for component in components}

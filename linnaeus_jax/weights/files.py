@@ -128,7 +128,10 @@ def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mappi
     packed = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     try:
         with replaced_file(path) as unfinished:
+            unfinished.touch()
+            mode = unfinished.stat().st_mode  # as the umask has it; safetensors lets nobody but the owner read
             save_file(packed, unfinished, {"format": "pt", FACTS: json.dumps(dict(facts))})
+            unfinished.chmod(mode)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.saved_weights import read_run, run_state_of
 from linnaeus_jax.weights.importing import read_pretrained
 from tests.run.saved_run import contents, save_run
@@ -30,6 +32,19 @@ def saved(tmp_path_factory):
 
 def same(read, state):
     jax.tree.map(np.testing.assert_array_equal, read, jax.tree.map(np.asarray, state))
+
+
+def test_a_run_that_was_trained_with_the_fused_kernel(saved, monkeypatch):
+    """It needs bfloat16 on a GPU; saved weights are used in float32, and anywhere."""
+    read = Checkpoints.meta
+
+    def with_fused_kernel(self: Checkpoints, step: int) -> Any:
+        meta = read(self, step)
+        meta["config"]["model"]["attn_impl"] = "cudnn"
+        return meta
+
+    monkeypatch.setattr(Checkpoints, "meta", with_fused_kernel)
+    assert read_run(saved[0]).settings["attn_impl"] == "auto"
 
 
 def test_which_checkpoint_and_which_weights(saved):

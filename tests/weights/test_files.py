@@ -45,6 +45,9 @@ def test_what_is_written_is_read(tmp_path):
     assert state.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert state.notes == ()
     assert [found.name for found in path.parent.iterdir()] == ["x.safetensors"]
+    beside = tmp_path / "beside"
+    beside.touch()
+    assert path.stat().st_mode == beside.stat().st_mode  # others may read it where the umask lets them
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

@@ -1,0 +1,50 @@
+"""Writes a model as a program that runs without this package: StableHLO of `jax.export` with its weights inside.
+
+    python -m linnaeus_jax.tools.export BUNDLE OUT
+    python -m linnaeus_jax.tools.export runs/quickstart OUT --checkpoint newest --platforms cpu
+
+OUT becomes a directory: model.jax_export takes any number of pictures on every platform it was exported for,
+classes.json says what its outputs mean, example.py names pictures with it in 20 lines, and weights.safetensors holds
+the weights under PyTorch's names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from linnaeus_jax import tools
+
+
+@tools.command()
+def main(argv: Sequence[str]) -> None:
+    """Command line; returns the exit status."""
+    parser = tools.parser("export", __doc__)
+    parser.add_argument("model", type=Path, help="a bundle, or the directory of a run")
+    parser.add_argument("out", type=Path, help="the directory to write")
+    parser.add_argument("--checkpoint", default="best", help="of a run: best (default), newest or a step")
+    parser.add_argument(
+        "--platforms", default="cpu,cuda", help="comma-separated: cpu, cuda, rocm, tpu (default: %(default)s)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an export that lies there")
+    options = parser.parse_args(argv)
+    from linnaeus_jax.inference.exporting import PROGRAM, check_out, check_platforms, write_export
+    from linnaeus_jax.inference.model import read_bundle_or_run
+    from linnaeus_jax.reporting.logs import console
+
+    platforms = check_platforms([name.strip() for name in options.platforms.split(",") if name.strip()])
+    check_out(options.out, force=options.force)
+    bundle = read_bundle_or_run(options.model, options.checkpoint)
+    console.print(f"exporting {options.model} for {', '.join(platforms)} ...", markup=False, soft_wrap=True)
+    write_export(bundle, options.out, platforms, force=options.force)
+    size = (options.out / PROGRAM).stat().st_size / 1e6
+    console.print(
+        f"{options.out}: {PROGRAM} of {size:.1f} MB; try python {options.out / 'example.py'} PICTURE",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

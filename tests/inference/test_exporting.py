@@ -1,0 +1,142 @@
+"""Exports: the same numbers as here, without this package, for any number of pictures and on several platforms."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from jax import export as jax_export
+from PIL import Image
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference import exporting
+from linnaeus_jax.inference.bundle_files import write_bundle
+from linnaeus_jax.inference.exporting import CLASSES, EXAMPLE, PROGRAM, WEIGHTS, exported_program, write_export
+from linnaeus_jax.inference.metadata import Observation
+from linnaeus_jax.inference.pictures import Preprocessing
+from linnaeus_jax.models.names import params_from_torch
+from linnaeus_jax.tools import export
+from linnaeus_jax.weights.files import read_state
+
+KNOWN = (Observation(), Observation(date="2024-05-17"), Observation(52.5, 13.4, "2024-05-17T12:00", 34))
+
+
+@pytest.fixture(scope="module")
+def given(model, bundle, pictures):
+    """Pixels, metadata and validity of 5 pictures: of none, one and all components."""
+    encoded = bundle.encoder.encode([KNOWN[row % 3] for row in range(5)])
+    return model.read(list(pictures.pixels[:5])), encoded.meta, encoded.valid
+
+
+def test_the_program_gives_the_same_logits(model, bundle, given):
+    program = exported_program(bundle)
+    assert program.platforms == ("cpu", "cuda")
+    assert [str(aval.shape[0]) for aval in program.in_avals] == ["b", "b", "b"]
+    logits = jax_export.deserialize(program.serialize()).call(*given)
+    expected = model.forward(*given)
+    assert list(expected) == list(logits)
+    for task, z in expected.items():
+        np.testing.assert_allclose(logits[task], z, rtol=0, atol=1e-5)
+
+
+#: runs example.py where this package cannot be imported, then its program on other rows, and saves all logits
+WITHOUT_THE_PACKAGE = """
+import runpy, sys
+sys.modules["linnaeus_jax"] = None
+folder, inputs, out, *pictures = sys.argv[1:]
+sys.argv = ["example.py", *pictures]
+space = runpy.run_path(folder + "/example.py")
+np, model = space["np"], space["model"]
+given = np.load(inputs)
+results = {"pixels": space["image"]} | {f"example/{task}": z for task, z in space["logits"].items()}
+for rows in (5, 1):
+    logits = model.call(*(given[name][:rows] for name in ("image", "meta", "valid")))
+    results |= {f"{rows}/{task}": z for task, z in logits.items()}
+np.savez(out, **results)
+"""
+
+
+@pytest.mark.slow
+def test_the_example_runs_without_this_package(model, bundle, given, tmp_path):
+    write_export(bundle, tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert len((tmp_path / "moved" / EXAMPLE).read_text().splitlines()) <= 20
+    paths = [tmp_path / f"{number}.png" for number in range(5)]
+    for path, pixels in zip(paths, given[0], strict=True):
+        Image.fromarray(pixels).save(path)
+    np.savez(tmp_path / "given.npz", image=given[0], meta=given[1], valid=given[2])
+    arguments = [tmp_path / "moved", tmp_path / "given.npz", tmp_path / "out.npz", *paths]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "JAX_NUM_CPU_DEVICES")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_PACKAGE, *map(str, arguments)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [rank for _, rank, *_ in lines[::5]] == ["family", "genus", "species"]
+    result = np.load(tmp_path / "out.npz")
+    np.testing.assert_array_equal(result["pixels"], given[0])
+    without = model.forward(given[0], np.zeros_like(given[1]), np.zeros_like(given[2]))
+    with_some = model.forward(*given)
+    for task in bundle.tasks:
+        np.testing.assert_allclose(result[f"example/{task}"], without[task], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(result[f"5/{task}"], with_some[task], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(result[f"1/{task}"], with_some[task][:1], rtol=0, atol=1e-5)
+
+
+def test_the_other_files(bundle, tmp_path, capsys):
+    write_bundle(bundle, tmp_path / "bundle")
+    out = tmp_path / "out"
+    assert export.main([str(tmp_path / "bundle"), str(out), "--platforms", "cpu"]) == 0
+    assert "for cpu" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {PROGRAM, CLASSES, EXAMPLE, WEIGHTS}
+    about = json.loads((out / CLASSES).read_text())
+    assert [rank["rank"] for rank in about["ranks"]] == ["family", "genus", "species"]
+    assert about["ranks"][2]["classes"][3] == {
+        "taxon_id": 13,
+        "name": "Passer domesticus",
+        "common_name": "",
+        "parent": 2,
+    }
+    assert about["metadata"][0] == {"name": "TEMPORAL", "columns": ["month_sin", "month_cos"]}
+    state = read_state(out / WEIGHTS)
+    assert state.facts["step"] == 7
+    params = params_from_torch(state.arrays, bundle.variables["params"])
+    np.testing.assert_array_equal(
+        params["head"]["taxa_L10"]["fc"]["kernel"], bundle.variables["params"]["head"]["taxa_L10"]["fc"]["kernel"]
+    )
+    assert export.main([str(tmp_path / "bundle"), str(out)]) == 2
+    assert "holds an export; replace it with --force" in capsys.readouterr().err
+    assert export.main([str(tmp_path / "bundle"), str(tmp_path / "bundle"), "--force"]) == 2
+    assert "exists and is no export" in capsys.readouterr().err
+    assert export.main([str(tmp_path / "bundle"), str(tmp_path / "b"), "--platforms", "cpu,npu"]) == 2
+    assert "platforms npu: choose among cpu, cuda" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_pictures_are_resized_as_the_model_wants():
+    for preprocessing, words in (
+        (Preprocessing((16, 16), "center_crop"), "ImageOps.fit(picture, (16, 16), Image.Resampling.BOX)"),
+        (Preprocessing((16, 24), "pad"), "ImageOps.pad(picture, (24, 16), Image.Resampling.BOX)"),
+        (Preprocessing((8, 8), interpolation="bicubic"), "picture.resize((8, 8), Image.Resampling.BICUBIC)"),
+    ):
+        assert exporting._resized(preprocessing) == words
+
+
+def test_what_cannot_be_exported(bundle, tmp_path):
+    with pytest.raises(UserError, match=r"platforms \(none\): choose among"):
+        exported_program(bundle, ())
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="exists and is no export"):
+        write_export(bundle, tmp_path / "file", force=True)
+    assert (tmp_path / "file").read_text() == "mine"
