@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -36,6 +37,25 @@ def read_credits(path: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
                     if line := one_line(text):
                         credit[name] = line
     return credits
+
+
+def license_counts(path: str, rows: NDArray[np.int64]) -> dict[str, int]:
+    """How many of some rows have each licence, most frequent first; {} where the file has no licences.
+
+    Args:
+      path, rows: as of `read_credits`.
+
+    Raises:
+      FileNotFoundError, ValueError: a file or dataset that cannot be read.
+    """
+    with open_labels(path) as file:
+        if CREDITS[0] not in file or not len(rows):
+            return {}
+        texts = Counter(map(text_of, values_of(text_dataset(file, path, CREDITS[0]), path, rows)))
+    named: Counter[str] = Counter()
+    for text, count in texts.items():
+        named[license_name(one_line(text))] += count
+    return dict(named.most_common())
 
 
 def credit_line(credit: Mapping[str, str]) -> str:

@@ -196,6 +196,11 @@ class Judged:
         return Judged(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
+def joined(parts: Sequence[Judged]) -> Judged:
+    """All rows, one part after the other."""
+    return Judged(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Judged)))
+
+
 def judge(logits: Logits, labels: NDArray[np.integer], answers: Answers, consistency: str = "path") -> Judged:
     """Answers by calibrated logits, task -> float32 [N, C], beside labels int [N, T].
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.image_sources import open_split
+from linnaeus_jax.data.loader import EvalLoader
 from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.learning.meta_masking import component_mask
@@ -118,12 +119,14 @@ def evaluate(
     batch_size: int = 0,
     predictions: bool = False,
     logits: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """One pass over a split, by default the run's validation rows.
 
     Args:
       batch_size: 0: as the run validated; rounded up to a multiple of the devices here.
       predictions, logits: what to keep of single rows.
+      progress: is called with (batches read, batches).
 
     Raises:
       EvaluateError: no rows, or images that cannot be read.
@@ -141,11 +144,17 @@ def evaluate(
             state.eval_params,
             state.model_state,
             state.gradnorm.weights,
-            loader,
+            loader if progress is None else _watched(loader, progress),
             phases,
             predictions=predictions,
             logits=logits,
         )
+
+
+def _watched(loader: EvalLoader, progress: Callable[[int, int], None]) -> Iterator[Mapping[str, object]]:
+    for done, batch in enumerate(loader):
+        progress(done, len(loader))
+        yield batch
 
 
 def other_split(loaded: Loaded, labels: str, images: str) -> Split:

@@ -1,0 +1,246 @@
+"""The card of a bundle, for people: README.md with plain tables, and the pictures that it shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.inference.bundle import Bundle
+from linnaeus_jax.inference.calibration import accuracy, ece, nll, roll_up
+from linnaeus_jax.inference.card_figures import draw_accuracy, draw_reliability, draw_roll_up
+from linnaeus_jax.inference.measuring import WITH, WITHOUT, Measured
+
+#: confidences asked for, in the table and beside it in the plot
+THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+IMAGES = "images"
+
+
+def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> None:
+    """Writes README.md and, where something was measured, images/*.png into the directory of a bundle."""
+    sections = [_head(bundle), _use(), _about(bundle, measured)]
+    if measured is None:
+        sections.append(
+            "## How good it is\n\nThis bundle was made without the data of its run: nothing was measured, and its "
+            "probabilities are not calibrated."
+        )
+    else:
+        images = directory / IMAGES
+        images.mkdir()
+        paths = measured.judged[WITH, "paths"]
+        ranks = _ranks(bundle)
+        draw_accuracy(images / "accuracy.png", ranks, _accuracies(measured))
+        draw_reliability(images / "reliability.png", ranks, measured.raw, paths)
+        draw_roll_up(images / "roll_up.png", ranks, paths, bundle.taxonomy.first)
+        sections += [_accuracy(bundle, measured), _subsets(bundle, measured), _calibration(bundle, measured)]
+        sections.append(_roll_up(bundle, measured))
+    sections += [_limits(bundle), _licences(bundle, measured)]
+    (directory / "README.md").write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8")
+
+
+def summary(measured: Measured) -> dict[str, Any]:
+    """The numbers of the card as JSON types: by rank, finest first, None where nothing is labelled."""
+    judged = {
+        "raw": measured.raw,
+        **{f"{name}{_SUFFIX[phase]}": each for (phase, name), each in measured.judged.items()},
+    }
+    return {
+        "rows": len(measured.rows.labels),
+        "of": measured.rows.total,
+        **{
+            name: {what: _json(of(each)) for what, of in (("accuracy", accuracy), ("nll", nll), ("ece", ece))}
+            for name, each in judged.items()
+        },
+    }
+
+
+_SUFFIX = {WITH: "", WITHOUT: " without metadata"}
+
+
+def _json(values: NDArray[np.float64]) -> list[float | None]:
+    return [None if math.isnan(value) else round(value, 6) for value in values.tolist()]
+
+
+def _accuracies(measured: Measured) -> dict[str, NDArray[np.float64]]:
+    """Column of tables and figures -> accuracy [T]."""
+    names = {
+        (WITH, "ranks"): "every rank by itself",
+        (WITH, "paths"): "the path",
+        (WITHOUT, "paths"): "the path, without metadata",
+    }
+    return {name: accuracy(measured.judged[key]) for key, name in names.items() if key in measured.judged}
+
+
+def _ranks(bundle: Bundle) -> list[str]:
+    return [bundle.taxonomy.ranks[task] for task in bundle.tasks]
+
+
+def _head(bundle: Bundle) -> str:
+    facts = bundle.facts
+    return (
+        f"# {facts.get('title') or 'A model'}\n\nA model that names the taxon in a picture at "
+        f"{len(bundle.tasks)} ranks that agree with each other: {', '.join(reversed(_ranks(bundle)))}."
+    )
+
+
+def _use() -> str:
+    return """## How to use it
+
+With `linnaeus_jax` installed, from the directory that holds this one under the name `bundle`:
+
+```
+python -m linnaeus_jax.tools.predict bundle pictures/ --out predictions.csv
+python -m linnaeus_jax.tools.serve bundle
+python -c "import linnaeus_jax; print(linnaeus_jax.load('bundle').predict('picture.jpg')[0].answer)"
+```
+
+Place, date and elevation of the pictures make the answers better; each may be missing."""
+
+
+def _about(bundle: Bundle, measured: Measured | None) -> str:
+    facts = bundle.facts
+    height, width = bundle.preprocessing.size
+    values = sum(np.size(leaf) for leaf in jax.tree.leaves(bundle.variables["params"]))
+    weights = "moving average of the parameters" if facts.get("weights") == "ema" else "last parameters"
+    classes = ", ".join(
+        f"{rank} {bundle.taxonomy.tree.num_classes[bundle.tasks[place]] - bundle.taxonomy.first:,}"
+        for place, rank in _coarse_first(bundle)
+    )
+    metadata = [
+        f"{component.name} ({', '.join(component.inputs) or 'given as numbers'}, {len(component.columns)} numbers)"
+        for component in bundle.encoder.components
+    ]
+    rows = [
+        ("model", f"{bundle.settings.get('type', '')}-{bundle.settings.get('variant', '')}".strip("-")),
+        ("parameters", f"{values:,}"),
+        ("weights", f"{weights} after {facts['step']:,} updates" if "step" in facts else weights),
+        ("picture", f"{height} x {width} pixels, {bundle.preprocessing.resize_mode}"),
+        ("metadata", "; ".join(metadata) or "none"),
+        ("taxa", classes),
+        ("unknown", "can be answered at any rank" if bundle.taxonomy.first else "is no class of this model"),
+        ("format", "linnaeus_jax bundle, version 1"),
+    ]
+    if measured is not None:
+        rows.append(("calibrated on", _sample(measured)))
+    return "## What it is\n\n" + table(("", ""), rows, left=2)
+
+
+def _sample(measured: Measured) -> str:
+    count, total = len(measured.rows.labels), measured.rows.total
+    drawn = "all" if count == total else f"{count:,}, drawn at random, of"
+    return f"{drawn} {total:,} validation rows of its data"
+
+
+def _accuracy(bundle: Bundle, measured: Measured) -> str:
+    columns = _accuracies(measured)
+    rows = [
+        (rank, f"{measured.raw.known[:, place].sum():,}", *(percent(column[place]) for column in columns.values()))
+        for place, rank in _coarse_first(bundle)
+    ]
+    text = table(("rank", "labelled rows", *(f"{name}, %" for name in columns)), rows)
+    return (
+        f"## How good it is\n\nMeasured on {_sample(measured)}. Accuracy is the share of the rows labelled at a rank "
+        'that are answered rightly there; "unknown" is then wrong. *The path* is the most probable one through the '
+        f"taxonomy, the answer of `predict`.\n\n{text}\n\n![accuracy by rank]({IMAGES}/accuracy.png)"
+    )
+
+
+def _subsets(bundle: Bundle, measured: Measured) -> str:
+    paths, rows = measured.judged[WITH, "paths"], []
+    for kind, name, inside in measured.rows.subsets:
+        if inside.any():
+            values = accuracy(paths.take(inside))
+            cells = [percent(values[place]) for place, _ in _coarse_first(bundle)]
+            rows.append((kind, name, f"{int(inside.sum()):,}", *cells))
+    if not rows:
+        return ""
+    text = table(("subset of", "", "rows", *(f"{rank}, %" for _, rank in _coarse_first(bundle))), rows, left=2)
+    rarity = any(row[0] == "rarity" for row in rows)
+    note = " Rarity is by training rows of the species: `lt_p1` are the rarest." if rarity else ""
+    return f"### By subset\n\nAccuracy of the path.{note}\n\n{text}"
+
+
+def _calibration(bundle: Bundle, measured: Measured) -> str:
+    columns = [measured.raw, measured.judged[WITH, "ranks"], measured.judged[WITH, "paths"]]
+    values = [of(each) for of in (nll, ece) for each in columns]
+    rows = [(rank, *(number(each[place]) for each in values)) for place, rank in _coarse_first(bundle)]
+    names = [f"{what} {which}" for what in ("NLL", "ECE") for which in ("before", "of a rank", "of the path")]
+    return (
+        "### Calibration\n\n*Before*: softmax of the logits. *Of a rank*: with a temperature for every rank. *Of the "
+        "path*: of taxa in the answer of `predict`. Temperatures were fitted on one half of the rows and measured on "
+        "the other, both ways. NLL is the mean of -log of the label's probability, in nats; ECE the expected "
+        f"calibration error in 15 bins.\n\n{table(('rank', *names), rows)}\n\n"
+        f"![reliability before and after]({IMAGES}/reliability.png)"
+    )
+
+
+def _roll_up(bundle: Bundle, measured: Measured) -> str:
+    found = roll_up(measured.judged[WITH, "paths"], THRESHOLDS, bundle.taxonomy.first)
+    rows = [
+        (
+            f"{each.threshold:g}",
+            *(percent(each.shares[place]) for place, _ in _coarse_first(bundle)),
+            percent(each.unanswered),
+            percent(each.error),
+        )
+        for each in found
+    ]
+    head = ("--min-confidence", *(f"{rank}, %" for _, rank in _coarse_first(bundle)), "no answer, %", "errors, %")
+    return (
+        "### Answering only as deep as it is sure\n\nShare of the rows that are answered at each rank when the answer "
+        "is the deepest taxon of the path with at least some probability, and errors among the answers.\n\n"
+        f"{table(head, rows)}\n\n![risk and coverage]({IMAGES}/roll_up.png)"
+    )
+
+
+def _limits(bundle: Bundle) -> str:
+    return (
+        "## Intended use and limits\n\nIt proposes taxa for pictures like those that it was trained on, to people who "
+        "can check them. It knows the listed taxa only and names one of them for anything that it is shown, the "
+        "numbers above hold for pictures like the validation rows, and a probability proves no rare or new record."
+    )
+
+
+def _licences(bundle: Bundle, measured: Measured | None) -> str:
+    weights = bundle.facts.get("licence") or "not stated; ask whoever gave you this bundle"
+    text = f"## Licences\n\nWeights: {one_cell(str(weights))}"
+    if measured is None:
+        return text
+    if not measured.rows.licences:
+        return text + "\n\nTraining pictures: the data set states no licences."
+    rows = [(name or "not stated", f"{count:,}") for name, count in measured.rows.licences.items()]
+    return text + "\n\nTraining pictures:\n\n" + table(("licence", "rows"), rows[:30])
+
+
+# ---- markdown
+
+
+def _coarse_first(bundle: Bundle) -> list[tuple[int, str]]:
+    """(position, name) of the ranks, coarsest first."""
+    return list(enumerate(_ranks(bundle)))[::-1]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A markdown table; the first `left` columns are texts, the others numbers."""
+    rule = [":--" if column < left else "--:" for column in range(len(head))]
+    return "\n".join(f"| {' | '.join(map(one_cell, row))} |" for row in (head, rule, *rows))
+
+
+def one_cell(text: str) -> str:
+    """A text that cannot break a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def percent(share: float) -> str:
+    """72.3; - where there is none."""
+    return "-" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def number(value: float) -> str:
+    """0.123; - where there is none."""
+    return "-" if math.isnan(value) else f"{value:.3f}"

@@ -1,0 +1,64 @@
+"""Makes a bundle of a run: one directory with everything that using its model needs. It can be moved and copied.
+
+    python -m linnaeus_jax.tools.bundle runs/quickstart bundle --licence "CC BY 4.0"
+    python -m linnaeus_jax.tools.bundle runs/quickstart bundle --checkpoint newest --without-data
+
+It takes the best checkpoint by the run's own ranking (`--checkpoint best`), and the moving average of the parameters
+where one was kept. These weights are evaluated on the validation rows of the run, at most 20,000 of them: temperatures
+are fitted on them, so that probabilities are what they say, and README.md tells people how good the model is. The data
+must be where the run's configuration says; --without-data does without them, and without calibration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from linnaeus_jax import tools
+from linnaeus_jax.config.errors import UserError
+
+
+@tools.command()
+def main(argv: Sequence[str]) -> None:
+    """Command line; returns the exit status."""
+    parser = tools.parser("bundle", __doc__)
+    parser.add_argument("run", type=Path, help="the run directory")
+    parser.add_argument("out", type=Path, help="the directory to write")
+    parser.add_argument("--checkpoint", default="best", help="best (default), newest or a step")
+    parser.add_argument("--weights", choices=("ema", "last"), default="", help="default: ema where the run kept one")
+    parser.add_argument("--licence", default="", help="of the weights, for the card, e.g. 'CC BY 4.0'")
+    parser.add_argument("--without-data", action="store_true", help="measure and calibrate nothing")
+    parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
+    options = parser.parse_args(argv)
+    from linnaeus_jax.inference.bundle import bundle_of_run
+    from linnaeus_jax.inference.bundle_files import check_out, write_bundle
+    from linnaeus_jax.inference.card import summary, write_card
+    from linnaeus_jax.inference.measuring import calibrated, measure, read_rows
+    from linnaeus_jax.reporting.logs import console, setup_logging
+
+    setup_logging(None, process=1, level="WARNING", data_level="WARNING")
+    check_out(options.out, force=options.force)
+    bundle = bundle_of_run(options.run, options.checkpoint, options.weights or "ema")
+    if options.weights == "ema" and bundle.facts["weights"] != "ema":
+        raise UserError(f"{options.run} kept no moving average (train.ema.enabled); use --weights last")
+    facts = {**bundle.facts, **({"licence": options.licence.strip()} if options.licence.strip() else {})}
+    bundle, measured = dataclasses.replace(bundle, facts=facts), None
+    if not options.without_data:
+        with tools.progress_bar("validation batches") as progress:
+            rows = read_rows(bundle, progress)
+        with console.status("fitting temperatures"):
+            bundle, measured = calibrated(bundle, rows), measure(rows, bundle.taxonomy)
+        bundle = dataclasses.replace(bundle, facts={**facts, "measured": summary(measured)})
+    write_bundle(bundle, options.out, functools.partial(write_card, bundle, measured), force=options.force)
+    which = "moving average" if bundle.facts["weights"] == "ema" else "last parameters"
+    size = sum(file.stat().st_size for file in options.out.rglob("*") if file.is_file()) / 1e6
+    how = "not calibrated" if measured is None else f"calibrated on {len(measured.rows.labels):,} validation rows"
+    text = f"{options.out}: {size:.1f} MB; {which} after {bundle.facts['step']} updates, {how}; read its README.md"
+    console.print(text, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

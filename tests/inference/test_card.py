@@ -1,0 +1,96 @@
+"""Measuring a model and the card that says it, on logits that stand for a run's validation rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from linnaeus_jax.data.credits import license_counts
+from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
+from linnaeus_jax.inference.calibration import accuracy, nll
+from linnaeus_jax.inference.card import summary, table, write_card
+from linnaeus_jax.inference.measuring import WITH, WITHOUT, Rows, calibrated, measure
+from tests.inference.test_calibration import overconfident
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    logits, labels = overconfident(200)
+    known = labels[:, 0] > 0
+    return Rows(
+        {WITH: logits, WITHOUT: {task: z / 3 for task, z in logits.items()}},
+        labels,
+        (("rarity", "lt_p50", known & (labels[:, 0] < 3)), ("habitat", "a|b", np.arange(200) < 50)),
+        1000,
+        {"CC BY 4.0": 700, "": 3},
+    )
+
+
+def test_every_row_is_judged_by_temperatures_of_others(bundle, rows):
+    measured = measure(rows, bundle.taxonomy)
+    assert set(measured.judged) == {(phase, name) for phase in (WITH, WITHOUT) for name in ("ranks", "paths")}
+    for judged in measured.judged.values():
+        np.testing.assert_array_equal(judged.label, rows.labels)
+    np.testing.assert_array_equal(measured.judged[WITH, "ranks"].best, measured.raw.best)  # no temperature changes it
+    assert (nll(measured.judged[WITH, "ranks"]) < nll(measured.raw)).all()
+    numbers = summary(measured)
+    assert (numbers["rows"], numbers["of"]) == (200, 1000)
+    np.testing.assert_allclose(numbers["paths"]["accuracy"], accuracy(measured.judged[WITH, "paths"]), atol=1e-6)
+    assert len(numbers["ranks without metadata"]["ece"]) == 3
+
+
+def test_card(bundle, rows, tmp_path):
+    fitted, measured = calibrated(bundle, rows), measure(rows, bundle.taxonomy)
+    fitted = dataclasses.replace(fitted, facts={**bundle.facts, "licence": "CC BY 4.0", "measured": summary(measured)})
+    write_bundle(fitted, tmp_path / "b", lambda directory: write_card(fitted, measured, directory))
+    read = read_bundle(tmp_path / "b")
+    assert read.calibration == fitted.calibration
+    assert read.calibration.rows > 0
+    assert read.facts == fitted.facts
+    text = (tmp_path / "b" / "README.md").read_text()
+    for words in (
+        "# small",
+        "200, drawn at random, of 1,000 validation rows",
+        "Weights: CC BY 4.0",
+        "| CC BY 4.0 | 700 |",
+        "| not stated | 3 |",
+        "| habitat | a\\|b | 50 |",
+        "the path, without metadata, %",
+        "last parameters after 7 updates",
+    ):
+        assert words in text
+    for rows_of in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len(Counter(len(re.findall(r"(?<!\\)\|", line)) for line in rows_of.splitlines())) == 1
+    assert str(tmp_path) not in text
+    assert not re.search(r"\bnan\b", text)
+    for link in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        with Image.open(tmp_path / "b" / link) as image:
+            assert image.width > 1000
+
+
+def test_card_without_data(bundle, tmp_path):
+    write_bundle(bundle, tmp_path / "b", lambda directory: write_card(bundle, None, directory))
+    text = (tmp_path / "b" / "README.md").read_text()
+    assert "nothing was measured" in text
+    assert "not stated; ask whoever gave you this bundle" in text
+    assert not (tmp_path / "b" / "images").exists()
+    assert read_bundle(tmp_path / "b").calibration.rows == 0
+
+
+def test_table():
+    assert table(("a", "b"), [("x\ny|z", "1")]) == "| a | b |\n| :-- | --: |\n| x y\\|z | 1 |"
+
+
+def test_licences_are_counted_by_name(tmp_path):
+    with h5py.File(tmp_path / "labels.h5", "w") as file:
+        by = "http://creativecommons.org/licenses/by/4.0/legalcode"
+        file["license"] = [by, "CC_BY_4_0", "", "all rights\nreserved", by]
+    counts = license_counts(str(tmp_path / "labels.h5"), np.arange(5))
+    assert counts == {"CC BY 4.0": 3, "": 1, "all rights reserved": 1}
+    assert license_counts(str(tmp_path / "labels.h5"), np.array([2])) == {"": 1}

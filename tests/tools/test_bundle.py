@@ -1,0 +1,151 @@
+"""The tool that makes bundles, and what a bundle does far from its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from linnaeus_jax.inference.bundle_files import read_bundle
+from linnaeus_jax.tools import bundle as tool
+from tests.run.saved_run import contents, save_run
+from tests.tiny import tiny_config
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    root = tmp_path_factory.mktemp("bundle")
+    return root / "run", save_run(root / "run", tiny_config(root / "data"), {3: 0.2, 8: 0.1})
+
+
+def test_without_data(saved, tmp_path, capsys):
+    run, states = saved
+    before = contents(run)
+    (run.parent / "data").rename(run.parent / "elsewhere")
+    try:
+        assert tool.main([str(run), str(tmp_path / "b"), "--without-data", "--licence", "CC0"]) == 0
+        assert "after 3 updates, not calibrated" in capsys.readouterr().out
+        assert tool.main([str(run), str(tmp_path / "c")]) == 2
+        assert "use --without-data" in capsys.readouterr().err
+    finally:
+        (run.parent / "elsewhere").rename(run.parent / "data")
+    read = read_bundle(tmp_path / "b")
+    assert read.facts["licence"] == "CC0"
+    kernel = states[3].params["head"]["taxa_L10"]["fc"]["kernel"]
+    np.testing.assert_array_equal(read.variables["params"]["head"]["taxa_L10"]["fc"]["kernel"], kernel)
+    assert contents(run) == before
+    assert tool.main([str(run), str(tmp_path / "b"), "--without-data", "--checkpoint=newest"]) == 2
+    assert "replace it with --force" in capsys.readouterr().err
+    assert tool.main([str(run), str(tmp_path / "b"), "--without-data", "--checkpoint=newest", "--force"]) == 0
+    assert read_bundle(tmp_path / "b").facts["step"] == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_errors_write_nothing(saved, tmp_path, capsys):
+    run, _ = saved
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    for arguments, words in (
+        ([tmp_path, tmp_path / "b"], "give the directory of a run"),
+        ([run, tmp_path / "full", "--force"], "exists and is no bundle"),
+        ([run, tmp_path / "b", "--checkpoint", "7"], "no checkpoint '7'"),
+        ([run, tmp_path / "b", "--weights", "ema"], "kept no moving average"),
+    ):
+        assert tool.main([*map(str, arguments), "--without-data"]) == 2
+        assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+FAR_AWAY = """
+import json, sys
+import numpy as np
+import linnaeus_jax
+from linnaeus_jax.inference.metadata import Observation
+
+given = np.load(sys.argv[2])
+model = linnaeus_jax.load(sys.argv[1], buckets=(1, 4))
+pixels = given["pixels"]
+order = given["order"]
+components = model.bundle.encoder.components
+starts = [start for start, _ in model.bundle.encoder.bounds]
+
+def observations(meta, valid):
+    return [
+        Observation(components={
+            c.name: row[start:start + len(c.columns)]
+            for c, start, known in zip(components, starts, mask) if known
+        })
+        for row, mask in zip(meta, valid)
+    ]
+
+found = {}
+for name in ("full", "partial", "none"):
+    encoded = model.bundle.encoder.encode(observations(given["meta"], given[name]))
+    arrays = pixels, encoded.meta, encoded.valid
+    at_once = model.forward(*arrays)
+    one_by_one = [model.forward(*(a[i:i + 1] for a in arrays)) for i in range(len(pixels))]
+    shuffled = model.forward(*(a[order] for a in arrays))
+    for task, z in at_once.items():
+        found[f"{name}/all/{task}"] = z
+        found[f"{name}/one/{task}"] = np.concatenate([each[task] for each in one_by_one])
+        found[f"{name}/order/{task}"] = shuffled[task][np.argsort(order)]
+paths = [[taxon.label for taxon in each.path] for each in model.predict(list(pixels))]
+np.savez(sys.argv[3], **found)
+print(json.dumps({"paths": paths, "compilations": model.forward.compilations}))
+"""
+
+
+@pytest.mark.slow
+def test_a_moved_bundle_answers_as_the_run_does(saved, tmp_path, capsys):
+    """In a fresh process, without configuration or data: the logits of the run's own evaluation program."""
+    from linnaeus_jax.data.image_sources import open_split
+    from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
+
+    run, _ = saved
+    assert tool.main([str(run), str(tmp_path / "made")]) == 0
+    assert "calibrated on 24 validation rows" in capsys.readouterr().out
+    away = tmp_path / "far" / "away"
+    away.parent.mkdir()
+    (tmp_path / "made").rename(away)
+
+    loaded = load(run, "best")
+    components = loaded.experiment.program.evaluation.component_names
+    phases = {"full": "val", "partial": "val_mask_TEMPORAL", "none": "val_mask_meta"}
+    masks = parse_phases(",".join(phases.values()), components)
+    evaluation = evaluate(loaded, masks, logits=True)
+    split = loaded.dataset.val
+    pixels = np.empty((len(split), 32, 32, 3), np.uint8)
+    source = open_split(loaded.experiment.config.data, split)
+    source.read(split.rows, pixels)
+    valid = {name: split.meta_valid & masks[phase] for name, phase in phases.items()}
+    assert not split.meta_valid.all()  # some are unknown
+    order = np.random.default_rng(0).permutation(len(split))
+    np.savez(tmp_path / "given.npz", pixels=pixels, meta=split.meta, order=order, **valid)
+    (run.parent / "data").rename(run.parent / "gone")
+    run.rename(run.parent / "run gone")
+    try:
+        command = [sys.executable, "-c", FAR_AWAY, str(away), str(tmp_path / "given.npz"), str(tmp_path / "found.npz")]
+        root = str(Path(tool.__file__).parents[2])
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False
+        )
+    finally:
+        (run.parent / "gone").rename(run.parent / "data")
+        (run.parent / "run gone").rename(run)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    for name, phase in phases.items():
+        for task, expected in evaluation.predictions[phase].logits.items():
+            for how in ("all", "one", "order"):
+                np.testing.assert_allclose(found[f"{name}/{how}/{task}"], expected, rtol=0, atol=1e-5)
+    answered = json.loads(done.stdout.splitlines()[-1])
+    assert answered["compilations"] == 2
+    assert len(answered["paths"]) == len(split)
+    bundle = read_bundle(away)
+    assert (bundle.calibration.rows, bundle.facts["measured"]["of"]) == (24, 24)
+    assert str(tmp_path) not in (away / "README.md").read_text() + (away / "bundle.json").read_text()
