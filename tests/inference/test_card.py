@@ -24,7 +24,7 @@ def rows() -> Rows:
     logits, labels = overconfident(200)
     known = labels[:, 0] > 0
     return Rows(
-        {WITH: logits, WITHOUT: {task: z / 3 for task, z in logits.items()}},
+        {WITH: logits, WITHOUT: {task: (z / 3).astype(np.float32) for task, z in logits.items()}},
         labels,
         (("rarity", "lt_p50", known & (labels[:, 0] < 3)), ("habitat", "a|b", np.arange(200) < 50)),
         1000,
