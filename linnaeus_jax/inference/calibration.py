@@ -23,7 +23,7 @@ from linnaeus_jax.metrics.extras import CALIBRATION_BINS, ranked, risk_coverage
 #: temperatures are sought between these
 LOWEST, HIGHEST = 0.01, 100.0
 #: standard deviations of the priors of log T; chosen on halves of a validation set of 1200 rows
-RANK_SPREAD, PATH_SPREAD = 0.1, 0.5
+RANK_SPREAD, PATH_SPREAD = 0.06, 0.5
 #: numbers of a matrix rows x classes that is computed at once
 CHUNK = 1 << 22
 #: the least probability of a label that counts, so that none costs infinitely much
