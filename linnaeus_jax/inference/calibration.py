@@ -7,7 +7,7 @@ ranks have in it, and are fitted together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,8 +28,12 @@ RANK_SPREAD, PATH_SPREAD = 0.06, 0.5
 CHUNK = 1 << 22
 #: the least probability of a label that counts, so that none costs infinitely much
 TINY = 1e-12
-#: of the logarithm of a temperature, for differences; their error is about its square
-STEP = 1e-4
+#: of the logarithm of a temperature, for differences, whose error is about as large
+STEP = 1e-6
+#: temperatures of paths are fitted on so many rows x paths, but at least on so many rows; four numbers need no more
+MOST_NUMBERS, LEAST_ROWS = 1 << 24, 200
+#: change of the loss, relative to it, at which a fit ends
+ENOUGH = 1e-6
 #: loss and its gradient by the logarithms of the temperatures
 Objective = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
 
@@ -40,14 +44,14 @@ def fit(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxonomy) -> Cali
     What is minimised is the sum of -log p over the rows and the ranks at which they are labelled, plus a prior: log T
     is normal around log T0, that of `Calibration.none`. It counts little beside thousands of rows, but keeps
     temperatures finite where there are few rows, and near T0 where a handful of errors would decide. A rank without
-    labels keeps T0 for itself.
+    labels keeps T0 for itself. Paths of many classes are fitted on a random part of the rows.
 
     Args:
       logits: task -> float32 [N, C].
       labels: int [N, T], class indices with the finest rank first; null is no label.
 
     Returns:
-      Temperatures under which the rows given are at least as probable as under `Calibration.none`.
+      Temperatures under which the rows that they were fitted on are at least as probable as under `Calibration.none`.
     """
     tasks = taxonomy.tasks
     start = Calibration.none(tasks)
@@ -79,7 +83,7 @@ def _minimised(objective: Objective, start: NDArray[np.float64], spread: float) 
         return value + 0.5 * float(away @ away) / spread**2, gradient + away / spread**2
 
     bounds = [(np.log(LOWEST), np.log(HIGHEST))] * len(start)
-    found = minimize(penalised, np.log(start), jac=True, method="L-BFGS-B", bounds=bounds)
+    found = minimize(penalised, np.log(start), jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": ENOUGH})
     better = np.isfinite(found.fun) and found.fun <= penalised(np.log(start))[0]
     return np.exp(np.asarray(found.x, np.float64)) if better else start
 
@@ -106,6 +110,9 @@ def _path_objective(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxon
     paths, tasks = TaxonomyPaths(taxonomy.tree), taxonomy.tasks
     labels, known = np.asarray(labels), labelled(labels, taxonomy)
     used = np.flatnonzero(known.any(axis=1))
+    most = max(LEAST_ROWS, MOST_NUMBERS // len(paths.classes))
+    if len(used) > most:
+        used = np.random.default_rng(0).choice(used, most, replace=False)
 
     def objective(log_t: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         temperature = dict(zip(tasks, np.exp(log_t).tolist(), strict=True))
@@ -113,8 +120,12 @@ def _path_objective(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxon
         for part in _chunks(len(used), len(paths.classes)):
             rows = used[part]
             some = {task: np.asarray(logits[task])[rows] for task in tasks}
-            scores = paths.scores(some, temperature)
-            slopes = _score_slopes(paths, some, temperature)
+            terms = [paths.rank_scores(place, some[task], t) for place, (task, t) in enumerate(temperature.items())]
+            scores = np.sum(terms, axis=0)
+            slopes = [  # d(score)/d(log temperature)
+                (paths.rank_scores(place, some[task], t * np.exp(STEP)) - terms[place]) / STEP
+                for place, (task, t) in enumerate(temperature.items())
+            ]
             everything, mean = _log_sum(scores, slopes)
             for place, task in enumerate(tasks):
                 start, stop = paths.spans[task]
@@ -128,15 +139,6 @@ def _path_objective(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxon
         return value, slope
 
     return objective
-
-
-def _score_slopes(paths: TaxonomyPaths, logits: Logits, temperature: Mapping[str, float]) -> list[NDArray[np.float64]]:
-    """For every rank, d(score)/d(log temperature) [n, P] of `TaxonomyPaths.scores`, by central differences."""
-    slopes = []
-    for place, (task, t) in enumerate(temperature.items()):
-        more, less = (paths.rank_scores(place, logits[task], t * np.exp(h)) for h in (STEP, -STEP))
-        slopes.append((more - less) / (2 * STEP))
-    return slopes
 
 
 def _log_sum(

@@ -99,8 +99,10 @@ class TaxonomyPaths:
         log_p = log_softmax(logits, temperature)
         nothing = np.full((len(log_p), 1), -np.log(log_p.shape[1]))
         scores = np.concatenate([log_p, nothing], axis=1)[:, self.classes[:, place]]  # NONE is the last
-        for below, paths, above in self._unknown_below[place]:
-            share = np.exp(log_softmax(log_p[:, 1:])) @ below
+        ends = self._unknown_below[place]
+        of_taxa = np.exp(log_softmax(log_p[:, 1:])) if ends else log_p
+        for below, paths, above in ends:
+            share = of_taxa @ below
             even = 1 / max(below.shape[1] - 1, 1)
             scores[:, paths] += np.log((1 - EVEN_SHARE) * share + EVEN_SHARE * even)[:, above]
         return scores
