@@ -109,13 +109,13 @@ def confident_mistakes(run: RunRecord, _: Sequence[str]) -> str:
     parts = []
     for task, mistakes in (run.json(MISTAKES_FILE) or {}).items():
         name = class_names(run, task)
-        figures = [_figure(entry, name) for entry in mistakes["confident"]]
+        figures = [mistake_figure(entry, name) for entry in mistakes["confident"]]
         if figures:
             parts.append(f'<h4>{html.escape(task_name(task))}</h4><div class="pictures">{"".join(figures)}</div>')
     return "".join(parts)
 
 
-def _figure(entry: Mapping[str, Any], name: Callable[[int], str]) -> str:
+def mistake_figure(entry: Mapping[str, Any], name: Callable[[int], str]) -> str:
     """A picture with what it is, what it was taken for, and whose it is."""
     facts = [f"is {name(entry['label'])}", f"taken for {name(entry['predicted'])}"]
     facts += [f"{100 * entry['probability']:.2f} % sure", f"row {entry['row']}"]

@@ -1,27 +1,35 @@
-"""Evaluates a run without training it further: every phase in one pass over its validation rows, or over other data.
+"""Evaluates a run or a bundle: a run in every phase in one pass over its validation rows, or over other data.
 
 python -m linnaeus_jax.tools.evaluate RUN [--phases=val,val_mask_meta,val_mask_TEMPORAL | --phases=all]
     [--checkpoint=newest|best|STEP] [--split=val|test | --labels=H5 --images=H5_OR_DIRECTORY] [--batch-size=N]
     [--predictions=out.npz [--logits]] [--json]
+python -m linnaeus_jax.tools.evaluate BUNDLE --labels=H5 --images=H5_OR_DIRECTORY [--report=out.html]
+    [--split=val|test] [--extension=.jpg] [--batch-size=N] [--json]
 
 Config, classes and parameters (their moving average where one was kept) come from RUN; the labels files it was trained
 on must still be where its config says. `all` is `val` and every combination of masked metadata components. Test rows
 are those that the labels file itself sets aside, in a dataset `split` (data.h5.use_split_column); what is measured on
 them bears the names of validation.
+
+A bundle (or, with --report, a run) is evaluated as it answers: the consistent path with calibrated probabilities, with
+and without metadata. The classes of the labels file may differ from the model's: they are matched by taxon id, and
+those that the model does not know are counted apart. --split then means the rows that the file's dataset `split` says.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linnaeus_jax.step.evaluation import Evaluation
 
 from linnaeus_jax import tools
+from linnaeus_jax.config.errors import UserError
 
 
 def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: str) -> None:
@@ -61,21 +69,89 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
         console.print(table("metrics of plugins", ["metric", *map(label, evaluation.metrics)], rows))
 
 
+def of_bundle(options: argparse.Namespace) -> None:
+    """Evaluates a bundle, or a run as a bundle would be."""
+    from linnaeus_jax.files import write_atomically
+    from linnaeus_jax.inference.evaluating import Pictures, evaluate_labelled, read_labelled
+    from linnaeus_jax.inference.evaluation_page import evaluation_page, summary
+    from linnaeus_jax.inference.forward import BUCKETS
+    from linnaeus_jax.inference.model import load
+    from linnaeus_jax.reporting.logs import console
+
+    for name in ("phases", "predictions", "logits"):
+        if getattr(options, name):
+            raise UserError(f"--{name} is for runs without --report; leave it out")
+    if not (options.labels and options.images):
+        raise UserError("give the records to evaluate on: --labels FILE.h5 and --images FILE.h5 or a folder")
+    if options.batch_size < 0:
+        raise UserError(f"--batch-size is {options.batch_size}; give at least 1")
+    model = load(options.run, checkpoint=options.checkpoint, buckets=(options.batch_size or BUCKETS[-1],))
+    labels = Path(options.labels)
+    labelled = read_labelled(model.bundle, labels, options.split)
+    pictures = Pictures.of(model.bundle, Path(options.images), labels, options.extension)
+    with tools.progress_bar("pictures") as progress:
+        evaluated = evaluate_labelled(model, labelled, pictures, progress)
+    numbers = summary(model.bundle, evaluated)
+    if options.report:
+        write_atomically(options.report, evaluation_page(model.bundle, evaluated, pictures))
+    if options.json:
+        print(json.dumps(numbers, indent=1))
+        return
+    show_bundle(numbers, f"{options.run.name} on {labels.name}, {numbers['rows']} rows")
+    if options.report:
+        console.print(f"report: {options.report}", markup=False, soft_wrap=True)
+
+
+def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
+    """Prints the tables of `evaluation_page.summary`."""
+    from linnaeus_jax.inference.evaluating import PATH
+    from linnaeus_jax.reporting.logs import console
+    from linnaeus_jax.reporting.tables import table
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f}"
+
+    ranks = numbers["ranks"]
+    kinds = list(next(iter(ranks.values()))["accuracy"])
+    rows = [
+        [rank, one["rows"], one["unknown_rows"], *(share(one["accuracy"][k]) for k in kinds), share(one["ece"][PATH])]
+        for rank, one in ranks.items()
+    ]
+    columns = ["rank", "rows", "of unknown\ntaxa", *(f"{kind}\n%" for kind in kinds), "ECE\n%"]
+    console.print(table(title, columns, rows))
+    rows = [
+        [
+            each["min_confidence"],
+            *map(share, each["answered"].values()),
+            share(each["unanswered"]),
+            share(each["error"]),
+        ]
+        for each in numbers["roll_up"]
+    ]
+    columns = ["confi-\ndence", *(f"at {rank}\n%" for rank in ranks), "no answer\n%", "errors\n%"]
+    console.print(table("answers by --min-confidence", columns, rows))
+    for text in numbers["notes"]:
+        console.print(text, markup=False, soft_wrap=True)
+
+
 @tools.command()
 def main(argv: Sequence[str]) -> None:
     """Command line; returns the exit status."""
     parser = tools.parser("evaluate", __doc__)
-    parser.add_argument("run", type=Path, help="the run directory")
+    parser.add_argument("run", type=Path, help="the run directory, or a bundle")
     parser.add_argument("--phases", default="", help="comma-separated, or all; default: val and val_mask_meta")
     parser.add_argument("--checkpoint", "--step", default="newest", help="newest (default), best or a step")
-    parser.add_argument("--split", choices=("val", "test"), default="", help="rows of the run's own labels file")
+    parser.add_argument("--split", choices=("val", "test"), default="", help="rows of the labels file")
     parser.add_argument("--labels", default="", help="other labels file (HDF5)")
     parser.add_argument("--images", default="", help="its images: an HDF5 file or a folder")
     parser.add_argument("--batch-size", type=int, default=0, help="default: as the run validated")
     parser.add_argument("--predictions", type=Path, help="write the predictions of every row to this .npz file")
     parser.add_argument("--logits", action="store_true", help="with all logits")
+    parser.add_argument("--report", type=Path, help="write a page of the evaluation as a bundle to this .html file")
+    parser.add_argument("--extension", help=tools.EXTENSION_HELP)
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     options = parser.parse_args(argv)
+    from linnaeus_jax.inference.bundle_files import is_bundle
     from linnaeus_jax.metrics.names import phase_label
     from linnaeus_jax.reporting.logs import setup_logging
     from linnaeus_jax.run.evaluate import (
@@ -90,6 +166,10 @@ def main(argv: Sequence[str]) -> None:
 
     # no log line may stand between JSON; warnings then go to stderr
     setup_logging(None, process=int(options.json), level="INFO", data_level="WARNING")
+    if options.report or is_bundle(options.run):
+        return of_bundle(options)
+    if options.extension is not None:
+        raise EvaluateError("--extension is for bundles; a run has data.hybrid.file_extension")
     if bool(options.labels) != bool(options.images):
         raise EvaluateError("--labels and --images belong together; give both or neither")
     if options.split and options.labels:

@@ -1,0 +1,189 @@
+"""A model against records whose classes partly differ: matched by taxon id, the unknown ones counted apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference.bundle_files import write_bundle
+from linnaeus_jax.inference.evaluating import (
+    NO_LABEL,
+    PATH,
+    RANKS,
+    UNKNOWN,
+    WITHOUT_METADATA,
+    Pictures,
+    evaluate_labelled,
+    read_labelled,
+)
+from linnaeus_jax.inference.evaluation_page import evaluation_page, summary
+from linnaeus_jax.tools import evaluate
+
+#: species of the rows; 99 is a species that the model does not know, of a genus that it knows
+SPECIES = [11, 12, 13, 99, 0, 99, 13, 0]
+GENUS = [21, 21, 22, 22, 22, 77, 22, 0]
+
+
+@pytest.fixture
+def data(tmp_path, pictures) -> SimpleNamespace:
+    """`labels` and `images`: 8 rows, the last one without a taxon, no family, no elevation."""
+    labels, images = tmp_path / "labels.h5", tmp_path / "images.h5"
+    with h5py.File(labels, "w") as file:
+        file["img_identifiers"] = [f"{row}.png" for row in range(8)]
+        file["taxa_L10"], file["taxa_L20"] = np.array(SPECIES, np.uint32), np.array(GENUS, np.uint32)
+        angle = np.linspace(0, 1, 8)[:, None]
+        temporal = np.hstack([np.cos(angle), np.sin(angle)]).astype(np.float32)  # the other way round than the model
+        temporal[1] = 0  # unknown
+        file["time"] = temporal
+        file["time"].attrs["column_names"] = ["month_cos", "month_sin"]
+        file["split"] = np.array([0, 1, 1, 1, 1, 1, 2, 2], np.uint8)
+    with h5py.File(images, "w") as file:
+        file["images"] = pictures.pixels[:8]
+    return SimpleNamespace(labels=labels, images=images, pixels=pictures.pixels[:8])
+
+
+def test_labels_are_matched_by_taxon_id(bundle, data):
+    labelled = read_labelled(bundle, data.labels)
+    assert labelled.rows.tolist() == list(range(7))
+    assert labelled.label[:, 0].tolist() == [1, 2, 3, UNKNOWN, NO_LABEL, UNKNOWN, 3]
+    assert labelled.label[:, 1].tolist() == [1, 1, 2, 2, 2, UNKNOWN, 2]
+    assert (labelled.label[:, 2] == NO_LABEL).all()
+    assert labelled.valid[:, 0].tolist() == [True, False, *[True] * 5]
+    assert not labelled.valid[:, 1:].any()
+    np.testing.assert_allclose(labelled.meta[6, :2], [np.sin(6 / 7), np.cos(6 / 7)], rtol=0, atol=1e-6)
+    assert not labelled.meta[:, 2:].any()
+    assert labelled.notes == (
+        "family is not labelled in the file",
+        "SPATIAL is in no dataset of the file: it is unknown for every row",
+        "ELEVATION is in no dataset of the file: it is unknown for every row",
+    )
+    assert read_labelled(bundle, data.labels, "val").rows.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_answers_are_those_of_predictions(model, bundle, data):
+    labelled = read_labelled(bundle, data.labels)
+    evaluated = evaluate_labelled(model, labelled, Pictures.of(bundle, data.images, data.labels))
+    assert list(evaluated.judged) == [RANKS, PATH, WITHOUT_METADATA]
+    components = [{"TEMPORAL": row[:2].tolist()} if on else {} for row, on in zip(labelled.meta, labelled.valid[:, 0])]
+    for kind, given in ((PATH, components), (WITHOUT_METADATA, None)):
+        judged = evaluated.judged[kind]
+        for row, prediction in enumerate(model.predict(list(data.pixels[:7]), components=given)):
+            for place, taxon in enumerate(reversed(prediction.path)):
+                index = int(judged.best[row, place])
+                assert int(bundle.taxonomy.classes[bundle.tasks[place]][index]) == taxon.taxon_id
+                assert judged.confidence[row, place] == pytest.approx(taxon.probability, abs=1e-5)
+    path = evaluated.judged[PATH]
+    assert path.known[:, 0].tolist() == [True, True, True, False, False, False, True]
+    strict = evaluated.strict
+    assert strict.known[:, 0].tolist() == [True, True, True, True, False, True, True]
+    assert not strict.right[[3, 5], 0].any()
+
+
+def test_what_becomes_of_unknown_taxa(model, bundle, data):
+    """All rows are answered by species 13 of genus 22, but rows 3 and 4 by the genus alone."""
+
+    def forward(image, meta, valid):
+        z = {task: np.zeros((len(image), n), np.float32) for task, n in bundle.taxonomy.tree.num_classes.items()}
+        for task, taxon in zip(bundle.tasks, (3, 2, 2)):
+            z[task][:, taxon] = 60
+        z["taxa_L10"][[row in (3, 4) for row in seen[0].tolist()], 0] = 90
+        return SimpleNamespace(result=lambda: z)
+
+    labelled, seen = read_labelled(bundle, data.labels), []
+    real = Pictures.of(bundle, data.images, data.labels)
+
+    def read(rows):
+        seen.append(rows)
+        return real.read(rows)
+
+    stub: Any = SimpleNamespace(
+        bundle=bundle, answers=model.answers, forward=SimpleNamespace(buckets=(64,), dispatch=forward)
+    )
+    pictures: Any = SimpleNamespace(read=read)
+    numbers = summary(bundle, evaluate_labelled(stub, labelled, pictures))
+    assert json.loads(json.dumps(numbers)) == numbers
+    species, genus = numbers["ranks"]["species"], numbers["ranks"]["genus"]
+    assert (species["rows"], species["unknown_rows"], species["unknown_taxa"]) == (4, 2, 1)
+    assert (genus["rows"], genus["unknown_rows"], genus["unknown_taxa"]) == (6, 1, 1)
+    assert species["accuracy"][PATH] == pytest.approx(2 / 4)  # rows 2 and 6
+    assert genus["accuracy"][PATH] == pytest.approx(4 / 6)
+    assert numbers["ranks"]["family"]["accuracy"][PATH] is None
+    # of the rows 3 and 5 of species 99, row 3 is answered by its genus, row 5 by a species
+    expected = {"named": 0.5, "coarser": 0.5, "coarser_wrong": 0.0, "none": 0.0}
+    assert numbers["unknown_taxa_answered"]["species"] == expected
+    [at_half] = [each for each in numbers["roll_up"] if each["min_confidence"] == 0.5]
+    assert at_half["answered"] == {"family": 0.0, "genus": pytest.approx(2 / 7), "species": pytest.approx(5 / 7)}
+    assert at_half["error"] == pytest.approx(3 / 7)  # rows 0, 1 and 5
+
+
+def test_the_tool_and_its_page(bundle, data, tmp_path, capsys):
+    write_bundle(bundle, tmp_path / "bundle")
+    out = tmp_path / "out" / "report.html"
+    given = [str(tmp_path / "bundle"), f"--labels={data.labels}", f"--images={data.images}", "--batch-size=8"]
+    assert evaluate.main([*given, "--json", f"--report={out}"]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["rows"] == 7
+    page = out.read_text()
+    for words in ("Taxa that the model does not know", "Parus major [11]", "data:image/jpeg", "most often taken for"):
+        assert words in page
+    for forbidden in ("http://", "https://", str(tmp_path)):
+        assert forbidden not in page
+    assert evaluate.main([*given, "--split=val"]) == 0
+    said = capsys.readouterr().out
+    assert "bundle on labels.h5, 5 rows" in said
+    assert "SPATIAL is in no dataset of the file" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--phases=val"], "--phases is for runs without --report"),
+        (["--logits"], "--logits is for runs"),
+        (["--images="], "give the records to evaluate on: --labels"),
+        (["--batch-size=-1"], "--batch-size is -1"),
+        (["--split=test"], "labels.h5 has no row of split test with a taxon"),
+        (["--labels=nowhere.h5"], "nowhere.h5"),
+    ],
+)
+def test_what_cannot_be_evaluated(change, message, bundle, data, tmp_path, capsys):
+    write_bundle(bundle, tmp_path / "bundle")
+    with h5py.File(data.labels, "r+") as file:
+        file["taxa_L10"][6] = file["taxa_L20"][6] = 0
+    arguments = [str(tmp_path / "bundle"), f"--labels={data.labels}", f"--images={data.images}", *change]
+    assert evaluate.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_files_that_do_not_fit(bundle, data, tmp_path):
+    with h5py.File(tmp_path / "more.h5", "w") as file:
+        file["images"] = np.repeat(data.pixels[:1], 9, axis=0)
+    with pytest.raises(UserError, match=r"more\.h5 holds 9 pictures, but .*labels\.h5 has 8 rows"):
+        Pictures.of(bundle, tmp_path / "more.h5", data.labels)
+    with h5py.File(data.labels, "r+") as file:
+        for task in ("taxa_L10", "taxa_L20"):
+            file.move(task, f"other_{task}")
+    with pytest.raises(UserError, match=r"labels none of the model's ranks \(taxa_L10, taxa_L20, taxa_L30\)"):
+        read_labelled(bundle, data.labels)
+
+
+def test_a_folder_of_pictures(bundle, model, data, tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for row, pixels in enumerate(data.pixels[:7]):
+        Image.fromarray(pixels).save(folder / f"{row}.png")
+    pictures = Pictures.of(bundle, Path(folder), data.labels)
+    rows = np.array([5, 0])
+    np.testing.assert_array_equal(pictures.read(rows), model.read(list(data.pixels[rows])))
+    with pytest.raises(UserError, match=r"picture of row 7 cannot be read: .*No such file.*; restore it"):
+        pictures.read(np.array([7]))
+    labelled = read_labelled(bundle, data.labels)
+    page = evaluation_page(bundle, evaluate_labelled(model, labelled, pictures), pictures)
+    assert page.count("<figure>") >= 3
