@@ -96,10 +96,14 @@ class RunDirectory:
             directory.mkdir(parents=True, exist_ok=True)
 
     def remove_unfinished(self) -> None:
-        """Removes what a kill inside of `replaced_file` left; no other process may be writing here."""
-        for path in self.root.rglob("*.tmp"):
+        """Removes what a kill inside of `replaced_file` or `replaced_directory` left; no other process may be writing
+        here."""
+        for path in list(self.root.rglob("*.tmp")):
             if _UNFINISHED.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
 
     def keep_run_id(self, run_id: str) -> str:
         """The identity of the run in external trackers: that of an earlier start, else `run_id`, which is kept."""

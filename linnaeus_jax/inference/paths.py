@@ -98,7 +98,8 @@ class TaxonomyPaths:
         """What one rank says of every path: float64 [N, P] from its logits [N, C]."""
         log_p = log_softmax(logits, temperature)
         nothing = np.full((len(log_p), 1), -np.log(log_p.shape[1]))
-        scores = np.concatenate([log_p, nothing], axis=1)[:, self.classes[:, place]]  # NONE is the last
+        # NONE is the last; np.take is several times faster than the same by indexing
+        scores = np.take(np.concatenate([log_p, nothing], axis=1), self.classes[:, place], axis=1, mode="wrap")
         ends = self._unknown_below[place]
         of_taxa = np.exp(log_softmax(log_p[:, 1:])) if ends else log_p
         for below, paths, above in ends:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference.answers import CONSISTENCY, Answers, best_first
+from linnaeus_jax.inference.answers import CONSISTENCY, FEW, Answers, best_first
 from linnaeus_jax.inference.bundle import Calibration
 from tests.inference.conftest import small_taxonomy
 from tests.inference.trees import cases, random_taxonomy
@@ -95,6 +95,9 @@ def test_ranks_by_themselves_give_up_what_contradicts():
 def test_ties_are_decided_the_same_way_every_time():
     probability = np.array([[0.2, 0.3, 0.3, 0.2, 0.0], [0.5, 0.1, 0.1, 0.1, 0.2]])
     assert best_first(probability, 3).tolist() == [[1, 2, 0], [0, 4, 1]]
+    many = np.random.default_rng(0).integers(0, 9, (4, 40)) / 9
+    for count in (1, FEW, FEW + 1, 40):
+        assert best_first(many, count).tolist() == np.argsort(-many, axis=1, kind="stable")[:, :count].tolist()
     assert best_first(probability, 99).tolist() == [[1, 2, 0, 3, 4], [0, 4, 1, 2, 3]]
 
 

@@ -73,6 +73,8 @@ def test_what_a_kill_left_unfinished_is_removed(tmp_path):
     (directory.logs / "a.json").unlink()
     mine = directory.logs / "notes.tmp"
     mine.write_text("kept")
+    folder = left.with_name(left.name.replace("b.json", "c"))
+    (folder / "d").mkdir(parents=True)
     assert left.exists()
     directory.remove_unfinished()
     assert list(directory.logs.iterdir()) == [mine]
