@@ -1,4 +1,4 @@
-"""Where the files of a run lie, and writing them so that a crash never leaves half of one."""
+"""Where the files of a run lie, reading them, and writing them so that a crash never leaves half of one."""
 
 from __future__ import annotations
 
@@ -58,6 +58,26 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as readable JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=1) + "\n")
+
+
+class DamagedFileError(ValueError):
+    """A file is not what it should be; the message names it and what to do."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+      DamagedFileError: it holds something else.
+      OSError: it cannot be read.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path} is no JSON ({error}); restore it from a copy") from error
+    if not isinstance(value, dict):
+        raise DamagedFileError(f"{path} holds no JSON object but {type(value).__name__}; restore it from a copy")
+    return value
 
 
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}\.tmp")

@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
         "files": "",
         "registry": "",
         "versions": "",
-        "config": "registry",
+        "config": "files registry",
         "taxonomy": "",
         "metrics": "registry",
         "schedules": "config files metrics registry",

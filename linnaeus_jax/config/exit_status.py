@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.files import DamagedFileError
 from linnaeus_jax.registry import RegistrationError
 
 USER_ERROR = 2
@@ -21,11 +22,12 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
     """What `call` returns, by default 0; what it raises is printed to stderr without a traceback.
 
     Args:
-      errors: further kinds of errors that are the user's, besides `UserError`, `RegistrationError` and `OSError`.
+      errors: further kinds of errors that are the user's, besides `UserError`, `RegistrationError`,
+        `DamagedFileError` and `OSError`.
       status: of the user's errors. Any other error is one of this program: its status is `INTERNAL_ERROR`, and the
         traceback is written to a file, which the message names.
     """
-    caught: tuple[type[Exception], ...] = (UserError, RegistrationError, OSError, *errors)
+    caught: tuple[type[Exception], ...] = (UserError, RegistrationError, DamagedFileError, OSError, *errors)
     try:
         return call() or 0
     except BrokenPipeError:  # who reads the output has seen enough

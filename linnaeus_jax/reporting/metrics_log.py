@@ -66,7 +66,7 @@ def read_rows(path: Path) -> list[Row]:
     """
     if not path.is_file():
         raise RunError(f"{path} does not exist; give the directory of a run, its --workdir")
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         try:

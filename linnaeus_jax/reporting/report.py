@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_difference, flatten, plain
-from linnaeus_jax.files import UNREADABLE_CHECKPOINTS, write_atomically
+from linnaeus_jax.files import UNREADABLE_CHECKPOINTS, read_json, write_atomically
 from linnaeus_jax.metrics.names import CHAINS, phase_label, result_name
 from linnaeus_jax.metrics.table import BUILT_IN, RISK_LEVELS
 from linnaeus_jax.reporting import class_tables as classes
@@ -137,7 +137,7 @@ def warnings(run: RunRecord) -> list[str]:
         count = len(moved.read_text().splitlines())
         texts.append(f"restarted: {count} rows written before a kill were superseded")
     for path in sorted((run.root / UNREADABLE_CHECKPOINTS).glob("*/reason.json")):
-        aside = json.loads(path.read_text())
+        aside = read_json(path)
         texts.append(
             f"restarted from an older checkpoint: that of step {aside['step']} could not be read ({aside['reason']}) "
             f"and lies in {UNREADABLE_CHECKPOINTS}/{path.parent.name}"

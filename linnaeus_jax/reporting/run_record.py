@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax.files import read_json
 from linnaeus_jax.metrics.table import MetricInfo
 from linnaeus_jax.reporting.metrics_log import Row, RunError, read_rows
 
@@ -37,18 +37,13 @@ class RunRecord:
         return cls(Path(root), tuple(rows))
 
     def json(self, name: str) -> Any:
-        """A JSON file below the run directory; None where it does not exist.
+        """The JSON object in a file below the run directory; None where it does not exist.
 
         Raises:
-          RunError: the file is no JSON.
+          DamagedFileError: the file holds something else.
         """
         path = self.root / name
-        if not path.is_file():
-            return None
-        try:
-            return json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise RunError(f"{path} is no JSON: {error}; restore or remove it") from error
+        return read_json(path) if path.is_file() else None
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from linnaeus_jax.run.read_errors import of_storage, retried
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
 
 log = logging.getLogger("linnaeus_jax")
+T = TypeVar("T")
 
 #: of the directory of one checkpoint, before `_<step>`
 STEP_PREFIX = "ckpt_step"
@@ -204,7 +205,8 @@ class Checkpoints:
         Raises:
           CheckpointError: they cannot be read.
         """
-        try:
+
+        def read() -> dict[str, Any]:
             check_digests(self.path(step), "state")
             stored = self._manager.item_metadata(step)["state"].tree
             wanted = {name: stored[name] for name in fields if jax.tree.leaves(stored[name])}
@@ -214,13 +216,10 @@ class Checkpoints:
                 partial_restore=True,
             )
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-                read = reader.restore(self.path(step) / "state", args=args)
-        except Exception as error:  # a damaged file may raise anything
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise CheckpointError(
-                f"checkpoint {step} in {self.directory} cannot be read ({text}); choose another"
-            ) from error
-        return {name: read.get(name, stored[name]) for name in fields}
+                arrays = reader.restore(self.path(step) / "state", args=args)
+            return {name: arrays.get(name, stored[name]) for name in fields}
+
+        return self._read_this(step, read)
 
     def path(self, step: int) -> Path:
         """The directory of one checkpoint."""
@@ -238,10 +237,39 @@ class Checkpoints:
           DamagedError: a file is not what was written.
         """
         check_digests(self.path(step), "meta")
-        meta: dict[str, Any] = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        if not isinstance(meta, dict):
+            raise DamagedError("the host part is no JSON object")
         if meta.pop(DIGESTS, False) and not (self.path(step) / DIGESTS).is_file():
             raise DamagedError(f"{DIGESTS} is missing")
         return meta
+
+    def readable_meta(self, step: int) -> dict[str, Any]:
+        """`meta` for a caller who wants this checkpoint and no other.
+
+        Raises:
+          CheckpointError: it cannot be read.
+        """
+        return self._read_this(step, functools.partial(self.meta, step))
+
+    def readable_state(self, step: int, abstract_state: Any, as_stored: tuple[str, ...] = ()) -> Any:
+        """`restore` for a caller who wants this checkpoint and no other.
+
+        Raises:
+          CheckpointError: it cannot be read.
+        """
+        return self._read_this(step, functools.partial(self.restore, step, abstract_state, as_stored))
+
+    def _read_this(self, step: int, read: Callable[[], T]) -> T:
+        try:
+            return retried(read)
+        except CheckpointError:
+            raise
+        except Exception as error:  # a damaged file may raise anything
+            text = self._unreadable(step, error)
+            raise CheckpointError(
+                f"checkpoint {step} in {self.directory} cannot be read ({text}); choose another"
+            ) from error
 
     def newest_meta(self) -> dict[str, Any] | None:
         """The host part of the newest checkpoint whose host part can be read; None without any.

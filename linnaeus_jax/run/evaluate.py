@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from linnaeus_jax.data.image_sources import open_split
 from linnaeus_jax.data.loader import EvalLoader
 from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
 from linnaeus_jax.data.splits import Split
+from linnaeus_jax.files import read_json
 from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.metrics import table
 from linnaeus_jax.run.checkpoints import Checkpoints
@@ -63,20 +63,20 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
       UserError: data, plugins or arrays that cannot be read.
     """
     directory = run_directory(run)
-    config = config_from_json(json.loads(directory.config_json.read_text()))
+    config = config_from_json(read_json(directory.config_json))
     with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint)
-        meta = checkpoints.meta(step)
+        meta = checkpoints.readable_meta(step)
         schedule = ResolvedSchedule.from_dict(meta["schedule"])
         experiment = build_experiment(config, directory, schedule=schedule, write=False)
         class_file = directory.assets / "class_to_idx.json"
-        if class_file.is_file() and json.loads(class_file.read_text()) != experiment.inputs.dataset.class_to_idx():
+        if class_file.is_file() and read_json(class_file) != experiment.inputs.dataset.class_to_idx():
             raise EvaluateError(
                 f"the labels files of {run} give other classes than {class_file}; restore the files that the run was "
                 "trained on"
             )
         abstract = experiment.abstract_state.replace(interval=None)
-        state = checkpoints.restore(step, abstract, as_stored=("opt_state",))
+        state = checkpoints.readable_state(step, abstract, as_stored=("opt_state",))
         host = checkpoints.finished_boundary(step) or meta["host"]
     offered = table.keys("val", experiment.inputs.dataset.tasks)
     measured = [name.removeprefix("val/") for name in host["tracker"]["metrics"] if name.startswith("val/")]

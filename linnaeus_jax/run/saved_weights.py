@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
-from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.files import RunDirectory, read_json
 from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.run.checkpoints import Checkpoints
@@ -99,7 +98,7 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> int:
     if which == "newest":
         return steps[-1]
     if which == "best":
-        newest = checkpoints.finished_boundary(steps[-1]) or checkpoints.meta(steps[-1])["host"]
+        newest = checkpoints.finished_boundary(steps[-1]) or checkpoints.readable_meta(steps[-1])["host"]
         best = best_checkpoint({int(step): entry for step, entry in newest["ranking"].items()}, steps)
         if best is None:
             raise UserError(f"no checkpoint in {checkpoints.directory} was ranked by a validation; use newest")
@@ -126,7 +125,7 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
     directory = run_directory(Path(run).expanduser())
     with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
         step = choose_checkpoint(checkpoints, str(which))
-        meta = checkpoints.meta(step)
+        meta = checkpoints.readable_meta(step)
         trees = checkpoints.read_arrays(step, ("params", "model_state", "ema"))
         path = checkpoints.path(step)
     identity, config = meta["identity"], config_from_json(meta["config"])
@@ -188,9 +187,12 @@ def _parents(directory: RunDirectory, classes: Mapping[str, list[int]]) -> dict[
     if not path.is_file():
         return {}
     parents = {task: np.full(len(ids), -1, np.int32) for task, ids in list(classes.items())[:-1]}
-    for task, links in json.loads(path.read_text())["hierarchy_map_raw"].items():
-        for child, parent in links.items():
-            parents[task][int(child)] = parent
+    try:
+        for task, links in read_json(path)["hierarchy_map_raw"].items():
+            for child, parent in links.items():
+                parents[task][int(child)] = parent
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not the tree of the run's classes ({error}); restore it from a copy") from error
     return parents
 
 

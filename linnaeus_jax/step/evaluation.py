@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from linnaeus_jax.files import write_atomically
+from linnaeus_jax.files import read_json, write_atomically
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
@@ -301,7 +301,7 @@ class _RowScores:
 
 def update_curves(path: Path, curves: Mapping[str, Any]) -> None:
     """Replaces the curves of the given phases in a JSON file {phase: ...}; those of other phases stay."""
-    stored = json.loads(path.read_text()) if path.exists() else {}
+    stored = read_json(path) if path.exists() else {}
     write_atomically(path, json.dumps(stored | dict(curves), separators=(",", ":")) + "\n")
 
 

@@ -208,3 +208,14 @@ def test_long_curves_are_thinned_to_means() -> None:
     assert len(short_x) == POINTS
     assert short_x[0] == pytest.approx(4.5)
     assert np.allclose(short_y, 1)
+
+
+@pytest.mark.parametrize("name", ["config.json", "assets/schedule_summary.json", "assets/taxon_names.json"])
+@pytest.mark.parametrize("content", [b"", b"{ not JSON", bytes(range(256)), b"[1, 2]"])
+def test_a_damaged_file_of_a_run_is_one_message(run, tmp_path, capsys, name, content):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / name).write_bytes(content)
+    assert tool.main([str(copy), f"--out={tmp_path / 'out.html'}"]) == 2
+    assert f"{copy / name} " in capsys.readouterr().err
+    assert not (tmp_path / "out.html").exists()

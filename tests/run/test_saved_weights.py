@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.saved_weights import read_run, run_state_of
+from linnaeus_jax.tools import export_weights
 from linnaeus_jax.weights.importing import read_pretrained
 from tests.run.saved_run import contents, save_run
 from tests.tiny import tiny_config
@@ -121,3 +122,27 @@ def test_which_runs_a_config_names(saved, tmp_path):
     assert file.facts["step"] == 5
     for path in ("", str(tmp_path / "w.safetensors")):
         assert run_state_of({"pretrained": path}) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["assets/taxonomy_tree.json", "checkpoints/ckpt_step_9/meta/metadata", "checkpoints/boundary"],
+)
+@pytest.mark.parametrize(
+    "content", [b"", b"{ not JSON", bytes(range(256)), b"[1, 2]", b'{"hierarchy_map_raw": {"x": 3}}']
+)
+def test_a_damaged_file_of_a_run_is_one_message(saved, tmp_path, capsys, name, content):
+    run = tmp_path / "run"
+    shutil.copytree(saved[0], run)
+    if name == "checkpoints/boundary":  # that of the newest checkpoint, which need not be there
+        (run / "checkpoints" / "boundary_9.json").write_bytes(content)
+    else:
+        (run / name).write_bytes(content)
+    status = export_weights.main([str(run), str(tmp_path / "out.safetensors"), "--checkpoint=newest"])
+    said = capsys.readouterr().err
+    if name == "checkpoints/boundary":
+        assert status == 0
+        return
+    assert status == 2, said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out.safetensors").exists()
