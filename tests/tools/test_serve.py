@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -126,14 +126,8 @@ def test_thousand_requests(tmp_path):
             mistakes += [taxon["taxon_id"] != other.taxon_id, abs(taxon["probability"] - other.probability) > 1e-5]
         return f"{row}: {picture['path']} is not {right.path}" if any(mistakes) else ""
 
-    clients = threading.local()
-
-    def asked(number: int) -> str:
-        if not hasattr(clients, "client"):
-            clients.client = httpx.Client(base_url=url, timeout=120)
-        return ask(clients.client, number)
-
-    with served(tmp_path / "bundle") as (url, process):
+    with served(tmp_path / "bundle") as (url, process), httpx.Client(base_url=url, timeout=120) as client:
+        asked = functools.partial(ask, client)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             warming = [answer for answer in pool.map(asked, range(300)) if answer]
             before = resident(url)
