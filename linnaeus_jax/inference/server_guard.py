@@ -67,7 +67,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, limits: Limits, metrics: ServerMetrics, paths: tuple[str, ...]) -> None:
         self._app, self._limits, self._metrics, self._paths = app, limits, metrics, frozenset(paths)
-        self._active = 0
+        self._active = self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,11 +84,14 @@ class Guard:
 
     async def _limited(self, exchange: Exchange) -> None:
         predicts = exchange.scope["path"] == PREDICT
-        if predicts and self._active >= self._limits.queue:
+        held = min(exchange.announced or self._limits.body_bytes, self._limits.body_bytes)
+        full = self._active >= self._limits.queue or (self._active and self._held + held > self._limits.held_bytes)
+        if predicts and full:
             again = {"Retry-After": str(RETRY_AFTER)}
             await exchange.refuse(503, f"{self._active} requests are being answered; try again later", again)
             return
         self._active += predicts
+        self._held += held
         self._metrics.active.set(self._active)
         try:
             async with asyncio.timeout(self._limits.seconds):
@@ -107,6 +110,7 @@ class Guard:
             exchange.status = exchange.status or CLIENT_LEFT
         finally:
             self._active -= predicts
+            self._held -= held
             self._metrics.active.set(self._active)
 
 

@@ -7,22 +7,21 @@ import binascii
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fastapi import HTTPException, Request
+from fastapi import HTTPException
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException as AnyHTTPException
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import TooManyPixels, image_size
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.multipart_form import FormError, Part, read_form
 from linnaeus_jax.inference.pictures import PictureError
 from linnaeus_jax.inference.server_types import ObservationIn, PictureIn, PredictForm, PredictRequest, message_of
 
@@ -42,6 +41,7 @@ class Limits:
       pixels: width times height of a picture, by its header.
       seconds: for a request, from its first byte to its answer.
       queue: requests that are read, decoded and computed at once; more are refused with 503.
+      held_bytes: of the bodies of all these requests; more are refused with 503.
     """
 
     body_bytes: int = 20 * 2**20
@@ -49,6 +49,7 @@ class Limits:
     pixels: int = 64_000_000
     seconds: float = 30.0
     queue: int = 128
+    held_bytes: int = 2**29
 
 
 @dataclass(frozen=True)
@@ -68,27 +69,35 @@ class Asked:
     request: PredictRequest | PredictForm
 
 
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A request that is ready for the model, but for its pixels: uint8 [1, H, W, 3] of a single picture, else None."""
+
+    asked: Asked
+    encoded: Encoded
+    options: AnswerOptions
+    pixels: NDArray[np.uint8] | None
+
+
 def refuse(status: int, detail: str) -> HTTPException:
     """The error to raise for a request that cannot be answered."""
     return HTTPException(status, detail)
 
 
-async def read_request(request: Request, limits: Limits) -> Asked:
-    """Reads the body.
+def understand(content_type: str, body: bytes, limits: Limits) -> Asked:
+    """Reads the body of a request.
 
     Raises:
       HTTPException: 400, 413, 415 or 422, with the reason.
     """
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    kind = content_type.split(";")[0].strip().lower()
     try:
         if kind == "application/json":
-            return _from_json(await request.body(), limits)
+            return _from_json(body, limits)
         if kind == "multipart/form-data":
-            try:
-                form = await request.form(max_files=2 * limits.pictures, max_fields=100 + limits.pictures)
-            except AnyHTTPException as error:
-                raise refuse(400, f"this is no multipart/form-data that can be read: {error.detail}") from error
-            return _from_form(form, limits)
+            return _from_form(read_form(content_type, body), limits)
+    except FormError as error:
+        raise refuse(400, f"this is no multipart/form-data that can be read: {error}") from error
     except ValidationError as error:
         raise refuse(422, message_of(error.errors(include_url=False, include_context=False))) from error
     raise refuse(
@@ -116,36 +125,36 @@ def _decode_base64(text: str) -> bytes:
         raise ValueError("the text is not base64; send the bytes of the file in base64") from error
 
 
-def _from_form(form: FormData, limits: Limits) -> Asked:
-    files = form.getlist("images")
-    if not all(isinstance(file, UploadFile) for file in files):
+def _from_form(parts: list[Part], limits: Limits) -> Asked:
+    files = [part for part in parts if part.name == "images"]
+    if any(file.filename is None for file in files):
         raise refuse(422, "images must be files with a file name; a path or text is not read")
-    uploads = [file for file in files if isinstance(file, UploadFile)]
-    if not uploads:
+    if not files:
         raise refuse(422, "the form holds no file named images")
-    _check_count(len(uploads), limits)
-    fields: dict[str, Any] = {}
-    for name in dict.fromkeys(key for key in form if key != "images"):
-        values = form.getlist(name)
-        if not all(isinstance(value, str) for value in values):
-            raise refuse(422, f"{name} must be text; files are named images")
-        texts = [value for value in values if isinstance(value, str) and value.strip()]
-        if name in _LISTS:
-            parts = [part.strip() for text in texts for part in re.split(r"[,\n]", text)]
-            fields[name] = [part for part in parts if part]
-        elif len(texts) > 1:
-            raise refuse(422, f"{name} is given {len(texts)} times; give it once")
-        elif texts and name in _JSON_FIELDS:
-            fields[name] = _json_field(name, texts[0])
-        elif texts:
-            fields[name] = texts[0]
-    request = PredictForm.model_validate(fields)
+    _check_count(len(files), limits)
+    texts: dict[str, list[str]] = {}
+    for part in parts:
+        if part.name != "images" and part.filename is not None:
+            raise refuse(422, f"{part.name} must be text; files are named images")
+        if part.name != "images" and part.text.strip():
+            texts.setdefault(part.name, []).append(part.text)
+    request = PredictForm.model_validate({name: _field(name, values) for name, values in texts.items()})
     return Asked(
-        [upload.filename or "" for upload in uploads],
-        [upload.file.read for upload in uploads],
-        _observations(request, len(uploads)),
+        [file.filename or "" for file in files],
+        [functools.partial(bytes, file.data) for file in files],
+        _observations(request, len(files)),
         request,
     )
+
+
+def _field(name: str, texts: list[str]) -> Any:
+    """The value of a field that is given one or more times."""
+    if name in _LISTS:
+        parts = [part.strip() for text in texts for part in re.split(r"[,\n]", text)]
+        return [part for part in parts if part]
+    if len(texts) > 1:
+        raise refuse(422, f"{name} is given {len(texts)} times; give it once")
+    return _json_field(name, texts[0]) if name in _JSON_FIELDS else texts[0]
 
 
 def _json_field(name: str, text: str) -> Any:
@@ -182,12 +191,15 @@ class Preparation:
         self._model, self._limits = model, limits
         self._options = functools.lru_cache(KEPT_OPTIONS)(self._make_options)
 
-    def pixels(self, name: str, number: int, data: Callable[[], bytes]) -> NDArray[np.uint8]:
-        """uint8 [H, W, 3] of one picture.
+    def pixels(self, asked: Asked, numbers: Sequence[int]) -> NDArray[np.uint8]:
+        """uint8 [N, H, W, 3] of some of the pictures.
 
         Raises:
-          HTTPException: 413 where it has too many pixels, 415 where it is of no known kind, 422 where it is damaged.
+          HTTPException: 413 where one has too many pixels, 415 where it is of no known kind, 422 where it is damaged.
         """
+        return np.stack([self._picture(asked.names[number], number, asked.data[number]) for number in numbers])
+
+    def _picture(self, name: str, number: int, data: Callable[[], bytes]) -> NDArray[np.uint8]:
         called = f"picture {number}" + (f" ({name[:100]})" if name else "")
         try:
             raw = data()
@@ -208,17 +220,24 @@ class Preparation:
         except PictureError as error:
             raise refuse(422, f"{called}: {error}") from error
 
-    def metadata_and_options(self, asked: Asked) -> tuple[Encoded, AnswerOptions]:
-        """Raises HTTPException 422 for components or taxa that the model does not have."""
+    def begin(self, content_type: str, body: bytes) -> Begun:
+        """Everything of a request but the pixels of its pictures; with them where it is a single one.
+
+        Raises:
+          HTTPException: see `understand` and `pixels`; 422 for components or taxa that the model does not have.
+        """
+        asked = understand(content_type, body, self._limits)
         request = asked.request
         restrict = None if request.restrict is None else tuple(request.restrict)
         try:
             options = self._options(
                 request.top_k, request.min_confidence, request.consistency, restrict, tuple(request.always_report)
             )
-            return self._model.bundle.encoder.encode(asked.observations), options
+            encoded = self._model.bundle.encoder.encode(asked.observations)
         except (UserError, ValueError) as error:
             raise refuse(422, str(error)) from error
+        pixels = self.pixels(asked, range(1)) if len(asked.names) == 1 else None
+        return Begun(asked, encoded, options, pixels)
 
     def _make_options(
         self,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
-import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -21,12 +21,13 @@ from fastapi.responses import JSONResponse
 from pydantic.json_schema import models_json_schema
 
 from linnaeus_jax import __version__
+from linnaeus_jax.building.parallel import cores
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K
 from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.server_guard import PREDICT, RETRY_AFTER, Guard, ServerMetrics
-from linnaeus_jax.inference.server_requests import Asked, Limits, Preparation, read_request, refuse, twice
+from linnaeus_jax.inference.server_requests import Asked, Limits, Preparation, refuse, twice
 from linnaeus_jax.inference.server_types import (
     ComponentOut,
     Health,
@@ -72,7 +73,8 @@ class Service:
         self.batcher = Batcher(model, wait)
         self.metrics = ServerMetrics(self.batcher)
         self._preparation = Preparation(model, limits)
-        self._decoders = ThreadPoolExecutor(decoders or os.cpu_count() or 1, thread_name_prefix="decoder")
+        self._threads = decoders or cores()
+        self._decoders = ThreadPoolExecutor(self._threads, thread_name_prefix="decoder")
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
@@ -85,13 +87,11 @@ class Service:
             self._decoders.shutdown()
 
     async def predict(self, request: Request) -> Response:
+        content_type, body = request.headers.get("content-type", ""), await request.body()
         try:
-            asked = await read_request(request, self.limits)
-            predictions = await self._predictions(asked)
+            asked, predictions = await self._predictions(content_type, body)
         except BatcherClosed as error:
             raise refuse(503, str(error)) from error
-        finally:
-            await request.close()
         count = len(asked.names)
         alone: list[Prediction | None] = [*predictions[count:]] or [None] * count
         response = PredictResponse(
@@ -107,24 +107,25 @@ class Service:
         )
         return Response(response.model_dump_json(), media_type="application/json")
 
-    async def _predictions(self, asked: Asked) -> list[Prediction]:
-        """Of the pictures with their metadata, and where `compare` is asked for, of the pictures alone."""
-        run = asyncio.get_running_loop().run_in_executor
+    async def _predictions(self, content_type: str, body: bytes) -> tuple[Asked, list[Prediction]]:
+        """What is asked, and the predictions of the pictures with their metadata; where `compare` is asked for, then
+        those of the pictures alone."""
+        run = functools.partial(asyncio.get_running_loop().run_in_executor, self._decoders)
         with self.batcher.announced():
-            encoded, options = await run(self._decoders, self._preparation.metadata_and_options, asked)
-            reading = [
-                run(self._decoders, self._preparation.pixels, name, number, data)
-                for number, (name, data) in enumerate(zip(asked.names, asked.data, strict=True))
-            ]
-            try:
-                pixels = np.stack(await asyncio.gather(*reading))
-            finally:
-                for future in reading:
-                    future.cancel()
+            begun = await run(self._preparation.begin, content_type, body)
+            asked, encoded, pixels = begun.asked, begun.encoded, begun.pixels
+            if pixels is None:
+                parts = np.array_split(np.arange(len(asked.names)), min(self._threads, len(asked.names)))
+                reading = [run(self._preparation.pixels, asked, part.tolist()) for part in parts]
+                try:
+                    pixels = np.concatenate(await asyncio.gather(*reading))
+                finally:
+                    for future in reading:
+                        future.cancel()
             if asked.request.compare:
                 encoded, pixels = twice(encoded), np.concatenate([pixels, pixels])
-            computed = self.batcher.submit(pixels, encoded, options)
-        return await asyncio.wrap_future(computed)
+            computed = self.batcher.submit(pixels, encoded, begun.options)
+        return asked, await asyncio.wrap_future(computed)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,253 @@
+"""How fast a server answers, and how much of the speed of predicting a folder it keeps.
+
+    python -m benchmarks.serving MODEL [throughput] [latency] [--pictures 2000] [--pairs 5] [--seconds 10] ...
+
+  throughput  JPEGs through the server from --clients connections, one and --together pictures per request, relative to
+              inference/predicting over the same files (more is better)
+  latency     milliseconds from a request of one picture to its answer: with 1, 4, 16 and 64 clients that each ask again
+              as soon as they are answered, and with requests that come at random times (Poisson) at 50 and 80 % of the
+              pictures per second that most of these reached; a late answer does not delay the next request
+
+MODEL is a bundle or a run. The server is a process of its own on loopback, and the clients are another, so that they
+take a part of the same cores; both sides get the same files, with place and date. `ratio` is the median over
+alternating rounds with quartiles, `control` that of predicting against itself, whose distance from 1 is the noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import random
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+import linnaeus_jax
+from benchmarks.common import add_names, interleaved, write_results
+from linnaeus_jax.inference.metadata import Observation
+from linnaeus_jax.inference.picture_list import PictureFile
+from linnaeus_jax.inference.predicting import Job, predict_files
+
+Row = dict[str, Any]
+OBSERVATION = {"latitude": "48.2", "longitude": "16.4", "date": "2024-05-17"}
+CLOSED_LOADS = (1, 4, 16, 64)
+OPEN_LOADS = (0.5, 0.8)
+CUTS = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
+
+
+@dataclass(frozen=True)
+class Body:
+    """A request that is ready to be sent."""
+
+    content: bytes
+    headers: dict[str, str]
+
+
+def write_pictures(folder: Path, count: int, width: int, height: int) -> list[Path]:
+    """JPEGs of blurred noise, of the size of files that photographs have."""
+    rng, paths = np.random.default_rng(0), []
+    for number in range(count):
+        small = rng.integers(0, 256, (height // 12, width // 12, 3), dtype=np.uint8)
+        picture = cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
+        paths.append(folder / f"{number:05d}.jpg")
+        cv2.imwrite(str(paths[-1]), picture, [cv2.IMWRITE_JPEG_QUALITY, 90])
+    return paths
+
+
+def form(files: Sequence[Path]) -> Body:
+    """A multipart form with pictures and what is known of them."""
+    mark = uuid.uuid4().hex
+    parts = [
+        f'--{mark}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in OBSERVATION.items()
+    ]
+    for file in files:
+        named = f'Content-Disposition: form-data; name="images"; filename="{file.name}"'
+        parts += [f"--{mark}\r\n{named}\r\nContent-Type: image/jpeg\r\n\r\n".encode(), file.read_bytes(), b"\r\n"]
+    parts.append(f"--{mark}--\r\n".encode())
+    return Body(b"".join(parts), {"Content-Type": f"multipart/form-data; boundary={mark}"})
+
+
+@contextmanager
+def server(model: str, options: argparse.Namespace) -> Iterator[str]:
+    """Host and port of a server that is a process of its own."""
+    limits = ["--max-queue=1000", f"--max-pictures={options.together}", "--max-body-mib=200", "--max-seconds=120"]
+    command = [sys.executable, "-m", "linnaeus_jax.tools.serve", model, "--port=0", *limits, *options.serve.split()]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = (re.search(r"serving on http://([^/]+)/", line) for line in process.stdout)
+        address = next((match[1] for match in found if match), "")
+        if not address:
+            raise SystemExit(f"the server ended with {process.wait()}")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(60)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+class Clients:
+    """Connections that stay open, one per thread."""
+
+    def __init__(self, address: str, count: int) -> None:
+        self._address, self._mine = address, threading.local()
+        self.pool = ThreadPoolExecutor(count)
+
+    def ask(self, body: Body) -> float:
+        """Seconds until the answer was there."""
+        connection = getattr(self._mine, "connection", None)
+        if connection is None:
+            connection = self._mine.connection = http.client.HTTPConnection(self._address, timeout=120)
+        start = time.perf_counter()
+        connection.request("POST", "/predict", body.content, body.headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise SystemExit(f"{answer.status}: {content[:500]!r}")
+        return time.perf_counter() - start
+
+    def ask_all(self, bodies: Sequence[Body]) -> None:
+        for _ in self.pool.map(self.ask, bodies):
+            pass
+
+
+def throughput(options: argparse.Namespace, files: Sequence[Path], address: str) -> list[Row]:
+    """Server against the loop over a folder, in alternation."""
+    model = linnaeus_jax.load(options.model, buckets=(64,))
+    answer_options = model.answers.options()
+    known = Observation(48.2, 16.4, "2024-05-17")
+    jobs = [Job(PictureFile(file, file.name, file.name), known) for file in files]
+
+    def predict() -> None:
+        assert all(each.prediction for each in itertools.chain(*predict_files(model, jobs, answer_options)))
+
+    rows = []
+    for together in (1, options.together):
+        groups = [files[start : start + together] for start in range(0, len(files), together)]
+        bodies = [form(group) for group in groups]
+        clients = Clients(address, options.clients)
+        ratios = interleaved(lambda: clients.ask_all(bodies), predict, options.pairs)  # noqa: B023
+        rows.append(
+            {
+                "what": "throughput",
+                "pictures_per_request": together,
+                "clients": options.clients,
+                "pictures_per_s": round(len(files) / ratios.f_seconds, 1),
+                "predict_pictures_per_s": round(len(files) / ratios.g_seconds, 1),
+                "ratio": round(ratios.ratio, 3),
+                "ratio_low": round(ratios.ratio_low, 3),
+                "ratio_high": round(ratios.ratio_high, 3),
+                "control": round(ratios.control, 3),
+                "limit": 0.8,
+            }
+        )
+    return rows
+
+
+def latency(options: argparse.Namespace, files: Sequence[Path], address: str) -> list[Row]:
+    """Percentiles by load."""
+    bodies = [form([file]) for file in files[:500]]
+    rows = [closed(address, bodies, clients, options.seconds) for clients in CLOSED_LOADS]
+    most = max(row["pictures_per_s"] for row in rows)
+    return rows + [open_loop(address, bodies, share, share * most, options.seconds) for share in OPEN_LOADS]
+
+
+def closed(address: str, bodies: Sequence[Body], count: int, seconds: float) -> Row:
+    """So many clients that ask again as soon as they are answered."""
+    clients = Clients(address, count)
+    turns = itertools.cycle(bodies)
+
+    def client(until: float) -> list[float]:
+        times = []
+        while time.perf_counter() < until:
+            times.append(clients.ask(next(turns)))
+        return times
+
+    clients.ask_all(bodies[: 4 * count])
+    start = time.perf_counter()
+    times = [each for done in clients.pool.map(client, [start + seconds] * count) for each in done]
+    taken = time.perf_counter() - start
+    return {
+        "what": "latency",
+        "load": f"{count} clients",
+        "pictures_per_s": round(len(times) / taken, 1),
+        **cuts(times),
+    }
+
+
+def open_loop(address: str, bodies: Sequence[Body], share: float, rate: float, seconds: float) -> Row:
+    """Requests at random times; the time of one counts from when it was due."""
+    clients, rng = Clients(address, 128), random.Random(0)
+    clients.ask_all(bodies[:128])
+    due, times = time.perf_counter(), []
+
+    def late(due: float, body: Body) -> float:
+        clients.ask(body)
+        return time.perf_counter() - due
+
+    end, turns = due + seconds, itertools.cycle(bodies)
+    while due < end:
+        due += rng.expovariate(rate)
+        time.sleep(max(0.0, due - time.perf_counter()))
+        times.append(clients.pool.submit(late, due, next(turns)))
+    answered = [each.result() for each in times]
+    return {
+        "what": "latency",
+        "load": f"{share:.0%} of the most",
+        "pictures_per_s": round(len(answered) / seconds, 1),
+        **cuts(answered),
+    }
+
+
+def cuts(times: Sequence[float]) -> Row:
+    """Percentiles in milliseconds."""
+    percentiles = statistics.quantiles(times, n=100, method="inclusive")
+    return {name: round(1000 * percentiles[cut - 1], 2) for name, cut in CUTS.items()}
+
+
+BENCHMARKS: dict[str, Callable[[argparse.Namespace, Sequence[Path], str], list[Row]]] = {
+    "throughput": throughput,
+    "latency": latency,
+}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a bundle or a run directory")
+    add_names(parser, BENCHMARKS)
+    parser.add_argument("--pictures", type=int, default=2000)
+    parser.add_argument("--size", type=int, nargs=2, default=(500, 375), metavar=("WIDTH", "HEIGHT"))
+    parser.add_argument("--pairs", type=int, default=5, help="rounds of the throughput")
+    parser.add_argument("--clients", type=int, default=16, help="connections of the throughput")
+    parser.add_argument("--together", type=int, default=16, help="pictures of a large request")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each load of the latency")
+    parser.add_argument("--serve", default="", help="more options of tools.serve, in one text")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, server(options.model, options) as address:
+        files = write_pictures(Path(folder), options.pictures, *options.size)
+        rows = [row for name in options.names for row in BENCHMARKS[name](options, files, address)]
+    command = f"python -m benchmarks.serving {shlex.join(sys.argv[1:])}"
+    write_results("serving", rows, command, {"picture": "x".join(map(str, options.size)), "seconds": options.seconds})
+
+
+if __name__ == "__main__":
+    main()
