@@ -6,7 +6,7 @@
               inference/predicting over the same files (more is better)
   latency     milliseconds from a request of one picture to its answer: with 1, 4, 16 and 64 clients that each ask again
               as soon as they are answered, and with requests that come at random times (Poisson) at 50 and 80 % of the
-              pictures per second that most of these reached; a late answer does not delay the next request
+              pictures per second that most of them reached; a late answer does not delay the next request
 
 MODEL is a bundle or a run. The server is a process of its own on loopback, and the clients are another, so that they
 take a part of the same cores; both sides get the same files, with place and date. `ratio` is the median over
@@ -16,6 +16,7 @@ alternating rounds with quartiles, `control` that of predicting against itself, 
 from __future__ import annotations
 
 import argparse
+import functools
 import http.client
 import itertools
 import random
@@ -109,13 +110,23 @@ class Clients:
 
     def __init__(self, address: str, count: int) -> None:
         self._address, self._mine = address, threading.local()
+        self._open: list[http.client.HTTPConnection] = []
         self.pool = ThreadPoolExecutor(count)
+
+    def __enter__(self) -> Clients:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+        for connection in self._open:
+            connection.close()
 
     def ask(self, body: Body) -> float:
         """Seconds until the answer was there."""
         connection = getattr(self._mine, "connection", None)
         if connection is None:
             connection = self._mine.connection = http.client.HTTPConnection(self._address, timeout=120)
+            self._open.append(connection)
         start = time.perf_counter()
         connection.request("POST", "/predict", body.content, body.headers)
         answer = connection.getresponse()
@@ -143,8 +154,8 @@ def throughput(options: argparse.Namespace, files: Sequence[Path], address: str)
     for together in (1, options.together):
         groups = [files[start : start + together] for start in range(0, len(files), together)]
         bodies = [form(group) for group in groups]
-        clients = Clients(address, options.clients)
-        ratios = interleaved(lambda: clients.ask_all(bodies), predict, options.pairs)  # noqa: B023
+        with Clients(address, options.clients) as clients:
+            ratios = interleaved(functools.partial(clients.ask_all, bodies), predict, options.pairs)
         rows.append(
             {
                 "what": "throughput",
@@ -172,7 +183,6 @@ def latency(options: argparse.Namespace, files: Sequence[Path], address: str) ->
 
 def closed(address: str, bodies: Sequence[Body], count: int, seconds: float) -> Row:
     """So many clients that ask again as soon as they are answered."""
-    clients = Clients(address, count)
     turns = itertools.cycle(bodies)
 
     def client(until: float) -> list[float]:
@@ -181,10 +191,11 @@ def closed(address: str, bodies: Sequence[Body], count: int, seconds: float) -> 
             times.append(clients.ask(next(turns)))
         return times
 
-    clients.ask_all(bodies[: 4 * count])
-    start = time.perf_counter()
-    times = [each for done in clients.pool.map(client, [start + seconds] * count) for each in done]
-    taken = time.perf_counter() - start
+    with Clients(address, count) as clients:
+        clients.ask_all(bodies[: 4 * count])
+        start = time.perf_counter()
+        times = [each for done in clients.pool.map(client, [start + seconds] * count) for each in done]
+        taken = time.perf_counter() - start
     return {
         "what": "latency",
         "load": f"{count} clients",
@@ -195,23 +206,24 @@ def closed(address: str, bodies: Sequence[Body], count: int, seconds: float) -> 
 
 def open_loop(address: str, bodies: Sequence[Body], share: float, rate: float, seconds: float) -> Row:
     """Requests at random times; the time of one counts from when it was due."""
-    clients, rng = Clients(address, 128), random.Random(0)
-    clients.ask_all(bodies[:128])
-    due, times = time.perf_counter(), []
+    rng, turns = random.Random(0), itertools.cycle(bodies)
 
     def late(due: float, body: Body) -> float:
         clients.ask(body)
         return time.perf_counter() - due
 
-    end, turns = due + seconds, itertools.cycle(bodies)
-    while due < end:
-        due += rng.expovariate(rate)
-        time.sleep(max(0.0, due - time.perf_counter()))
-        times.append(clients.pool.submit(late, due, next(turns)))
-    answered = [each.result() for each in times]
+    with Clients(address, 128) as clients:
+        clients.ask_all(bodies[:128])
+        due, asked = time.perf_counter(), []
+        end = due + seconds
+        while due < end:
+            due += rng.expovariate(rate)
+            time.sleep(max(0.0, due - time.perf_counter()))
+            asked.append(clients.pool.submit(late, due, next(turns)))
+        answered = [each.result() for each in asked]
     return {
         "what": "latency",
-        "load": f"{share:.0%} of the most",
+        "load": f"{share:.0%}",
         "pictures_per_s": round(len(answered) / seconds, 1),
         **cuts(answered),
     }

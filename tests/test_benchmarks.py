@@ -15,6 +15,8 @@ import pytest
 
 from benchmarks import common, heads_and_losses, heads_on_demo, step_common, step_features
 from linnaeus_jax.checks import config_errors
+from linnaeus_jax.inference.bundle_files import write_bundle
+from tests.inference.conftest import small_bundle
 
 PROGRAMS = sorted(
     path.stem
@@ -215,3 +217,19 @@ def test_results_on_the_demo_are_merged(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(linear) == [*path, "ms", "to_linear", "control"]
     assert linear["chain"] == "32.0 ± 1.4"
     assert path["chain"] == "15.0 ± 7.1"
+
+
+@pytest.mark.slow
+def test_serving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    write_bundle(small_bundle(), tmp_path / "bundle")
+    small = ["--pictures=24", "--size", "60", "48", "--pairs=2", "--clients=2", "--together=4", "--seconds=0.5"]
+    monkeypatch.setattr(sys, "argv", ["serving", str(tmp_path / "bundle"), *small])
+    importlib.import_module("benchmarks.serving").main()
+    rows = json.loads((tmp_path / "serving.json").read_text())["rows"]
+    assert [row.get("pictures_per_request") for row in rows[:2]] == [1, 4]
+    assert [row["load"] for row in rows[2:]] == ["1 clients", "4 clients", "16 clients", "64 clients", "50%", "80%"]
+    for row in rows:
+        assert row["pictures_per_s"] > 0
+    for row in rows[2:]:
+        assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]

@@ -26,7 +26,7 @@ from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.results import Prediction
 
 #: seconds that a picture waits for others, where others are known to come
-WAIT = 0.005
+WAIT = 0.010
 #: batches that may be on the devices: one that is computed, and a full one behind it
 IN_FLIGHT = 2
 

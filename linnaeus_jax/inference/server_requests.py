@@ -233,11 +233,18 @@ class Preparation:
             options = self._options(
                 request.top_k, request.min_confidence, request.consistency, restrict, tuple(request.always_report)
             )
-            encoded = self._model.bundle.encoder.encode(asked.observations)
+            encoded = self._encoded(asked)
         except (UserError, ValueError) as error:
             raise refuse(422, str(error)) from error
         pixels = self.pixels(asked, range(1)) if len(asked.names) == 1 else None
         return Begun(asked, encoded, options, pixels)
+
+    def _encoded(self, asked: Asked) -> Encoded:
+        encode = self._model.bundle.encoder.encode
+        if asked.request.metadata is not None:
+            return encode(asked.observations)
+        one, count = encode(asked.observations[:1]), len(asked.observations)  # the same for all pictures
+        return Encoded(np.repeat(one.meta, count, axis=0), np.repeat(one.valid, count, axis=0), one.notes * count)
 
     def _make_options(
         self,

@@ -28,7 +28,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one (default: 8000)")
     parser.add_argument("--buckets", default="", help="batch sizes, separated by commas (default: 1,4,16,64)")
-    parser.add_argument("--wait-ms", type=float, default=5.0, help="that a picture waits for others (default: 5)")
+    parser.add_argument(
+        "--wait-ms",
+        type=float,
+        default=10.0,
+        help="that a picture waits for others that are known to come (default: 10)",
+    )
     parser.add_argument("--decoders", type=int, default=0, help="threads that decode pictures (default: one per core)")
     parser.add_argument("--max-body-mib", type=float, default=20.0, help="of a request (default: 20)")
     parser.add_argument("--max-pictures", type=int, default=32, help="of a request (default: 32)")

@@ -116,9 +116,12 @@ def test_slow_body_and_slow_answer():
     assert int(client.headers["retry-after"]) >= 1
 
 
-def test_full_queue():
+@pytest.mark.parametrize("limits", [LIMITS, Limits(body_bytes=100, seconds=0.2, queue=9, held_bytes=150)])
+def test_full_queue(limits):
+    """As many requests, or as many bytes of them, as a server holds."""
+
     async def two() -> list[Client]:
-        guard = Guard(never_answers, LIMITS, metrics(), ("/predict",))
+        guard = Guard(never_answers, limits, metrics(), ("/predict",))
         clients = [Client(b"x"), Client(b"x")]
         await asyncio.gather(*(guard(each.scope, each.receive, each.send) for each in clients))
         last = Client(b"x")
