@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.files import read_json
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.pictures import Preprocessing
 from linnaeus_jax.inference.taxonomy import Taxonomy
@@ -88,7 +88,7 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
     run = Path(run).expanduser()
     saved = read_run(run, checkpoint, weights)
     directory = run_directory(run)
-    config = config_from_json(json.loads(directory.config_json.read_text()))
+    config = config_from_json(read_json(directory.config_json))
     taxonomy = _taxonomy(saved, directory.assets)
     data = config.data
     preprocessing = Preprocessing(
@@ -126,5 +126,5 @@ def _taxonomy(saved: SavedWeights, assets: Path) -> Taxonomy:
         raise UserError(f"{assets} holds no taxonomy_tree.json; the run was made by an earlier version: train it again")
     tree = TaxonomyTree(tasks, sizes, saved.parents, null_possible=null_possible)
     path = assets / "taxon_names.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
+    known = read_json(path) if path.is_file() else {}
     return Taxonomy(tree, TaxonNames.from_json(classes, known))
