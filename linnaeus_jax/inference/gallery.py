@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import html
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from linnaeus_jax.building.parallel import in_order
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.files import write_atomically
+from linnaeus_jax.inference.answers import AnswerOptions, Answers
+from linnaeus_jax.inference.predicting import Part
 from linnaeus_jax.reporting.mistakes import thumbnail
 from linnaeus_jax.reporting.page import note, page
 
@@ -38,52 +41,74 @@ object-fit:contain;background:#f4f6f8;margin:0 0 6px}
 Row = Mapping[str, Any]
 
 
-def certainty(row: Row) -> tuple[bool, float]:
-    """What a page is ordered by: whether there is an answer at all, then the least probability along the path."""
-    return row["answer"] is not None, min((taxon["probability"] for taxon in row["path"]), default=0.0)
+class LeastCertain:
+    """Keeps the pictures that a page will show, of any number.
+
+    Their order: those without an answer first, then by the least probability along the path.
+    """
+
+    def __init__(self, answers: Answers, options: AnswerOptions, most: int = MOST) -> None:
+        self._answers, self._options, self._most = answers, options, most
+        self._kept: list[tuple[bool, float, int, Row]] = []  # a heap, whose first one is the most certain
+
+    def _keep(self, uncertainty: tuple[bool, float], row: Row) -> bool:
+        entry = (*uncertainty, -row["place"], row)
+        if len(self._kept) < self._most:
+            heapq.heappush(self._kept, entry)
+            return True
+        return heapq.heappushpop(self._kept, entry) is not entry
+
+    def offer(self, part: Part, first: int) -> str:
+        """Takes a part whose first picture has the number `first`; returns lines for `restore`."""
+        answered = part.answered
+        if answered is None:
+            return ""
+        uncertain = list(zip((answered.answer < 0).tolist(), (-answered.probability.min(axis=1)).tolist()))
+        places = [first + number for number, reason in enumerate(part.reasons) if not reason]
+        least = self._kept[0][:2] if len(self._kept) == self._most else (False, -2.0)
+        wanted = [row for row, value in enumerate(uncertain) if value > least]
+        if not wanted:
+            return ""
+        predictions, lines = part.predictions(self._answers, self._options), []
+        for row in wanted:
+            said = predictions[row].to_json()
+            del said["top"]
+            said |= {"file": part.read[row], "place": places[row], "metadata_from": part.metadata_from[row]}
+            if self._keep(uncertain[row], said):
+                lines.append(json.dumps([uncertain[row], said]) + "\n")
+        return "".join(lines)
+
+    def restore(self, lines: Iterable[Any]) -> None:
+        """Takes what an interrupted process kept."""
+        for uncertainty, row in lines:
+            self._keep(tuple(uncertainty), row)
+
+    def rows(self) -> list[Row]:
+        """The least certain first."""
+        return [row for *_, row in sorted(self._kept, key=lambda entry: entry[:3], reverse=True)]
 
 
 def write_gallery(
     out: Path,
-    rows: Iterable[Row],
-    paths: Callable[[int], Path],
+    rows: Sequence[Row],
+    paths: Sequence[Path],
+    total: int,
     title: str,
-    *,
-    most: int = MOST,
     progress: Callable[[int, int], None] | None = None,
-) -> int:
+) -> None:
     """Writes the page, which holds everything that it shows.
 
     Args:
-      rows: lines of predictions, see `prediction_files.row_of`, of all pictures in order; those of pictures that could
-        not be read are passed over.
-      paths: where the picture of a line lies, by its place.
-      most: pictures that are shown, the least certain ones.
+      rows: of `LeastCertain`.
+      paths: where each of these pictures lies.
+      total: pictures that were predicted.
       progress: (done, total).
-
-    Returns:
-      How many are shown.
     """
-    total = 0
-    kept: list[tuple[bool, float, int, Row]] = []
-    for place, row in enumerate(rows):
-        if "unreadable" in row:
-            continue
-        total += 1
-        entry = (not certainty(row)[0], -certainty(row)[1], -place, row)  # the largest are the least certain
-        if len(kept) < most:
-            heapq.heappush(kept, entry)
-        else:
-            heapq.heappushpop(kept, entry)
-    shown = sorted(kept, key=lambda entry: entry[:3], reverse=True)
-    cards = _cards([(paths(-place), row) for _, _, place, row in shown], progress)
-    part = f"the {len(shown):,} least certain of {total:,}" if len(shown) < total else f"all {total:,}"
+    cards = _cards(list(zip(paths, rows)), progress)
+    part = f"the {len(rows):,} least certain of {total:,}" if len(rows) < total else f"all {total:,}"
     said = note(f"Pictures: {part}. First those without an answer, then by the least probability along the path.")
-    write_atomically(
-        out,
-        page(title, {"Least certain first": f'<style>{STYLE}</style>{said}<div class="cards">{"".join(cards)}</div>'}),
-    )
-    return len(shown)
+    body = f'<style>{STYLE}</style>{said}<div class="cards">{"".join(cards)}</div>'
+    write_atomically(out, page(title, {"Least certain first": body}))
 
 
 def _cards(shown: list[tuple[Path, Row]], progress: Callable[[int, int], None] | None) -> Iterator[str]:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,16 @@ class Component:
     name: str
     columns: tuple[str, ...]
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """What its columns are computed from: "place", "date" and "elevation"; empty: it must be given as numbers."""
         kinds = {_kind(column) for column in self.columns}
         return () if "" in kinds else tuple(kind for kind in ("place", "date", "elevation") if kind in kinds)
+
+    @cached_property
+    def hours(self) -> NDArray[np.bool_]:
+        """Which columns are of the hour."""
+        return np.array([column.startswith("hour_") for column in self.columns])
 
 
 def _kind(column: str) -> str:
@@ -100,11 +106,22 @@ class MetadataEncoder:
         """D."""
         return sum(len(component.columns) for component in self.components)
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """First and last column (excluded) of every component."""
         stops = np.cumsum([len(component.columns) for component in self.components], dtype=int).tolist()
         return tuple((stop - len(c.columns), stop) for c, stop in zip(self.components, stops, strict=True))
+
+    @cached_property
+    def _wanted(self) -> frozenset[str]:
+        """What any column is computed from."""
+        return frozenset(kind for component in self.components for kind in component.inputs)
+
+    @cached_property
+    def _elevations(self) -> tuple[tuple[str, str, float], ...]:
+        """Name, wave and scale in metres of the columns of elevation."""
+        names = (column for component in self.components for column in component.columns)
+        return tuple((match[0], match[2], float(match[1])) for match in map(_ELEVATION.fullmatch, names) if match)
 
     def encode(self, observations: Sequence[Observation]) -> Encoded:
         """Raises ValueError for `components` that the model does not have, or of another width."""
@@ -129,6 +146,8 @@ class MetadataEncoder:
         return Encoded(meta, valid, notes)
 
     def _check(self, observation: Observation) -> None:
+        if not observation.components:
+            return
         widths = {component.name: len(component.columns) for component in self.components}
         for name, values in observation.components.items():
             if name not in widths:
@@ -140,20 +159,19 @@ class MetadataEncoder:
 
     def _columns(self, observation: Observation, said: list[str]) -> dict[str, float]:
         """Value of every column that can be known; `said` gets what cannot be right."""
-        wanted = {kind for component in self.components for kind in component.inputs}
+        wanted = self._wanted
         columns: dict[str, float] = {}
         if "place" in wanted and (place := _place(observation, said)) is not None:
             columns |= dict(zip(_AXES, unit_sphere(*np.asarray(place, np.float64)[:, None])[0].tolist()))
         if "elevation" in wanted and (metres := _metres(observation, said)) is not None:
-            for name in (column for component in self.components for column in component.columns):
-                if match := _ELEVATION.fullmatch(name):
-                    columns[name] = _wave(match[2], metres / float(match[1]))
+            columns |= {name: _wave(wave, metres / scale) for name, wave, scale in self._elevations}
         if "date" in wanted:
             month, day, hour = moment(observation.date, said)
             if math.isnan(hour) and self.date_is_midnight and not math.isnan(day):
                 hour = 0.0
             for name, value in (("month", month), ("jd", day), ("hour", hour)):
-                columns |= {f"{name}_{wave}": _wave(wave, value / _PERIODS[name]) for wave in ("sin", "cos")}
+                columns[f"{name}_sin"] = _wave("sin", value / _PERIODS[name])
+                columns[f"{name}_cos"] = _wave("cos", value / _PERIODS[name])
         return columns
 
 
@@ -163,8 +181,8 @@ def _wave(wave: str, turns: float) -> float:
 
 def _hour_may_be_unknown(component: Component, vector: NDArray[np.float64]) -> NDArray[np.float64]:
     """Zeros for an hour that is not known, where month or day are; so labels files have it."""
-    hours = np.array([column.startswith("hour_") for column in component.columns])
-    if hours.all() or not np.isfinite(vector[~hours]).all():
+    hours = component.hours
+    if not hours.any() or hours.all() or not np.isfinite(vector[~hours]).all():
         return vector
     return np.where(hours & np.isnan(vector), 0.0, vector)
 

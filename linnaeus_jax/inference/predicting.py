@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.parallel import cores, in_order
-from linnaeus_jax.inference.answers import AnswerOptions
+from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.exif import observation_of
 from linnaeus_jax.inference.forward import BUCKETS, Pending
 from linnaeus_jax.inference.metadata import Encoded, Observation
@@ -32,21 +33,45 @@ class Job:
     observation: Observation | None = None
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came of one picture.
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What came of some pictures that follow each other.
 
     Attributes:
-      name: of the picture.
-      prediction: None where it cannot be read.
-      reason: why it cannot be read.
-      metadata_from: "table", "exif", or "" where nothing was known.
+      pictures: names of all of them.
+      reasons: of all of them, why they cannot be read; "" where they can.
+      answered: of those that can be read; None where there are none.
+      inputs, notes: of these, see `Prediction`.
+      metadata_from: of these, "table", "exif", or "" where nothing was known.
     """
 
-    name: str
-    prediction: Prediction | None
-    reason: str = ""
-    metadata_from: str = ""
+    pictures: Sequence[str]
+    reasons: Sequence[str]
+    answered: Answered | None = None
+    inputs: Sequence[tuple[str, ...]] = ()
+    notes: Sequence[tuple[str, ...]] = ()
+    metadata_from: Sequence[str] = ()
+
+    @property
+    def read(self) -> list[str]:
+        """Names of the pictures that can be read."""
+        return [name for name, reason in zip(self.pictures, self.reasons) if not reason]
+
+    def predictions(self, answers: Answers, options: AnswerOptions) -> list[Prediction]:
+        """Of the pictures that can be read."""
+        if self.answered is None:
+            return []
+        return answers.predictions(self.answered, options, self.inputs, self.notes)
+
+    def rows(self, answers: Answers, options: AnswerOptions) -> Iterator[dict[str, Any]]:
+        """Of all pictures, as JSON types: `Prediction.to_json` with `file` and `metadata_from`, or `unreadable`."""
+        predictions = zip(self.predictions(answers, options), self.metadata_from)
+        for name, reason in zip(self.pictures, self.reasons):
+            if reason:
+                yield {"file": name, "unreadable": reason}
+            else:
+                prediction, source = next(predictions)
+                yield {"file": name, "metadata_from": source, **prediction.to_json()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +89,11 @@ class _Read:
 class _Batch:
     """Pictures in order, read or not, and the logits of those that were."""
 
-    reads: list[_Read]
-    encoded: Encoded | None
-    pending: Pending | None
+    pictures: list[str]
+    reasons: list[str]
+    sources: list[str]
+    encoded: Encoded | None = None
+    pending: Pending | None = None
 
 
 def batch_for(pictures: int, batch: int = 0) -> int:
@@ -80,8 +107,8 @@ def batch_for(pictures: int, batch: int = 0) -> int:
 
 def predict_files(
     model: Model, jobs: Sequence[Job], options: AnswerOptions, *, exif: bool = False, threads: int = 0
-) -> Generator[list[Result], None, None]:
-    """Results of all pictures, in order, in lists of about a batch; no picture ends it.
+) -> Generator[Part, None, None]:
+    """Answers for all pictures, in order, about a batch at a time; no picture ends it.
 
     Memory is bounded by a few batches of pixels and of logits.
 
@@ -91,8 +118,8 @@ def predict_files(
     """
     wanted = exif and any(component.inputs for component in model.bundle.encoder.components)
 
-    def answer(batch: _Batch) -> list[Result]:
-        return _results(model, batch, options)
+    def answer(batch: _Batch) -> Part:
+        return _answer(model, batch, options)
 
     yield from in_order(answer, _dispatched(model, jobs, wanted, threads), threads=2, ahead=RUN_AHEAD + 1)
 
@@ -131,32 +158,23 @@ def _read(model: Model, job: Job, exif: bool) -> _Read:
 
 
 def _dispatch(model: Model, reads: list[_Read]) -> _Batch:
+    pictures, reasons = [read.job.picture.name for read in reads], [read.reason for read in reads]
     readable = [read for read in reads if read.pixels is not None]
+    sources = [EXIF if read.job.observation is None else TABLE for read in readable]
     if not readable:
-        return _Batch(reads, None, None)
+        return _Batch(pictures, reasons, sources)
     encoded = model.bundle.encoder.encode([read.observation for read in readable])
     notes = [(*read.notes, *said) for read, said in zip(readable, encoded.notes)]
     pixels = np.stack([read.pixels for read in readable if read.pixels is not None])
-    return _Batch(
-        [_Read(read.job, None, read.observation, reason=read.reason) for read in reads],  # pixels may go now
-        Encoded(encoded.meta, encoded.valid, notes),
-        model.forward.dispatch(pixels, encoded.meta, encoded.valid),
-    )
+    pending = model.forward.dispatch(pixels, encoded.meta, encoded.valid)
+    return _Batch(pictures, reasons, sources, Encoded(encoded.meta, encoded.valid, notes), pending)
 
 
-def _results(model: Model, batch: _Batch, options: AnswerOptions) -> list[Result]:
+def _answer(model: Model, batch: _Batch, options: AnswerOptions) -> Part:
     """Waits for the logits of a batch and answers, in a thread."""
-    predictions: Iterator[Prediction] = iter(())
-    if batch.pending is not None and batch.encoded is not None:
-        inputs = model.inputs(batch.encoded)
-        predictions = iter(model.answers(batch.pending.result(), options, inputs, batch.encoded.notes))
-    results = []
-    for read in batch.reads:
-        name = read.job.picture.name
-        if read.reason:
-            results.append(Result(name, None, read.reason))
-            continue
-        prediction = next(predictions)
-        source = TABLE if read.job.observation is not None else EXIF
-        results.append(Result(name, prediction, "", source if prediction.inputs else ""))
-    return results
+    if batch.pending is None or batch.encoded is None:
+        return Part(batch.pictures, batch.reasons)
+    inputs = model.inputs(batch.encoded)
+    sources = [source if used else "" for source, used in zip(batch.sources, inputs)]
+    answered = model.answers.answered(batch.pending.result(), options)
+    return Part(batch.pictures, batch.reasons, answered, inputs, batch.encoded.notes, sources)

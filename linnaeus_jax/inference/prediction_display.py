@@ -20,7 +20,7 @@ _WIDE = 120
 
 
 def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
-    """The answers of lines of predictions, see `prediction_files.row_of`.
+    """The answers of predictions, see `predicting.Part.rows`.
 
     Args:
       width: of the console in characters; a wide one has room for all ranks.

@@ -1,19 +1,26 @@
 """Predictions of many pictures as a file: written as they come, gone on with after an interruption, whole at the end.
 
-While the work lasts, `OUT.unfinished/` holds `about.json`, what the predictions are made with, and `rows.jsonl`, one
-line per picture in order. At the end OUT is made of the lines, with `OUT.unreadable.csv` where pictures could not be
-read and `OUT.about.json`.
+While the work lasts, `OUT.unfinished/` holds
+
+about.json       what the predictions are made with
+rows             their lines, in order
+unreadable.csv   pictures that could not be read
+gallery.jsonl    what the page of pictures needs
+progress.jsonl   after every batch, how long these files are and what was counted: what is longer was cut off and is
+                 written again
+
+At the end OUT is made of the lines, with `OUT.unreadable.csv` where pictures could not be read and `OUT.about.json`.
 """
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -24,25 +31,14 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import RunDirectory, replaced_file, write_json
 from linnaeus_jax.inference.bundle import Bundle
 from linnaeus_jax.inference.bundle_files import BUNDLE_JSON
-from linnaeus_jax.inference.predicting import Result
+from linnaeus_jax.inference.predicting import Part
+from linnaeus_jax.inference.prediction_lines import CsvLines, JsonLines, unreadable_lines
 from linnaeus_jax.weights.files import sha256_of
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 #: what belongs to a file of predictions, see `beside`
 UNFINISHED, ABOUT, UNREADABLE = "unfinished", "about.json", "unreadable.csv"
-UNREADABLE_COLUMNS = ("file", "reason")
-#: rows of a Parquet part
-_PART = 1 << 14
-
-Row = dict[str, Any]
-Progress = Callable[[int, int], None]
-
-
-def row_of(result: Result) -> Row:
-    """A line of `rows.jsonl`."""
-    if result.prediction is None:
-        return {"file": result.name, "unreadable": result.reason}
-    return {"file": result.name, "metadata_from": result.metadata_from, **result.prediction.to_json()}
+_FILES = ("rows", UNREADABLE, "gallery.jsonl")
 
 
 @dataclass
@@ -64,21 +60,25 @@ class Summary:
     inputs: dict[str, int] = field(default_factory=dict)
     notes: int = 0
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        self.pictures += 1
-        if "unreadable" in row:
-            self.unreadable += 1
+    def add(self, part: Part, ranks: Sequence[str]) -> None:
+        """Counts a part.
+
+        Args:
+          ranks: of the model, the finest first.
+        """
+        self.pictures += len(part.pictures)
+        self.unreadable += sum(map(bool, part.reasons))
+        if part.answered is None:
             return
-        answer = row["answer"]
-        keys = (
-            (self.answers, [answer["rank"] if answer else ""]),
-            (self.metadata_from, [row["metadata_from"]]),
-            (self.inputs, row["inputs"]),
-        )
-        for counts, names in keys:
-            for name in names:
-                counts[name] = counts.get(name, 0) + 1
-        self.notes += bool(row["notes"])
+        names = [*ranks, ""]  # the last one for -1
+        for counts, values in (
+            (self.answers, [names[place] for place in part.answered.answer.tolist()]),
+            (self.metadata_from, part.metadata_from),
+            (self.inputs, [name for used in part.inputs for name in used]),
+        ):
+            for name, count in Counter(values).items():
+                counts[name] = counts.get(name, 0) + count
+        self.notes += sum(map(bool, part.notes))
 
 
 def model_digest(bundle: Bundle) -> str:
@@ -104,6 +104,16 @@ def check_format(out: Path) -> str:
 def beside(out: Path, what: str) -> Path:
     """A file that belongs to `out`: ("predictions.csv", "about.json") -> predictions.csv.about.json."""
     return out.with_name(f"{out.name}.{what}")
+
+
+def remove(out: Path, *, finished: bool) -> None:
+    """Takes away what is unfinished, and with `finished` also `out` and what belongs to it."""
+    shutil.rmtree(beside(out, UNFINISHED), ignore_errors=True)
+    for path in (out, beside(out, ABOUT), beside(out, UNREADABLE)) if finished else ():
+        path.unlink(missing_ok=True)
+
+
+# ---- the same command again
 
 
 def finished(out: Path, about: Mapping[str, Any]) -> Summary | None:
@@ -148,202 +158,111 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+# ---- while the work lasts
+
+
 class Unfinished:
-    """The lines of an unfinished file of predictions.
+    """Predictions that are not yet a file.
 
     Attributes:
-      done: pictures whose line is there.
+      summary: of what is done.
     """
 
-    def __init__(self, folder: Path, file: IO[bytes]) -> None:
-        self._path, self._file = folder / "rows.jsonl", file
-        whole = self.done = 0
-        for line in file:
-            if not line.endswith(b"\n"):  # the end came while it was written
+    def __init__(
+        self, folder: Path, lines: CsvLines | JsonLines, files: Mapping[str, IO[bytes]], log: IO[bytes]
+    ) -> None:
+        self._folder, self._lines, self._files, self._log = folder, lines, files, log
+        self.summary, lengths = Summary(), dict.fromkeys(files, 0)
+        whole = 0
+        for line in log:
+            try:
+                entry = json.loads(line)
+            except ValueError:  # cut short
                 break
-            whole += len(line)
-            self.done += 1
-        file.truncate(whole)
-        file.seek(whole)
+            if any(entry["lengths"][name] > _length(file) for name, file in files.items()):
+                break
+            whole, lengths, self.summary = whole + len(line), entry["lengths"], Summary(**entry["summary"])
+        for name, file in (*files.items(), (None, log)):
+            file.truncate(lengths[name] if name is not None else whole)
+        if not whole:
+            files["rows"].write(lines.header.encode())
+            files[UNREADABLE].write(b"file,reason\n")
 
-    def add(self, results: Iterable[Result]) -> None:
-        """Appends lines."""
-        lines = [json.dumps(row_of(result), separators=(",", ":")) + "\n" for result in results]
-        self._file.write("".join(lines).encode())
-        self._file.flush()
-        self.done += len(lines)
+    def add(self, part: Part, gallery: str = "") -> None:
+        """Appends a part.
 
-    def rows(self) -> Iterator[Row]:
-        """All lines so far."""
-        with self._path.open("rb") as lines:
-            for line in lines:
-                yield json.loads(line)
+        Args:
+          gallery: lines for the page of pictures.
+        """
+        self.summary.add(part, [self._lines.taxonomy.ranks[task] for task in self._lines.taxonomy.tasks])
+        texts = ("".join(self._lines.lines(part)), "".join(unreadable_lines(part)), gallery)
+        for file, text in zip(self._files.values(), texts, strict=True):
+            if text:
+                file.write(text.encode())
+            file.flush()
+        lengths = {name: _length(file) for name, file in self._files.items()}
+        self._log.write(json.dumps({"lengths": lengths, "summary": vars(self.summary)}).encode() + b"\n")
+        self._log.flush()
+
+    def gallery(self) -> Iterator[dict[str, Any]]:
+        """What was kept for the page of pictures."""
+        with (self._folder / "gallery.jsonl").open("rb") as file:
+            yield from map(json.loads, file)
+
+    def finish(self, out: Path, about: Mapping[str, Any]) -> None:
+        """Makes `out` and what belongs to it; `remove` takes the rest away."""
+        counts = vars(self.summary)
+        with replaced_file(out) as temporary:
+            if check_format(out) == ".parquet":
+                assert isinstance(self._lines, CsvLines)
+                write_parquet(self._folder / "rows", temporary, self._lines.schema)
+            else:
+                shutil.copyfile(self._folder / "rows", temporary)
+            if self.summary.unreadable:
+                with replaced_file(beside(out, UNREADABLE)) as listed:
+                    shutil.copyfile(self._folder / UNREADABLE, listed)
+            else:
+                beside(out, UNREADABLE).unlink(missing_ok=True)
+            write_json(beside(out, ABOUT), {"made_with": dict(about), "counts": counts})
 
 
-@contextmanager
-def unfinished(folder: Path, out: Path, about: Mapping[str, Any]) -> Iterator[Unfinished]:
+def _length(file: IO[bytes]) -> int:
+    """Bytes of a file that is open for appending."""
+    return file.seek(0, 2)
+
+
+@contextlib.contextmanager
+def unfinished(folder: Path, out: Path, about: Mapping[str, Any], lines: CsvLines | JsonLines) -> Iterator[Unfinished]:
     """Opens what is unfinished, or begins it.
 
     Args:
-      folder: where the lines lie.
-      out: what they are for, in messages.
+      folder: where it lies.
+      out: what it is for, in messages.
       about: what the predictions are made with, as JSON types.
+      lines: their form.
 
     Raises:
       UserError: it was begun with something else, or another process is writing.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "rows.jsonl").open("ab+") as file:
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((folder / "progress.jsonl").open("ab+"))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"another process is writing {out}; wait for it or choose another --out") from None
-        known = _read(folder / "about.json")
+        known = _read(folder / ABOUT)
         if known is None:
-            file.truncate(0)
-            write_json(folder / "about.json", {"made_with": dict(about)})
+            log.truncate(0)
+            write_json(folder / ABOUT, {"made_with": dict(about)})
         else:
             _check_same(out, known["made_with"], about)
-        file.seek(0)
-        yield Unfinished(folder, file)
+        log.seek(0)
+        files = {name: stack.enter_context((folder / name).open("ab+")) for name in _FILES}
+        yield Unfinished(folder, lines, files, log)
 
 
-def remove(out: Path, *, finished: bool) -> None:
-    """Takes away what is unfinished, and with `finished` also `out` and what belongs to it."""
-    shutil.rmtree(beside(out, UNFINISHED), ignore_errors=True)
-    for path in (out, beside(out, ABOUT), beside(out, UNREADABLE)) if finished else ():
-        path.unlink(missing_ok=True)
-
-
-# ---- the finished file
-
-
-def finish(
-    work: Unfinished, out: Path, about: Mapping[str, Any], ranks: Sequence[str], progress: Progress | None = None
-) -> Summary:
-    """Makes `out` and what belongs to it of the lines.
-
-    Args:
-      ranks: coarsest first.
-      progress: (done, total).
-    """
-    summary = Summary()
-    faults: list[tuple[str, str]] = []
-
-    def readable() -> Iterator[Row]:
-        for row in work.rows():
-            summary.add(row)
-            if "unreadable" in row:
-                faults.append((row["file"], row["unreadable"]))
-            else:
-                yield row
-            if progress:
-                progress(summary.pictures, work.done)
-
-    write = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}[check_format(out)]
-    with replaced_file(out) as temporary:
-        write(temporary, readable(), ranks)
-        _write_unreadable(beside(out, UNREADABLE), faults)
-        write_json(beside(out, ABOUT), {"made_with": dict(about), "counts": vars(summary)})
-    return summary
-
-
-def _write_unreadable(path: Path, faults: Sequence[tuple[str, str]]) -> None:
-    if not faults:
-        path.unlink(missing_ok=True)
-        return
-    with replaced_file(path) as temporary, temporary.open("x", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([UNREADABLE_COLUMNS, *faults])
-
-
-def table_schema(ranks: Sequence[str], always: Sequence[str]) -> dict[str, type[pl.DataType]]:
-    """Columns of CSV and Parquet.
-
-    Args:
-      ranks: coarsest first.
-      always: names of the taxa that are always reported, see `always_names`.
-    """
-    schema: dict[str, type[pl.DataType]] = {"file": pl.String}
-    for name in ("answer", *ranks):
-        schema |= {f"{name}_rank": pl.String} if name == "answer" else {}
-        schema |= {f"{name}_taxon_id": pl.Int64, f"{name}_name": pl.String, f"{name}_probability": pl.Float64}
-    schema |= {f"always_{name}": pl.Float64 for name in always}
-    return schema | {"inputs": pl.String, "metadata_from": pl.String, "notes": pl.String, "top": pl.String}
-
-
-def always_names(row: Row) -> list[str]:
-    """A name for each taxon that is always reported: its scientific name or id, with the rank where two share it."""
-    plain = [taxon["name"] or str(taxon["taxon_id"]) for taxon in row["always"]]
-    return [f"{name}_{taxon['rank']}" if plain.count(name) > 1 else name for name, taxon in zip(plain, row["always"])]
-
-
-def table_row(row: Row) -> list[Any]:
-    """Cells of CSV and Parquet, in the order of `table_schema`; `top` is {rank: [[id, name, probability], ...]}."""
-    answer = row["answer"]
-    cells = [row["file"], *([answer["rank"], *_cells(answer)] if answer else ["", 0, "unknown", None])]
-    for taxon in row["path"]:
-        cells += _cells(taxon)
-    cells += [_cells(taxon)[2] for taxon in row["always"]]
-    top = {rank: [_cells(taxon) for taxon in taxa] for rank, taxa in row["top"].items()}
-    listed = json.dumps(top, separators=(",", ":"), ensure_ascii=False)
-    return [*cells, " ".join(row["inputs"]), row["metadata_from"], "; ".join(row["notes"]), listed]
-
-
-def _cells(taxon: Mapping[str, Any]) -> list[Any]:
-    """Id, name and probability; what has no name is called by its id, and null is unknown."""
-    number = taxon["taxon_id"]
-    name = (taxon["name"] or str(number)) if number else "unknown"
-    return [number, name, float(f"{taxon['probability']:.6g}")]
-
-
-def _write_jsonl(path: Path, rows: Iterator[Row], ranks: Sequence[str]) -> None:
-    with path.open("x", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n")
-
-
-def _first(rows: Iterator[Row]) -> tuple[list[str], Iterator[Row]]:
-    """Names of the taxa that are always reported, and all rows."""
-    first = next(rows, None)
-    if first is None:
-        return [], iter(())
-
-    def every() -> Iterator[Row]:
-        yield first
-        yield from rows
-
-    return always_names(first), every()
-
-
-def _write_csv(path: Path, rows: Iterator[Row], ranks: Sequence[str]) -> None:
-    always, rows = _first(rows)
-    with path.open("x", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(table_schema(ranks, always))
-        writer.writerows(map(table_row, rows))
-
-
-def _write_parquet(path: Path, rows: Iterator[Row], ranks: Sequence[str]) -> None:
-    """Written in parts, which are then joined, so that memory stays bounded."""
-    always, rows = _first(rows)
-    schema = table_schema(ranks, always)
-    folder = path.with_name(f"{path.name}.parts")
-    folder.mkdir()
-    try:
-        parts: list[Path] = []
-        cells: list[list[Any]] = []
-
-        def keep() -> None:
-            parts.append(folder / f"{len(parts):06d}.parquet")
-            pl.DataFrame(cells, schema, orient="row").write_parquet(parts[-1])
-            cells.clear()
-
-        for row in rows:
-            cells.append(table_row(row))
-            if len(cells) == _PART:
-                keep()
-        if cells or not parts:
-            keep()
-        pl.scan_parquet(parts).sink_parquet(path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def write_parquet(source: Path, out: Path, schema: Mapping[str, type[pl.DataType]]) -> None:
+    """CSV -> Parquet, a part at a time."""
+    texts = [name for name, kind in schema.items() if kind == pl.String]
+    pl.scan_csv(source, schema=dict(schema)).with_columns(pl.col(texts).fill_null("")).sink_parquet(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,22 @@ class Taxonomy:
     def ranks(self) -> dict[str, str]:
         """Task -> what people call it."""
         return {task: task_name(task) for task in self.tasks}
+
+    @cached_property
+    def described(self) -> dict[str, list[tuple[str, int, str, str]]]:
+        """Task -> rank, taxon id, scientific and common name of every class, as plain Python values."""
+        names = self.names
+        return {
+            task: list(
+                zip(
+                    repeat(self.ranks[task]),
+                    names.classes[task].tolist(),
+                    map(str, names.name[task].tolist()),
+                    map(str, names.common_name[task].tolist()),
+                )
+            )
+            for task in self.tasks
+        }
 
     @cached_property
     def _by_text(self) -> dict[str, list[tuple[str, int]]]:

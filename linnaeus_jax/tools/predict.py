@@ -18,7 +18,7 @@ import contextlib
 import hashlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from linnaeus_jax.inference.model import Model
     from linnaeus_jax.inference.picture_list import PictureFile
     from linnaeus_jax.inference.predicting import Job
-    from linnaeus_jax.inference.prediction_files import Summary, Unfinished
+    from linnaeus_jax.inference.prediction_files import Summary
 
 from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
@@ -146,6 +146,7 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
         "restrict": sorted(taxa_of(args.restrict)) if args.restrict else None,
         "always_report": taxa_of(args.always_report) if args.always_report else [],
         "shard": args.shard or "",
+        "gallery": args.gallery is not None,
     }
 
 
@@ -212,10 +213,7 @@ def main(argv: Sequence[str]) -> int:
         _say(f"{args.out} is complete: nothing is left to do (predict again with --force)")
         remove(args.out, finished=False)
     else:
-        with working(args, about) as work:
-            summary = predict(args, model, jobs, options, work, exif, about)
-        if args.out is not None:
-            remove(args.out, finished=False)
+        summary = predict(args, model, jobs, options, exif, about)
     source = f"the table {args.meta}" if args.meta is not None else "EXIF data" if exif else "no source"
     for line in summary_lines(summary, model.bundle, args.min_confidence, source, args.out):
         _say(line)
@@ -224,63 +222,58 @@ def main(argv: Sequence[str]) -> int:
     return 2 if summary.unreadable == summary.pictures else 0
 
 
-@contextlib.contextmanager
-def working(args: argparse.Namespace, about: Mapping[str, Any]) -> Iterator[Unfinished]:
-    """The lines of the predictions: beside --out, or in a folder that goes away."""
-    from linnaeus_jax.inference.prediction_files import UNFINISHED, beside, unfinished
-
-    with contextlib.ExitStack() as stack:
-        if args.out is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="predict-")))
-        else:
-            folder = beside(args.out, UNFINISHED)
-        yield stack.enter_context(unfinished(folder, args.out or folder, about))
-
-
 def predict(
     args: argparse.Namespace,
     model: Model,
     jobs: Sequence[Job],
     options: AnswerOptions,
-    work: Unfinished,
     exif: bool,
     about: Mapping[str, Any],
 ) -> Summary:
     """Predicts what is left to do, and writes or prints all of it."""
-    from linnaeus_jax.inference.gallery import write_gallery
+    from linnaeus_jax.inference.gallery import LeastCertain, write_gallery
     from linnaeus_jax.inference.predicting import predict_files
     from linnaeus_jax.inference.prediction_display import answers_table
-    from linnaeus_jax.inference.prediction_files import Summary, finish
+    from linnaeus_jax.inference.prediction_files import UNFINISHED, beside, remove, unfinished
+    from linnaeus_jax.inference.prediction_lines import lines_for
     from linnaeus_jax.reporting.logs import console
 
-    if work.done:
-        _say(f"going on after {work.done:,} of {len(jobs):,} pictures")
-    with tools.progress_bar("predicting") as progress:
-        progress(work.done, len(jobs))
-        for results in predict_files(model, jobs[work.done :], options, exif=exif, threads=args.threads):
-            work.add(results)
-            progress(work.done, len(jobs))
-    if args.gallery is not None:
-        title = f"Predictions of {model.bundle.facts.get('title') or args.source.name}"
-        with tools.progress_bar("gallery") as progress:
-            shown = write_gallery(
-                args.gallery, work.rows(), lambda place: jobs[place].picture.path, title, progress=progress
-            )
-        _say(f"{args.gallery}: {shown} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
-    if args.out is not None:
-        ranks = [model.bundle.taxonomy.ranks[task] for task in reversed(model.bundle.tasks)]
-        with tools.progress_bar("writing") as progress:
-            return finish(work, args.out, about, ranks, progress)
-    summary = Summary()
+    lines = lines_for(args.out.suffix.lower() if args.out is not None else ".csv", model.bundle.taxonomy, options)
+    least = LeastCertain(model.answers, options)
     printed: list[Mapping[str, Any]] = []
-    for row in work.rows():
-        summary.add(row)
-        if len(printed) < PRINTED:
-            printed.append(row)
-    console.print(answers_table(printed, console.width))
-    if len(jobs) > len(printed):
-        _say(f"... and {len(jobs) - len(printed):,} more pictures; write them all with --out predictions.csv")
-    return summary
+    with contextlib.ExitStack() as stack:
+        if args.out is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="predict-")))
+        else:
+            folder = beside(args.out, UNFINISHED)
+        work = stack.enter_context(unfinished(folder, args.out or folder, about, lines))
+        done = work.summary.pictures
+        least.restore(work.gallery())
+        if done:
+            _say(f"going on after {done:,} of {len(jobs):,} pictures")
+        with tools.progress_bar("predicting") as progress:
+            progress(done, len(jobs))
+            for part in predict_files(model, jobs[done:], options, exif=exif, threads=args.threads):
+                work.add(part, least.offer(part, work.summary.pictures) if args.gallery is not None else "")
+                progress(work.summary.pictures, len(jobs))
+                if args.out is None and len(printed) < PRINTED:
+                    printed += part.rows(model.answers, options)
+        if args.gallery is not None:
+            shown = least.rows()
+            paths = [jobs[row["place"]].picture.path for row in shown]
+            title = f"Predictions of {model.bundle.facts.get('title') or args.source.name}"
+            with tools.progress_bar("gallery") as progress:
+                read = work.summary.pictures - work.summary.unreadable
+                write_gallery(args.gallery, shown, paths, read, title, progress)
+            _say(f"{args.gallery}: {len(shown):,} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
+        if args.out is not None:
+            work.finish(args.out, about)
+            remove(args.out, finished=False)
+    if args.out is None:
+        console.print(answers_table(printed[:PRINTED], console.width))
+        if len(jobs) > PRINTED:
+            _say(f"... and {len(jobs) - PRINTED:,} more pictures; write them all with --out predictions.csv")
+    return work.summary
 
 
 def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions, exif: bool) -> None:

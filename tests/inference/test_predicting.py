@@ -41,51 +41,48 @@ def files(tmp_path_factory, pictures) -> list[PictureFile]:
     return found
 
 
-def test_results_are_those_of_the_model_in_order(model, files):
+def test_answers_are_those_of_the_model_in_order(model, files):
     jobs = [Job(file, GIVEN.get(number)) for number, file in enumerate(files)]
-    batches = list(predict_files(model, jobs, model.answers.options(), exif=True))
-    results = [result for batch in batches for result in batch]
-    assert len(batches) == 2
-    assert [result.name for result in results] == [file.name for file in files]
-    reasons = {number: result.reason for number, result in enumerate(results) if result.prediction is None}
-    assert reasons == {
+    options = model.answers.options()
+    parts = list(predict_files(model, jobs, options, exif=True))
+    assert len(parts) == 2
+    rows = [row for part in parts for row in part.rows(model.answers, options)]
+    assert [row["file"] for row in rows] == [file.name for file in files]
+    assert {number: row["unreadable"] for number, row in enumerate(rows) if "unreadable" in row} == {
         3: "empty file",
         4: "10 bytes that no image decoder understands",
         11: "No such file or directory",
     }
-    assert [result.metadata_from for result in results] == ["", "exif", "", "", "", "table", *[""] * 6]
-    for number, result in enumerate(results):
-        if result.prediction is None:
+    sources = [row.get("metadata_from", "") for row in rows]
+    assert sources == ["", "exif", "", "", "", "table", *[""] * 6]
+    for number, row in enumerate(rows):
+        if number in BROKEN:
             continue
-        given = {1: Observation(date="2024-05-17")} | GIVEN
-        known = given.get(number, Observation())
-        alone = model.predict(
-            files[number].path,
-            latitude=known.latitude,
-            longitude=known.longitude,
-            date=known.date,
-            elevation=known.elevation,
-        )[0]
-        assert result.prediction.path[-1].taxon_id == alone.path[-1].taxon_id
-        assert result.prediction.path[-1].probability == pytest.approx(alone.path[-1].probability, abs=1e-5)
-        assert (result.prediction.inputs, result.prediction.notes) == (alone.inputs, alone.notes)
+        known = ({1: Observation(date="2024-05-17")} | GIVEN).get(number, Observation())
+        given = {name: getattr(known, name) for name in ("latitude", "longitude", "date", "elevation")}
+        alone = model.predict(files[number].path, **given)[0].to_json()
+        for taxon, other in zip(row["path"], alone["path"], strict=True):
+            assert taxon.pop("probability") == pytest.approx(other.pop("probability"), abs=1e-5)
+            assert taxon == other
+        assert (row["inputs"], row["notes"]) == (alone["inputs"], alone["notes"])
 
 
 def test_exif_is_left_alone(model, files):
     for job in (Job(files[1], Observation()), Job(files[1])):
-        [[result]] = predict_files(model, [job], model.answers.options(), exif=job.observation is not None)
-        assert result.prediction is not None
-        assert result.prediction.inputs == ()
+        [part] = predict_files(model, [job], model.answers.options(), exif=job.observation is not None)
+        assert part.inputs == [()]
+        assert part.metadata_from == [""]
 
 
 def test_nothing_but_unreadable_pictures(model, tmp_path):
     missing = PictureFile(tmp_path / "x.jpg", "x.jpg", "x.jpg")
     jobs = [Job(PictureFile(missing.path, "two", "two", "a name that is not UTF-8"))] + [Job(missing)] * 70
-    batches = list(predict_files(model, jobs, model.answers.options()))
-    assert [len(batch) for batch in batches] == [64, 7]  # told as it goes
-    assert batches[0][0].reason == "a name that is not UTF-8"
-    assert all(result.prediction is None for batch in batches for result in batch)
-    assert list(predict_files(model, [], model.answers.options())) == []
+    options = model.answers.options()
+    parts = list(predict_files(model, jobs, options))
+    assert [len(part.pictures) for part in parts] == [64, 7]  # told as it goes
+    assert parts[0].reasons[0] == "a name that is not UTF-8"
+    assert all(part.read == part.predictions(model.answers, options) == [] for part in parts)
+    assert list(predict_files(model, [], options)) == []
 
 
 def test_reading_stays_a_bounded_number_of_pictures_ahead(model, files, monkeypatch):
