@@ -44,6 +44,7 @@ from benchmarks.common import add_names, interleaved, write_results
 from linnaeus_jax.inference.metadata import Observation
 from linnaeus_jax.inference.picture_list import PictureFile
 from linnaeus_jax.inference.predicting import Job, predict_files
+from linnaeus_jax.inference.prediction_lines import JsonLines
 
 Row = dict[str, Any]
 OBSERVATION = {"latitude": "48.2", "longitude": "16.4", "date": "2024-05-17"}
@@ -144,11 +145,13 @@ def throughput(options: argparse.Namespace, files: Sequence[Path], address: str)
     """Server against the loop over a folder, in alternation."""
     model = linnaeus_jax.load(options.model, buckets=(64,))
     answer_options = model.answers.options()
+    lines = JsonLines(model.bundle.taxonomy, answer_options)  # what tools.predict writes
     known = Observation(48.2, 16.4, "2024-05-17")
     jobs = [Job(PictureFile(file, file.name, file.name), known) for file in files]
 
     def predict() -> None:
-        assert all(each.prediction for each in itertools.chain(*predict_files(model, jobs, answer_options)))
+        parts = predict_files(model, jobs, answer_options)
+        assert sum(len(lines.lines(part)) for part in parts) == len(jobs)
 
     rows = []
     for together in (1, options.together):
