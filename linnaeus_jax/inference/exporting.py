@@ -10,6 +10,7 @@ weights.safetensors   as of `weights.exporting`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -21,8 +22,8 @@ from jax import export as jax_export
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import replaced_directory, write_json
 from linnaeus_jax.inference.bundle import Bundle
+from linnaeus_jax.inference.forward import forward_pass
 from linnaeus_jax.inference.pictures import PILLOW_FILTERS, Preprocessing
-from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.models.depthwise import BY_PLATFORM
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.weights.exporting import facts, torch_state
@@ -64,12 +65,7 @@ def check_out(out: Path, *, force: bool) -> None:
 def exported_program(bundle: Bundle, platforms: Sequence[str] = PLATFORMS) -> jax_export.Exported:
     """The forward pass with its weights, for any number of rows on some platforms."""
     model, picture = _portable(bundle.model), bundle.preprocessing
-    mean, std = tuple(picture.mean), tuple(picture.std)
-
-    def logits(image: jax.Array, meta: jax.Array, meta_valid: jax.Array) -> dict[str, jax.Array]:
-        result: Any = model.apply(bundle.variables, normalize(image, mean, std), meta, meta_valid_BK=meta_valid)
-        return result
-
+    logits = functools.partial(forward_pass(model, picture.mean, picture.std), bundle.variables)
     (rows,) = jax_export.symbolic_shape("b")
     inputs = (
         jax.ShapeDtypeStruct((rows, *picture.size, 3), np.uint8),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,22 @@ from linnaeus_jax.step.placement import Placement, fetch
 
 #: rows that are computed at once; a batch is filled up to the next of these
 BUCKETS = (1, 8, 64)
+#: of products; with the default a GPU rounds to 10 bits, and answers would depend on the batch and on the device
+PRECISION = "highest"
+
+
+def forward_pass(
+    model: ModelFamily, mean: Sequence[float], std: Sequence[float]
+) -> Callable[[Any, jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]:
+    """(variables, image uint8 [B, H, W, 3], meta float32 [B, D], valid [B, K]) -> {task: logits float32 [B, C]}."""
+    mean, std = tuple(mean), tuple(std)
+
+    def logits(variables: Any, image: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+        with jax.default_matmul_precision(PRECISION):
+            result: Any = model.apply(variables, normalize(image, mean, std), meta, meta_valid_BK=valid)
+        return result
+
+    return logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +70,7 @@ class Forward:
         devices = self._placement.device_count
         self.buckets = tuple(sorted({-(-rows // devices) * devices for rows in buckets}))
         self._model, self._variables = model, self._placement.replicate(dict(variables))
-        mean, std = tuple(mean), tuple(std)
-
-        def logits(variables: Any, image: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
-            result: Any = model.apply(variables, normalize(image, mean, std), meta, meta_valid_BK=valid)
-            return result
-
+        logits = forward_pass(model, mean, std)
         batch, replicated = self._placement.batch, self._placement.replicated
         self._jitted = jax.jit(logits, in_shardings=(replicated, batch, batch, batch), out_shardings=batch)
         self._compiled: dict[int, Any] = {}

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from linnaeus_jax.inference.forward import Forward
+from linnaeus_jax.inference.forward import Forward, forward_pass
 from linnaeus_jax.inference.metadata import Observation
 from linnaeus_jax.learning.augmentation import normalize
 
@@ -47,6 +47,18 @@ def test_batching_changes_nothing(model, batch, expected, sizes):
     for task, logits in expected.items():
         np.testing.assert_allclose(np.concatenate([p[task] for p in parts]), logits[order], rtol=0, atol=1e-5)
     assert model.forward.compilations <= len(model.forward.buckets)
+
+
+def test_products_are_exact_whatever_the_default_is(bundle, batch):
+    picture = bundle.preprocessing
+    run = jax.jit(forward_pass(bundle.model, picture.mean, picture.std))
+    with jax.default_matmul_precision("bfloat16"):
+        text = run.lower(bundle.variables, *(array[:1] for array in batch)).as_text()
+    products = [
+        line for line in text.splitlines() if "stablehlo.dot_general" in line or "stablehlo.convolution" in line
+    ]
+    assert len(products) > 10
+    assert all("HIGHEST" in line for line in products)
 
 
 def test_buckets(bundle):

@@ -2,8 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
-from linnaeus_jax.models.depthwise import depthwise_conv
+from linnaeus_jax.models.depthwise import BY_PLATFORM, depthwise_conv
 
 
 def draws(size, batch=3):
@@ -51,6 +52,17 @@ def test_stride_2(padding):
         np.testing.assert_allclose(
             depthwise_conv(x, kernel, stride=2, padding=padding, impl=impl), sum(taps), atol=1e-5
         )
+
+
+def test_a_program_for_several_platforms_has_the_form_of_each():
+    x, kernel, _ = draws(3)
+    run = jax.jit(lambda x, k: depthwise_conv(x, k, impl=BY_PLATFORM))
+    np.testing.assert_allclose(run(x, kernel), depthwise_conv(x, kernel, impl="lax"), rtol=0, atol=1e-5)
+
+    def has_convolution(*platforms: str) -> bool:
+        return "stablehlo.convolution" in export.export(run, platforms=platforms)(x, kernel).mlir_module()
+
+    assert [has_convolution("cpu"), has_convolution("cuda"), has_convolution("cpu", "cuda")] == [False, True, True]
 
 
 def test_errors_name_the_argument():
