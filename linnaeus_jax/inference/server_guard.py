@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from linnaeus_jax.inference.batching import Batcher
-from linnaeus_jax.inference.server_requests import Limits
+from linnaeus_jax.inference.server_requests import RETRY_AFTER, Limits
 
 #: endpoint that the limits of time and queue are for
 PREDICT = "/predict"
@@ -21,14 +21,15 @@ PREDICT = "/predict"
 DRAINED = 8
 #: status in the metrics where the client closed the connection before its body was there, as nginx has it
 CLIENT_LEFT = 499
-#: seconds after which a client may try again
-RETRY_AFTER = 1
 HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
     b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
+
+
+_CLOSE = {"Connection": "close"}  # the rest of the body must not be taken for the next request
 
 
 class BodyTooLarge(Exception):
@@ -84,7 +85,7 @@ class Guard:
 
     async def _limited(self, exchange: Exchange) -> None:
         predicts = exchange.scope["path"] == PREDICT
-        held = min(exchange.announced or self._limits.body_bytes, self._limits.body_bytes)
+        held = min(exchange.announced or self._limits.body_bytes, self._limits.body_bytes) if predicts else 0
         full = self._active >= self._limits.queue or (self._active and self._held + held > self._limits.held_bytes)
         if predicts and full:
             again = {"Retry-After": str(RETRY_AFTER)}
@@ -99,13 +100,14 @@ class Guard:
                     raise BodyTooLarge
                 await self._app(exchange.scope, exchange.receive, exchange.send)
         except BodyTooLarge:
-            await exchange.refuse(413, f"the body is larger than {self._limits.body_bytes} bytes")
+            await exchange.refuse(413, f"the body is larger than {self._limits.body_bytes} bytes", _CLOSE)
         except TimeoutError:
             if exchange.received:
                 again = {"Retry-After": str(RETRY_AFTER)}
                 await exchange.refuse(504, f"no answer within {self._limits.seconds:g} s; try again later", again)
             else:
-                await exchange.refuse(408, f"the body was not there after {self._limits.seconds:g} s", drain=False)
+                detail = f"the body was not there after {self._limits.seconds:g} s"
+                await exchange.refuse(408, detail, _CLOSE, drain=False)
         except ClientDisconnect:
             exchange.status = exchange.status or CLIENT_LEFT
         finally:

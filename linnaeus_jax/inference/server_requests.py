@@ -27,6 +27,8 @@ from linnaeus_jax.inference.server_types import ObservationIn, PictureIn, Predic
 
 #: AnswerOptions of so many different requests are kept
 KEPT_OPTIONS = 64
+#: seconds after which a client may try again
+RETRY_AFTER = 1
 _LISTS = ("restrict", "always_report")
 _JSON_FIELDS = ("metadata", "components")
 
@@ -81,7 +83,7 @@ class Begun:
 
 def refuse(status: int, detail: str) -> HTTPException:
     """The error to raise for a request that cannot be answered."""
-    return HTTPException(status, detail)
+    return HTTPException(status, detail, {"Retry-After": str(RETRY_AFTER)} if status in (503, 504) else None)
 
 
 def understand(content_type: str, body: bytes, limits: Limits) -> Asked:

@@ -26,8 +26,8 @@ from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K
 from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.results import Prediction
-from linnaeus_jax.inference.server_guard import PREDICT, RETRY_AFTER, Guard, ServerMetrics
-from linnaeus_jax.inference.server_requests import Asked, Limits, Preparation, refuse, twice
+from linnaeus_jax.inference.server_guard import PREDICT, Guard, ServerMetrics
+from linnaeus_jax.inference.server_requests import RETRY_AFTER, Asked, Limits, Preparation, refuse, twice
 from linnaeus_jax.inference.server_types import (
     ComponentOut,
     Health,

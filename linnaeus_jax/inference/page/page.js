@@ -158,7 +158,7 @@ async function introduce() {
   $("time-field").hidden = !columns.some((column) => column.startsWith("hour_"));
   $("elevation-field").hidden = !inputs.has("elevation");
   $("more").hidden = $("date-field").hidden && $("elevation-field").hidden;
-  const names = [["date", "date-field"], ["height", "elevation-field"]].filter(([, id]) => !$(id).hidden);
+  const names = [["date", "date-field"], ["elevation", "elevation-field"]].filter(([, id]) => !$(id).hidden);
   $("more-heading").textContent = names.map(([name]) => name).join(" and ").replace(/^./, (c) => c.toUpperCase());
   if (!$("place").hidden) map.draw();
 }
@@ -301,7 +301,7 @@ function taxonCell(taxon, top, other) {
     const points = 100 * (taxon.probability - before.probability);
     const sign = points < 0 ? "−" : "+";
     number.append(" ", h("span", { class: "change" }, `(${sign}${Math.abs(points).toFixed(0)} points)`));
-  } else if (other) number.append(" ", h("span", { class: "change" }, "(not among the first before)"));
+  } else if (other) number.append(" ", h("span", { class: "change" }, "(no candidate of the picture alone)"));
   const list = top.map((each) =>
     h("li", {}, h("span", {}, nameOf(each)), h("span", { class: "number" }, percent(each.probability))));
   return h("div", { class: "taxon" }, h("div", {}, h("span", { class: "name" }, nameOf(taxon)), ...common),
