@@ -10,7 +10,6 @@ README.md, images/    the card for people
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,21 +21,17 @@ from ml_collections import ConfigDict
 from linnaeus_jax import __version__
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json, redacted
-from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import replaced_directory
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.pictures import INTERPOLATIONS, Preprocessing
-from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.inference.taxonomy_files import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
 from linnaeus_jax.models.family import build_model
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
-from linnaeus_jax.taxonomy.tree import TaxonomyTree
 from linnaeus_jax.weights.files import read_state, sha256_of, write_state
 
 BUNDLE_JSON = "bundle.json"
 WEIGHTS = "weights.safetensors"
-TAXONOMY = "taxonomy.json"
-CLASS_MAP = "class_index_map.json"
 #: of the original's bundles
 INFERENCE_CONFIG = "inference_config.yaml"
 FORMAT = "linnaeus_jax bundle"
@@ -58,7 +53,7 @@ def read_bundle(path: Path) -> Bundle:
         from linnaeus_jax.inference.original_bundle import read_original_bundle
 
         return read_original_bundle(path)
-    about = _read_json(path / BUNDLE_JSON)
+    about = read_json(path / BUNDLE_JSON)
     if about.get("format") != FORMAT:
         raise UserError(f"{path / BUNDLE_JSON} describes no bundle (format {about.get('format')!r})")
     if about.get("format_version") != FORMAT_VERSION:
@@ -102,7 +97,8 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     preprocessing = Preprocessing(**fields)
     if preprocessing.interpolation not in INTERPOLATIONS or preprocessing.size[0] != preprocessing.size[1]:
         raise ValueError(f"image {picture} cannot be used")
-    encoder = MetadataEncoder(tuple(Component(each["name"], tuple(each["columns"])) for each in about["metadata"]))
+    components = tuple(Component(each["name"], tuple(each["columns"])) for each in about["metadata"])
+    encoder = MetadataEncoder(components, bool(about.get("date_is_midnight", False)))
     model = build_model(
         settings,
         components=[(component.name, len(component.columns)) for component in encoder.components],
@@ -176,60 +172,7 @@ def _about(bundle: Bundle) -> dict[str, Any]:
         "model": json.loads(json.dumps(redacted(model))),
         "image": dataclasses.asdict(bundle.preprocessing),
         "metadata": [{"name": c.name, "columns": list(c.columns)} for c in bundle.encoder.components],
+        "date_is_midnight": bundle.encoder.date_is_midnight,
         "ranks": list(bundle.tasks),
         "calibration": dataclasses.asdict(bundle.calibration),
     }
-
-
-# ---- classes
-
-
-def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:
-    """Writes `taxonomy.json` and `class_index_map.json`, the latter with the four maps that the original documents."""
-    tree.write_text(json.dumps(taxonomy.tree.to_json(), indent=1) + "\n")
-    ids = {task: taxonomy.classes[task].tolist() for task in taxonomy.tasks}
-    maps = {
-        "idx_to_taxon_id": {task: {str(i): taxon for i, taxon in enumerate(each)} for task, each in ids.items()},
-        "taxon_id_to_idx": {task: {str(taxon): i for i, taxon in enumerate(each)} for task, each in ids.items()},
-        "null_taxon_ids": dict.fromkeys(ids, 0 if taxonomy.tree.null_possible else None),
-        "num_classes_per_rank": {task: len(each) for task, each in ids.items()},
-        "names": taxonomy.names.to_json(),
-    }
-    classes.write_text(json.dumps(maps, indent=1, ensure_ascii=False) + "\n")
-
-
-def read_taxonomy(tree: Path, classes: Path) -> Taxonomy:
-    """The inverse of `write_taxonomy`.
-
-    Raises:
-      UserError: a file that is no JSON.
-      ValueError, KeyError: files that do not fit each other.
-    """
-    links, maps = _read_json(tree), _read_json(classes)
-    tasks = tuple(links["task_keys"])
-    ids = {task: _ids(task, maps["idx_to_taxon_id"][task], links["num_classes"][task]) for task in tasks}
-    null_possible = bool(links["metadata"].get("null_possible", True))
-    parents = {task: np.full(len(ids[task]), -1, np.int32) for task in tasks[:-1]}
-    for task, coarser in itertools.pairwise(tasks):
-        for child, parent in links["hierarchy_map_raw"].get(task, {}).items():
-            if not (0 <= int(child) < len(ids[task]) and 0 <= int(parent) < len(ids[coarser])):
-                raise ValueError(f"{tree.name} links class {child} of {task} to {parent}, and there is no such class")
-            parents[task][int(child)] = int(parent)
-    sizes = {task: len(each) for task, each in ids.items()}
-    return Taxonomy(
-        TaxonomyTree(tasks, sizes, parents, null_possible=null_possible),
-        TaxonNames.from_json(ids, maps.get("names", {})),
-    )
-
-
-def _ids(task: str, of_index: Mapping[str, int], count: int) -> np.ndarray:
-    if sorted(map(int, of_index)) != list(range(count)):
-        raise ValueError(f"{CLASS_MAP} has {len(of_index)} classes of {task}, but {TAXONOMY} has {count}")
-    return np.array([int(of_index[str(index)]) for index in range(count)], np.int64)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}; copy the bundle again") from error

@@ -1,0 +1,75 @@
+"""Tree and classes of a bundle as two JSON files, and back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
+
+TAXONOMY = "taxonomy.json"
+CLASS_MAP = "class_index_map.json"
+
+
+def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:
+    """Writes `taxonomy.json` and `class_index_map.json`, the latter with the four maps that the original documents."""
+    tree.write_text(json.dumps(taxonomy.tree.to_json(), indent=1) + "\n")
+    ids = {task: taxonomy.classes[task].tolist() for task in taxonomy.tasks}
+    maps = {
+        "idx_to_taxon_id": {task: {str(i): taxon for i, taxon in enumerate(each)} for task, each in ids.items()},
+        "taxon_id_to_idx": {task: {str(taxon): i for i, taxon in enumerate(each)} for task, each in ids.items()},
+        "null_taxon_ids": dict.fromkeys(ids, 0 if taxonomy.tree.null_possible else None),
+        "num_classes_per_rank": {task: len(each) for task, each in ids.items()},
+        "names": taxonomy.names.to_json(),
+    }
+    classes.write_text(json.dumps(maps, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_taxonomy(tree: Path, classes: Path) -> Taxonomy:
+    """The inverse of `write_taxonomy`.
+
+    Raises:
+      UserError: a file that is no JSON.
+      ValueError, KeyError: files that do not fit each other.
+    """
+    return taxonomy_of(read_json(tree), read_json(classes))
+
+
+def taxonomy_of(links: Mapping[str, Any], maps: Mapping[str, Any]) -> Taxonomy:
+    """The same from the content of both files; ValueError, KeyError where they do not fit each other."""
+    tasks = tuple(links["task_keys"])
+    ids = {task: _ids(task, maps["idx_to_taxon_id"][task], links["num_classes"][task]) for task in tasks}
+    null_possible = bool(links["metadata"].get("null_possible", True))
+    parents = {task: np.full(len(ids[task]), -1, np.int32) for task in tasks[:-1]}
+    for task, coarser in itertools.pairwise(tasks):
+        for child, parent in links["hierarchy_map_raw"].get(task, {}).items():
+            if not (0 <= int(child) < len(ids[task]) and 0 <= int(parent) < len(ids[coarser])):
+                raise ValueError(f"{TAXONOMY} links class {child} of {task} to {parent}, and there is no such class")
+            parents[task][int(child)] = int(parent)
+    sizes = {task: len(each) for task, each in ids.items()}
+    return Taxonomy(
+        TaxonomyTree(tasks, sizes, parents, null_possible=null_possible),
+        TaxonNames.from_json(ids, maps.get("names", {})),
+    )
+
+
+def _ids(task: str, of_index: Mapping[str, int], count: int) -> np.ndarray:
+    if sorted(map(int, of_index)) != list(range(count)):
+        raise ValueError(f"{CLASS_MAP} has {len(of_index)} classes of {task}, but {TAXONOMY} has {count}")
+    return np.array([int(of_index[str(index)]) for index in range(count)], np.int64)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a file of a bundle; UserError where it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}; copy the bundle again") from error
