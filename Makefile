@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 
 help:
 	@echo "make demo       install, generate the demo data and train on it (about 3 minutes on 2 cores)"
-	@echo "make test       install and run the tests (10 to 12 minutes on 2 cores)"
+	@echo "make test       install and run the tests (about 10 minutes on 2 cores)"
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      run the CPU benchmarks and write benchmarks/results/"
