@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -78,6 +79,62 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DamagedFileError(f"{path} holds no JSON object but {type(value).__name__}; restore it from a copy")
     return value
+
+
+#: SHA-256 of the files beside it, by their paths
+DIGESTS = "digests.json"
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_digests(directory: Path, names: Iterable[str]) -> None:
+    """Writes `DIGESTS` of some files, and of all files in some directories, below a directory."""
+    files = [file for name in names for file in (directory / name, *(directory / name).rglob("*")) if file.is_file()]
+    digests = {file.relative_to(directory).as_posix(): sha256_of(file) for file in sorted(files)}
+    write_json(directory / DIGESTS, digests)
+
+
+def check_digests(directory: Path, name: str) -> None:
+    """Checks one of the names of `write_digests`; nothing where there is no `DIGESTS`, as in earlier versions.
+
+    Raises:
+      DamagedFileError: a file is missing or not what was written.
+      OSError: a file cannot be read.
+    """
+    if not (directory / DIGESTS).is_file():
+        return
+    for file, digest in read_json(directory / DIGESTS).items():
+        if file.partition("/")[0] == name:
+            if not (directory / file).is_file():
+                raise DamagedFileError(f"{directory / file} is missing")
+            if sha256_of(directory / file) != digest:
+                raise DamagedFileError(f"{directory / file} is damaged: its SHA-256 is not the one written with it")
+
+
+def sealed(value: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with the digest of what it holds, for `read_sealed`."""
+    return {**value, "sha256": _sha256_of_json(value)}
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What was sealed into a file; an object without a digest, as earlier versions wrote it, is returned as it is.
+
+    Raises:
+      DamagedFileError: the file holds something else.
+      OSError: it cannot be read.
+    """
+    value = read_json(path)
+    if value.pop("sha256", None) not in (None, _sha256_of_json(value)):
+        raise DamagedFileError(f"{path} is damaged: its SHA-256 is not that of its content")
+    return value
+
+
+def _sha256_of_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}\.tmp")

@@ -6,7 +6,6 @@ A directory with `bundle.json` (config, update, versions), `batch_<process>.npz`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax import versions
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json, plain
-from linnaeus_jax.files import write_json
+from linnaeus_jax.files import DamagedFileError, check_digests, read_sealed, sealed, write_digests, write_json
 
 
 class BundleError(UserError):
@@ -38,7 +37,9 @@ def write(folder: Path, config: ConfigDict, step: int, state: Any, batch: Mappin
         checkpointer.save(path / "state", before, force=True)
     np.savez(path / f"batch_{jax.process_index()}.npz", **batch)  # type: ignore[arg-type]
     if jax.process_index() == 0:
-        write_json(path / "bundle.json", {"update": step, "config": plain(config), "versions": versions.versions()})
+        write_digests(path, ("state", f"batch_{jax.process_index()}.npz"))
+        about = {"update": step, "config": plain(config), "versions": versions.versions()}
+        write_json(path / "bundle.json", sealed(about))
     return path
 
 
@@ -46,13 +47,17 @@ def read_config(path: Path) -> tuple[ConfigDict, int]:
     """Config and step of a bundle.
 
     Raises:
-      BundleError: no complete bundle.
+      BundleError: no complete bundle, or a damaged one.
     """
     try:
-        bundle = json.loads((path / "bundle.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        bundle = read_sealed(path / "bundle.json")
+        for name in ("state", "batch_0.npz"):
+            if not (path / name).exists():
+                raise DamagedFileError(f"{path / name} is missing")
+            check_digests(path, name)
+        return config_from_json(bundle["config"]), int(bundle["update"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path} holds no complete crash bundle: {error}") from error
-    return config_from_json(bundle["config"]), int(bundle["update"])
 
 
 def read_state(path: Path, like: Any) -> Any:

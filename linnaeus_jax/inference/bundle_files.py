@@ -21,14 +21,14 @@ from ml_collections import ConfigDict
 from linnaeus_jax import __version__
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json, redacted
-from linnaeus_jax.files import replaced_directory
+from linnaeus_jax.files import replaced_directory, sha256_of
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.pictures import INTERPOLATIONS, Preprocessing
 from linnaeus_jax.inference.taxonomy_files import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
 from linnaeus_jax.models.family import build_model
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
-from linnaeus_jax.weights.files import read_state, sha256_of, write_state
+from linnaeus_jax.weights.files import read_state, write_state
 
 BUNDLE_JSON = "bundle.json"
 WEIGHTS = "weights.safetensors"

@@ -28,12 +28,11 @@ from typing import IO, Any
 import polars as pl
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.files import RunDirectory, replaced_file, write_json
+from linnaeus_jax.files import RunDirectory, replaced_file, sha256_of, write_json
 from linnaeus_jax.inference.bundle import Bundle
 from linnaeus_jax.inference.bundle_files import BUNDLE_JSON
 from linnaeus_jax.inference.predicting import Part
 from linnaeus_jax.inference.prediction_lines import CsvLines, JsonLines, unreadable_lines
-from linnaeus_jax.weights.files import sha256_of
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 #: what belongs to a file of predictions, see `beside`

@@ -21,8 +21,16 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from linnaeus_jax.config.errors import TrainingError
-from linnaeus_jax.files import UNREADABLE_CHECKPOINTS, write_json
-from linnaeus_jax.run.digests import DIGESTS, DamagedError, PathWithDigests, check_digests, sealed, unsealed
+from linnaeus_jax.files import (
+    DIGESTS,
+    UNREADABLE_CHECKPOINTS,
+    DamagedFileError,
+    check_digests,
+    read_sealed,
+    sealed,
+    write_json,
+)
+from linnaeus_jax.run.digests import PathWithDigests
 from linnaeus_jax.run.read_errors import of_storage, retried
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
 
@@ -182,7 +190,7 @@ class Checkpoints:
         """State of one checkpoint; arguments as of `restore_newest`.
 
         Raises:
-          DamagedError: a file is not what was written.
+          DamagedFileError: a file is not what was written.
         """
         check_digests(self.path(step), "state")
         stored = self._manager.item_metadata(step)["state"]
@@ -234,14 +242,14 @@ class Checkpoints:
         """The host part of one checkpoint alone.
 
         Raises:
-          DamagedError: a file is not what was written.
+          DamagedFileError: a file is not what was written.
         """
         check_digests(self.path(step), "meta")
         meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         if not isinstance(meta, dict):
-            raise DamagedError("the host part is no JSON object")
+            raise DamagedFileError("the host part is no JSON object")
         if meta.pop(DIGESTS, False) and not (self.path(step) / DIGESTS).is_file():
-            raise DamagedError(f"{DIGESTS} is missing")
+            raise DamagedFileError(f"{DIGESTS} is missing")
         return meta
 
     def readable_meta(self, step: int) -> dict[str, Any]:
@@ -302,9 +310,9 @@ class Checkpoints:
         if not path.exists():
             return None
         try:
-            return unsealed(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            log.warning("%s is damaged (%s): the end of that epoch counts as not finished", path, error)
+            return read_sealed(path)
+        except DamagedFileError as error:
+            log.warning("%s; the end of that epoch counts as not finished", error)
             return None
 
     def unlink_boundaries(self) -> None:

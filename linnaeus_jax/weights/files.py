@@ -8,7 +8,6 @@ it is used.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import pickle
@@ -24,7 +23,7 @@ import ml_dtypes  # noqa: F401  # gives numpy the dtypes bfloat16 and float8, wh
 import numpy as np
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.files import replaced_file
+from linnaeus_jax.files import replaced_file, sha256_of
 
 #: suffixes of files that `torch.save` writes
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
@@ -317,12 +316,6 @@ def _without_prefixes(arrays: dict[str, np.ndarray], notes: list[str]) -> dict[s
                 arrays = renamed
                 notes.append(f"prefix {prefix!r} left out")
     return arrays
-
-
-def sha256_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _one_line(error: BaseException) -> str:

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from linnaeus_jax.files import UNREADABLE_CHECKPOINTS
+from linnaeus_jax.files import DIGESTS, UNREADABLE_CHECKPOINTS, DamagedFileError
 from linnaeus_jax.run import read_errors
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
-from linnaeus_jax.run.digests import DIGESTS, DamagedError
 from linnaeus_jax.run.retention import best_checkpoint, preserved, retention_policy
 
 
@@ -263,7 +262,7 @@ def test_no_damage_is_read_as_numbers(tmp_path, opened, where):
         flipped[len(content) // 2] ^= 1
         for damaged in (bytes(flipped), content[:-3], None):
             file.unlink() if damaged is None else file.write_bytes(damaged)
-            with pytest.raises(DamagedError, match=r"damaged|missing"):
+            with pytest.raises(DamagedFileError, match=r"damaged|missing|no JSON"):
                 both_items(opened(), 20)
             file.write_bytes(content)
     reader = opened()
@@ -291,4 +290,5 @@ def test_a_damaged_boundary_file_does_not_count(tmp_path, opened, caplog, damage
     assert checkpoints.finished_boundary(10) == {"progress": {"epoch": 1}}
     checkpoints.boundary_file(10).write_bytes(damage)
     assert checkpoints.finished_boundary(10) is None
-    assert "boundary_10.json is damaged" in caplog.text
+    assert "boundary_10.json" in caplog.text
+    assert "counts as not finished" in caplog.text
