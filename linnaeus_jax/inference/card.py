@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.inference.bundle import Bundle
+from linnaeus_jax.inference.bundle_files import FORMAT, FORMAT_VERSION
 from linnaeus_jax.inference.calibration import accuracy, ece, nll, roll_up
 from linnaeus_jax.inference.card_figures import draw_accuracy, draw_reliability, draw_roll_up
 from linnaeus_jax.inference.measuring import WITH, WITHOUT, Measured
@@ -123,7 +124,7 @@ def _about(bundle: Bundle, measured: Measured | None) -> str:
         ("metadata", "; ".join(metadata) or "none"),
         ("taxa", classes),
         ("unknown", "can be answered at any rank" if bundle.taxonomy.first else "is no class of this model"),
-        ("format", "linnaeus_jax bundle, version 1"),
+        ("format", f"{FORMAT}, version {FORMAT_VERSION}"),
     ]
     if measured is not None:
         rows.append(("calibrated on", _sample(measured)))
@@ -169,13 +170,18 @@ def _calibration(bundle: Bundle, measured: Measured) -> str:
     columns = [measured.raw, measured.judged[WITH, "ranks"], measured.judged[WITH, "paths"]]
     values = [of(each) for of in (nll, ece) for each in columns]
     rows = [(rank, *(number(each[place]) for each in values)) for place, rank in _coarse_first(bundle)]
+    unknown = (
+        ' Part of the probability stays with "unknown" as often as training labels were missing, so that answers may '
+        "be right more often than they say."
+    )
     names = [f"{what} {which}" for what in ("NLL", "ECE") for which in ("before", "of a rank", "of the path")]
     return (
         "### Calibration\n\n*Before*: softmax of the logits. *Of a rank*: with a temperature for every rank. *Of the "
         "path*: of taxa in the answer of `predict`. Temperatures were fitted on one half of the rows and measured on "
         "the other, both ways. NLL is the mean of -log of the label's probability, in nats; ECE the expected "
-        f"calibration error in 15 bins.\n\n{table(('rank', *names), rows)}\n\n"
-        f"![reliability before and after]({IMAGES}/reliability.png)"
+        f"calibration error in 15 bins.{unknown}\n\n{table(('rank', *names), rows)}\n\n"
+        f"![reliability before and after]({IMAGES}/reliability.png)\n\nThe area of a dot is its share of the rows; "
+        "dots of fewer than 10 rows are not joined."
     )
 
 

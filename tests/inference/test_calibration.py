@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from scipy.optimize import check_grad
 
 from linnaeus_jax.inference import calibration as cal
@@ -16,6 +17,7 @@ from linnaeus_jax.inference.bundle import Calibration
 from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
 from linnaeus_jax.metrics.extras import PhaseExtras
 from tests.inference.conftest import small_taxonomy
+from tests.inference.trees import cases
 
 TAXONOMY = small_taxonomy()
 TASKS = TAXONOMY.tasks
@@ -86,6 +88,22 @@ def test_few_rows_are_never_made_worse(rows, change):
             for each in (none, found)
         ]
         assert total[1] <= total[0] + 1e-6
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases(rows=6))
+def test_any_taxonomy(case):
+    """Orphans, ranks of one class, with and without null."""
+    taxonomy = case.taxonomy
+    classes = TaxonomyPaths(taxonomy.tree).classes
+    labels = classes[np.arange(6) % len(classes)]
+    none, found = Calibration.none(taxonomy.tasks), cal.fit(case.logits, labels, taxonomy)
+    before, after = (cal.judge(case.logits, labels, Answers(taxonomy, each)) for each in (none, found))
+    assert np.isfinite(after.of_label).all()
+    cost = [-np.log(np.maximum(each.of_label, cal.TINY)).sum() for each in (before, after)]
+    assert cost[1] <= cost[0] + 1e-6 or before.of_label.min() < 1e-9  # of sums and differences, less is rounding
+    assert (after.confidence[after.best < taxonomy.first] >= 0).all()
+    assert not after.right[after.best < taxonomy.first].any()
 
 
 def test_calibration_error_is_that_of_validation():
