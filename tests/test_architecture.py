@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
         "weights": "config files models",
         "checks": "config data debugging learning models registry schedules step taxonomy weights",
         "run": "checks config data debugging files learning metrics models reporting schedules step versions weights",
-        "inference": "building config data files learning metrics models reporting run step taxonomy weights",
+        "inference": "building config data files learning metrics models registry reporting run step taxonomy weights",
         "demo": "data",
         "tools": "building checks config data debugging demo files inference learning metrics models registry "
         "reporting run schedules step taxonomy weights",
