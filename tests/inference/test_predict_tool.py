@@ -205,14 +205,13 @@ def test_killed_and_given_again_in_processes(trained, tmp_path):
     command = [sys.executable, "-m", "linnaeus_jax.tools.predict", trained, "photos", "--batch-size", "8"]
     subprocess.run([*command, "--out", "whole.csv"], cwd=tmp_path, check=True, capture_output=True)
     process = subprocess.Popen([*command, "--out", "p.csv"], cwd=tmp_path)
-    rows = tmp_path / "p.csv.unfinished" / "rows.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (rows.exists() and rows.stat().st_size > 1000):
+    log = tmp_path / "p.csv.unfinished" / "progress.jsonl"
+    while process.poll() is None and not (log.exists() and log.stat().st_size > 1000):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "p.csv").exists()
-    done = rows.read_bytes().count(b"\n")
+    done = json.loads(log.read_text().rpartition("\n")[0].splitlines()[-1])["summary"]["pictures"]
     assert 0 < done < 3000
     again = subprocess.run([*command, "--out", "p.csv"], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert f"going on after {done:,} of 3,000 pictures" in again.stdout
