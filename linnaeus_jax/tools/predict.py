@@ -165,6 +165,13 @@ def check(args: argparse.Namespace) -> None:
         check_format(args.out)
     if args.force and args.out is None:
         raise UserError("--force replaces the file of --out; give one")
+    for name, path, folder in (
+        ("--out", args.out, False),
+        ("--gallery", args.gallery, False),
+        ("--explain", args.explain, True),
+    ):
+        if path is not None and path.exists() and path.is_dir() != folder:
+            raise UserError(f"{name} {path} is {'a file' if folder else 'a folder'}; give another name")
     if args.batch_size < 0 or args.threads < 0:
         raise UserError("--batch-size and --threads are counts; give at least 1")
     if args.checkpoint and is_bundle(args.source):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference import answers
 from linnaeus_jax.inference.answers import CONSISTENCY, FEW, Answers, best_first
 from linnaeus_jax.inference.bundle import Calibration
 from tests.inference.conftest import small_taxonomy
@@ -169,3 +170,17 @@ def test_only_orphans_are_allowed_where_there_is_no_null():
         assert species.taxon_id == 101
         assert species.probability == pytest.approx(0.5)
         assert prediction.top[genus.rank] == ()
+
+
+@pytest.mark.parametrize("consistency", CONSISTENCY)
+def test_rows_in_blocks(consistency, monkeypatch):
+    taxonomy = random_taxonomy([9, 4, 2], True, np.random.default_rng(0))
+    answers_of = Answers(taxonomy, Calibration.none(taxonomy.tasks))
+    rng = np.random.default_rng(1)
+    logits = {task: rng.normal(0, 2, (11, len(ids))).astype(np.float32) for task, ids in taxonomy.classes.items()}
+    options = answers_of.options(consistency=consistency, top_k=3)
+    whole = answers_of(logits, options)
+    monkeypatch.setattr(answers, "BLOCK", 4 * sum(map(len, taxonomy.classes.values())))
+    assert answers_of(logits, options) == whole
+    nothing = {task: z[:0] for task, z in logits.items()}
+    assert answers_of(nothing, options) == []

@@ -161,6 +161,8 @@ def test_shards(shared, trained, capsys):
         (["photos", "--meta", "none.csv"], "table 'none.csv' does not exist"),
         (["photos", "--restrict", "none.txt"], "none.txt cannot be read: No such file or directory"),
         (["photos", "--top-k", "0"], "top_k is 0; give at least 1"),
+        (["photos", "--gallery", "photos"], "--gallery photos is a folder; give another name"),
+        (["photos", "--explain", "photos/broken.jpg"], "--explain photos/broken.jpg is a file; give another name"),
         (["photos", "--batch-size", "-1"], "--batch-size and --threads are counts"),
         (["nothing"], "nothing does not exist"),
     ],
