@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,14 +102,18 @@ print(json.dumps({"paths": paths, "compilations": model.forward.compilations}))
 
 
 @pytest.mark.slow
-def test_a_moved_bundle_answers_as_the_run_does(saved, tmp_path, capsys):
-    """In a fresh process, without configuration or data: the logits of the run's own evaluation program."""
+def test_a_moved_bundle_answers_as_the_run_does(tmp_path, capsys):
+    """In a fresh process, without configuration or data: the logits of the run's own evaluation program, which uses the
+    moving average of the best checkpoint."""
     from linnaeus_jax.data.image_sources import open_split
+    from linnaeus_jax.run import trainer
     from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
 
-    run, _ = saved
+    run = tmp_path / "original" / "run"
+    trainer.run(tiny_config(run.parent / "data", train__ema__enabled=True, train__ema__decay=0.5), run)
+    capsys.readouterr()
     assert tool.main([str(run), str(tmp_path / "made")]) == 0
-    assert "calibrated on 24 validation rows" in capsys.readouterr().out
+    assert re.search(r"moving average after \d+ updates, calibrated on 24 validation rows", capsys.readouterr().out)
     away = tmp_path / "far" / "away"
     away.parent.mkdir()
     (tmp_path / "made").rename(away)
@@ -126,17 +131,10 @@ def test_a_moved_bundle_answers_as_the_run_does(saved, tmp_path, capsys):
     assert not split.meta_valid.all()  # some are unknown
     order = np.random.default_rng(0).permutation(len(split))
     np.savez(tmp_path / "given.npz", pixels=pixels, meta=split.meta, order=order, **valid)
-    (run.parent / "data").rename(run.parent / "gone")
-    run.rename(run.parent / "run gone")
-    try:
-        command = [sys.executable, "-c", FAR_AWAY, str(away), str(tmp_path / "given.npz"), str(tmp_path / "found.npz")]
-        root = str(Path(tool.__file__).parents[2])
-        done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False
-        )
-    finally:
-        (run.parent / "gone").rename(run.parent / "data")
-        (run.parent / "run gone").rename(run)
+    run.parent.rename(tmp_path / "gone")
+    command = [sys.executable, "-c", FAR_AWAY, str(away), str(tmp_path / "given.npz"), str(tmp_path / "found.npz")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(tool.__file__).parents[2])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "found.npz")
     for name, phase in phases.items():
