@@ -10,11 +10,12 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,12 @@ from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.forward import Pending
 from linnaeus_jax.inference.metadata import Encoded
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.results import Prediction
+from linnaeus_jax.inference.paths import Logits
 
 #: seconds that a picture waits for others, where others are known to come
 WAIT = 0.010
+#: times that every batch size is measured; the shortest one counts
+REPEATS = 3
 #: batches that may be on the devices: one that is computed, and a full one behind it
 IN_FLIGHT = 2
 
@@ -35,14 +38,19 @@ class BatcherClosed(RuntimeError):
     """Pictures came after the end."""
 
 
+T = TypeVar("T")
+#: logits, options, inputs and notes of some pictures -> what is said of each, see `Answers.__call__`
+Answering = Callable[[Logits, AnswerOptions, Sequence[tuple[str, ...]], Sequence[tuple[str, ...]]], list[T]]
+
+
 @dataclass(eq=False)
-class Job:
+class Job(Generic[T]):
     """Pictures that one caller waits for; see `Batcher.submit`."""
 
     pixels: NDArray[np.uint8]
     encoded: Encoded
     options: AnswerOptions
-    future: Future[list[Prediction]] = field(default_factory=Future)
+    future: Future[list[T]] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
     @property
@@ -50,8 +58,12 @@ class Job:
         return len(self.pixels)
 
 
-class Batcher:
+class Batcher(Generic[T]):
     """Computes the pictures of concurrent callers in common batches; the model is used by nobody else meanwhile.
+
+    Args:
+      answer: what is made of the logits, for example `model.answers`.
+      wait: seconds that a picture waits for others that are known to come.
 
     Attributes:
       seconds: batch size -> what it took after its compilation; known once it is started.
@@ -59,15 +71,19 @@ class Batcher:
     """
 
     def __init__(
-        self, model: Model, wait: float = WAIT, on_batch: Callable[[int, int], None] = lambda rows, bucket: None
+        self,
+        model: Model,
+        answer: Answering[T],
+        wait: float = WAIT,
+        on_batch: Callable[[int, int], None] = lambda rows, bucket: None,
     ) -> None:
-        self._model, self._wait, self.on_batch = model, wait, on_batch
+        self._model, self._answering, self._wait, self.on_batch = model, answer, wait, on_batch
         self.seconds: dict[int, float] = {}
         self._changed = threading.Condition()
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[Job[T]] = deque()
         self._announced = self._in_flight = 0
         self._closing = False
-        self._computed: SimpleQueue[tuple[list[Job], Pending] | None] = SimpleQueue()
+        self._computed: SimpleQueue[tuple[list[Job[T]], Pending] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._compute, name="model", daemon=True),
             threading.Thread(target=self._answer, name="answers", daemon=True),
@@ -78,10 +94,13 @@ class Batcher:
         forward = self._model.forward
         forward.warm_up()
         for rows in forward.buckets:
-            start = time.perf_counter()
-            forward(*forward_zeros(self._model, rows))
-            self.seconds[rows] = time.perf_counter() - start
+            self.seconds[rows] = min(self._measured(rows) for _ in range(REPEATS))
         self.start_threads()
+
+    def _measured(self, rows: int) -> float:
+        start = time.perf_counter()
+        self._model.forward(*forward_zeros(self._model, rows))
+        return time.perf_counter() - start
 
     def start_threads(self) -> None:
         """Begins to work; `seconds` must be known."""
@@ -125,8 +144,8 @@ class Batcher:
                 self._announced -= 1
                 self._changed.notify_all()
 
-    def submit(self, pixels: NDArray[np.uint8], encoded: Encoded, options: AnswerOptions) -> Future[list[Prediction]]:
-        """The predictions of some pictures, in their order. A future that is cancelled before is not computed.
+    def submit(self, pixels: NDArray[np.uint8], encoded: Encoded, options: AnswerOptions) -> Future[list[T]]:
+        """What is said of some pictures, in their order. A future that is cancelled before is not computed.
 
         Args:
           pixels: uint8 [N, H, W, 3], at least one row.
@@ -136,7 +155,7 @@ class Batcher:
         Raises:
           BatcherClosed: after `close`.
         """
-        job = Job(pixels, encoded, options)
+        job: Job[T] = Job(pixels, encoded, options)
         with self._changed:
             if self._closing:
                 raise BatcherClosed("the server is stopping")
@@ -160,7 +179,7 @@ class Batcher:
             self._computed.put((jobs, pending))
         self._computed.put(None)
 
-    def _take(self) -> list[Job] | None:
+    def _take(self) -> list[Job[T]] | None:
         """The jobs of the next batch; None at the end."""
         while True:
             with self._changed:
@@ -187,11 +206,11 @@ class Batcher:
         left = self._jobs[0].arrived + self._wait - time.monotonic()
         return left if left > 0 else None
 
-    def _first_jobs(self) -> list[Job]:
+    def _first_jobs(self) -> list[Job[T]]:
         """Takes jobs from the head of the queue: as many as fit the batch size that costs least per picture."""
         waiting = sum(job.rows for job in self._jobs)
         bucket = best_bucket(self.seconds, waiting, self._jobs[0].rows)
-        taken: list[Job] = []
+        taken: list[Job[T]] = []
         rows = 0
         while self._jobs and (not taken or rows + self._jobs[0].rows <= bucket):
             taken.append(self._jobs.popleft())
@@ -204,7 +223,7 @@ class Batcher:
             self._changed.notify_all()
 
     @staticmethod
-    def _fail(jobs: list[Job], error: Exception) -> None:
+    def _fail(jobs: list[Job[T]], error: Exception) -> None:
         for job in jobs:
             if not job.future.done():
                 job.future.set_exception(error)
@@ -231,12 +250,12 @@ class Batcher:
                     self._fail(same, error)
                 start = stop
 
-    def _answer_jobs(self, jobs: list[Job], logits: Mapping[str, NDArray[np.float32]]) -> None:
+    def _answer_jobs(self, jobs: list[Job[T]], logits: Mapping[str, NDArray[np.float32]]) -> None:
         inputs = [names for job in jobs for names in self._model.inputs(job.encoded)]
         notes = [said for job in jobs for said in job.encoded.notes]
-        predictions = iter(self._model.answers(logits, jobs[0].options, inputs, notes))
+        answers = iter(self._answering(logits, jobs[0].options, inputs, notes))
         for job in jobs:
-            job.future.set_result(list(itertools.islice(predictions, job.rows)))
+            job.future.set_result(list(itertools.islice(answers, job.rows)))
 
 
 def best_bucket(seconds: Mapping[int, float], waiting: int, first: int) -> int:

@@ -12,16 +12,16 @@ from functools import cached_property
 
 import polars as pl
 
-from linnaeus_jax.inference.answers import AnswerOptions
+from linnaeus_jax.inference.answers import Answered, AnswerOptions
 from linnaeus_jax.inference.predicting import Part
 from linnaeus_jax.inference.taxonomy import Taxonomy
 
 UNKNOWN = "unknown"
 
 
-#: name of a picture; (class, probability) of every rank, coarsest first; which of them is the answer, their number
-#: for none; the most probable classes of every rank in the same way; probabilities of what is always reported
-_Row = tuple[str, list[tuple[int, float]], int, list[list[tuple[int, float]]], list[float]]
+#: of a picture: (class, probability) of every rank, coarsest first; which of them is the answer, their number for none;
+#: the most probable classes of every rank in the same way; probabilities of what is always reported
+_Row = tuple[list[tuple[int, float]], int, list[list[tuple[int, float]]], list[float]]
 
 
 class _Lines:
@@ -42,21 +42,18 @@ class _Lines:
             yield described if index >= self.taxonomy.first else None
         yield None
 
-    def rows(self, part: Part) -> Iterator[_Row]:
-        """The pictures that can be read."""
-        answered = part.answered
-        if answered is None:
-            return
+    def rows(self, answered: Answered) -> Iterator[_Row]:
+        """What is said of each picture."""
         path = answered.best[:, ::-1].tolist(), answered.probability[:, ::-1].tolist()
         given_up, always = answered.given_up[:, ::-1].tolist(), answered.always.tolist()
         places = (len(self.tasks) - 1 - answered.answer).tolist()
         tops = [[array.tolist() for array in answered.top[task]] for task in self.tasks]
-        for row, file in enumerate(part.read):
+        for row, place in enumerate(places):
             top = [
                 [(-1, 1.0)] if lost else list(zip(classes[row], probabilities[row]))
                 for (classes, probabilities), lost in zip(tops, given_up[row])
             ]
-            yield file, list(zip(path[0][row], path[1][row])), places[row], top, always[row]
+            yield list(zip(path[0][row], path[1][row])), place, top, always[row]
 
 
 class CsvLines(_Lines):
@@ -106,8 +103,10 @@ class CsvLines(_Lines):
     def lines(self, part: Part) -> list[str]:
         """One line for each picture that can be read."""
         heads = [f'""{rank}"":[' for rank in self.ranks]
-        lines = []
-        for row, (file, path, place, tops, always) in enumerate(self.rows(part)):
+        lines: list[str] = []
+        if part.answered is None:
+            return lines
+        for row, (path, place, tops, always) in enumerate(self.rows(part.answered)):
             cells = [f"{names[i]}{p:.6g}," for names, (i, p) in zip(self._cells, path)]
             answer = f"{self.ranks[place]},{cells[place]}" if place < len(cells) else f",0,{UNKNOWN},,"
             listed = [
@@ -117,7 +116,7 @@ class CsvLines(_Lines):
             fixed = "".join([f"{p:.6g}," for p in always])
             notes = quoted("; ".join(part.notes[row])) if part.notes[row] else ""
             lines.append(
-                f"{quoted(file)},{answer}{''.join(cells)}{fixed}{quoted(' '.join(part.inputs[row]))},"
+                f"{quoted(part.read[row])},{answer}{''.join(cells)}{fixed}{quoted(' '.join(part.inputs[row]))},"
                 f'{part.metadata_from[row]},{notes},"{{{",".join(listed)}}}"\n'
             )
         return lines
@@ -143,10 +142,26 @@ class JsonLines(_Lines):
 
     def lines(self, part: Part) -> list[str]:
         """One line for each picture that can be read."""
+        if part.answered is None:
+            return []
+        texts = self.texts(part.answered, self.options, part.inputs, part.notes)
+        return [
+            f'{{"file":{json.dumps(file, ensure_ascii=False)},"metadata_from":"{source}",{text}\n'
+            for file, source, text in zip(part.read, part.metadata_from, texts, strict=True)
+        ]
+
+    def texts(
+        self,
+        answered: Answered,
+        options: AnswerOptions,
+        inputs: Sequence[tuple[str, ...]],
+        notes: Sequence[tuple[str, ...]],
+    ) -> list[str]:
+        """`Prediction.to_json` of every picture as text, without the brace that opens it."""
         heads = [f"{json.dumps(rank)}:[" for rank in self.ranks]
-        fixed = [self._begun[self.tasks.index(task)][index] for task, index in self.options.always]
-        lines = []
-        for row, (file, path, place, tops, always) in enumerate(self.rows(part)):
+        fixed = [self._begun[self.tasks.index(task)][index] for task, index in options.always]
+        texts = []
+        for row, (path, place, tops, always) in enumerate(self.rows(answered)):
             taxa = [f"{begun[i]}{p!r}}}" for begun, (i, p) in zip(self._begun, path)]
             answer = taxa[place] if place < len(taxa) else "null"
             listed = [
@@ -154,13 +169,11 @@ class JsonLines(_Lines):
                 for head, begun, top in zip(heads, self._begun, tops)
             ]
             said = ",".join([f"{text}{p!r}}}" for text, p in zip(fixed, always)])
-            rest = json.dumps({"inputs": part.inputs[row], "notes": part.notes[row]}, ensure_ascii=False)
-            lines.append(
-                f'{{"file":{json.dumps(file, ensure_ascii=False)},"metadata_from":"{part.metadata_from[row]}",'
-                f'"answer":{answer},"path":[{",".join(taxa)}],"top":{{{",".join(listed)}}},"always":[{said}],'
-                f"{rest[1:]}\n"
+            rest = json.dumps({"inputs": inputs[row], "notes": notes[row]}, ensure_ascii=False)
+            texts.append(
+                f'"answer":{answer},"path":[{",".join(taxa)}],"top":{{{",".join(listed)}}},"always":[{said}],{rest[1:]}'
             )
-        return lines
+        return texts
 
 
 def quoted(text: str) -> str:

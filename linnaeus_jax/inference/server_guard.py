@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from starlette.requests import ClientDisconnect
@@ -39,7 +40,7 @@ class BodyTooLarge(Exception):
 class ServerMetrics:
     """Numbers for Prometheus, of one server."""
 
-    def __init__(self, batcher: Batcher) -> None:
+    def __init__(self, batcher: Batcher[Any]) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         named = {"namespace": "linnaeus", "registry": registry}

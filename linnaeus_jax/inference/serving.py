@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import math
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,10 +23,11 @@ from pydantic.json_schema import models_json_schema
 
 from linnaeus_jax import __version__
 from linnaeus_jax.building.parallel import cores
-from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K
+from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions
 from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.results import Prediction
+from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.prediction_lines import JsonLines
 from linnaeus_jax.inference.server_guard import PREDICT, Guard, ServerMetrics
 from linnaeus_jax.inference.server_requests import RETRY_AFTER, Asked, Limits, Preparation, refuse, twice
 from linnaeus_jax.inference.server_types import (
@@ -33,9 +35,7 @@ from linnaeus_jax.inference.server_types import (
     Health,
     LimitsOut,
     ModelInformation,
-    PictureOut,
     PredictForm,
-    PredictionOut,
     PredictRequest,
     PredictResponse,
     Problem,
@@ -70,7 +70,8 @@ class Service:
 
     def __init__(self, model: Model, limits: Limits, wait: float, decoders: int) -> None:
         self.model, self.limits = model, limits
-        self.batcher = Batcher(model, wait)
+        self._lines = JsonLines(model.bundle.taxonomy, AnswerOptions())
+        self.batcher = Batcher(model, self._texts, wait)
         self.metrics = ServerMetrics(self.batcher)
         self._preparation = Preparation(model, limits)
         self._threads = decoders or cores()
@@ -89,27 +90,31 @@ class Service:
     async def predict(self, request: Request) -> Response:
         content_type, body = request.headers.get("content-type", ""), await request.body()
         try:
-            asked, predictions = await self._predictions(content_type, body)
+            asked, texts = await self._predictions(content_type, body)
         except BatcherClosed as error:
             raise refuse(503, str(error)) from error
         count = len(asked.names)
-        alone: list[Prediction | None] = [*predictions[count:]] or [None] * count
-        response = PredictResponse(
-            model=self.name,
-            predictions=[
-                PictureOut(
-                    image=name,
-                    without_metadata=None if other is None else PredictionOut.model_validate(other),
-                    **vars(PredictionOut.model_validate(prediction)),
-                )
-                for name, prediction, other in zip(asked.names, predictions[:count], alone, strict=True)
-            ],
-        )
-        return Response(response.model_dump_json(), media_type="application/json")
+        alone = [f"{{{text}" for text in texts[count:]] or ["null"] * count
+        pictures = [
+            f'{{"image":{json.dumps(name)},"without_metadata":{other},{text}'
+            for name, other, text in zip(asked.names, alone, texts[:count], strict=True)
+        ]
+        content = f'{{"model":{json.dumps(self.name)},"predictions":[{",".join(pictures)}]}}'
+        return Response(content, media_type="application/json")
 
-    async def _predictions(self, content_type: str, body: bytes) -> tuple[Asked, list[Prediction]]:
-        """What is asked, and the predictions of the pictures with their metadata; where `compare` is asked for, then
-        those of the pictures alone."""
+    def _texts(
+        self,
+        logits: Logits,
+        options: AnswerOptions,
+        inputs: Sequence[tuple[str, ...]],
+        notes: Sequence[tuple[str, ...]],
+    ) -> list[str]:
+        """`PredictionOut` as JSON without its first brace; made from pieces, since types take longer than the rest."""
+        return self._lines.texts(self.model.answers.answered(logits, options), options, inputs, notes)
+
+    async def _predictions(self, content_type: str, body: bytes) -> tuple[Asked, list[str]]:
+        """What is asked, and what is said of the pictures with their metadata; then, where `compare` is asked for, of
+        the pictures alone."""
         run = functools.partial(asyncio.get_running_loop().run_in_executor, self._decoders)
         with self.batcher.announced():
             begun = await run(self._preparation.begin, content_type, body)

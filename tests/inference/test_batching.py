@@ -42,7 +42,7 @@ def rows_of(model, pictures, rows) -> tuple[np.ndarray, Encoded]:
 
 def test_everyone_gets_their_own(model, pictures):
     batches: list[tuple[int, int]] = []
-    batcher = Batcher(model, on_batch=lambda rows, bucket: batches.append((rows, bucket)))
+    batcher = Batcher(model, model.answers, on_batch=lambda rows, bucket: batches.append((rows, bucket)))
     expected = model.predict_pixels(*rows_of(model, pictures, range(12)))
     other = model.answers.options(top_k=1, restrict=["Passer domesticus"])
     batcher.start()
@@ -78,7 +78,7 @@ def test_everyone_gets_their_own(model, pictures):
 
 
 def test_what_is_cancelled_or_fails_disturbs_nobody(model, pictures, monkeypatch):
-    batcher = Batcher(model)
+    batcher = Batcher(model, model.answers)
     batcher.seconds = dict.fromkeys(model.forward.buckets, 1.0)
     jobs = [batcher.submit(*rows_of(model, pictures, [row]), OPTIONS) for row in range(3)]
     jobs[1].cancel()
@@ -103,7 +103,7 @@ def test_what_is_cancelled_or_fails_disturbs_nobody(model, pictures, monkeypatch
 
 
 def test_what_was_submitted_is_answered_at_the_end(model, pictures):
-    batcher = Batcher(model, wait=60.0)
+    batcher = Batcher(model, model.answers, wait=60.0)
     batcher.seconds = dict.fromkeys(model.forward.buckets, 1.0)
     batcher.start_threads()
     with batcher.announced():  # somebody who never comes
