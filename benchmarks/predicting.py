@@ -83,12 +83,12 @@ def name_of(number: int) -> str:
 
 
 def known_of(labels: Path) -> list[Observation]:
-    """What a table would say of the pictures."""
+    """What a table would say of the pictures; an elevation of 0 is unknown in a labels file."""
     with h5py.File(labels) as file:
         if "raw_lat" not in file:
             return [Observation()] * len(file["img_identifiers"])
         columns = [file[name][:].tolist() for name in ("raw_lat", "raw_lon", "raw_date_observed", "raw_elevation")]
-    return [Observation(lat, lon, date.decode(), metres) for lat, lon, date, metres in zip(*columns, strict=True)]
+    return [Observation(lat, lon, date.decode(), metres or None) for lat, lon, date, metres in zip(*columns, strict=True)]
 
 
 def folder(options: argparse.Namespace, place: Path) -> list[Row]:
