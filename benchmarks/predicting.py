@@ -88,7 +88,9 @@ def known_of(labels: Path) -> list[Observation]:
         if "raw_lat" not in file:
             return [Observation()] * len(file["img_identifiers"])
         columns = [file[name][:].tolist() for name in ("raw_lat", "raw_lon", "raw_date_observed", "raw_elevation")]
-    return [Observation(lat, lon, date.decode(), metres or None) for lat, lon, date, metres in zip(*columns, strict=True)]
+    return [
+        Observation(lat, lon, date.decode(), metres or None) for lat, lon, date, metres in zip(*columns, strict=True)
+    ]
 
 
 def folder(options: argparse.Namespace, place: Path) -> list[Row]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,11 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.dates import UNKNOWN_MOMENT, BadDate, Moment, parse_date
-from linnaeus_jax.data.encodings import HIGHEST, LOWEST, unit_sphere
+from linnaeus_jax.data.encodings import HIGHEST, LOWEST
 
 _ELEVATION = re.compile(r"elev_(\d+(?:\.\d+)?)_(sin|cos)")
 _MOMENT = re.compile(r"(month|jd|hour)_(sin|cos)")
+#: in the order of `Moment`
 _PERIODS = {"month": 12.0, "jd": 365.25, "hour": 24.0}
+Wave = Callable[[float], float]
+_WAVES: dict[str, Wave] = {"sin": math.sin, "cos": math.cos}
 _AXES = {"spatial_x": 0, "spatial_y": 1, "spatial_z": 2}
 
 
@@ -41,9 +44,9 @@ class Component:
         return () if "" in kinds else tuple(kind for kind in ("place", "date", "elevation") if kind in kinds)
 
     @cached_property
-    def hours(self) -> NDArray[np.bool_]:
+    def hours(self) -> tuple[bool, ...]:
         """Which columns are of the hour."""
-        return np.array([column.startswith("hour_") for column in self.columns])
+        return tuple(column.startswith("hour_") for column in self.columns)
 
 
 def _kind(column: str) -> str:
@@ -118,10 +121,24 @@ class MetadataEncoder:
         return frozenset(kind for component in self.components for kind in component.inputs)
 
     @cached_property
-    def _elevations(self) -> tuple[tuple[str, str, float], ...]:
-        """Name, wave and scale in metres of the columns of elevation."""
-        names = (column for component in self.components for column in component.columns)
-        return tuple((match[0], match[2], float(match[1])) for match in map(_ELEVATION.fullmatch, names) if match)
+    def _elevations(self) -> tuple[tuple[str, Wave, float], ...]:
+        """Name, wave and radians per metre of the columns of elevation."""
+        found = map(_ELEVATION.fullmatch, self._names)
+        return tuple((match[0], _WAVES[match[2]], 2 * math.pi / float(match[1])) for match in found if match)
+
+    @cached_property
+    def _moments(self) -> tuple[tuple[str, Wave, int, float], ...]:
+        """Name, wave, place in a `Moment` and radians per unit of the columns of the date."""
+        kinds, found = list(_PERIODS), map(_MOMENT.fullmatch, self._names)
+        return tuple(
+            (match[0], _WAVES[match[2]], kinds.index(match[1]), 2 * math.pi / _PERIODS[match[1]])
+            for match in found
+            if match
+        )
+
+    @property
+    def _names(self) -> list[str]:
+        return [column for component in self.components for column in component.columns]
 
     def encode(self, observations: Sequence[Observation]) -> Encoded:
         """Raises ValueError for `components` that the model does not have, or of another width."""
@@ -134,12 +151,14 @@ class MetadataEncoder:
             self._check(observation)
             for position, (component, (start, stop)) in enumerate(zip(self.components, self.bounds)):
                 given = observation.components.get(component.name)
-                values = [numbers.get(c, math.nan) for c in component.columns] if given is None else given
-                vector = np.asarray(values, np.float64)
-                if component.inputs and given is None:
-                    vector = _hour_may_be_unknown(component, vector)
-                if np.isfinite(vector).all():
-                    meta[row, start:stop], valid[row, position] = vector, True
+                if given is None:
+                    values = [numbers.get(column, math.nan) for column in component.columns]
+                    if component.inputs:
+                        values = _hour_may_be_unknown(component, values)
+                else:
+                    values = np.asarray(given, np.float64).tolist()
+                if all(map(math.isfinite, values)):
+                    meta[row, start:stop], valid[row, position] = values, True
                 elif given is not None:
                     said.append(f"{component.name} holds values that are no numbers: it is not used")
             notes.append(tuple(said))
@@ -162,29 +181,31 @@ class MetadataEncoder:
         wanted = self._wanted
         columns: dict[str, float] = {}
         if "place" in wanted and (place := _place(observation, said)) is not None:
-            columns |= dict(zip(_AXES, unit_sphere(*np.asarray(place, np.float64)[:, None])[0].tolist()))
+            columns |= dict(zip(_AXES, _point(*place)))
         if "elevation" in wanted and (metres := _metres(observation, said)) is not None:
-            columns |= {name: _wave(wave, metres / scale) for name, wave, scale in self._elevations}
+            columns |= {name: wave(metres * radians) for name, wave, radians in self._elevations}
         if "date" in wanted:
             month, day, hour = moment(observation.date, said)
             if math.isnan(hour) and self.date_is_midnight and not math.isnan(day):
                 hour = 0.0
-            for name, value in (("month", month), ("jd", day), ("hour", hour)):
-                columns[f"{name}_sin"] = _wave("sin", value / _PERIODS[name])
-                columns[f"{name}_cos"] = _wave("cos", value / _PERIODS[name])
+            known = (month, day, hour)
+            columns |= {name: wave(known[kind] * radians) for name, wave, kind, radians in self._moments}
         return columns
 
 
-def _wave(wave: str, turns: float) -> float:
-    return (math.sin if wave == "sin" else math.cos)(2 * math.pi * turns)
+def _point(latitude: float, longitude: float) -> tuple[float, float, float]:
+    """`encodings.unit_sphere` of one place, for which arrays take ten times as long."""
+    phi, lam = math.radians(latitude), math.radians(longitude)
+    return math.cos(phi) * math.cos(lam), math.cos(phi) * math.sin(lam), math.sin(phi)
 
 
-def _hour_may_be_unknown(component: Component, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+def _hour_may_be_unknown(component: Component, values: list[float]) -> list[float]:
     """Zeros for an hour that is not known, where month or day are; so labels files have it."""
     hours = component.hours
-    if not hours.any() or hours.all() or not np.isfinite(vector[~hours]).all():
-        return vector
-    return np.where(hours & np.isnan(vector), 0.0, vector)
+    others = [value for value, hour in zip(values, hours) if not hour]
+    if len(others) in (0, len(values)) or not all(map(math.isfinite, others)):
+        return values
+    return [0.0 if hour and math.isnan(value) else value for value, hour in zip(values, hours)]
 
 
 def _number(value: Any, what: str, said: list[str]) -> float | None:

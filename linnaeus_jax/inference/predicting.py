@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from linnaeus_jax.step.placement import RUN_AHEAD
 #: where metadata come from
 TABLE, EXIF = "table", "exif"
 _NOTHING = Observation()
+#: pictures that a thread reads before it hands them over
+_TOGETHER = 4
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,16 @@ def _dispatched(model: Model, jobs: Sequence[Job], exif: bool, threads: int) -> 
     reads: list[_Read] = []
     count = 0
     # at least a batch is read while the device computes
-    for read in in_order(lambda job: _read(model, job, exif), jobs, threads=threads, ahead=most + 2 * threads):
-        reads.append(read)
-        count += read.pixels is not None
+    few = (jobs[start : start + _TOGETHER] for start in range(0, len(jobs), _TOGETHER))
+    read = in_order(
+        lambda some: [_read(model, job, exif) for job in some],
+        few,
+        threads=threads,
+        ahead=-(-most // _TOGETHER) + 2 * threads,
+    )
+    for each in itertools.chain.from_iterable(read):
+        reads.append(each)
+        count += each.pixels is not None
         if count == most or len(reads) >= 8 * most:  # a folder of unreadable files is reported as it goes
             yield _dispatch(model, reads)
             reads, count = [], 0

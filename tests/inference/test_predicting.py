@@ -97,7 +97,7 @@ def test_reading_stays_a_bounded_number_of_pictures_ahead(model, files, monkeypa
     results = predict_files(model, [Job(files[0])] * 500, model.answers.options(), threads=2)
     next(results)
     results.close()
-    assert len(read) <= 3 * 8 + (8 + 4) + 8  # batches under way, what is read ahead, and the one being filled
+    assert len(read) <= 3 * 8 + (8 + 4 * 4) + 8  # batches under way, what is read ahead, and the one being filled
 
 
 @pytest.mark.parametrize(
