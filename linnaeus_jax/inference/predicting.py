@@ -161,6 +161,8 @@ def _read(model: Model, job: Job, exif: bool) -> _Read:
         return _Read(job, None, reason=error.strerror or str(error) or type(error).__name__)
     except PictureError as error:
         return _Read(job, None, reason=str(error))
+    except Exception as error:  # whatever a decoder makes of a damaged file, it costs this picture alone
+        return _Read(job, None, reason=f"{type(error).__name__}: {error}")
     if job.observation is not None or not exif:
         return _Read(job, pixels, job.observation or _NOTHING)
     observation, notes = observation_of(data)

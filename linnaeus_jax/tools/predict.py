@@ -40,7 +40,7 @@ def argument_parser() -> argparse.ArgumentParser:
     """The options of the tool, in groups."""
     parser = tools.parser("predict", __doc__)
     parser.add_argument("source", metavar="BUNDLE", type=Path, help="a bundle, or a run directory")
-    parser.add_argument("pictures", metavar="PICTURES", nargs="+", help="files, folders, patterns")
+    parser.add_argument("pictures", metavar="PICTURES", nargs="+", help="files, folders, patterns such as 'a/**/*.jpg'")
     parser.add_argument("--checkpoint", default="", help="of a run: best (default), newest or a step")
     parser.add_argument("--out", type=Path, metavar="FILE", help="predictions as .csv, .jsonl or .parquet")
     parser.add_argument("--force", action="store_true", help="replace the predictions that --out holds")
@@ -62,9 +62,14 @@ def argument_parser() -> argparse.ArgumentParser:
     answers.add_argument("--top-k", type=int, default=5, help="taxa of each rank that are listed (5)")
     answers.add_argument("--min-confidence", type=float, default=0.5, help="least probability of an answer (0.5)")
     answers.add_argument(
-        "--restrict", type=Path, metavar="TXT", help="only these taxa, what lies below them, and their ancestors"
+        "--restrict",
+        type=Path,
+        metavar="TXT",
+        help="only these taxa, what lies below them, and their ancestors; one id or scientific name a line",
     )
-    answers.add_argument("--always-report", type=Path, metavar="TXT", help="taxa whose probability is always given")
+    answers.add_argument(
+        "--always-report", type=Path, metavar="TXT", help="taxa whose probability is always given, in the same form"
+    )
     answers.add_argument(
         "--consistency",
         choices=("path", "documented"),

@@ -85,6 +85,19 @@ def test_nothing_but_unreadable_pictures(model, tmp_path):
     assert list(predict_files(model, [], options)) == []
 
 
+def test_a_decoder_that_fails_costs_one_picture(model, files, monkeypatch):
+    preprocess = type(model.bundle.preprocessing).read
+
+    def failing(self, data):
+        if len(data) == files[2].path.stat().st_size:
+            raise MemoryError("too large")
+        return preprocess(self, data)
+
+    monkeypatch.setattr(type(model.bundle.preprocessing), "read", failing)
+    [part] = predict_files(model, [Job(file) for file in files[1:4]], model.answers.options())
+    assert list(part.reasons) == ["", "MemoryError: too large", "empty file"]
+
+
 def test_reading_stays_a_bounded_number_of_pictures_ahead(model, files, monkeypatch):
     read: list[str] = []
     preprocess = type(model.bundle.preprocessing).read
