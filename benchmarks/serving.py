@@ -137,6 +137,8 @@ class Clients:
         return time.perf_counter() - start
 
     def ask_all(self, bodies: Sequence[Body]) -> None:
+        for connection in self._open:  # the server may have closed it since; the next request opens it anew
+            connection.close()
         for _ in self.pool.map(self.ask, bodies):
             pass
 

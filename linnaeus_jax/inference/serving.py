@@ -47,6 +47,8 @@ PAGE_FILES = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
+#: seconds that an idle connection stays open: longer than the 60 s of common proxies, which reuse it until then
+KEEP_ALIVE = 75
 WORLD_MARK = "<!-- world.svg -->"
 #: batch sizes of a server: closer to each other than for folders, since few pictures come at once
 SERVER_BUCKETS = (1, 4, 16, 64)
@@ -309,6 +311,7 @@ def server_of(app: FastAPI, ready: Callable[[], None] = lambda: None) -> uvicorn
         access_log=False,
         server_header=False,
         ws="none",
+        timeout_keep_alive=KEEP_ALIVE,
         lifespan="on",
         timeout_graceful_shutdown=math.ceil(limits.seconds) + RETRY_AFTER,
     )
