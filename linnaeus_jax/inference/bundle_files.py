@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax import __version__
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json, redacted
-from linnaeus_jax.files import replaced_directory, sha256_of
+from linnaeus_jax.files import DamagedFileError, read_sealed, replaced_directory, sealed, sha256_of, write_json
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.pictures import INTERPOLATIONS, Preprocessing
@@ -61,6 +61,10 @@ def read_bundle(path: Path) -> Bundle:
             f"{path} has format version {about.get('format_version')!r}, this program reads {FORMAT_VERSION}; it was "
             f"written by linnaeus_jax {about.get('version', 'of an unknown version')}: use that version or a newer one"
         )
+    try:
+        read_sealed(path / BUNDLE_JSON)
+    except DamagedFileError as error:
+        raise UserError(f"{error}; copy the bundle again, or make it again") from error
     _check_files(path, about)
     try:
         return _bundle(path, about)
@@ -145,7 +149,7 @@ def write_bundle(
             add_card(unfinished)
         files = sorted(file for file in unfinished.rglob("*") if file.is_file())
         about = _about(bundle) | {"files": {file.relative_to(unfinished).as_posix(): sha256_of(file) for file in files}}
-        (unfinished / BUNDLE_JSON).write_text(json.dumps(about, indent=1) + "\n")
+        write_json(unfinished / BUNDLE_JSON, sealed(json.loads(json.dumps(about))))
 
 
 def check_out(out: Path, *, force: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax import files
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.taxonomy import Taxonomy
@@ -67,9 +68,9 @@ def _ids(task: str, of_index: Mapping[str, int], count: int) -> np.ndarray:
     return np.array([int(of_index[str(index)]) for index in range(count)], np.int64)
 
 
-def read_json(path: Path) -> Any:
-    """The content of a file of a bundle; UserError where it cannot be read."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of a bundle; UserError where it cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return files.read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}; copy the bundle again") from error

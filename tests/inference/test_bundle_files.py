@@ -42,3 +42,22 @@ def test_a_changed_file_is_refused(bundle, tmp_path):
     (tmp_path / "a" / "bundle.json").write_text(json.dumps(about | {"format_version": 99}))
     with pytest.raises(UserError, match="format version 99, this program reads 1"):
         read_bundle(tmp_path / "a")
+
+
+def test_no_damage_is_read(bundle, tmp_path):
+    """Of every file: one bit, its end, all of it; and something else in its place."""
+
+    def card(folder):
+        (folder / "README.md").write_text("# A card\n")
+
+    write_bundle(bundle, tmp_path / "a", card)
+    for file in sorted(path for path in (tmp_path / "a").rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 1
+        for damaged in (bytes(flipped), content[: len(content) // 2], b"", b"[1, 2]", bytes(range(256)), None):
+            file.unlink() if damaged is None else file.write_bytes(damaged)
+            with pytest.raises(UserError):
+                read_bundle(tmp_path / "a")
+            file.write_bytes(content)
+    read_bundle(tmp_path / "a")
