@@ -69,11 +69,11 @@ class LeastCertain:
         wanted = [row for row, value in enumerate(uncertain) if value > least]
         if not wanted:
             return ""
-        predictions, lines = part.predictions(self._answers, self._options), []
+        predictions, names, lines = part.predictions(self._answers, self._options), part.read, []
         for row in wanted:
             said = predictions[row].to_json()
             del said["top"]
-            said |= {"file": part.read[row], "place": places[row], "metadata_from": part.metadata_from[row]}
+            said |= {"file": names[row], "place": places[row], "metadata_from": part.metadata_from[row]}
             if self._keep(uncertain[row], said):
                 lines.append(json.dumps([uncertain[row], said]) + "\n")
         return "".join(lines)

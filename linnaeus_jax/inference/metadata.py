@@ -48,6 +48,11 @@ class Component:
         """Which columns are of the hour."""
         return tuple(column.startswith("hour_") for column in self.columns)
 
+    @cached_property
+    def has_hour(self) -> bool:
+        """Whether it holds the hour beside something else that is computed."""
+        return bool(self.inputs) and 0 < sum(self.hours) < len(self.hours)
+
 
 def _kind(column: str) -> str:
     if column in _AXES:
@@ -104,7 +109,7 @@ class MetadataEncoder:
     components: tuple[Component, ...]
     date_is_midnight: bool = False
 
-    @property
+    @cached_property
     def width(self) -> int:
         """D."""
         return sum(len(component.columns) for component in self.components)
@@ -116,23 +121,23 @@ class MetadataEncoder:
         return tuple((stop - len(c.columns), stop) for c, stop in zip(self.components, stops, strict=True))
 
     @cached_property
-    def _wanted(self) -> frozenset[str]:
-        """What any column is computed from."""
-        return frozenset(kind for component in self.components for kind in component.inputs)
+    def _places(self) -> tuple[tuple[int, int], ...]:
+        """Column and axis of the columns of the place."""
+        return tuple((column, _AXES[name]) for column, name in enumerate(self._names) if name in _AXES)
 
     @cached_property
-    def _elevations(self) -> tuple[tuple[str, Wave, float], ...]:
-        """Name, wave and radians per metre of the columns of elevation."""
-        found = map(_ELEVATION.fullmatch, self._names)
-        return tuple((match[0], _WAVES[match[2]], 2 * math.pi / float(match[1])) for match in found if match)
+    def _elevations(self) -> tuple[tuple[int, Wave, float], ...]:
+        """Column, wave and radians per metre of the columns of elevation."""
+        found = enumerate(map(_ELEVATION.fullmatch, self._names))
+        return tuple((column, _WAVES[match[2]], 2 * math.pi / float(match[1])) for column, match in found if match)
 
     @cached_property
-    def _moments(self) -> tuple[tuple[str, Wave, int, float], ...]:
-        """Name, wave, place in a `Moment` and radians per unit of the columns of the date."""
-        kinds, found = list(_PERIODS), map(_MOMENT.fullmatch, self._names)
+    def _moments(self) -> tuple[tuple[int, Wave, int, float], ...]:
+        """Column, wave, place in a `Moment` and radians per unit of the columns of the date."""
+        kinds, found = list(_PERIODS), enumerate(map(_MOMENT.fullmatch, self._names))
         return tuple(
-            (match[0], _WAVES[match[2]], kinds.index(match[1]), 2 * math.pi / _PERIODS[match[1]])
-            for match in found
+            (column, _WAVES[match[2]], kinds.index(match[1]), 2 * math.pi / _PERIODS[match[1]])
+            for column, match in found
             if match
         )
 
@@ -145,15 +150,16 @@ class MetadataEncoder:
         meta = np.zeros((len(observations), self.width), np.float32)
         valid = np.zeros((len(observations), len(self.components)), bool)
         notes = []
+        parts = tuple(zip(range(len(self.components)), self.components, self.bounds))
         for row, observation in enumerate(observations):
             said: list[str] = []
-            numbers = self._columns(observation, said)
+            numbers = self._numbers(observation, said)
             self._check(observation)
-            for position, (component, (start, stop)) in enumerate(zip(self.components, self.bounds)):
+            for position, component, (start, stop) in parts:
                 given = observation.components.get(component.name)
                 if given is None:
-                    values = [numbers.get(column, math.nan) for column in component.columns]
-                    if component.inputs:
+                    values = numbers[start:stop]
+                    if component.has_hour:
                         values = _hour_may_be_unknown(component, values)
                 else:
                     values = np.asarray(given, np.float64).tolist()
@@ -176,21 +182,23 @@ class MetadataEncoder:
             if np.shape(values) != (widths[name],):
                 raise ValueError(f"{name} needs {widths[name]} numbers, but {np.shape(values)} were given")
 
-    def _columns(self, observation: Observation, said: list[str]) -> dict[str, float]:
-        """Value of every column that can be known; `said` gets what cannot be right."""
-        wanted = self._wanted
-        columns: dict[str, float] = {}
-        if "place" in wanted and (place := _place(observation, said)) is not None:
-            columns |= dict(zip(_AXES, _point(*place)))
-        if "elevation" in wanted and (metres := _metres(observation, said)) is not None:
-            columns |= {name: wave(metres * radians) for name, wave, radians in self._elevations}
-        if "date" in wanted:
-            month, day, hour = moment(observation.date, said)
-            if math.isnan(hour) and self.date_is_midnight and not math.isnan(day):
-                hour = 0.0
-            known = (month, day, hour)
-            columns |= {name: wave(known[kind] * radians) for name, wave, kind, radians in self._moments}
-        return columns
+    def _numbers(self, observation: Observation, said: list[str]) -> list[float]:
+        """Value of every column, NaN where it cannot be known; `said` gets what cannot be right."""
+        numbers = [math.nan] * self.width
+        if self._places and (place := _place(observation, said)) is not None:
+            point = _point(*place)
+            for column, axis in self._places:
+                numbers[column] = point[axis]
+        if self._elevations and (metres := _metres(observation, said)) is not None:
+            for column, wave, radians in self._elevations:
+                numbers[column] = wave(metres * radians)
+        if self._moments:
+            known = moment(observation.date, said)
+            if math.isnan(known[2]) and self.date_is_midnight and not math.isnan(known[1]):
+                known = known[0], known[1], 0.0
+            for column, wave, kind, radians in self._moments:
+                numbers[column] = wave(known[kind] * radians)
+        return numbers
 
 
 def _point(latitude: float, longitude: float) -> tuple[float, float, float]:
@@ -202,8 +210,7 @@ def _point(latitude: float, longitude: float) -> tuple[float, float, float]:
 def _hour_may_be_unknown(component: Component, values: list[float]) -> list[float]:
     """Zeros for an hour that is not known, where month or day are; so labels files have it."""
     hours = component.hours
-    others = [value for value, hour in zip(values, hours) if not hour]
-    if len(others) in (0, len(values)) or not all(map(math.isfinite, others)):
+    if not all(math.isfinite(value) for value, hour in zip(values, hours) if not hour):
         return values
     return [0.0 if hour and math.isnan(value) else value for value, hour in zip(values, hours)]
 

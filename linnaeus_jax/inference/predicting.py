@@ -124,7 +124,7 @@ def predict_files(
     def answer(batch: _Batch) -> Part:
         return _answer(model, batch, options)
 
-    yield from in_order(answer, _dispatched(model, jobs, wanted, threads), threads=2, ahead=RUN_AHEAD + 1)
+    yield from in_order(answer, _dispatched(model, jobs, wanted, threads), threads=1, ahead=RUN_AHEAD + 1)
 
 
 def _dispatched(model: Model, jobs: Sequence[Job], exif: bool, threads: int) -> Iterator[_Batch]:
@@ -155,7 +155,8 @@ def _read(model: Model, job: Job, exif: bool) -> _Read:
     if job.picture.fault:
         return _Read(job, None, reason=job.picture.fault)
     try:
-        data = job.picture.path.read_bytes()
+        with open(job.picture.path, "rb", buffering=0) as file:  # half the time of Path.read_bytes
+            data = file.readall()
         pixels = model.bundle.preprocessing.read(data)
     except OSError as error:
         return _Read(job, None, reason=error.strerror or str(error) or type(error).__name__)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import polars as pl
 
 from linnaeus_jax.config.errors import UserError
@@ -69,13 +70,17 @@ class Summary:
         self.unreadable += sum(map(bool, part.reasons))
         if part.answered is None:
             return
-        names = [*ranks, ""]  # the last one for -1
-        for counts, values in (
-            (self.answers, [names[place] for place in part.answered.answer.tolist()]),
-            (self.metadata_from, part.metadata_from),
-            (self.inputs, [name for used in part.inputs for name in used]),
+        answered = np.bincount(part.answered.answer + 1, minlength=len(ranks) + 1).tolist()
+        used: dict[str, int] = {}
+        for names, count in Counter(part.inputs).items():
+            for name in names:
+                used[name] = used.get(name, 0) + count
+        for counts, new in (
+            (self.answers, {name: count for name, count in zip(("", *ranks), answered) if count}),
+            (self.metadata_from, Counter(part.metadata_from)),
+            (self.inputs, used),
         ):
-            for name, count in Counter(values).items():
+            for name, count in new.items():
                 counts[name] = counts.get(name, 0) + count
         self.notes += sum(map(bool, part.notes))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import polars as pl
 
@@ -21,7 +22,7 @@ UNKNOWN = "unknown"
 
 #: of a picture: (class, probability) of every rank, coarsest first; which of them is the answer, their number for none;
 #: the most probable classes of every rank in the same way; probabilities of what is always reported
-_Row = tuple[list[tuple[int, float]], int, list[list[tuple[int, float]]], list[float]]
+_Row = tuple[list[tuple[int, float]], int, list[tuple[list[int], list[float]]], list[float]]
 
 
 class _Lines:
@@ -48,12 +49,24 @@ class _Lines:
         given_up, always = answered.given_up[:, ::-1].tolist(), answered.always.tolist()
         places = (len(self.tasks) - 1 - answered.answer).tolist()
         tops = [[array.tolist() for array in answered.top[task]] for task in self.tasks]
+        lost = ([-1], [1.0])
         for row, place in enumerate(places):
             top = [
-                [(-1, 1.0)] if lost else list(zip(classes[row], probabilities[row]))
-                for (classes, probabilities), lost in zip(tops, given_up[row])
+                lost if gone else (classes[row], probabilities[row])
+                for (classes, probabilities), gone in zip(tops, given_up[row])
             ]
             yield list(zip(path[0][row], path[1][row])), place, top, always[row]
+
+    @staticmethod
+    def listed(begun: Sequence[str], top: tuple[list[int], list[float]], form: str) -> str:
+        """Text of the most probable classes of a rank: of each, its beginning and its probability by `form`.
+
+        One formatting for all of them takes half the time of one each.
+        """
+        classes, probabilities = top
+        texts: list[Any] = [None] * (2 * len(classes))
+        texts[::2], texts[1::2] = [begun[i] for i in classes], probabilities
+        return ",".join([f"%s{form}"] * len(classes)) % tuple(texts)
 
 
 class CsvLines(_Lines):
@@ -106,17 +119,17 @@ class CsvLines(_Lines):
         lines: list[str] = []
         if part.answered is None:
             return lines
+        names_read = part.read
         for row, (path, place, tops, always) in enumerate(self.rows(part.answered)):
             cells = [f"{names[i]}{p:.6g}," for names, (i, p) in zip(self._cells, path)]
             answer = f"{self.ranks[place]},{cells[place]}" if place < len(cells) else f",0,{UNKNOWN},,"
             listed = [
-                head + ",".join([f"{begun[i]}{p:.6g}]" for i, p in top]) + "]"
-                for head, begun, top in zip(heads, self._listed, tops)
+                f"{head}{self.listed(begun, top, '%.6g]')}]" for head, begun, top in zip(heads, self._listed, tops)
             ]
             fixed = "".join([f"{p:.6g}," for p in always])
             notes = quoted("; ".join(part.notes[row])) if part.notes[row] else ""
             lines.append(
-                f"{quoted(part.read[row])},{answer}{''.join(cells)}{fixed}{quoted(' '.join(part.inputs[row]))},"
+                f"{quoted(names_read[row])},{answer}{''.join(cells)}{fixed}{quoted(' '.join(part.inputs[row]))},"
                 f'{part.metadata_from[row]},{notes},"{{{",".join(listed)}}}"\n'
             )
         return lines
@@ -164,10 +177,7 @@ class JsonLines(_Lines):
         for row, (path, place, tops, always) in enumerate(self.rows(answered)):
             taxa = [f"{begun[i]}{p!r}}}" for begun, (i, p) in zip(self._begun, path)]
             answer = taxa[place] if place < len(taxa) else "null"
-            listed = [
-                head + ",".join([f"{begun[i]}{p!r}}}" for i, p in top]) + "]"
-                for head, begun, top in zip(heads, self._begun, tops)
-            ]
+            listed = [f"{head}{self.listed(begun, top, '%r}')}]" for head, begun, top in zip(heads, self._begun, tops)]
             said = ",".join([f"{text}{p!r}}}" for text, p in zip(fixed, always)])
             rest = json.dumps({"inputs": inputs[row], "notes": notes[row]}, ensure_ascii=False)
             texts.append(
