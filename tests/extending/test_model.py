@@ -36,6 +36,7 @@ def configured(directory, **settings):
     return config
 
 
+@pytest.mark.slow
 def test_a_family_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,

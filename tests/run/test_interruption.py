@@ -17,6 +17,15 @@ from linnaeus_jax.run import interruption
 from linnaeus_jax.run.interruption import Interruption
 
 
+@pytest.fixture
+def hangup_is_not_ignored():
+    """As it is where the tests themselves run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup_is_not_ignored")
 @pytest.mark.parametrize("number", Interruption.SIGNALS)
 def test_a_signal_becomes_a_request_and_handlers_come_back(number):
     before = [signal.getsignal(each) for each in Interruption.SIGNALS]

@@ -78,6 +78,7 @@ def test_a_finished_run_does_nothing_more(finished):
     assert comparable(rows_of(directory / "run")) == before
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_where_the_first_stopped(tmp_path, monkeypatch):
     toy.register(monkeypatch)
     for epochs in (1, 2):

@@ -46,6 +46,7 @@ def test_the_measured_step_has_the_probes_of_the_run(built):
     assert built.program.settings.probes
 
 
+@pytest.mark.slow
 def test_a_trial_checkpoint_leaves_nothing(built):
     text = check.trial_checkpoint(built, built.initial_state())
     assert "MB, written in" in text
