@@ -116,7 +116,8 @@ def test_watching_changes_nothing_that_is_learned(tmp_path):
     before = trainer.build_experiment(
         tiny_config(tmp_path / "data"), RunDirectory(tmp_path), write=False
     ).initial_state()
-    start = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(before.params)}
+    leaves = jax.tree_util.tree_leaves_with_path({"params": before.params})
+    start = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
     def distance(left: dict[str, Any], right: dict[str, Any]) -> float:
         return float(np.sqrt(sum(np.sum(np.square(np.float64(left[name]) - right[name])) for name in left)))
@@ -127,6 +128,6 @@ def test_watching_changes_nothing_that_is_learned(tmp_path):
     assert distance(found["detector"], found["plain"]) <= 1e-5 * way
     # A constant added to everything that a LayerNorm reads has no gradient but rounding errors, which Adam turns into
     # steps of full length: this one number is noise in any run.
-    noise = "['aggregate']['bias']"
+    noise = "['params']['aggregate']['bias']"
     compared = {name: leaf for name, leaf in found["gradients"].items() if name != noise}
     assert distance(compared, found["plain"]) <= 2e-5 * way
