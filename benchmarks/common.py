@@ -123,17 +123,27 @@ def interleaved(f: Callable[[], object], g: Callable[[], object], pairs: int = 1
       f, g: what to time.
       pairs: rounds, at least 2.
     """
+
+    def timed(run: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    return compared(lambda: timed(f), lambda: timed(g), pairs)
+
+
+def compared(f: Callable[[], float], g: Callable[[], float], pairs: int) -> Ratios:
+    """`interleaved` for callables that return their own seconds."""
     if pairs < 2:
         raise ValueError(f"pairs is {pairs}; give at least 2 rounds")
-    runs: tuple[Callable[[], object], ...] = (f, g, f)
+    runs = (f, g, f)
     times: list[list[float]] = [[], [], []]
     for number in range(pairs + 1):
         for turn in range(3):
             which = (turn + number) % 3
-            start = time.perf_counter()
-            runs[which]()
+            seconds = runs[which]()
             if number:
-                times[which].append(time.perf_counter() - start)
+                times[which].append(seconds)
     first, other, again = times
     ratios = [b / a for a, b in zip(first, other, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")

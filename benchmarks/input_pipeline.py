@@ -172,7 +172,7 @@ def main() -> None:
             result = interleaved(run, floor, args.pairs)
             rows.append(
                 {
-                    "what": "raw memory map, speed relative to a bare np.take loop",
+                    "what": "raw pictures, speed relative to a bare np.take loop",
                     "grain_threads": threads,
                     "io_threads": io_threads,
                     "images_per_s": round(args.updates * args.batch / result.f_seconds),

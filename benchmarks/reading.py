@@ -160,7 +160,7 @@ def mapped(options: Options) -> list[Row]:
 
         about = {"grain_threads": threads, "io_threads": 0}
         for what, f, g, limit in (
-            ("raw memory map through the loader / bare np.take", run(whole), floor, 0.5),
+            ("raw pictures through the loader / bare np.take", run(whole), floor, 0.5),
             (f"virtual dataset of {PARTS} parts through the loader / bare np.take", run(joined), floor, 0.5),
             (f"virtual dataset of {PARTS} parts / one file, both through the loader", run(joined), run(whole), None),
         ):

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import http.client
 import itertools
 import random
 import re
 import shlex
+import socket
 import statistics
 import subprocess
 import sys
@@ -32,7 +32,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +52,6 @@ OPEN_LOADS = (0.5, 0.8)
 CUTS = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
 
 
-@dataclass(frozen=True)
-class Body:
-    """A request that is ready to be sent."""
-
-    content: bytes
-    headers: dict[str, str]
-
-
 def write_pictures(folder: Path, count: int, width: int, height: int) -> list[Path]:
     """JPEGs of blurred noise, of the size of files that photographs have."""
     rng, paths = np.random.default_rng(0), []
@@ -72,8 +63,8 @@ def write_pictures(folder: Path, count: int, width: int, height: int) -> list[Pa
     return paths
 
 
-def form(files: Sequence[Path]) -> Body:
-    """A multipart form with pictures and what is known of them."""
+def request_of(files: Sequence[Path]) -> bytes:
+    """A request, ready to be sent: a multipart form with pictures and what is known of them."""
     mark = uuid.uuid4().hex
     parts = [
         f'--{mark}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
@@ -83,7 +74,9 @@ def form(files: Sequence[Path]) -> Body:
         named = f'Content-Disposition: form-data; name="images"; filename="{file.name}"'
         parts += [f"--{mark}\r\n{named}\r\nContent-Type: image/jpeg\r\n\r\n".encode(), file.read_bytes(), b"\r\n"]
     parts.append(f"--{mark}--\r\n".encode())
-    return Body(b"".join(parts), {"Content-Type": f"multipart/form-data; boundary={mark}"})
+    body = b"".join(parts)
+    kind = f"Content-Type: multipart/form-data; boundary={mark}"
+    return f"POST /predict HTTP/1.1\r\nHost: server\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 @contextmanager
@@ -107,11 +100,12 @@ def server(model: str, options: argparse.Namespace) -> Iterator[str]:
 
 
 class Clients:
-    """Connections that stay open, one per thread."""
+    """Connections that stay open, one per thread. Bare sockets: the clients take their time from the server's cores."""
 
     def __init__(self, address: str, count: int) -> None:
-        self._address, self._mine = address, threading.local()
-        self._open: list[http.client.HTTPConnection] = []
+        host, _, port = address.rpartition(":")
+        self._address, self._mine = (host, int(port)), threading.local()
+        self._open: list[socket.socket] = []
         self.pool = ThreadPoolExecutor(count)
 
     def __enter__(self) -> Clients:
@@ -122,25 +116,36 @@ class Clients:
         for connection in self._open:
             connection.close()
 
-    def ask(self, body: Body) -> float:
+    def ask(self, request: bytes) -> float:
         """Seconds until the answer was there."""
         connection = getattr(self._mine, "connection", None)
         if connection is None:
-            connection = self._mine.connection = http.client.HTTPConnection(self._address, timeout=120)
+            connection = self._mine.connection = socket.create_connection(self._address, timeout=120)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open.append(connection)
         start = time.perf_counter()
-        connection.request("POST", "/predict", body.content, body.headers)
-        answer = connection.getresponse()
-        content = answer.read()
-        if answer.status != 200:
-            raise SystemExit(f"{answer.status}: {content[:500]!r}")
+        connection.sendall(request)
+        received = bytearray()
+        while (end := received.find(b"\r\n\r\n")) < 0:
+            received += _some(connection)
+        head = bytes(received[:end])
+        length = re.search(rb"(?i)content-length: *(\d+)", head)
+        if not head.startswith(b"HTTP/1.1 200") or length is None:
+            raise SystemExit(f"{head!r} {bytes(received[end:])!r}")
+        while len(received) < end + 4 + int(length[1]):
+            received += _some(connection)
         return time.perf_counter() - start
 
-    def ask_all(self, bodies: Sequence[Body]) -> None:
-        for connection in self._open:  # the server may have closed it since; the next request opens it anew
-            connection.close()
-        for _ in self.pool.map(self.ask, bodies):
+    def ask_all(self, requests: Sequence[bytes]) -> None:
+        for _ in self.pool.map(self.ask, requests):
             pass
+
+
+def _some(connection: socket.socket) -> bytes:
+    data = connection.recv(2**18)
+    if not data:
+        raise SystemExit("the server closed the connection")
+    return data
 
 
 def throughput(options: argparse.Namespace, files: Sequence[Path], address: str) -> list[Row]:
@@ -158,9 +163,9 @@ def throughput(options: argparse.Namespace, files: Sequence[Path], address: str)
     rows = []
     for together in (1, options.together):
         groups = [files[start : start + together] for start in range(0, len(files), together)]
-        bodies = [form(group) for group in groups]
+        requests = [request_of(group) for group in groups]
         with Clients(address, options.clients) as clients:
-            ratios = interleaved(functools.partial(clients.ask_all, bodies), predict, options.pairs)
+            ratios = interleaved(functools.partial(clients.ask_all, requests), predict, options.pairs)
         rows.append(
             {
                 "what": "throughput",
@@ -180,15 +185,15 @@ def throughput(options: argparse.Namespace, files: Sequence[Path], address: str)
 
 def latency(options: argparse.Namespace, files: Sequence[Path], address: str) -> list[Row]:
     """Percentiles by load."""
-    bodies = [form([file]) for file in files[:500]]
-    rows = [closed(address, bodies, clients, options.seconds) for clients in CLOSED_LOADS]
+    requests = [request_of([file]) for file in files[:500]]
+    rows = [closed(address, requests, clients, options.seconds) for clients in CLOSED_LOADS]
     most = max(row["pictures_per_s"] for row in rows)
-    return rows + [open_loop(address, bodies, share, share * most, options.seconds) for share in OPEN_LOADS]
+    return rows + [open_loop(address, requests, share, share * most, options.seconds) for share in OPEN_LOADS]
 
 
-def closed(address: str, bodies: Sequence[Body], count: int, seconds: float) -> Row:
+def closed(address: str, requests: Sequence[bytes], count: int, seconds: float) -> Row:
     """So many clients that ask again as soon as they are answered."""
-    turns = itertools.cycle(bodies)
+    turns = itertools.cycle(requests)
 
     def client(until: float) -> list[float]:
         times = []
@@ -197,7 +202,7 @@ def closed(address: str, bodies: Sequence[Body], count: int, seconds: float) -> 
         return times
 
     with Clients(address, count) as clients:
-        clients.ask_all(bodies[: 4 * count])
+        clients.ask_all(requests[: 4 * count])
         start = time.perf_counter()
         times = [each for done in clients.pool.map(client, [start + seconds] * count) for each in done]
         taken = time.perf_counter() - start
@@ -209,16 +214,16 @@ def closed(address: str, bodies: Sequence[Body], count: int, seconds: float) -> 
     }
 
 
-def open_loop(address: str, bodies: Sequence[Body], share: float, rate: float, seconds: float) -> Row:
+def open_loop(address: str, requests: Sequence[bytes], share: float, rate: float, seconds: float) -> Row:
     """Requests at random times; the time of one counts from when it was due."""
-    rng, turns = random.Random(0), itertools.cycle(bodies)
+    rng, turns = random.Random(0), itertools.cycle(requests)
 
-    def late(due: float, body: Body) -> float:
-        clients.ask(body)
+    def late(due: float, request: bytes) -> float:
+        clients.ask(request)
         return time.perf_counter() - due
 
     with Clients(address, 128) as clients:
-        clients.ask_all(bodies[:128])
+        clients.ask_all(requests[:128])
         due, asked = time.perf_counter(), []
         end = due + seconds
         while due < end:
@@ -258,12 +263,15 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=16, help="pictures of a large request")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load of the latency")
     parser.add_argument("--serve", default="", help="more options of tools.serve, in one text")
+    parser.add_argument("--results", default="serving", help="name of the file in benchmarks/results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, server(options.model, options) as address:
         files = write_pictures(Path(folder), options.pictures, *options.size)
         rows = [row for name in options.names for row in BENCHMARKS[name](options, files, address)]
     command = f"python -m benchmarks.serving {shlex.join(sys.argv[1:])}"
-    write_results("serving", rows, command, {"picture": "x".join(map(str, options.size)), "seconds": options.seconds})
+    write_results(
+        options.results, rows, command, {"picture": "x".join(map(str, options.size)), "seconds": options.seconds}
+    )
 
 
 if __name__ == "__main__":

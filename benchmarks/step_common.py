@@ -44,7 +44,7 @@ class Case:
     model: str
     img_size: int
     batch: int
-    remat: bool
+    remat: bool | None  # None: where the memory needs it
 
     def row(self) -> dict[str, Any]:
         """The first columns of a table."""
@@ -55,7 +55,7 @@ def default_cases() -> tuple[Case, Case]:
     """A small model at 64 pixels and mFormerV1-sm at 224, with batches that suit the platform and its devices."""
     rows = (64, 4) if jax.default_backend() == "cpu" else (512, 128)
     tiny, small = (jax.device_count() * number for number in rows)
-    return Case("mFormerV1-tiny", 64, tiny, False), Case("mFormerV1-sm", 224, small, True)
+    return Case("mFormerV1-tiny", 64, tiny, False), Case("mFormerV1-sm", 224, small, None)
 
 
 def write_labels(path: Path) -> Path:
@@ -180,7 +180,7 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
     config = case_config(case, labels, changes)
     placement = Placement()
     dataset = build_dataset(config)
-    inputs = Inputs(config, dataset, placement.device_count)
+    inputs = Inputs(config, dataset, placement.device_count, positions=placement.positions)
     plans = inputs.plans
     resolved = resolve_all_schedule_params(
         config,

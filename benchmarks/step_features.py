@@ -1,37 +1,34 @@
 """What the parts of a training update cost: each against the same update without it, in one run.
 
-    python -m benchmarks.step_features [schedules] [gradnorm] [features] [depthwise] [throughput]
+    python -m benchmarks.step_features [schedules] [gradnorm] [features] [depthwise]
 
   schedules    traced schedules of the learning rates and probabilities against constants, everything else the same
   gradnorm     an update that measures GradNorm against a plain one, four tasks; and four separate gradients
   features     augmentation, mixing, masking, smoothing, weights, EMA and clipping against none of them; then each alone
   depthwise    the depthwise 7x7 convolution and its gradient by implementation, in the shapes of the model
-  throughput   images per second, compile time, memory, and the share of a matrix product's speed
 
 Without a name, all of them run. `ratio` = time over the baseline's, median over interleaved rounds with quartiles;
 `control` = the baseline against itself, whose distance from 1 is the noise. Images are random, labels generated; the
 update is the compiled one of a real run. Without --model, mFormerV1-tiny at 64 pixels and mFormerV1-sm at 224 are
-measured (schedules: the former, depthwise and throughput: the latter). The sm model needs a minute or two per
-compilation on a small CPU; `--groups everything` leaves the single features out. Each
-benchmark writes results/step_<name>.json.
+measured (schedules: the former, depthwise: the latter). The sm model needs a minute or two per compilation on a small
+CPU; `--groups everything` leaves the single features out. Each benchmark writes results/step_<name>.json. Whole steps
+are measured by `benchmarks.train_step`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.experimental.compilation_cache import compilation_cache
 
 from benchmarks.common import Ratios, add_names, interleaved, write_results
 from benchmarks.step_common import (
@@ -206,83 +203,12 @@ def depthwise_training(impl: str, *arguments: jax.Array) -> Callable[[], object]
     return lambda: compiled(*arguments)
 
 
-# --------------------------------------------------------------------------------------------------- throughput
-def matmul(dtype: Any) -> tuple[Callable[[], object], float]:
-    """A chain of large matrix products on one device, and its operations."""
-    size, length = (2048, 2) if jax.default_backend() == "cpu" else (8192, 16)
-    a = jax.random.normal(jax.random.key(0), (size, size), dtype) / size**0.5
-
-    def chain(a: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, length, lambda _, x: jnp.dot(x, a, preferred_element_type=dtype), a, unroll=True)
-
-    compiled = jax.jit(chain).lower(a).compile()
-    return lambda: compiled(a), 2.0 * size**3 * length
-
-
-@contextlib.contextmanager
-def no_compilation_cache() -> Iterator[None]:
-    """So that the time of a compilation is not that of reading its result from disk."""
-    enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # it looks at the setting only once
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()
-
-
-def throughput(options: Options) -> list[Row]:
-    """The documented default update with static task weights, against a matrix product in the same rounds."""
-    case = options.cases[-1]
-    built = build(case, options.labels, {"loss.grad_weighting.task.type": "static"})
-    with no_compilation_cache():
-        step = built.stepper()
-    model, devices = built.program.model, built.placement.device_count
-    product, product_flops = matmul(model.dtype)
-    times = interleaved(repeated(step, options.updates), repeated(product, 1), options.pairs)
-    seconds = times.f_seconds / options.updates
-    ceiling = product_flops / times.g_seconds
-    operations = needed_flops(case, options)
-    return [
-        {
-            **case.row(),
-            "devices": devices,
-            "dtype": jnp.dtype(model.dtype).name,
-            "images_per_s": round(case.batch / seconds, 2),
-            "ms": round(seconds * 1e3, 2),
-            "control": round(times.control, 3),
-            "compile_s": round(step.compiled.seconds, 1),
-            "memory_mb": round(step.compiled.memory_bytes / 1e6),
-            "gflop_per_image": round(operations / case.batch / 1e9, 3),
-            "compiled_gflop_per_image": round(step.compiled.flops * devices / case.batch / 1e9, 3),
-            "tflop_per_s": round(operations / seconds / 1e12, 4),
-            "matmul_tflop_per_s": round(ceiling * devices / 1e12, 4),
-            "matmul_share": round(operations / seconds / (ceiling * devices), 4),
-        }
-    ]
-
-
-def needed_flops(case: Case, options: Options) -> float:
-    """Operations of forward and backward pass of one update, as XLA counts them before it optimises.
-
-    Without rematerialisation and with XLA's own depthwise convolution: what the mathematics needs, not what an
-    implementation spends.
-    """
-    changes = {**BARE, "model.depthwise_impl": "lax"}
-    built = build(dataclasses.replace(case, remat=False), options.labels, changes)
-    state = jax.eval_shape(built.program.initial_state)
-    cost: Any = jax.jit(built.program.train_step("plain")).lower(state, built.batches[0]).cost_analysis()
-    return float(cost["flops"])
-
-
 # ------------------------------------------------------------------------------------------------- command line
 BENCHMARKS: dict[str, Callable[[Options], list[Row]]] = {
     "schedules": schedules,
     "gradnorm": gradnorm,
     "features": features,
     "depthwise": depthwise,
-    "throughput": throughput,
 }
 
 

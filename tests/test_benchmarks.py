@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import common, heads_and_losses, heads_on_demo, step_common, step_features
+from benchmarks import (
+    common,
+    heads_and_losses,
+    heads_on_demo,
+    input_ratios,
+    processes,
+    saving,
+    step_common,
+    step_features,
+)
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.inference.bundle_files import write_bundle
 from tests.inference.conftest import small_bundle
@@ -21,7 +30,7 @@ from tests.inference.conftest import small_bundle
 PROGRAMS = sorted(
     path.stem
     for path in Path(common.__file__).parent.glob("*.py")
-    if path.stem not in ("__init__", "common", "step_common")
+    if path.stem not in ("__init__", "common", "step_common", "other_commit", "compiled_traffic")
 )
 SMALL = step_common.Case("mFormerV1-tiny", 32, 8, False)
 
@@ -44,6 +53,12 @@ def test_names_of_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser.parse_args(["three"])
     assert "'three' is none of one, two" in capsys.readouterr().err
+
+
+def test_speed_of_processes_is_relative_to_one_alone() -> None:
+    row = processes.row("together", [1.0, 2.0, 1.0], [2.0, 2.5, 1.25], updates=2, rows=8)
+    assert (row["per_process"], row["low"], row["high"]) == (0.8, 0.65, 0.8)
+    assert (row["ms"], row["images_per_s"]) == (1000.0, 8.0)
 
 
 def test_every_feature_changes_the_bare_config() -> None:
@@ -100,17 +115,8 @@ def test_constants_replace_every_schedule(tmp_path: Path) -> None:
     assert jax.tree.map(lambda x: (x.shape, x.dtype), real) == jax.tree.map(lambda x: (x.shape, x.dtype), constant)
 
 
-def test_needed_operations_scale_with_the_model(tmp_path: Path) -> None:
-    """Three times the forward pass: 4.5 G multiply-adds of mFormerV1-sm at 224 pixels are about 27 GFLOP an image."""
-    options = step_features.Options((), 2, 1, (), step_common.write_labels(tmp_path / "labels.h5"))
-    case = step_common.Case("mFormerV1-sm", 224, 4, True)
-    assert step_features.needed_flops(case, options) / 4 == pytest.approx(27e9, rel=0.15)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "rows"), [("schedules", 1), ("gradnorm", 3), ("features", 2), ("depthwise", 2), ("throughput", 1)]
-)
+@pytest.mark.parametrize(("name", "rows"), [("schedules", 1), ("gradnorm", 3), ("features", 2), ("depthwise", 2)])
 def test_step_features_measures(name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     small = ["--model", "mFormerV1-tiny", "--img-size", "32", "--batch", "8", "--pairs", "2"]
@@ -147,6 +153,26 @@ def test_reading_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for row in rows:
         assert row["ratio"] > 0
         assert row["control"] > 0
+
+
+@pytest.mark.slow
+def test_saving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    saving.main(["--model", "mFormerV1-tiny", "--pairs", "2", "--directory", str(tmp_path)])
+    rows = json.loads((tmp_path / "saving.json").read_text())["rows"]
+    assert [row["measure"] for row in rows] == list(saving.MEASURES)
+    for row in rows:
+        assert min(row["seconds"], row["seconds_without"], row["ratio"]) > 0
+
+
+@pytest.mark.slow
+def test_input_is_compared_with_another_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    small = ["--images", "8", "--size", "32", "--side", "96", "--batch", "4", "--updates", "2", "--pairs", "2"]
+    input_ratios.main([*small, "--baseline", "HEAD"])
+    rows = json.loads((tmp_path / "input_ratios.json").read_text())["rows"]
+    assert [row.get("limit") for row in rows] == [1.6, 1.7, None, None, 1.0, None]
+    assert all(row["ratio"] > 0 and row["cpu_ratio"] > 0 for row in rows)
 
 
 @pytest.mark.slow

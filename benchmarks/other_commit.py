@@ -1,0 +1,62 @@
+"""Another commit beside the working tree: its files in a temporary worktree, its programs in child processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parents[1]
+BASELINE = "574d9d1"  # what the documented ratios are relative to
+
+
+@contextlib.contextmanager
+def worktree(commit: str) -> Iterator[Path]:
+    """The files of a commit in a directory that exists inside the `with` alone.
+
+    Raises:
+      SystemExit: git does not know the commit.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "checkout"
+        made = subprocess.run(
+            ["git", "-C", str(HERE), "worktree", "add", "--detach", str(path), commit], capture_output=True, text=True
+        )
+        if made.returncode:
+            raise SystemExit(f"git cannot check out {commit!r}, so there is nothing to compare with: {made.stderr}")
+        try:
+            yield path
+        finally:
+            subprocess.run(["git", "-C", str(HERE), "worktree", "remove", "--force", str(path)], check=True)
+
+
+def start(
+    program: str, arguments: Sequence[str], package: Path = HERE, env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Starts `benchmarks/<program>.py` of the working tree with the packages of the checkout `package`."""
+    return subprocess.Popen(
+        # -P: the directory of the program is no place to import from
+        [sys.executable, "-P", str(HERE / "benchmarks" / f"{program}.py"), *arguments],
+        env={**os.environ, **(env or {}), "PYTHONPATH": str(package)},
+        cwd=package,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output(program: str, arguments: Sequence[str], package: Path = HERE) -> str:
+    """What a program started like that prints.
+
+    Raises:
+      SystemExit: it failed; its own messages stand above.
+    """
+    child = start(program, arguments, package)
+    printed, _ = child.communicate()
+    if child.returncode:
+        raise SystemExit(f"benchmarks/{program}.py failed with the packages of {package}")
+    return printed

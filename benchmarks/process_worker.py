@@ -1,0 +1,23 @@
+"""`benchmarks.step_worker` as one of several processes that train together; a child of `benchmarks.processes`."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import step_worker
+from linnaeus_jax.config.processes import find_processes
+from linnaeus_jax.run.processes import join
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("settings", help="fields of `step_worker.Settings` as JSON; rows are those of all processes")
+    for name in ("coordinator", "processes", "process"):
+        parser.add_argument(f"--{name}", required=True, help=f"as of linnaeus_jax.main --{name}")
+    args = parser.parse_args(argv)
+    join(find_processes({"coordinator": args.coordinator, "processes": args.processes, "process": args.process}, {}))
+    step_worker.main([args.settings])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What the digests of a checkpoint cost: the time that the loop waits for a save, work in the background, restoring.
+
+    python -m benchmarks.saving [--model mFormerV1-sm] [--pairs 10] [--directory DIR]
+
+The state is that of a run with AdamW and a moving average, filled with noise, saved and restored by what a run uses,
+alternately with and without digests. `ratio` is the time without over the time with digests, `control` that of digests
+against themselves; limit: digests add at most 2 % to the time that the loop waits, a ratio of 0.98. Files are restored
+right after they were written, from the system's cache; a slow disk adds to both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+from orbax.checkpoint.path import atomicity
+
+from benchmarks.common import compared, write_results
+from benchmarks.step_common import MODELS, Case, build, write_labels
+from linnaeus_jax.run import checkpoints as module
+from linnaeus_jax.run.checkpoints import Checkpoints
+
+LIMIT = 0.98
+#: what is measured -> its unit's name in the table
+MEASURES = {"loop waits": "wait", "in the background": "background", "CPU time of it all": "cpu", "restore": "restore"}
+
+
+def state_of(model: str, labels: Path) -> Any:
+    """Noise in the shapes of a state with AdamW and a moving average, and its bytes."""
+    program = build(Case(model, 224, 2 * jax.device_count(), None), labels, {"train.ema.enabled": True}).program
+    rng = np.random.default_rng(0)
+
+    def fill(leaf: Any) -> jax.Array:
+        floating = np.issubdtype(leaf.dtype, np.floating)
+        values = rng.standard_normal(leaf.shape, np.float32) if floating else np.zeros(leaf.shape)
+        return jax.device_put(values.astype(leaf.dtype), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+
+    return jax.tree.map(fill, jax.eval_shape(program.initial_state).replace(interval=None))
+
+
+@contextlib.contextmanager
+def without_digests() -> Iterator[None]:
+    """Checkpoints as they were before there were digests."""
+    with (
+        mock.patch.object(module, "PathWithDigests", atomicity.AtomicRenameTemporaryPath),
+        mock.patch.object(module, "check_digests"),
+    ):
+        yield
+
+
+def saved_and_restored(directory: Path, state: Any) -> dict[str, float]:
+    """Seconds of each of `MEASURES` for one checkpoint."""
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        with contextlib.closing(Checkpoints(Path(name))) as checkpoints:
+            checkpoints.steps()  # opened, as in a run that has saved before
+            cpu, start = time.process_time(), time.perf_counter()
+            checkpoints.save(1, state, {"host": {}})
+            waited = time.perf_counter() - start
+            checkpoints.wait()
+            background, cpu = time.perf_counter() - start - waited, time.process_time() - cpu
+            start = time.perf_counter()
+            jax.block_until_ready(checkpoints.restore(1, abstract))
+            restore = time.perf_counter() - start
+    return {"wait": waited, "background": background, "cpu": cpu, "restore": restore}
+
+
+def rows_of(model: str, directory: Path, pairs: int) -> list[dict[str, Any]]:
+    """One row for each of `MEASURES`."""
+    state = state_of(model, write_labels(directory / "labels.h5"))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
+    found: dict[str, dict[str, list[float]]] = {"with": defaultdict(list), "without": defaultdict(list)}
+
+    def one(kind: str) -> dict[str, float]:
+        with without_digests() if kind == "without" else contextlib.nullcontext():
+            seconds = saved_and_restored(directory, state)
+        for measure, value in seconds.items():
+            found[kind][measure].append(value)
+        return seconds
+
+    def waits(kind: str) -> Callable[[], float]:
+        return lambda: one(kind)["wait"]
+
+    ratios = compared(waits("with"), waits("without"), pairs)
+    rows = []
+    for measure, key in MEASURES.items():
+        with_digests, without = (median(found[kind][key]) for kind in ("with", "without"))
+        row: dict[str, Any] = {"model": model, "state_mib": round(size / 2**20, 1), "measure": measure}
+        row |= {"seconds": round(with_digests, 4), "seconds_without": round(without, 4)}
+        row |= {"added_seconds": round(with_digests - without, 4)}
+        if key == "wait":
+            row |= {name: value for name, value in ratios.row().items() if name.startswith(("ratio", "control"))}
+            row["limit"] = LIMIT
+        else:
+            row["ratio"] = float(f"{without / with_digests:.4g}")
+        rows.append(row)
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="mFormerV1-sm")
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--directory", type=Path, help="where checkpoints are written (default: a temporary directory)")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        rows = rows_of(options.model, Path(name), options.pairs)
+    given = sys.argv[1:] if argv is None else argv
+    print(write_results("saving", rows, shlex.join(["python", "-m", "benchmarks.saving", *given])))
+
+
+if __name__ == "__main__":
+    main()
