@@ -35,7 +35,10 @@ def init_gradnorm(weights: Sequence[float] | np.ndarray) -> GradNormState:
 
 
 def task_gradients(loss_vector_fn: Callable[[Any], tuple[jax.Array, Any]], params: Any) -> tuple[jax.Array, Any, Any]:
-    """Gradients of all tasks from one forward pass: vjp, then the pullback of the T unit cotangents under vmap.
+    """Gradients of all tasks from one forward pass: vjp, then the pullback of the T unit cotangents.
+
+    On GPUs one after the other: fused kernels have no rule for vmap, a single task fills the device, and the memory is
+    that of one. Elsewhere under vmap: XLA on CPU runs convolutions inside a loop on one thread.
 
     Args:
       loss_vector_fn: params -> (losses float32 [T], aux). Divide by counts of the whole update (not of the
@@ -46,7 +49,9 @@ def task_gradients(loss_vector_fn: Callable[[Any], tuple[jax.Array, Any]], param
       (losses [T], aux, gradients): `gradients` is like `params` with a leading axis T on every leaf.
     """
     losses, pullback, aux = jax.vjp(loss_vector_fn, params, has_aux=True)
-    (gradients,) = jax.vmap(pullback)(jnp.eye(losses.shape[0], dtype=losses.dtype))
+    units = jnp.eye(losses.shape[0], dtype=losses.dtype)
+    gpu = jax.default_backend() == "gpu"
+    (gradients,) = jax.lax.map(pullback, units) if gpu else jax.vmap(pullback)(units)
     return losses, aux, gradients
 
 

@@ -15,11 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import unflatten_dict
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.open_nodes import optimizer_group
 from linnaeus_jax.learning.filters import Filter, Parameter, parse_filter
-from linnaeus_jax.learning.transforms import FROZEN, OPTIMIZERS, Path, build_transform
+from linnaeus_jax.learning.joining import Joining
+from linnaeus_jax.learning.transforms import FROZEN, OPTIMIZERS, Path, build_transform, is_elementwise
 
 DEFAULT_GROUP = "default"
 #: lower-case parts of names whose matrices are lookup tables or classifiers, not maps between hidden spaces
@@ -53,6 +55,8 @@ class Optimizer:
       overlaps: one text per parameter that several groups asked for (the first got it).
       group_tree: tree like the parameters; group name of each leaf.
       ndim: tree like the parameters; axes of one layer's parameter: a leaf has as many more as scans stack it.
+      joining: brings trees and states into the form that `joined` is for.
+      joined: the same optimizer for joined leaves; what happens to an element is the same.
     """
 
     transform: optax.GradientTransformation
@@ -62,6 +66,8 @@ class Optimizer:
     overlaps: tuple[str, ...]
     group_tree: Any
     ndim: Any
+    joining: Joining
+    joined: Optimizer | None = None
 
     def split_frozen(self, tree: Any) -> tuple[Any, Any]:
         """(what trains, what is frozen) of a tree like the parameters, each with None for the other."""
@@ -161,22 +167,47 @@ def build_optimizer(
         rows.append(row)
         leaves.setdefault(tuple(parameter.path), []).append((row, factor))
     kinds = {path: _agreed(path, members).optimizer for path, members in leaves.items()}
-    decay = {path: members[0][0].weight_decay for path, members in leaves.items()}
-    ndim = {path: len(members[0][0].shape) for path, members in leaves.items()}
-    names = [name for name in (*OPTIMIZERS, FROZEN) if name in kinds.values()]
-    if "lamb" in names and any(len(members) > 1 for members in leaves.values()):
+    if "lamb" in kinds.values() and any(len(members) > 1 for members in leaves.values()):
         raise ValueError("optimizer 'lamb' scales every layer by its own norm and cannot be used with stacked layers")
-    return Optimizer(
-        transform=optax.partition({name: build_transform(name, settings, decay, ndim) for name in names}, _nest(kinds)),
-        factor=_nest({path: _factor(members, ndim[path]) for path, members in leaves.items()}),
-        lr_multipliers={
-            g.name: g.lr_multiplier for g in groups.values() if g.optimizer != FROZEN and g.name in assigned.values()
+    joining = Joining(
+        {path: members[0][0].shape for path, members in leaves.items()},
+        {
+            path: (kinds[path], row.group, row.weight_decay, factor)
+            for path, [(row, factor), *others] in leaves.items()
+            if not others and is_elementwise(kinds[path])
         },
-        rows=tuple(rows),
-        overlaps=tuple(overlaps),
-        group_tree=_nest({path: members[0][0].group for path, members in leaves.items()}),
-        ndim=_nest(ndim),
     )
+    paths = {path: held[0] for path, held in joining.paths().items()}
+
+    def assembled(leaf_of: Mapping[Path, Path], joined: Optimizer | None) -> Optimizer:
+        """For leaves at these paths, each treated as one of the parameters is."""
+        members = {path: leaves[leaf] for path, leaf in leaf_of.items()}
+        first = {path: row for path, [(row, _), *_] in members.items()}
+        decay = {path: row.weight_decay for path, row in first.items()}
+        ndim = {path: len(row.shape) for path, row in first.items()}
+        labels = {path: kinds[leaf] for path, leaf in leaf_of.items()}
+        transforms = {
+            name: build_transform(name, settings, decay, ndim)
+            for name in (*OPTIMIZERS, FROZEN)
+            if name in labels.values()
+        }
+        return Optimizer(
+            transform=optax.partition(transforms, unflatten_dict(labels)),
+            factor=unflatten_dict({path: _factor(members[path], ndim[path]) for path in members}),
+            lr_multipliers={
+                g.name: g.lr_multiplier
+                for g in groups.values()
+                if g.optimizer != FROZEN and g.name in assigned.values()
+            },
+            rows=tuple(rows),
+            overlaps=tuple(overlaps),
+            group_tree=unflatten_dict({path: row.group for path, row in first.items()}),
+            ndim=unflatten_dict(ndim),
+            joining=joining,
+            joined=joined,
+        )
+
+    return assembled({path: path for path in leaves}, assembled(paths, None))
 
 
 def read_groups(
@@ -268,16 +299,6 @@ def _factor(members: Sequence[tuple[ParameterRow, float]], ndim: int) -> float |
     if len(set(factors)) == 1:
         return factors[0]
     return np.asarray(factors, np.float32).reshape(-1, *[1] * ndim)
-
-
-def _nest(leaves: Mapping[Path, Any]) -> Any:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        node = tree
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = leaf
-    return tree
 
 
 def clip(

@@ -43,7 +43,8 @@ def forward_multiply_adds(model: ModelFamily) -> int:
 def multiply_adds(jaxpr: core.Jaxpr) -> int:
     """Multiply-adds of all convolutions and matrix products of a traced function, at any depth.
 
-    The body of a scan counts as often as it runs, of a conditional the dearest branch.
+    The body of a scan counts as often as it runs, of a conditional the dearest branch, and of what has a form of its
+    own for some platforms the common one: the others may multiply to save something else.
 
     Raises:
       ValueError: a loop of unknown length holds any.
@@ -56,7 +57,9 @@ def _equation(equation: core.JaxprEqn) -> int:
     inputs: list[Any] = [value.aval for value in equation.invars]
     outputs: list[Any] = [value.aval for value in equation.outvars]
     if kind == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
+        (contracted, _), (shared, _) = params["dimension_numbers"]
+        if min(len(x.shape) for x in inputs) == len(contracted) + len(shared):
+            return 0  # by a vector: a weighted sum, as norms of narrow numbers take it
         return int(outputs[0].size * np.prod([inputs[0].shape[axis] for axis in contracted]))
     if kind == "conv_general_dilated":
         features = params["dimension_numbers"].rhs_spec[0]
@@ -65,7 +68,8 @@ def _equation(equation: core.JaxprEqn) -> int:
     if kind == "while" and any(inner):
         raise ValueError("a loop of unknown length holds products; scan over a known length to have them counted")
     if kind == "cond":
-        return max(inner)
+        platforms = params.get("branches_platforms")
+        return inner[platforms.index(None)] if platforms and None in platforms else max(inner)
     return sum(inner) * (params["length"] if kind == "scan" else 1)
 
 

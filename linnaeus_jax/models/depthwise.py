@@ -8,9 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from linnaeus_jax.models.operations import together
+
 DEPTHWISE_IMPLS = ("auto", "lax", "shift")
 #: `auto` by the platform of a program that is lowered for several at once, as exports are
 BY_PLATFORM = "by_platform"
+#: places that a round of the kernel's gradient sums over; below the first a slice is computed for each of its readers,
+#: many make the program long
+LEAST_TERMS, MOST_TERMS = 16, 32
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
 
@@ -118,10 +123,15 @@ def _grouped_conv_bwd(
 _grouped_conv.defvjp(_grouped_conv_fwd, _grouped_conv_bwd)
 
 
-def _pad(x: jax.Array, size: int) -> jax.Array:
-    """Zero-pads H and W by half a kernel, in float32: that is where all sums over taps are taken."""
+def _wide(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype that sums over taps and places are taken in."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _pad(x: jax.Array, size: int, below: int = 0, right: int = 0) -> jax.Array:
+    """Zero-pads H and W by half a kernel, and by what is given, in the dtype of the sums."""
     half = size // 2
-    return jnp.pad(x.astype(jnp.float32), ((0, 0), (half, half), (half, half), (0, 0)))
+    return jnp.pad(x.astype(_wide(x.dtype)), ((0, 0), (half, half + below), (half, half + right), (0, 0)))
 
 
 def _sum_of_shifts(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -133,11 +143,12 @@ def _sum_of_shifts(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 def _taps_summed(x: jax.Array, kernel: jax.Array) -> jax.Array:
     height, width, size = x.shape[1], x.shape[2], kernel.shape[0]
-    padded, taps = _pad(x, size), kernel.astype(jnp.float32)
-    total = jnp.zeros(x.shape, jnp.float32)
-    for dy in range(size):
-        for dx in range(size):
-            total += padded[:, dy : dy + height, dx : dx + width] * taps[dy, dx, 0][None, None, None]
+    padded, taps = _pad(x, size), kernel.astype(_wide(x.dtype)).reshape(size * size, -1)
+    total = jnp.zeros(x.shape, padded.dtype)
+    for index in range(size * size):
+        dy, dx = divmod(index, size)
+        tap = lax.broadcast_in_dim(taps[index : index + 1], x.shape, (0, 3))  # 5 operations for each tap
+        total += padded[:, dy : dy + height, dx : dx + width] * tap
     return total.astype(x.dtype)
 
 
@@ -152,18 +163,41 @@ def _shift_conv_fwd(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[j
 
 def _shift_conv_bwd(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
-    size, batch, channels = kernel.shape[0], x.shape[0], x.shape[-1]
-    padded, grad32 = _pad(x, size), grad.astype(jnp.float32)
+    grad_kernel = _kernel_gradient(x, grad, kernel.shape[0]).reshape(kernel.shape).astype(kernel.dtype)
+    grad_x, grad_kernel = together((x,), _sum_of_shifts(grad, kernel[::-1, ::-1]).astype(x.dtype), grad_kernel)
+    return grad_x, grad_kernel
 
-    def tap(index: jax.Array) -> jax.Array:
-        start = (jnp.zeros((), index.dtype), index // size, index % size, jnp.zeros((), index.dtype))
-        return jnp.sum(lax.dynamic_slice(padded, start, grad.shape) * grad32, axis=(1, 2))
 
-    # The batch is summed after the loop, so that a sharded batch needs one all-reduce instead of one per tap.
-    taps_TBC = lax.map(tap, jnp.arange(size * size))
-    assert taps_TBC.shape == (size * size, batch, channels)
-    grad_kernel = jnp.sum(taps_TBC, axis=1).reshape(kernel.shape).astype(kernel.dtype)
-    return _sum_of_shifts(grad, kernel[::-1, ::-1]).astype(x.dtype), grad_kernel
+def _kernel_gradient(x: jax.Array, grad: jax.Array, size: int) -> jax.Array:
+    """Sum over rows and places of `grad` times the places of `x` under the kernel: [size, size, C], in `_wide`.
+
+    All taps are summed at once, over some places in each round of a loop: what a round reads stays in the cache, and
+    its terms are one expression whose sum stays in registers. XLA computes a slice anew for each reader if these are
+    fewer than `LEAST_TERMS`.
+    """
+    batch, height, width, channels = grad.shape
+    across = -(-width // MOST_TERMS)
+    columns = -(-width // across)
+    rows = -(-LEAST_TERMS // columns)
+    down = -(-height // rows)
+    below, right = down * rows - height, across * columns - width  # zeros that fill up the last round
+    padded = _pad(x, size, below, right)
+    grad = jnp.pad(grad.astype(padded.dtype), ((0, 0), (0, below), (0, right), (0, 0)))
+
+    def add(index: jax.Array, total_BKKC: jax.Array) -> jax.Array:
+        zero = jnp.zeros_like(index)
+        start = (zero, index // across * rows, index % across * columns, zero)
+        under = lax.dynamic_slice(padded, start, (batch, rows + size - 1, columns + size - 1, channels))
+        places = lax.dynamic_slice(grad, start, (batch, rows, columns, channels))
+        for row in range(rows):
+            for column in range(columns):
+                place = places[:, row : row + 1, column : column + 1]
+                place = lax.broadcast_in_dim(place, total_BKKC.shape, (0, 1, 2, 3))
+                total_BKKC += under[:, row : row + size, column : column + size] * place
+        return total_BKKC
+
+    total_BKKC = lax.fori_loop(0, down * across, add, jnp.zeros((batch, size, size, channels), padded.dtype))
+    return total_BKKC.sum(0)  # after the loop, so that a sharded batch needs one all-reduce
 
 
 _shift_conv.defvjp(_shift_conv_fwd, _shift_conv_bwd)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from linnaeus_jax.models.hierarchy import (
@@ -26,6 +25,7 @@ from linnaeus_jax.models.hierarchy import (
     path_log_probs,
 )
 from linnaeus_jax.models.layers import Linear, Softmax
+from linnaeus_jax.models.operations import wide
 from linnaeus_jax.registry import HEADS
 
 _SECTION = "model.classification.heads"
@@ -56,7 +56,7 @@ class LinearHead(nn.Module):
 
     @nn.compact
     def __call__(self, feats_BD: jax.Array) -> jax.Array:
-        return Linear(self.num_classes, use_bias=self.use_bias, dtype=jnp.float32, name="fc")(feats_BD)
+        return Linear(self.num_classes, use_bias=self.use_bias, name="fc")(feats_BD)
 
 
 class HierarchicalHead(nn.Module):
@@ -69,7 +69,7 @@ class HierarchicalHead(nn.Module):
     use_bias: bool = True
 
     def setup(self) -> None:
-        self.fc = Linear(self.num_classes, use_bias=self.use_bias, dtype=jnp.float32)
+        self.fc = Linear(self.num_classes, use_bias=self.use_bias)
 
     def __call__(self, feats_BD: jax.Array) -> jax.Array:
         """Features float32 [B, D] -> base logits [B, C]."""
@@ -316,7 +316,7 @@ class ClassificationHeads(nn.Module):
           train: whether heads may draw noise, from the rng stream `gumbel`.
           refine: False gives the base logits of every head. Static.
         """
-        feats_BD = feats_BD.astype(jnp.float32)
+        feats_BD = feats_BD.astype(wide(feats_BD.dtype))
         heads = {s.task: HEADS[s.type](num_classes=s.num_classes, name=s.task, **dict(s.options)) for s in self.specs}
         logits: dict[str, jax.Array] = {task: head(feats_BD) for task, head in heads.items()}
         for coarser, spec in pairwise(reversed(self.specs)):

@@ -14,26 +14,49 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen.dtypes import promote_dtype
 from jax import lax
-from jax.nn.initializers import Initializer
 
+from linnaeus_jax.models import initial, operations
 from linnaeus_jax.models.depthwise import Padding, depthwise_conv
+from linnaeus_jax.models.initial import Initializer
 
 Dtype = Any
-weight_init = nn.initializers.normal(0.02)
+weight_init = initial.normal(0.02)
 
 
 class Linear(nn.Dense):
     """Affine map of the last axis; weights N(0, 0.02), bias 0."""
 
     kernel_init: Initializer = weight_init
+    bias_init: Initializer = initial.zeros
+
+    @nn.compact
+    def __call__(self, x: jax.Array, gelu_of: jax.Array | None = None) -> jax.Array:
+        """Maps [..., D] to [..., features]. `gelu_of`: what `x` is the GELU of, kept in its place for the gradient."""
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype)
+        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
+        if bias is None:
+            return operations.matmul(x, kernel, self.precision)
+        if gelu_of is not None and gelu_of.dtype == x.dtype:
+            return operations.linear_of_gelu(x, gelu_of, kernel, bias, self.precision)
+        return operations.linear(x, kernel, bias, self.precision)
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalisation over the last axis (Ba et al. 2016): biased two-pass variance in float32, affine."""
+    """Normalisation over the last axis with scale and bias, see `operations.layer_norm`."""
 
     epsilon: float = 1e-5
-    use_fast_variance: bool = False
+    scale_init: Initializer = initial.ones
+    bias_init: Initializer = initial.zeros
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]  # of all that Flax offers, this is used
+        """Maps [..., D] to [..., D]."""
+        scale = self.param("scale", self.scale_init, (x.shape[-1],), self.param_dtype)
+        bias = self.param("bias", self.bias_init, (x.shape[-1],), self.param_dtype)
+        return operations.layer_norm(x, scale, bias, self.epsilon, self.dtype or x.dtype)
 
 
 class Conv2d(nn.Module):
@@ -58,13 +81,15 @@ class Conv2d(nn.Module):
         in_channels = 1 if self.depthwise else x_BHWC.shape[-1]
         shape = (self.kernel_size, self.kernel_size, in_channels, self.features)
         kernel = self.param("kernel", self.kernel_init, shape).astype(self.dtype)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
+        bias = self.param("bias", initial.zeros, (self.features,)) if self.use_bias else None
         x_BHWC = x_BHWC.astype(self.dtype)
         padding = ((self.padding,) * 2,) * 2 if isinstance(self.padding, int) else self.padding
         if self.depthwise:
             y = depthwise_conv(x_BHWC, kernel, stride=self.stride, padding=padding, impl=self.depthwise_impl)
         elif self.kernel_size == self.stride == 1 and padding == ((0, 0), (0, 0)):
-            y = x_BHWC @ kernel[0, 0]  # a matrix product runs on more threads where a loop is around it
+            y = operations.matmul(x_BHWC, kernel[0, 0])  # it runs on more threads where a loop is around it
+        elif self.kernel_size == self.stride and padding == ((0, 0), (0, 0)):
+            y = operations.patch_conv(x_BHWC, kernel)
         else:
             y = lax.conv_general_dilated(
                 x_BHWC, kernel, (self.stride,) * 2, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -90,8 +115,8 @@ class BatchNorm2d(nn.Module):
     def __call__(self, x_BHWC: jax.Array, *, train: bool, row_weight_B: jax.Array | None = None) -> jax.Array:
         """Maps [B, H, W, C] to [B, H, W, C] of `dtype`."""
         shape = (x_BHWC.shape[-1],)
-        scale = self.param("scale", nn.initializers.ones, shape)
-        bias = self.param("bias", nn.initializers.zeros, shape)
+        scale = self.param("scale", initial.ones, shape)
+        bias = self.param("bias", initial.zeros, shape)
         running_mean = self.variable("batch_stats", "running_mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "running_var", jnp.ones, shape, jnp.float32)
         x_BHWC = x_BHWC.astype(jnp.float32)
@@ -134,7 +159,7 @@ class Gelu(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jax.nn.gelu(x, approximate=False)
+        return operations.gelu(x)
 
 
 class Relu(nn.Module):
@@ -170,9 +195,9 @@ class Softmax(nn.Module):
 
     @nn.compact
     def __call__(self, logits: jax.Array, *, where: jax.Array | None = None) -> jax.Array:
-        logits = logits.astype(jnp.float32)
+        logits = logits.astype(operations.wide(logits.dtype))
         if where is not None:
-            logits = jnp.where(where, logits, jnp.finfo(jnp.float32).min)
+            logits = jnp.where(where, logits, jnp.finfo(logits.dtype).min)
         return jax.nn.softmax(logits, axis=-1)
 
 
@@ -237,9 +262,10 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        x = Linear(self.hidden, dtype=self.dtype, name="fc1")(x)
-        x = Dropout(self.drop_rate, name="drop1")(Gelu(name="act")(x), subkey(key, 0))
-        x = Linear(self.features, dtype=self.dtype, name="fc2")(x)
+        hidden = Linear(self.hidden, dtype=self.dtype, name="fc1")(x)
+        x = Dropout(self.drop_rate, name="drop1")(Gelu(name="act")(hidden), subkey(key, 0))
+        dropped = key is not None and self.drop_rate > 0
+        x = Linear(self.features, dtype=self.dtype, name="fc2")(x, gelu_of=None if dropped else hidden)
         return Dropout(self.drop_rate, name="drop2")(x, subkey(key, 1))
 
 
@@ -282,10 +308,6 @@ class ClsProjection(nn.Module):
         return LayerNorm(dtype=self.dtype, name="1")(x)
 
 
-def _uniform_half(key: jax.Array, shape: Sequence[int], dtype: Dtype = jnp.float32) -> jax.Array:
-    return jax.random.uniform(key, shape, dtype, -(0.5**0.5), 0.5**0.5)
-
-
 class Conv1d(nn.Module):
     """Weighted sum of two tokens, w0 * a + w1 * b + bias with scalar weights: a 1-D convolution from 2 channels to 1.
 
@@ -296,6 +318,6 @@ class Conv1d(nn.Module):
 
     @nn.compact
     def __call__(self, tokens_B2D: jax.Array) -> jax.Array:
-        kernel = self.param("kernel", _uniform_half, (1, 2, 1)).astype(self.dtype)
-        bias = self.param("bias", nn.initializers.zeros, (1,)).astype(self.dtype)
+        kernel = self.param("kernel", initial.uniform(-(0.5**0.5), 0.5**0.5), (1, 2, 1)).astype(self.dtype)
+        bias = self.param("bias", initial.zeros, (1,)).astype(self.dtype)
         return jnp.sum(tokens_B2D * kernel, axis=1, keepdims=True) + bias[None, None]

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from linnaeus_jax.models import initial
 from linnaeus_jax.models.depthwise import Padding
 from linnaeus_jax.models.layers import (
     BatchNorm2d,
@@ -27,8 +28,8 @@ from linnaeus_jax.models.layers import (
 EXPANSION = 4
 SQUEEZE = 0.25
 MBCONV_EPS = 0.01
-#: N(0, 2 / (out * k * k)) (He et al. 2015), also where a depthwise kernel has one output channel per group
-conv_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+#: also where a depthwise kernel has one output channel per group
+conv_init = initial.fan_out_normal
 
 
 def static_padding(size: int, stride: int) -> tuple[int, int]:

@@ -40,8 +40,9 @@ SHARED_STAGES = {
 class MetaFormer(ModelFamily, kw_only=True):
     """Base of the two families. `keys` says where a family's fields stand in the `model` section; `in_chans` is fixed.
 
-    A family makes in `setup` its convolutional part and, by `_setup_tokens`, the rest. `_enter` brings what came before
-    to the grid and the width of a transformer stage. Rates and ratios are one number per transformer stage.
+    A family makes in `setup` its convolutional part and, by `_setup_tokens`, the rest. `encode_image` ends with the
+    patches of the first transformer stage, `_enter` brings what leaves that to the grid and the width of the second.
+    Rates and ratios are one number per transformer stage.
     """
 
     num_heads: tuple[int, ...]
@@ -191,8 +192,8 @@ class MetaFormer(ModelFamily, kw_only=True):
         return True
 
     @nn.nowrap
-    def _enter(self, stage: int, x_BhwD: jax.Array) -> jax.Array:
-        """The patches of a transformer stage, [B, h', w', D'], from the map before it."""
+    def _enter(self, x_BhwD: jax.Array) -> jax.Array:
+        """The patches of the second transformer stage, [B, h', w', D'], from those that leave the first."""
         raise NotImplementedError
 
     def encode_tokens(
@@ -206,12 +207,11 @@ class MetaFormer(ModelFamily, kw_only=True):
         """The transformer part: output of `encode_image` and metadata -> features [B, D] for the heads."""
         visible_BN = self._visible(meta_BD, meta_valid_BK, features.shape[0])
         meta_BD = self.checked_meta(meta_BD, features.shape[0])
-        x = self._enter(0, features)
-        tokens = self._transform(0, x, meta_BD, visible_BN, train)
+        tokens = self._transform(0, features, meta_BD, visible_BN, train)
         tokens = self.norm_1(tokens) if self.norms_patches else tokens
         cls_1, patches = tokens[:, :1], tokens[:, 1 + len(self.components) :]
         cls_1 = cls_1 if self.norms_patches else self.norm_1(cls_1)
-        x = self._enter(1, patches.reshape(x.shape))
+        x = self._enter(patches.reshape(features.shape))
         tokens = self._transform(1, x, meta_BD, visible_BN, train)
         feats = self.norm_2(tokens)[:, :1]
         if not self.only_last_cls:

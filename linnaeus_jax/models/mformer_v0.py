@@ -176,17 +176,18 @@ class MFormerV0(MetaFormer):
     def encode_image(
         self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
-        """The convolutional part, which no metadata enter: [B, H, W, in_chans] -> [B, h, w, out_channels[1]]."""
+        """The part that no metadata enter, with the patches' embedding: [B, H, W, in_chans] -> [B, h', w', dims[0]]."""
         x = self.stem(self._checked_image(image_BHWC), train=train, row_weight_B=row_weight_B)
         x = self.maxpool(self.act1(self.bn1(x, train=train, row_weight_B=row_weight_B)))
         size = image_BHWC.shape[1], image_BHWC.shape[2]
         for stage in self.conv_stages:
             x = stage(x, size, train=train, row_weight_B=row_weight_B)
-        return x
+        patches: jax.Array = self.patch_embeds[0](x)
+        return patches
 
     @nn.nowrap
-    def _enter(self, stage: int, x_BhwD: jax.Array) -> jax.Array:
-        patches: jax.Array = self.patch_embeds[stage](x_BhwD)
+    def _enter(self, x_BhwD: jax.Array) -> jax.Array:
+        patches: jax.Array = self.patch_embeds[1](x_BhwD)
         return patches
 
     @nn.nowrap

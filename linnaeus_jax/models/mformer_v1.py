@@ -127,8 +127,9 @@ class MFormerV1(MetaFormer):
         return x
 
     @nn.nowrap
-    def _enter(self, stage: int, x_BhwD: jax.Array) -> jax.Array:
-        return x_BhwD if stage == 0 else self.downsample[2](x_BhwD)
+    def _enter(self, x_BhwD: jax.Array) -> jax.Array:
+        patches: jax.Array = self.downsample[2](x_BhwD)
+        return patches
 
     @nn.nowrap
     def wrong_settings(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ that follows: ("stages.2", "0", "attn", "qkv", "kernel"). A family chooses the n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -100,10 +101,24 @@ def _some(what: str, items: list[str]) -> list[str]:
     return [f"{what}: {', '.join(items[:5])}{more}"] if items else []
 
 
+@functools.lru_cache(maxsize=8)
+def _traced(model: ModelFamily) -> tuple[dict[str, Any], dict[Path, str]]:
+    """Shapes and dtypes of a model's variables, and the class names of its modules, by one abstract trace."""
+    owners: dict[Path, str] = {}
+
+    def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        owners[context.module.path] = type(context.module).__name__
+        return next_fun(*args, **kwargs)
+
+    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
+    with nn.intercept_methods(note):
+        variables = jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image)
+    return variables, owners
+
+
 def abstract_variables(model: ModelFamily) -> dict[str, Any]:
     """Shapes and dtypes of a model's variables by collection."""
-    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
-    return dict(jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image))
+    return dict(_traced(model)[0])
 
 
 def parameter_table(model: ModelFamily) -> list[ParameterInfo]:
@@ -112,14 +127,7 @@ def parameter_table(model: ModelFamily) -> list[ParameterInfo]:
     Raises:
       ValueError: a module has a `kernel` and a `scale`, which share the canonical name `weight`.
     """
-    owners: dict[Path, str] = {}
-
-    def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        owners[context.module.path] = type(context.module).__name__
-        return next_fun(*args, **kwargs)
-
-    with nn.intercept_methods(note):
-        variables = abstract_variables(model)
+    variables, owners = _traced(model)
     table = [
         ParameterInfo(name, path, tuple(leaf.shape), owners[path[:-1]])
         for name, path, leaf in named_leaves(variables["params"])

@@ -6,13 +6,18 @@ Rotary encoding: Su et al. 2021 (RoFormer); its 2-D form for images with learned
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
+from linnaeus_jax.models.initial import uniform
 from linnaeus_jax.models.layers import Dtype
+from linnaeus_jax.models.operations import wide
 from linnaeus_jax.models.transformer import SelfAttention
 
 ROPE_MODES = ("rotary", "cos_only")
@@ -28,7 +33,7 @@ def patch_positions(grid: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
 def mixed_angles(freqs_2hj: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """Angles x * freqs[0] + y * freqs[1] in radians, float32 [H*W, heads, d/2], of learned frequencies."""
     x_P, y_P = patch_positions(grid)
-    freqs_2hj = freqs_2hj.astype(jnp.float32)
+    freqs_2hj = freqs_2hj.astype(wide(freqs_2hj.dtype))
     return x_P[:, None, None] * freqs_2hj[0][None] + y_P[:, None, None] * freqs_2hj[1][None]
 
 
@@ -51,7 +56,7 @@ def freqs_init(init: str, theta: float) -> Callable[..., jax.Array]:
 
     def draw(key: jax.Array, shape: tuple[int, int, int], dtype: Dtype = jnp.float32) -> jax.Array:
         _, heads, pairs = shape
-        phi = jax.random.uniform(key, (heads, 1), dtype, 0.0, 2 * jnp.pi)
+        phi = uniform(0.0, 2 * math.pi)(key, (heads, 1), dtype)
         if init == "random_direction":
             magnitude = theta ** (-jnp.arange(pairs, dtype=dtype) / pairs)
         else:
@@ -68,16 +73,59 @@ def rotate(x: jax.Array, angles_Nhj: jax.Array, mode: str) -> jax.Array:
     `rotary` turns each pair by its angle; `cos_only` multiplies both by the cosine, which some published
     checkpoints were trained with. The arithmetic is float32; the result has the dtype of `x`.
     """
-    batch_axes = x.ndim - 4
-    angles = jnp.expand_dims(angles_Nhj, (0, *range(2, 2 + batch_axes)))
-    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
-    first, second = pairs[..., 0], pairs[..., 1]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    angles = jnp.expand_dims(angles_Nhj, (0, *range(2, x.ndim - 2)))
     if mode == "rotary":
-        first, second = first * cos - second * sin, first * sin + second * cos
-    else:
-        first, second = first * cos, second * cos
-    return jnp.stack([first, second], axis=-1).reshape(x.shape).astype(x.dtype)
+        return _turn(x, angles)
+    cos = jnp.repeat(jnp.cos(angles), 2, axis=-1)
+    return (x.astype(wide(x.dtype)) * cos).astype(x.dtype)
+
+
+@jax.custom_vjp
+def _turn(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Pairs of channels of `x` turned by `angles`, which have a pair for a channel and 1 for axes that share them."""
+    return _turned(x, angles, 1.0).astype(x.dtype)
+
+
+def _turned(x: jax.Array, angles: jax.Array, sign: float) -> jax.Array:
+    cos, sin = (jnp.repeat(function(angles), 2, axis=-1) for function in (jnp.cos, jnp.sin))
+    return x.astype(wide(x.dtype)) * cos + _quarter_turn(x) * (sign * sin)
+
+
+def _quarter_turn(x: jax.Array) -> jax.Array:
+    """(a, b) -> (-b, a) of every pair of channels, in the dtype of arithmetic."""
+    turned: jax.Array = lax.platform_dependent(x, cpu=_quarter_turn_by_product, default=_quarter_turn_by_pairs)
+    return turned.astype(wide(x.dtype))
+
+
+def _quarter_turn_by_pairs(x: jax.Array) -> jax.Array:
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    return jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(x.shape)
+
+
+def _quarter_turn_by_product(x: jax.Array) -> jax.Array:
+    """Exact, since each sum has one term that is not 0; the code that XLA makes of pairs on CPU is slow."""
+    turn = np.kron(np.eye(x.shape[-1] // 2), np.asarray([[0.0, 1.0], [-1.0, 0.0]]))
+    return x @ jnp.asarray(turn, x.dtype)
+
+
+def _turn_fwd(x: jax.Array, angles: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    turned = _turn(x, angles)
+    return turned, (turned, angles)
+
+
+def _turn_bwd(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    turned, angles = saved
+    by_angle = grad.astype(angles.dtype) * _quarter_turn(turned)
+    # A product with ones: XLA on CPU sums over the first axis twenty times slower.
+    batch, *shape = by_angle.shape
+    by_angle = (jnp.ones((1, batch), by_angle.dtype) @ by_angle.reshape(batch, -1)).reshape(1, *shape)
+    shared = tuple(axis for axis in range(1, angles.ndim) if angles.shape[axis] == 1 != by_angle.shape[axis])
+    by_angle = by_angle.sum(shared, keepdims=True)
+    by_angle = by_angle.reshape(*angles.shape, 2).sum(-1)
+    return _turned(grad, angles, -1.0).astype(grad.dtype), by_angle
+
+
+_turn.defvjp(_turn_fwd, _turn_bwd)
 
 
 class RotaryAttention(SelfAttention):

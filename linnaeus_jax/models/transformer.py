@@ -6,6 +6,7 @@ positions of patches: `models/rotary.py` turns queries and keys, `models/relativ
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +25,7 @@ from linnaeus_jax.models.layers import (
     drop_path_scales,
     subkey,
 )
+from linnaeus_jax.models.operations import wide
 
 ATTN_IMPLS = ("auto", "xla", "cudnn")
 
@@ -32,7 +34,8 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017); a subclass says in `_placed` where the patches are.
 
     Logits and softmax are float32. `attn_impl`: `cudnn` is the fused kernel (bfloat16 on GPU, no dropout of
-    probabilities); `xla` and `auto` the plain form, which is exact on every platform and may be mapped by `jax.vmap`.
+    probabilities), whose gradient `jax.vmap` cannot map and which shows no module its softmax; `xla` is the plain form,
+    exact on every platform; `auto` takes `cudnn` where it can be had and positions are no learned bias, else `xla`.
     """
 
     num_heads: int
@@ -64,7 +67,8 @@ class SelfAttention(nn.Module):
         qkv = Linear(3 * dim, use_bias=self.qkv_bias, dtype=self.dtype, name="qkv")(x_BND)
         qkv = qkv.reshape(batch, tokens, 3, self.num_heads, dim // self.num_heads)
         qk, bias_hNN = self._placed(qkv[:, :, :2], grid)
-        out = self._attend(qk[:, :, 0], qk[:, :, 1], qkv[:, :, 2], key, bias_hNN, key_mask_BN)
+        with jax.named_scope("attend"):
+            out = self._attend(qk[:, :, 0], qk[:, :, 1], qkv[:, :, 2], key, bias_hNN, key_mask_BN)
         out = Linear(dim, dtype=self.dtype, name="proj")(out.reshape(batch, tokens, dim))
         return Dropout(self.drop_rate, name="proj_drop")(out, subkey(key, 1))
 
@@ -84,15 +88,61 @@ class SelfAttention(nn.Module):
         key_mask_BN: jax.Array | None,
     ) -> jax.Array:
         scale = q.shape[-1] ** -0.5
-        if self.attn_impl == "cudnn":
+        if self._kernel(q, bias_hNN) == "cudnn":
             return fused_attention(q, k, v, scale, bias_hNN, key_mask_BN)
-        logits = jnp.einsum("bnhd,bmhd->bhnm", q, k, preferred_element_type=jnp.float32) * scale
+        logits = attention_logits(q, k, scale)
         if bias_hNN is not None:
             logits = logits + bias_hNN[None]
         where = None if key_mask_BN is None else key_mask_BN[:, None, None, :]
         probs = Softmax(name="softmax")(logits, where=where)
         probs = Dropout(self.attn_drop_rate, name="attn_drop")(probs, subkey(key, 0))
-        return jnp.einsum("bhnm,bmhd->bnhd", probs.astype(v.dtype), v)
+        # heads first, which XLA on CPU multiplies four times as fast as heads between tokens and channels
+        out = jnp.einsum("bhnm,bhmd->bhnd", probs.astype(v.dtype), v.swapaxes(1, 2))
+        return out.swapaxes(1, 2)
+
+    @nn.nowrap
+    def _kernel(self, q: jax.Array, bias_hNN: jax.Array | None) -> str:
+        """`xla` or `cudnn`, which takes bfloat16 alone, no dropout, and heads of a multiple of 8 up to 128 channels."""
+        if self.attn_impl != "auto":
+            return self.attn_impl
+        fits = q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128
+        fits = fits and bias_hNN is None and self.attn_drop_rate == 0.0
+        return "cudnn" if fits and _has_flash_kernels() else "xla"
+
+
+def _has_flash_kernels() -> bool:
+    """Whether the devices are NVIDIA GPUs from Ampere on."""
+    if jax.default_backend() != "gpu":
+        return False
+    device = jax.local_devices()[0]
+    return "rocm" not in device.client.platform_version and float(getattr(device, "compute_capability", "8.0")) >= 8.0
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def attention_logits(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
+    """scale * q k of [B, N, heads, d] and [B, M, heads, d]: [B, heads, N, M], float32 or wider.
+
+    Their cotangent has the dtype of `q` before it enters the products of the backward pass.
+    """
+    q, k = q.swapaxes(1, 2), k.swapaxes(1, 2)
+    return jnp.einsum("bhnd,bhmd->bhnm", q, k, preferred_element_type=wide(q.dtype)) * scale
+
+
+def _attention_logits_fwd(q: jax.Array, k: jax.Array, scale: float) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return attention_logits(q, k, scale), (q, k)
+
+
+def _attention_logits_bwd(
+    scale: float, saved: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    q, k = saved
+    grad = (grad * scale).astype(q.dtype)
+    q, k = q.swapaxes(1, 2), k.swapaxes(1, 2)
+    grad_q, grad_k = jnp.einsum("bhnm,bhmd->bhnd", grad, k), jnp.einsum("bhnm,bhnd->bhmd", grad, q)
+    return grad_q.swapaxes(1, 2), grad_k.swapaxes(1, 2)
+
+
+attention_logits.defvjp(_attention_logits_fwd, _attention_logits_bwd)
 
 
 def fused_attention(
@@ -107,22 +157,40 @@ def fused_attention(
 ) -> jax.Array:
     """softmax(scale * q k + bias) v of [B, N, heads, d] in one kernel, see `jax.nn.dot_product_attention`.
 
-    With a bias or a mask the kernel has a backward pass for even N only, so an odd number of tokens gets one more that
-    nobody looks at.
+    cuDNN has a backward pass for even N only, so an odd number of tokens gets one more that is beyond the length of
+    every row. Tokens that nobody may look at are beyond it, too, once keys and values are in another order, which a
+    softmax does not see: a mask would be a bias of every row, whose gradient cuDNN does not have.
+
+    Raises:
+      ValueError: a bias and a mask together.
     """
-    tokens = q.shape[1]
-    if bias_hNN is None and key_mask_BN is None:
-        return jax.nn.dot_product_attention(q, k, v, scale=scale, implementation=implementation)
+    batch, tokens = q.shape[:2]
+    lengths_B = jnp.full(batch, tokens, jnp.int32)
+    if key_mask_BN is not None:
+        if bias_hNN is not None:
+            raise ValueError(
+                "model.attn_impl = 'cudnn' cannot mask tokens where positions are a learned bias; use model.attn_impl "
+                "= 'auto' or model.missing_metadata = 'zero'"
+            )
+        visible_first = jnp.argsort(~key_mask_BN, axis=1, stable=True)[..., None, None]
+        k, v = (jnp.take_along_axis(x, visible_first, axis=1) for x in (k, v))
+        visible_B = key_mask_BN.sum(axis=1, dtype=jnp.int32)
+    else:
+        visible_B = lengths_B
     if odd := tokens % 2:
         q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
         bias_hNN = None if bias_hNN is None else jnp.pad(bias_hNN, ((0, 0), (0, 1), (0, 1)))
-        key_mask_BN = jnp.ones(q.shape[:1] + (tokens,), bool) if key_mask_BN is None else key_mask_BN
-        key_mask_BN = jnp.pad(key_mask_BN, ((0, 0), (0, 1)))
-    bias = None if bias_hNN is None else bias_hNN[None].astype(q.dtype)
-    mask = None
-    if key_mask_BN is not None:
-        mask = jnp.broadcast_to(key_mask_BN[:, None, None], (len(q), 1, tokens + odd, tokens + odd))
-    out = jax.nn.dot_product_attention(q, k, v, bias, mask, scale=scale, implementation=implementation)
+    all_count = not odd and key_mask_BN is None
+    out = jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        None if bias_hNN is None else bias_hNN[None].astype(q.dtype),
+        scale=scale,
+        query_seq_lengths=None if all_count else lengths_B,
+        key_value_seq_lengths=None if all_count else visible_B,
+        implementation=implementation,
+    )
     return out[:, :tokens]
 
 

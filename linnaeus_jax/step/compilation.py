@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from linnaeus_jax.step.placement import Placement
+from linnaeus_jax.step.process import compiler_options, leave_gaps
 from linnaeus_jax.step.program import Program
 
 log = logging.getLogger("linnaeus_jax")
@@ -39,11 +40,24 @@ class CompiledStep:
 def compile_steps(
     program: Program, state: Any, batch: Any, placement: Placement, *, donate: bool
 ) -> dict[str, CompiledStep]:
-    """Every step that a run of `program` can need, by name."""
-    return {
-        name: compile_step(program.train_step(name), state, batch, placement, name, donate=donate)
-        for name in program.step_names
-    }
+    """Every step that a run of `program` can need, by name; with recomputation where it may and must."""
+    steps = {}
+    for name in program.step_names:
+        steps[name] = compile_step(program.train_step(name), state, batch, placement, name, donate=donate)
+        limit = device_memory()
+        if name in program.may_recompute and limit is not None and steps[name].memory_bytes > limit:
+            log.info("that is more than the %.0f MB of a device: activations are recomputed", limit / 1e6)
+            step = program.train_step(name, recompute=True)
+            steps[name] = compile_step(step, state, batch, placement, name, donate=donate)
+    leave_gaps()
+    return steps
+
+
+def device_memory() -> int | None:
+    """Bytes that XLA may use of each local device, the smallest one's; None where it does not say, as on CPU."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    limits = [each["bytes_limit"] for each in stats if "bytes_limit" in each]
+    return min(limits) if limits else None
 
 
 def compile_step(
@@ -57,11 +71,11 @@ def compile_step(
     step.__name__ = f"train_step_{name}"
     jitted = jax.jit(
         step,
-        in_shardings=(placement.replicated, placement.update),
-        out_shardings=placement.replicated,
+        in_shardings=(placement.of_state(state), placement.update),
+        out_shardings=(placement.of_state(state), placement.replicated),
         donate_argnames=("state",) if donate else (),
     )
-    compiled = jitted.lower(state, batch).compile()
+    compiled = jitted.lower(state, batch).compile(compiler_options(training=True))
     analysis, memory = compiled.memory_analysis(), {}
     if analysis is not None:
         memory = {

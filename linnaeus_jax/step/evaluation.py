@@ -24,6 +24,7 @@ from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
+from linnaeus_jax.step.process import compiler_options, leave_gaps
 
 #: columns of a batch that every phase needs besides the image
 USED = ("label", "meta", "meta_valid", "weight", "row", "rarity", "taxa_subset")
@@ -49,7 +50,8 @@ class Evaluation:
     """Results of one pass over the data, by phase."""
 
     metrics: dict[str, dict[str, float]]
-    #: phase -> task -> plots as of `PhaseExtras.curves`, and `classes`: [rows, correctly predicted] of each class
+    #: phase -> task -> plots as of `PhaseExtras.curves`; in `val`, or the first phase where it did not run, also
+    #: `class_counts`: [rows of each class, how many of them are predicted right]
     curves: dict[str, dict[str, dict[str, Any]]]
     predictions: dict[str, Predictions]
     #: task -> wrong predictions of the phase `val`, as of `metrics.mistakes`; empty where it did not run
@@ -173,13 +175,21 @@ class Evaluator:
     def __init__(self, program: EvaluationProgram, placement: Placement) -> None:
         self.program = program
         self.placement = placement
+        self._programs = 0  # compiled at the last look
         replicated, batch = placement.replicated, placement.batch
-        self._features = jax.jit(program.features, in_shardings=(replicated, replicated, batch), out_shardings=batch)
+        options = compiler_options(training=False)
+        self._features = jax.jit(
+            program.features,
+            in_shardings=(replicated, replicated, batch),
+            out_shardings=batch,
+            compiler_options=options,
+        )
         self._phase = jax.jit(
             program.phase,
             in_shardings=(replicated, replicated, replicated, batch, batch, replicated, replicated),
             out_shardings=replicated,  # also of what is said of single rows, so that every process gets all of them
             static_argnums=7,
+            compiler_options=options,
         )
 
     def run(
@@ -202,6 +212,7 @@ class Evaluator:
           logits: with the predictions, keep all logits; large for many classes.
           after_first: gets the sums of every phase after one batch.
         """
+        params = self.placement.whole(params)
         samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
         samples = samples if predictions or logits else ()
         scores = _RowScores(tuple(phases), self.program.tasks)
@@ -215,6 +226,7 @@ class Evaluator:
             rows = self._add_batch(params, model_state, task_weights, batch, masks, sums, fields)
             ahead.add(jax.tree.leaves(sums)[:1])
             scores.add(rows)
+            self._after_compilation()
             if samples:
                 kept = {name: {field: values[field] for field in samples} for name, values in rows.items()}
                 for name, part in fetch(kept).items():
@@ -226,7 +238,7 @@ class Evaluator:
         by_phase = scores.result(rest)
         return Evaluation(
             metrics={name: self._metrics(host_sums[name], by_phase[name]) for name in phases},
-            curves={name: self._curves(host_sums[name], by_phase[name]) for name in phases},
+            curves=self._curves(host_sums, by_phase),
             predictions={name: _joined(batches) for name, batches in parts.items() if batches},
             mistakes=scores.mistakes(),
             sums=host_sums,
@@ -253,13 +265,26 @@ class Evaluator:
             )
         return rows
 
+    def _after_compilation(self) -> None:
+        programs = self._features._cache_size() + self._phase._cache_size()  # type: ignore[attr-defined]
+        if programs != self._programs:
+            leave_gaps()
+        self._programs = programs
+
     def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray) -> dict[str, float]:
         values = summarise(sums, self.program.tasks, self.program.extras, scores)
         return {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
 
-    def _curves(self, sums: Mapping[str, np.ndarray], scores: np.ndarray) -> dict[str, dict[str, Any]]:
-        by_task = self.program.extras.curves(sums, self.program.tasks, scores)
-        return {task: {**curves, "classes": sums[f"classes/{task}"].tolist()} for task, curves in by_task.items()}
+    def _curves(
+        self, sums: Mapping[str, Mapping[str, np.ndarray]], scores: Mapping[str, np.ndarray]
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        extras, tasks = self.program.extras, self.program.tasks
+        curves = {name: extras.curves(sums[name], tasks, scores[name]) for name in sums}
+        for shown in [name for name in sums if name == "val" or "val" not in sums][:1]:
+            for task, found in curves[shown].items():
+                # two long lists: a pair for each of 50,000 classes took most of the time of a small validation
+                found["class_counts"] = sums[shown][f"classes/{task}"].T.tolist()
+        return curves
 
 
 class _RowScores:

@@ -7,7 +7,7 @@ accumulated micro-batches and sharded batches give the same gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -103,6 +103,7 @@ class Objective:
     extras: PhaseExtras  # what the log says of training besides losses and accuracies
     preview_rows: int = 0  # rows whose predictions the update reports
     recorder: Recorder | None = None  # records every module call beside the forward pass
+    gather: Callable[[Any], Any] | None = None  # of parameters that are split over the devices: the whole ones
 
     def key(self, name: str, step: Step) -> jax.Array:
         """Key of a named stream at `step`."""
@@ -327,4 +328,5 @@ class Objective:
             "rngs": {name: jax.random.fold_in(self.key(name, step), index) for name in RNG_STREAMS},
             "mutable": list(model_state),
         }
-        return {"params": params, **model_state}, options
+        whole = params if self.gather is None else self.gather(params)
+        return {"params": whole, **model_state}, options

@@ -23,7 +23,7 @@ from linnaeus_jax.learning.smoothing import TaxonomySmoothing
 from linnaeus_jax.metrics import custom
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.names import split_result
-from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, parameter_table
+from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, initial, parameter_table
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
@@ -51,15 +51,20 @@ class Program:
     parameters: tuple[ParameterInfo, ...]
     initial_weights: np.ndarray  # float32 [T]
     ema: bool
+    may_recompute: frozenset[str] = frozenset()  # steps that recompute activations if the memory does not suffice
 
     def initial_state(self) -> TrainState:
         """Parameters and optimizer state of step 0, from the seed; pure, to be jitted with the wanted placement."""
         return self.state_from(*self.initial_variables())
 
     def initial_variables(self) -> tuple[Any, Any]:
-        """(parameters, non-trainable collections) from the seed."""
-        image = jnp.zeros((1, *self.model.img_size, 3), jnp.float32)
-        variables = dict(self.model.init(stream(self.objective.seed, "init"), image, None))
+        """(parameters, non-trainable collections) from the seed; fast outside of a trace, see `models/initial.py`."""
+        model = self.model
+
+        def init(key: jax.Array) -> dict[str, Any]:
+            return dict(model.init(key, jnp.zeros((1, *model.img_size, 3)), jnp.zeros((1, model.meta_dim))))
+
+        variables = initial.evaluate(init, stream(self.objective.seed, "init"))
         return variables.pop("params"), variables
 
     def state_from(self, params: Any, model_state: Any) -> TrainState:
@@ -86,11 +91,16 @@ class Program:
         """Train steps that a run of this program makes: `plain`, and with GradNorm `gradnorm`."""
         return ("plain",) if self.settings.gradnorm is None else ("plain", "gradnorm")
 
-    def train_step(self, name: str) -> Any:
-        """The pure train step `plain`, or `gradnorm`, which also measures and moves the task weights."""
-        if name == "gradnorm":
-            return make_train_step(self.gradnorm_objective, self.settings, measure=True)
-        return make_train_step(self.objective, self.settings)
+    def train_step(self, name: str, *, recompute: bool = False) -> Any:
+        """The pure train step `plain`, or `gradnorm`, which also measures and moves the task weights.
+
+        Args:
+          recompute: recompute activations in the backward pass, whatever was configured.
+        """
+        objective = self.gradnorm_objective if name == "gradnorm" else self.objective
+        if recompute:
+            objective = dataclasses.replace(objective, model=objective.model.clone(remat=True))
+        return make_train_step(objective, self.settings, measure=name == "gradnorm")
 
 
 def compute_dtype(config: ConfigDict) -> Any:
@@ -115,7 +125,7 @@ def model_from_config(config: ConfigDict, dataset: Dataset, step_name: str = "pl
         img_size=config.data.img_size,
         parents=dataset.tree.parent,
         dtype=compute_dtype(config),
-        remat=remat.enabled_gradnorm_steps if step_name == "gradnorm" else remat.enabled_normal_steps,
+        remat=bool(remat.enabled_gradnorm_steps if step_name == "gradnorm" else remat.enabled_normal_steps),
     )
 
 
@@ -176,6 +186,7 @@ def build_program(
     block: int,
     probes: Sequence[Probe] = (),
     make_recorder: Callable[[nn.Module], Recorder] | None = None,
+    gather: Callable[[Any], Any] | None = None,
 ) -> Program:
     """Builds everything static; nothing is computed on a device but shapes.
 
@@ -183,6 +194,7 @@ def build_program(
       block: rows among which the plan drew mixing partners.
       probes: measurements to trace into the train step.
       make_recorder: builds what records every module call; None: nothing is recorded.
+      gather: see `Placement.gather`; None: the parameters are whole on every device.
 
     Raises:
       ValueError: settings that do not fit the data or each other, naming key, value and fix.
@@ -192,6 +204,7 @@ def build_program(
         build_objective(config, dataset, resolved, model, block),
         preview_rows=PREVIEW_ROWS if probes else 0,
         recorder=None if make_recorder is None else make_recorder(model),
+        gather=gather,
     )
     gradnorm_objective = dataclasses.replace(
         objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
@@ -219,7 +232,15 @@ def build_program(
             num_classes=[dataset.num_classes[task] for task in dataset.tasks],
         ),
         ema=config.train.ema.enabled,
+        may_recompute=_may_recompute(config),
     )
+
+
+def _may_recompute(config: ConfigDict) -> frozenset[str]:
+    remat = config.train.gradient_checkpointing
+    given = {"plain": remat.enabled_normal_steps, "gradnorm": remat.enabled_gradnorm_steps}
+    # on a CPU recomputation takes time and saves no memory: XLA runs it early
+    return frozenset(name for name, on in given.items() if on is None and jax.default_backend() != "cpu")
 
 
 def build_objective(

@@ -209,22 +209,31 @@ class Trainable(NamedTuple):
     ema: Any
 
 
+class Updated(NamedTuple):
+    """What one optimizer update makes, small leaves joined."""
+
+    new: Trainable
+    updates: Any  # what it adds to the parameters
+    clipped_norm: jax.Array
+
+
 def _optimizer_update(
     settings: StepSettings, old: Trainable, step: jax.Array, grads: Any, rates: Mapping[str, jax.Array]
-) -> tuple[Trainable, optax.Updates, jax.Array]:
-    """(after one optimizer update, what it adds to the parameters, gradient norm after clipping)."""
-    optimizer = settings.optimizer
-    grads, norm = optimizers.clip(
-        grads, settings.clip_mode, settings.clip_limit, params=old.params, ndim=optimizer.ndim
-    )
-    clipped_norm = optax.tree.norm(grads) if settings.clip_limit > 0 else norm
+) -> Updated:
+    """One optimizer update of joined trees; their norm is clipped, if anything of them."""
+    optimizer = settings.optimizer.joined
+    assert optimizer is not None
+    limit = settings.clip_limit if settings.clip_mode == "norm" else 0.0
+    grads, clipped_norm = optimizers.clip(grads, "norm", limit)
+    if limit > 0:
+        clipped_norm = optax.tree.norm(grads)
     descent, opt_state = optimizer.transform.update(grads, old.opt_state, old.params)
     updates = optimizer.apply_learning_rates(descent, rates)
     params = optax.apply_updates(old.params, updates)
     ema = None
     if settings.ema_decay is not None:
         ema = optimizers.ema_update(old.ema, params, settings.ema_decay, step)
-    return Trainable(params, opt_state, ema), updates, clipped_norm
+    return Updated(Trainable(params, opt_state, ema), updates, clipped_norm)
 
 
 def scheduled_probabilities(objective: Objective, step: jax.Array | int) -> dict[str, jax.Array]:
@@ -246,8 +255,10 @@ def apply(
     loss = jnp.vdot(weights, sums.task_losses)
     trained, frozen = settings.optimizer.split_frozen(state.params)
     ema, frozen_ema = (None, None) if state.ema is None else settings.optimizer.split_frozen(state.ema)
-    old = Trainable(trained, state.opt_state, ema)
-    norm = optax.tree.norm(sums.grads)
+    optimizer, joining = settings.optimizer, settings.optimizer.joining
+    old = Trainable(joining.join(trained), joining.join_state(state.opt_state), joining.join(ema))
+    joined_grads = joining.join(sums.grads)
+    norm = optax.tree.norm(joined_grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     if objective.recorder is not None:
         finite &= objective.recorder.all_finite(sums.measured.frames)
@@ -260,9 +271,17 @@ def apply(
 
     rates = {name: rate(state.step) for name, rate in settings.learning_rates.items()}
 
+    if settings.clip_mode == "adaptive":  # it looks at the units of single leaves
+        clipped, _ = optimizers.clip(sums.grads, "adaptive", settings.clip_limit, params=trained, ndim=optimizer.ndim)
+        joined_grads = joining.join(clipped)
+
+    @jax.jit  # traced once for the probes and the update
+    def update(old: Trainable, step: jax.Array, grads: Any, rates: Mapping[str, jax.Array]) -> Updated:
+        return _optimizer_update(settings, old, step, grads, rates)
+
     def applied_updates() -> Any:
-        updates = _optimizer_update(settings, old, state.step, sums.grads, rates)[1]
-        return jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates)
+        updates = update(old, state.step, joined_grads, rates).updates
+        return joining.split(jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates))
 
     scheduled, measured = scheduled_probabilities(objective, state.step), sums.measured
     inputs = probes.ProbeInputs(
@@ -286,11 +305,12 @@ def apply(
     )
     probe_results = probes.measure(settings.probes, inputs)
     # A branch of its own is compiled alike with and without probes: its operands, the gradients, are arrays in memory,
-    # and XLA fuses nothing across its border. So probes change no bit of the parameters. The branch runs after the
-    # probes so that it may write over the parameters; XLA would copy them for probes that could run later.
+    # and XLA fuses nothing across its border. So probes change no bit of the parameters, and no update of a whole
+    # vector is computed again for each leaf that is cut from it. The branch runs after the probes so that it may write
+    # over the parameters; XLA would copy them for probes that could run later.
     new, clipped_norm = jax.lax.cond(
         finite & probes.true_after(probe_results),
-        lambda: _optimizer_update(settings, old, state.step, sums.grads, rates)[::2],
+        lambda: update(old, state.step, joined_grads, rates)[::2],
         lambda: (old, norm),
     )
 
@@ -318,11 +338,11 @@ def apply(
     )
     new_state = TrainState(
         step=state.step + 1,
-        params=optimizers.join_frozen(new.params, frozen),
+        params=optimizers.join_frozen(joining.split(new.params), frozen),
         model_state=accepted(measured.model_state, state.model_state),
-        opt_state=new.opt_state,
+        opt_state=joining.split_state(new.opt_state),
         gradnorm=accepted(gradnorm_state, state.gradnorm),
-        ema=optimizers.join_frozen(new.ema, frozen_ema),
+        ema=optimizers.join_frozen(joining.split(new.ema), frozen_ema),
         skipped=skipped,
         skipped_in_a_row=in_a_row,
         interval=add(state.interval, interval),

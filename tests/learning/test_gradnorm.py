@@ -91,7 +91,9 @@ def network():
     return params, jnp.asarray(rng.normal(size=(6, 3)), jnp.float32)
 
 
-def test_task_gradients_equal_separate_gradients_and_the_weighted_one(network):
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_task_gradients_equal_separate_gradients_and_the_weighted_one(network, backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     params, x = network
     weights = jnp.array([0.3, 1.7])
 

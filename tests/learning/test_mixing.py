@@ -227,3 +227,12 @@ def test_eight_devices_exchange_nothing():
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
     assert done.stdout.strip() == "ok", done.stderr
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_a_select_does_what_the_branch_does(active, monkeypatch):
+    image, results = jnp.arange(6.0), []
+    for backend in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        results.append(mixing._blended_if(jnp.bool_(active), lambda x: 2 * x, image))
+    np.testing.assert_array_equal(results[0], results[1])

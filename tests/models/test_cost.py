@@ -85,6 +85,8 @@ own_gradient.defvjp(lambda a, b: (a @ b, (a, b)), lambda kept, grad: (grad @ kep
         (lambda a, b: jnp.einsum("bnhd,bmhd->bhnm", a, b), [(2, 3, 4, 5), (2, 6, 4, 5)], 2 * 4 * 3 * 6 * 5),
         (lambda a, b: jnp.tanh(jax.jit(jnp.matmul)(a, b)) + 1, [(3, 4), (4, 5)], 60),
         (jax.checkpoint(jnp.matmul), [(3, 4), (4, 5)], 60),
+        (lambda a, b: jnp.einsum("nc,c->n", a, b), [(3, 4), (4,)], 0),
+        (lambda a, b: jax.lax.platform_dependent(a, b, cpu=jnp.matmul, default=jnp.add), [(4, 4), (4, 4)], 0),
         (own_gradient, [(3, 4), (4, 5)], 60),
         (lambda a, b: jax.lax.scan(lambda x, _: (x @ b, None), a, length=7)[0], [(3, 4), (4, 4)], 7 * 48),
         (lambda a, b: jax.lax.cond(a.sum() > 0, lambda: a @ b, lambda: a @ b @ b, *()), [(3, 4), (4, 4)], 2 * 48),

@@ -26,6 +26,22 @@ def test_shift_equals_lax_in_value_and_gradients(size):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 33, 4), (1, 5, 16, 2)])
+def test_gradients_in_float64_whatever_the_rounds_of_the_kernel_gradient(shape):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x, cotangent, kernel = (jnp.asarray(rng.normal(size=size)) for size in (shape, shape, (7, 7, 1, shape[-1])))
+        ours, theirs = (
+            jax.jit(lambda x, k, g, impl=impl: jax.vjp(lambda *a: depthwise_conv(*a, impl=impl), x, k)[1](g))(
+                x, kernel, cotangent
+            )
+            for impl in ("shift", "lax")
+        )
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == jnp.float64
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
 def test_pullback_maps_over_cotangents_and_survives_remat():
     x, kernel, cotangent = draws(3)
     y, pullback = jax.vjp(jax.checkpoint(lambda x, k: depthwise_conv(x, k, impl="shift")), x, kernel)

@@ -57,7 +57,8 @@ def test_whole_attention_layer(golden, cfg, mode, prefix):
 
 
 def test_initial_frequencies_follow_the_angles(golden, cfg, monkeypatch):
-    monkeypatch.setattr(jax.random, "uniform", lambda *args, **kwargs: jnp.asarray(golden["init/angle"])[:, None])
+    angle = jnp.asarray(golden["init/angle"])[:, None]
+    monkeypatch.setattr(rotary, "uniform", lambda low, high: lambda key, shape, dtype: angle)
     draw = rotary.freqs_init("random_direction", cfg["theta"])
     np.testing.assert_allclose(draw(None, golden["init/freqs"].shape), golden["init/freqs"], atol=1e-6)
 

@@ -1,4 +1,7 @@
-"""Three SGD updates on 1, 2 and 8 devices; writes how far they differ. Run as a program with 8 virtual devices."""
+"""Three SGD updates on 1, 2 and 8 devices, and on 8 with a split state; writes how far they differ.
+
+Run as a program with 8 virtual devices.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import numpy as np
 jax.config.update("jax_default_matmul_precision", "highest")
 
 from linnaeus_jax.metrics.phase import batch_sums
+from linnaeus_jax.step import placement as step_placement
 from linnaeus_jax.step.placement import Placement
 from tests.step.programs import build, largest_update, relative_difference, run_updates
 from tests.step.test_train_step import SGD
@@ -52,6 +56,14 @@ def main(directory: Path, family: str) -> None:
         [float(np.max(np.abs(a - b) / (1 + np.abs(b)))) for n in (2, 8) for a, b in zip(states[n], states[1])],
         default=0,
     )
+    if family == "mFormerV1":
+        step_placement.SPLIT_FROM = 64  # in a model so small
+        program, inputs, placement = build(tiny_config(directory, **settings), directory, 8, fsdp=True)
+        state = run_updates(program, inputs, placement, 3)[0]
+        found["split"] = relative_difference(jax.device_get(state.params), params[1], start)
+        leaves = jax.tree.leaves((state.params, state.opt_state))
+        of_device = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+        found["share"] = of_device / sum(leaf.nbytes for leaf in leaves)
     found["largest"] = largest_update(params[1], start)
     (directory / "found.json").write_text(json.dumps(found))
 

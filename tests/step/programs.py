@@ -16,9 +16,12 @@ from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.step.program import Program, build_program
 
 
-def build(config: ConfigDict, directory: Path, devices: int = 1, **program: Any) -> tuple[Program, Inputs, Placement]:
+def build(
+    config: ConfigDict, directory: Path, devices: int = 1, *, fsdp: bool = False, **program: Any
+) -> tuple[Program, Inputs, Placement]:
     """Program, inputs and placement on the first `devices` devices."""
-    placement = Placement(jax.devices()[:devices])
+    placement = Placement(jax.devices()[:devices], fsdp=fsdp)
+    program |= {"gather": placement.gather} if fsdp else {}
     inputs = build_inputs(config, devices=devices, output_dir=directory)
     resolved = resolve_all_schedule_params(
         config,
@@ -34,13 +37,14 @@ def run_updates(
     program: Program, inputs: Inputs, placement: Placement, updates: int, variant: str = "plain", state: Any = None
 ) -> tuple[Any, list[Any]]:
     """State after some updates from the start, and the outputs of each."""
+    placed = placement.of_state(jax.eval_shape(program.initial_state))
     step = jax.jit(
         program.train_step(variant),
-        in_shardings=(placement.replicated, placement.update),
-        out_shardings=placement.replicated,
+        in_shardings=(placed, placement.update),
+        out_shardings=(placed, placement.replicated),
     )
     if state is None:
-        state = jax.jit(program.initial_state, out_shardings=placement.replicated)()
+        state = jax.jit(program.initial_state, out_shardings=placed)()
     outputs = []
     with inputs.train_loader(0, updates) as loader:
         for _, batch in loader:

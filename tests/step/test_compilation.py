@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from linnaeus_jax.step import compilation
 from linnaeus_jax.step.compilation import CompiledStep, compile_step
 from linnaeus_jax.step.placement import Placement
 
@@ -51,6 +52,27 @@ def test_other_shapes_are_an_error_and_never_compiled(placed):
     other = placement.to_device({"image": np.ones((2, 4, 8), np.float32)}, placement.update)
     with pytest.raises(TypeError, match="compiled with float32"):
         compiled(state, other)
+
+
+@pytest.mark.parametrize(("limit", "recomputing"), [(None, []), (10**9, []), (10, ["plain"])])
+def test_activations_are_recomputed_where_the_memory_does_not_suffice(placed, monkeypatch, caplog, limit, recomputing):
+    placement, state, batch = placed
+    made = []
+
+    class Steps:
+        step_names = ("plain", "gradnorm")
+        may_recompute = frozenset({"plain"})
+
+        def train_step(self, name, *, recompute=False):
+            made.extend([name] if recompute else [])
+            return lambda state, batch: step(state, batch)
+
+    monkeypatch.setattr(compilation, "device_memory", lambda: limit)
+    with caplog.at_level("INFO"):
+        steps = compilation.compile_steps(Steps(), state, batch, placement, donate=False)  # type: ignore[arg-type]
+    assert list(steps) == ["plain", "gradnorm"]
+    assert made == recomputing
+    assert ("activations are recomputed" in caplog.text) == bool(recomputing)
 
 
 def test_backend_without_analysis():

@@ -175,6 +175,17 @@ def test_mistakes_are_those_of_the_predictions(captured) -> None:
             assert (entry["label"], entry["predicted"]) == (rows.label[k, t], rows.predicted[k, t])
 
 
+def test_counts_of_classes_are_kept_of_one_phase(spied, captured) -> None:
+    rows = captured.predictions["val"]
+    for t, task in enumerate(TASKS):
+        total, right = captured.curves["val"][task]["class_counts"]
+        assert total == np.bincount(rows.label[:, t], minlength=len(total)).tolist()
+        hit = rows.label[:, t] == rows.predicted[:, t]
+        assert right == np.bincount(rows.label[hit, t], minlength=len(total)).tolist()
+        others = (found[task] for phase, found in captured.curves.items() if phase != "val")
+        assert not any("class_counts" in found for found in others)
+
+
 def test_curves_of_other_phases_stay(tmp_path) -> None:
     path = tmp_path / "curves.json"
     update_curves(path, {"val": {"a": 1}, "val_mask_meta": {"a": 2}})

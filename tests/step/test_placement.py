@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from linnaeus_jax.step import placement as step_placement
 from linnaeus_jax.step.placement import Fetcher, Placement
 
 
@@ -41,6 +42,81 @@ def test_one_device_of_several():
     placement = Placement(jax.devices()[1:])
     batch = placement.to_device({"row": np.arange(3)}, placement.batch)
     assert batch["row"].devices() == {jax.devices()[1]}
+
+
+class OfProcess:
+    """A sharding as one of two processes sees it: the devices with these numbers are its own."""
+
+    def __init__(self, sharding: jax.sharding.NamedSharding, mine: tuple[int, ...]) -> None:
+        self.sharding, self.mine = sharding, mine
+
+    def addressable_devices_indices_map(self, shape: tuple[int, ...]) -> dict:
+        indices = self.sharding.devices_indices_map(shape)
+        return {device: indices[device] for device in jax.devices() if device.id in self.mine}
+
+
+def test_a_process_reads_the_rows_of_its_devices_wherever_they_stand_in_the_mesh():
+    placement = Placement(jax.devices()[::-1])
+    np.testing.assert_array_equal(placement.positions(6), np.arange(6))
+    for device, rows in ((0, [4, 5, 6, 7]), (1, [0, 1, 2, 3])):
+        placement.batch = OfProcess(placement.batch, (device,))  # type: ignore[assignment]
+        np.testing.assert_array_equal(placement.positions(8), rows)
+        placement = Placement(jax.devices()[::-1])
+    with pytest.raises(ValueError, match="evenly divide"):
+        placement.positions(7)
+
+
+def test_rows_of_a_process_make_the_global_array(monkeypatch):
+    """With the code of several processes, of which this one has all devices."""
+    placement = Placement(jax.devices()[::-1])
+    monkeypatch.setattr(Placement, "process_count", 2)
+    given = {"image": np.arange(24).reshape(2, 4, 3), "weight": np.arange(8.0).reshape(2, 4)}
+    for name, array in placement.to_device(given, placement.update).items():
+        np.testing.assert_array_equal(array, given[name])
+        assert array.sharding == placement.update
+    (row,) = placement.to_device({"row": np.arange(4)}, placement.batch).values()
+    assert rows_by_device(row) == [[0, 1], [2, 3]]
+
+
+# ---- the split state -------------------------------------------------------------------------------------------------
+
+
+def test_large_arrays_are_split_along_their_longest_axis_that_divides(monkeypatch):
+    monkeypatch.setattr(step_placement, "SPLIT_FROM", 12)
+    placement = Placement(fsdp=True)
+    specs = {(3, 4): (None, "data"), (4, 4): ("data",), (3, 5): (), (2, 2): (), (): (), (8, 2, 3): ("data",)}
+    for shape, spec in specs.items():
+        assert placement.of_array(shape).spec == jax.sharding.PartitionSpec(*spec), shape
+    assert Placement().of_array((4, 4)).spec == jax.sharding.PartitionSpec()
+    assert not Placement(jax.devices()[:1], fsdp=True).fsdp
+
+
+def test_gathered_parameters_have_split_gradients(monkeypatch):
+    monkeypatch.setattr(step_placement, "SPLIT_FROM", 8)
+    placement = Placement(fsdp=True)
+    params = {"w": np.arange(12.0, dtype=np.float32).reshape(3, 4), "b": np.ones(4, np.float32)}
+    split = {name: placement.of_array(value.shape) for name, value in params.items()}
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+
+    def loss(params, x):
+        return ((x @ params["w"] + params["b"][None]) ** 2).sum()
+
+    step = jax.jit(
+        lambda params, x: jax.grad(lambda p: loss(placement.gather(p), x))(params),
+        in_shardings=(split, placement.batch),
+    )
+    placed = jax.device_put(params, split)
+    assert rows_by_device(placed["w"]) == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    found, expected = step(placed, x), jax.grad(loss)(params, x)
+    assert found["w"].sharding.spec == split["w"].spec
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
+    whole = placement.whole(placed)
+    assert whole["w"].sharding.is_fully_replicated
+    np.testing.assert_array_equal(whole["w"], params["w"])
+
+
+# ---- the whole state, and fetches ------------------------------------------------------------------------------------
 
 
 def test_state_is_on_every_device():

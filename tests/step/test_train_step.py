@@ -237,3 +237,6 @@ def test_one_two_and_eight_devices(tmp_path, family):
     assert found["8"] <= BOUND
     assert found["same_counts"]
     assert found["state"] <= BOUND
+    if family == "mFormerV1":  # parameters and optimizer state split over the devices
+        assert found["split"] <= BOUND
+        assert found["share"] <= 0.25

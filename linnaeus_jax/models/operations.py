@@ -1,0 +1,271 @@
+"""Operations with derivatives of their own: less is kept for the backward pass, and less is moved in it.
+
+Each is a `jax.custom_vjp`: reverse mode only, which may be mapped, recomputed and scanned. Arithmetic is float32, or
+float64 where the input is.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+PrecisionLike = Any
+#: numbers of an array below which computing it twice costs less than a loop
+WORTH_A_LOOP = 2**16
+#: numbers of an array from which it is worth a loop that it is freed early
+WORTH_FREEING = 2**20
+
+
+def wide(dtype: Any) -> jnp.dtype:
+    """The dtype that arithmetic is done in which `dtype` is too narrow for: float32, or float64 for float64."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+@jax.custom_vjp
+def gelu(x: jax.Array) -> jax.Array:
+    """x * Phi(x) (Hendrycks & Gimpel 2016), exact; the backward pass needs `x` alone."""
+    x_wide = x.astype(wide(x.dtype))
+    return (x_wide * _normal_cdf(x_wide)).astype(x.dtype)
+
+
+def _normal_cdf(x: jax.Array) -> jax.Array:
+    return 0.5 + 0.5 * lax.erf(x * math.sqrt(0.5))
+
+
+def _normal_cdf_again(x: jax.Array) -> jax.Array:
+    """The same; the compiler shall not see that it is, since it would keep the first result for the second use."""
+    return 0.5 - 0.5 * lax.erf(x * -math.sqrt(0.5))
+
+
+def _gelu_fwd(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gelu(x), x
+
+
+def _gelu_bwd(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+    x_wide = x.astype(wide(x.dtype))
+    # Of a base 2 exponential XLA on CPU makes faster code.
+    density = jnp.exp2(x_wide * x_wide * (-0.5 / math.log(2.0))) * (1.0 / math.sqrt(2.0 * math.pi))
+    cdf = _normal_cdf_again if x.size >= WORTH_FREEING else _normal_cdf
+    return (((cdf(x_wide) + x_wide * density) * grad).astype(x.dtype),)
+
+
+gelu.defvjp(_gelu_fwd, _gelu_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x: jax.Array, kernel: jax.Array, precision: PrecisionLike = None) -> jax.Array:
+    """x @ kernel of [..., D] and [D, F], of one dtype."""
+    return lax.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())), precision)
+
+
+def _matmul_fwd(x: jax.Array, kernel: jax.Array, precision: PrecisionLike) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return matmul(x, kernel, precision), (x, kernel)
+
+
+def _matmul_bwd(precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, ...]:
+    return together((saved[0], grad), *_gradients_of_product(precision, saved, grad))
+
+
+def _gradients_of_product(
+    precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    grad_x = lax.dot_general(grad, kernel, (((x.ndim - 1,), (1,)), ((), ())), precision)
+    rows = tuple(range(x.ndim - 1))
+    contract = ((rows, rows), ((), ()))
+    # CPU programs transpose the left operand in memory: it shall be the narrower one, and computed before that.
+    if x.shape[-1] <= grad.shape[-1]:
+        grad_kernel = lax.dot_general(once(x), grad, contract, precision)
+    else:  # the barrier, or the compiler exchanges the operands
+        grad_kernel = lax.optimization_barrier(lax.dot_general(once(grad), x, contract, precision)).T
+    return grad_x, grad_kernel
+
+
+matmul.defvjp(_matmul_fwd, _matmul_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike = None) -> jax.Array:
+    """x @ kernel + bias of [..., D], [D, F] and [F], of one dtype."""
+    return matmul(x, kernel, precision) + _as_row(bias, x.ndim)
+
+
+def _linear_fwd(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return linear(x, kernel, bias, precision), (x, kernel)
+
+
+def _linear_bwd(precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, ...]:
+    grad_x, grad_kernel = _gradients_of_product(precision, saved, grad)
+    return together((saved[0], grad), grad_x, grad_kernel, _sum_of_columns(grad).astype(grad.dtype))
+
+
+linear.defvjp(_linear_fwd, _linear_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def linear_of_gelu(
+    y: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike = None
+) -> jax.Array:
+    """y @ kernel + bias where y is `gelu(x)`: the backward pass makes a large y again from x, as GELU's needs x.
+
+    The gradient of the arguments is that of y alone; that of x comes through `gelu`.
+    """
+    return linear(y, kernel, bias, precision)
+
+
+def _linear_of_gelu_fwd(
+    y: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike
+) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
+    kept = (None, x) if x.size >= WORTH_FREEING else (y, None)
+    return linear(y, kernel, bias, precision), (*kept, kernel)
+
+
+def _linear_of_gelu_bwd(
+    precision: PrecisionLike, saved: tuple[Any, Any, jax.Array], grad: jax.Array
+) -> tuple[jax.Array | None, ...]:
+    y, x, kernel = saved
+    if y is None:
+        x_wide = x.astype(wide(x.dtype))
+        y = (x_wide * _normal_cdf_again(x_wide)).astype(x.dtype)
+    grad_y, grad_kernel, grad_bias = _linear_bwd(precision, (y, kernel), grad)
+    return grad_y, None, grad_kernel, grad_bias
+
+
+linear_of_gelu.defvjp(_linear_of_gelu_fwd, _linear_of_gelu_bwd)
+
+
+@jax.custom_vjp
+def patch_conv(x_BHWC: jax.Array, kernel_SSCF: jax.Array) -> jax.Array:
+    """Convolution with squares of S x S places without overlap: [B, H, W, C] -> [B, H // S, W // S, F].
+
+    Places at the lower and right border that fill no square are left out. The gradients are matrix products.
+    """
+    strides, numbers = kernel_SSCF.shape[:2], ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x_BHWC, kernel_SSCF, strides, "VALID", dimension_numbers=numbers)
+
+
+def _patch_conv_fwd(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return patch_conv(x, kernel), (x, kernel)
+
+
+def _patch_conv_bwd(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    batch, height, width, channels = x.shape
+    (rows, columns), size = grad.shape[1:3], kernel.shape[0]
+    by_square = kernel.reshape(-1, kernel.shape[-1])
+    squares = once(x)[:, : rows * size, : columns * size].reshape(batch, rows, size, columns, size, channels)
+    squares = squares.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows, columns, -1)
+    grad_squares, grad_kernel = _gradients_of_product(None, (squares, by_square), grad)
+    grad_x = grad_squares.reshape(batch, rows, columns, size, size, channels).transpose(0, 1, 3, 2, 4, 5)
+    grad_x = grad_x.reshape(batch, rows * size, columns * size, channels)
+    outside = (0, height - rows * size), (0, width - columns * size)
+    return jnp.pad(grad_x, ((0, 0), *outside, (0, 0))), grad_kernel.reshape(kernel.shape)
+
+
+patch_conv.defvjp(_patch_conv_fwd, _patch_conv_bwd)
+
+
+def once(x: jax.Array) -> jax.Array:
+    """`x`, which CPU programs compute once and in its own order, whoever reads it transposed."""
+    return lax.platform_dependent(x, cpu=_through_a_loop, default=lambda x: x) if x.size >= WORTH_A_LOOP else x
+
+
+def together(kept: tuple[jax.Array, ...], *gradients: jax.Array) -> tuple[jax.Array, ...]:
+    """`gradients`, of which CPU programs hand on none before all are computed, so that what is `kept` is freed then.
+
+    XLA would compute the gradients of parameters, which nobody waits for, after everything else, and keep until then
+    what they are made from.
+    """
+    if max(x.size for x in kept) < WORTH_FREEING:
+        return gradients
+    found: tuple[jax.Array, ...] = lax.platform_dependent(
+        *gradients, cpu=lambda *arrays: _through_a_loop(arrays), default=lambda *arrays: arrays
+    )
+    return found
+
+
+def _through_a_loop(arrays: Any) -> Any:
+    # XLA on CPU fuses what computes an array into each of its readers, optimization barriers or not, but never across
+    # a loop; of this one the compiler cannot know that it makes no round.
+    rounds = lax.optimization_barrier(jnp.int32(0))
+    return lax.fori_loop(0, rounds, lambda _, values: jax.tree.map(lambda value: value + value, values), arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: Any) -> jax.Array:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis (Ba et al. 2016), of `dtype`.
+
+    The variance is the biased one, of deviations from the mean; of numbers narrower than float32 mean and mean square
+    are taken in one pass, with sums in float32. The backward pass needs `x` with two numbers for each row.
+    """
+    return _layer_norm_fwd(x, scale, bias, epsilon, dtype)[0]
+
+
+def _layer_norm_fwd(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: Any) -> Any:
+    x_wide, channels = x.astype(wide(x.dtype)), x.shape[-1]
+    mean = _sum_of_row(x) / channels
+    if x.dtype == x_wide.dtype:
+        variance = _sum_of_row(jnp.square(x - mean)) / channels
+    else:
+        variance = jnp.maximum(_product_of_rows(x, x) / channels - jnp.square(mean), 0.0)
+    inverse = lax.rsqrt(variance + epsilon)
+    y = (x_wide - mean) * inverse * _as_row(scale, x.ndim) + _as_row(bias, x.ndim)
+    return y.astype(dtype), (x, mean, inverse, scale)
+
+
+def _layer_norm_bwd(epsilon: float, dtype: Any, saved: Any, grad: jax.Array) -> Any:
+    x, mean, inverse, scale = saved
+    # Products below are of the cotangent's dtype, sums of float32 or wider.
+    normal = ((x.astype(mean.dtype) - mean) * inverse).astype(grad.dtype)
+    scaled = grad * _as_row(scale, x.ndim).astype(grad.dtype)
+    shared = _sum_of_row(scaled) / x.shape[-1], _product_of_rows(scaled, normal) / x.shape[-1]
+    grad_x = inverse * (scaled - shared[0] - normal * shared[1])
+    grad_scale, grad_bias = _product_of_columns(grad, normal), _sum_of_columns(grad)
+    return together((x,), grad_x.astype(x.dtype), grad_scale.astype(scale.dtype), grad_bias.astype(scale.dtype))
+
+
+layer_norm.defvjp(_layer_norm_fwd, _layer_norm_bwd)
+
+
+def _as_row(x_C: jax.Array, ndim: int) -> jax.Array:
+    return x_C.reshape(*(1,) * (ndim - 1), -1)
+
+
+# Sums of narrow numbers are written as products with a wide result, so that no wide copy of the numbers is read.
+
+
+def _sum_of_row(x: jax.Array) -> jax.Array:
+    """Sums over the last axis, which stays with size 1; float32 or wider."""
+    if x.dtype == (dtype := wide(x.dtype)):
+        return jnp.sum(x, axis=-1, keepdims=True)
+    return jnp.einsum("...c,c->...", x, jnp.ones(x.shape[-1:], x.dtype), preferred_element_type=dtype)[..., None]
+
+
+def _product_of_rows(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Sums of x * y over the last axis, which stays with size 1; float32 or wider."""
+    if x.dtype == (dtype := wide(x.dtype)):
+        return jnp.sum(x * y, axis=-1, keepdims=True)
+    return jnp.einsum("...c,...c->...", x, y, preferred_element_type=dtype)[..., None]
+
+
+def _sum_of_columns(x: jax.Array) -> jax.Array:
+    """Sums [C] over all axes but the last; float32 or wider."""
+    if x.dtype == (dtype := wide(x.dtype)):
+        return jnp.sum(x, axis=tuple(range(x.ndim - 1)))
+    rows = x.reshape(-1, x.shape[-1])
+    return jnp.einsum("n,nc->c", jnp.ones(rows.shape[:1], x.dtype), rows, preferred_element_type=dtype)
+
+
+def _product_of_columns(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Sums [C] of x * y over all axes but the last; float32 or wider."""
+    if x.dtype == (dtype := wide(x.dtype)):
+        return jnp.sum(x * y, axis=tuple(range(x.ndim - 1)))
+    rows = (z.reshape(-1, z.shape[-1]) for z in (x, y))
+    return jnp.einsum("nc,nc->c", *rows, preferred_element_type=dtype)

@@ -1,0 +1,156 @@
+"""Settings of the whole process: XLA's persistent compilation cache, its options, and what happens to freed memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import hashlib
+import os
+import platform
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+#: bytes of a cache; what was used longest ago goes first
+CACHE_BYTES = 2 * 2**30
+#: seconds of compilation from which a program is kept
+_WORTH_KEEPING = 0.1
+#: of glibc's mallopt: freed memory above which the heap shrinks, requests that get pages of their own, heaps
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+#: bytes of the gaps of a heap that `leave_gaps` leaves behind: the smallest, and a power of two above the largest
+_LEAST_GAP, _LARGEST_GAP = 2**13, 2**26
+
+
+def cache_directory() -> Path:
+    """The default cache: of this user, this jaxlib and this kind of CPU, since it holds native code.
+
+    Below `$XDG_CACHE_HOME`, or `~/.cache`.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    facts = hashlib.sha256(f"{platform.machine()} {_cpu_features()}".encode()).hexdigest()[:12]
+    return base / "linnaeus_jax" / "xla" / f"jaxlib-{version('jaxlib')}-{facts}"
+
+
+def _cpu_features() -> str:
+    """Model and instruction sets, as Linux tells them; elsewhere the name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("flags", "Features", "model name", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.split("\t")[0].split(":")[0].strip() in wanted))
+
+
+def use_compilation_cache(directory: str = "auto") -> str:
+    """Keeps compiled programs on disk, so that the next start reads them; returns a line that says where.
+
+    A directory that cannot be written is no failure; the line says so.
+
+    Args:
+      directory: "" turns the cache off; "auto" is `cache_directory()`, unless the environment variable
+        JAX_COMPILATION_CACHE_DIR names another one.
+    """
+    if not directory:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return "compiled programs are not kept: env.compilation_cache_dir is empty"
+    if directory == "auto" and (given := os.environ.get("JAX_COMPILATION_CACHE_DIR")):
+        return f"compiled programs are kept in {given}"
+    try:
+        path = cache_directory() if directory == "auto" else Path(directory).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except (OSError, RuntimeError) as error:
+        return f"compiled programs are not kept: {error}; set env.compilation_cache_dir to a directory, or to ''"
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
+    return f"compiled programs are kept in {path}"
+
+
+#: operations are ordered for little memory instead of for many threads, which CPU programs have not enough of
+_LITTLE_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+#: no fusions by the YNNPACK library, which pay in training alone, and sums over rows that are not cut in pieces for it
+_NO_LIBRARY_FUSIONS = {
+    "xla_cpu_experimental_ynn_fusion_type": "",
+    "xla_disable_hlo_passes": "tree_reduction_rewriter",
+}
+
+
+@functools.cache
+def compiler_options(*, training: bool) -> dict[str, str | bool]:
+    """Options of XLA for a train step, or for a forward pass: none but on CPU, and none that this version refuses."""
+    if jax.default_backend() != "cpu":
+        return {}
+    wanted = _LITTLE_MEMORY if training else _NO_LIBRARY_FUSIONS
+    return {name: value for name, value in wanted.items() if _accepted(name, value)}
+
+
+@functools.cache
+def _accepted(name: str, value: str) -> bool:
+    try:
+        jax.jit(lambda x: x + 1.0).lower(0.0).compile(compiler_options={name: value})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def keep_freed_memory() -> bool:
+    """Lets glibc keep freed memory for the next update instead of giving it back to the system.
+
+    An update of a CPU frees gigabytes of temporaries, and each page of them would be cleared by the system and mapped
+    again at the next one. The process stays as large as it ever was, and somewhat larger, since one heap serves all
+    threads. Returns False where the C library is another one.
+    """
+    libc = _libc()
+    if libc is None:
+        return False
+    accepted = [
+        libc.mallopt(name, value)
+        for name, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1))
+    ]
+    _kept.update(heap=min(accepted) == 1)
+    return _kept["heap"]
+
+
+#: whether `keep_freed_memory` was called, and glibc accepted it
+_kept = {"heap": False}
+
+
+def leave_gaps() -> None:
+    """After a compilation: its memory goes back to the system, and the gaps that it left in the heap are used no more.
+
+    A compiler leaves tens of thousands of gaps of all sizes. glibc keeps those of similar size in sorted lists, which
+    each larger request walks: a quarter of the time of a small model's updates. The gaps are allocated and never freed;
+    they are addresses without memory, but for the page that each begins in. Does nothing unless `keep_freed_memory`
+    did, since there is more than one heap otherwise.
+    """
+    libc = _libc()
+    if libc is None or not _kept["heap"]:
+        return
+    gc.collect()
+    gc.freeze()  # nor shall Python look through the compiler's objects again
+    libc.malloc_trim(0)
+    end, size = libc.sbrk(0), _LARGEST_GAP
+    while size >= _LEAST_GAP:
+        address = libc.malloc(size)
+        if address is None or address > end - _LEAST_GAP:  # no gap, but the end of the heap
+            libc.free(address)
+            size //= 2
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL | None:
+    """The GNU C library."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+        libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
+        libc.malloc_trim, libc.mallopt  # noqa: B018  # looked up
+    except (OSError, AttributeError):
+        return None
+    return libc

@@ -1,0 +1,50 @@
+"""Initial values: the same numbers under a trace and outside of one."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from linnaeus_jax.models import initial
+
+
+@pytest.mark.parametrize(
+    "init",
+    [initial.zeros, initial.constant(0.1), initial.normal(0.02), initial.fan_out_normal, initial.uniform(-0.5, 0.25)],
+    ids=["zeros", "constant", "normal", "fan_out_normal", "uniform"],
+)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 3, 2, 60)])
+def test_evaluated_and_traced_values_are_the_same(init, shape):
+    if init is initial.fan_out_normal and len(shape) < 4:
+        pytest.skip("for kernels")
+    key = jax.random.key(3)
+    found = initial.evaluate(lambda key: {"a": init(key, shape)}, key)["a"]
+    expected = jax.jit(init, static_argnums=1)(key, shape)
+    assert (found.shape, found.dtype) == (shape, np.float32)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_what_is_made_from_drawn_values_is_evaluated_too():
+    def init(key):
+        one, other = jax.random.split(key)
+        value = initial.normal(2.0)(one, (5,))
+        return value, jax.numpy.tanh(value) + initial.uniform(0.0, 1.0)(other, (5,)), initial.ones(key, (3,), np.int8)
+
+    key = jax.random.key(1)
+    found, expected = initial.evaluate(init, key), jax.jit(init)(key)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_few_programs_draw_many_shapes(monkeypatch):
+    counts, draw = set(), initial._draw
+
+    def counted(key, kind, count):
+        counts.add(count)
+        return draw(key, kind, count)
+
+    monkeypatch.setattr(initial, "_draw", counted)
+    initial.evaluate(lambda key: [initial.normal(1.0)(key, (size,)) for size in range(1, 4000, 397)], jax.random.key(0))
+    assert counts == {1024, 4096}
