@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.findings import Findings
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.labels_file import CHUNK, IDENTIFIERS, text_of
+from linnaeus_jax.data.labels_file import CHUNK, IDENTIFIERS, TextDigest, text_of
 from linnaeus_jax.taxonomy.ranks import task_level
 
 
@@ -96,8 +96,14 @@ class LabelFile:
 
     def slabs(self, name: str) -> Iterator[tuple[int, NDArray[Any]]]:
         """(first row, values) over all rows; text as an array of bytes; DamagedError."""
+        text, digest = self.is_text(name), TextDigest()
         for start in range(0, len(self.datasets[name]), CHUNK):
-            yield start, self.slab(name, start, start + CHUNK)
+            part = self.slab(name, start, start + CHUNK)
+            if text:
+                digest.add(part)
+            yield start, part
+        if text and (problem := digest.problem(self.datasets[name])):
+            raise DamagedError(problem)
 
     def numbers(self, name: str) -> NDArray[Any]:
         """A whole column; DamagedError."""

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.observations import EncodedColumn
 from linnaeus_jax.building.splits import SIDES
-from linnaeus_jax.data.labels import IDENTIFIERS
+from linnaeus_jax.data.labels_file import IDENTIFIERS, TEXT_DIGEST, TextDigest
 from linnaeus_jax.data.taxon_names import write_taxon_names
 
-#: rows of text handed to HDF5 at a time
+#: rows of text handed to HDF5 at a time, and of numbers with one checksum
 _CHUNK = 1 << 16
 
 
@@ -48,22 +48,26 @@ class LabelsContent:
 
 
 def write_labels(path: Path, content: LabelsContent) -> None:
-    """Writes a labels file; the same content gives the same bytes."""
-    with h5py.File(path, "w") as file:
+    """Writes a labels file; the same content gives the same bytes.
+
+    Damage is seen by whoever reads it: HDF5 checks its own headers (of files of version 1.8 on) and numbers, and texts
+    bear a digest, see `labels_file.TEXT_DIGEST`.
+    """
+    with h5py.File(path, "w", libver=("v108", "latest")) as file:
         _write_text(file, IDENTIFIERS, content.identifiers)
         for task, taxon in content.taxon.items():
-            file.create_dataset(task, data=taxon.astype(np.uint32))
+            _write_numbers(file, task, taxon.astype(np.uint32))
         for name, column in content.encoded.items():
-            file.create_dataset(name, data=column.values).attrs.update(column.attributes)
+            _write_numbers(file, name, column.values).attrs.update(column.attributes)
         for name, values in content.arrays.items():
             if values.dtype == object:
                 _write_text(file, name, pl.Series(name, values.tolist(), pl.String))
             else:
-                file.create_dataset(name, data=values)
+                _write_numbers(file, name, values)
         for name, text in content.texts.items():
             _write_text(file, name, text)
         if content.split is not None:
-            file.create_dataset("split", data=content.split).attrs["names"] = list(SIDES)
+            _write_numbers(file, "split", content.split).attrs["names"] = list(SIDES)
         for task, names in content.names.items():
             scientific, common = ([pair[k] for pair in names.values()] for k in range(2))
             write_taxon_names(file, task, list(names), scientific, common)
@@ -74,8 +78,20 @@ def write_labels(path: Path, content: LabelsContent) -> None:
         group.create_group("image_processing").attrs.update(content.images)
 
 
+def _write_numbers(file: h5py.File, name: str, values: NDArray[Any]) -> h5py.Dataset:
+    """With checksums, which HDF5 keeps for chunks."""
+    if not values.size:
+        return file.create_dataset(name, data=values)
+    chunks = (min(len(values), _CHUNK), *values.shape[1:])
+    return file.create_dataset(name, data=values, chunks=chunks, fletcher32=True)
+
+
 def _write_text(file: h5py.File, name: str, values: pl.Series) -> None:
     """Variable-length UTF-8, in pieces so that few Python strings live at a time."""
     dataset = file.create_dataset(name, (len(values),), h5py.string_dtype())
+    digest = TextDigest()
     for start in range(0, len(values), _CHUNK):
-        dataset[start : start + _CHUNK] = values[start : start + _CHUNK].fill_null("").to_list()
+        texts = [text.encode() for text in values[start : start + _CHUNK].fill_null("").to_list()]
+        dataset[start : start + _CHUNK] = texts
+        digest.add(texts)
+    dataset.attrs[TEXT_DIGEST] = digest.hexdigest()

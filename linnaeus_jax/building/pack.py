@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 import linnaeus_jax
 from linnaeus_jax.building.findings import SHOWN
-from linnaeus_jax.building.parallel import in_order
 from linnaeus_jax.building.paths import SafeFolder, UnsafePathError
 from linnaeus_jax.building.pictures import PROVENANCE, default_extension, identifiers_digest, open_pictures
 from linnaeus_jax.building.text import printable
@@ -32,6 +31,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES, PackedImages
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers, text_hashes
+from linnaeus_jax.data.parallel import in_order
 
 #: bytes read ahead as one piece, and most rows of one
 PIECE_BYTES, PIECE_ROWS = 4 << 20, 256
@@ -293,7 +293,7 @@ def _earlier_rows(labels: Path, identifiers: NDArray[Any]) -> dict[int, int]:
 
 
 def copy_raw(images: Path, source: ImageSource, out: Path, options: PackOptions) -> PackReport:
-    """Raw pictures of any HDF5 layout as one contiguous data set, which is read through a memory map."""
+    """Raw pictures of any HDF5 layout as one contiguous data set, which is read past HDF5."""
     if out.exists() and images.samefile(out):
         raise UserError(f"--out is the file that is read, {out}; give another one")
     count, height, width, _ = shape = (len(source), *source.image_shape)

@@ -17,10 +17,10 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.building.parallel import in_order
 from linnaeus_jax.building.rows import DUPLICATE_PICTURE, UNREADABLE_PICTURE
 from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.data.decoding import decode_image, read_image
+from linnaeus_jax.data.parallel import in_order
 
 #: pictures of one piece of work, and of one record of the journal
 BATCH = 32

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from linnaeus_jax.building.finish import Finished
@@ -19,7 +18,7 @@ MOST_WARNINGS = 20
 def summary_tables(finished: Finished, out: Path) -> Iterator[Table | str]:
     """Totals, ranks and the split of a data set, and its warnings."""
     totals = finished.totals
-    table = Table("pictures", "", "", title=f"Data set in {escape(printable(str(out)))}", title_justify="left")
+    table = Table("pictures", "", "", title=f"Data set in {printable(str(out))}", title_justify="left")
     table.columns[1].justify = "right"
     table.add_row("in the source", f"{totals['in']:,}", "pictures, and records without one")
     table.add_row("used", f"{totals['used']:,}", "")
@@ -43,7 +42,7 @@ def summary_tables(finished: Finished, out: Path) -> Iterator[Table | str]:
     if totals["small_classes"]:
         yield f"{totals['small_classes']:,} classes below the minimum became null at their rank: small_classes.csv"
     for warning in finished.warnings[:MOST_WARNINGS]:
-        yield f"warning: {escape(printable(warning, limit=300))}"
+        yield f"warning: {printable(warning, limit=300)}"
     if len(finished.warnings) > MOST_WARNINGS:
         yield f"... and {len(finished.warnings) - MOST_WARNINGS} more warnings, see build.json"
 

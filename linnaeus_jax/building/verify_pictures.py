@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.findings import SHOWN, Findings
 from linnaeus_jax.building.label_file import LabelFile
-from linnaeus_jax.building.parallel import in_order
 from linnaeus_jax.building.pictures import default_extension, identifiers_digest, open_pictures, provenance
 from linnaeus_jax.building.verify_columns import repeated_rows
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import image_size, read_image
+from linnaeus_jax.data.h5_direct import ChunkedImages
 from linnaeus_jax.data.h5_images import H5Images, PackedImages
 from linnaeus_jax.data.images import FolderImages, ImageSource
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.labels_file import IDENTIFIERS
+from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.data.verify_images import missing_rows
 
 DECODE = ("all", "sample", "none")
@@ -156,13 +157,13 @@ def _missing(file: LabelFile, checks: PictureChecks, source: FolderImages, findi
 
 def _describe_storage(path: Path, source: ImageSource, storage: str, findings: Findings) -> None:
     """Says which reader is used and, where it is a slow one, what to do."""
-    if isinstance(source, H5Images):
+    if isinstance(source, H5Images | ChunkedImages):
         with h5py.File(path, "r") as file:
             dataset = file["images"]
             layout = f"chunks {dataset.chunks}, compression {dataset.compression}" if dataset.chunks else "no chunks"
         findings.warning(
             "layout",
-            f"{path}: this layout ({layout}) is read through HDF5, 2 to 500 times slower than a memory map; "
+            f"{path}: this layout ({layout}) is unpacked chunk by chunk, 2 to 500 times slower than raw ones; "
             "python -m linnaeus_jax.tools.pack copies it into a contiguous file",
         )
     elif storage == "folder":
@@ -171,7 +172,7 @@ def _describe_storage(path: Path, source: ImageSource, storage: str, findings: F
             "read faster"
         )  # fmt: skip
     else:
-        findings.note("layout", f"{path}: {storage} pictures, read through a memory map")
+        findings.note("layout", f"{path}: {storage} pictures, read where they lie in the file")
 
 
 class _Seen:

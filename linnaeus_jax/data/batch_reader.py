@@ -12,11 +12,12 @@ import cv2
 import numpy as np
 
 from linnaeus_jax.data.batch import Batch
-from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.images import ImageSource, SharingSource
 from linnaeus_jax.data.pipeline_stats import Counters
 from linnaeus_jax.data.plans import EpochPlan
 
 MAX_CHUNK = 64  # rows per piece of decoding work
+Piece = slice | np.ndarray  # consecutive rows, or the positions of rows
 
 
 class BatchReader:
@@ -34,35 +35,58 @@ class BatchReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return BatchReader, (self.arrays, self.rows, self.images, self.io_threads)
 
-    def _decode(self, rows: np.ndarray, out: np.ndarray, ok: np.ndarray) -> None:
+    def _decode(self, rows: np.ndarray, out: np.ndarray, ok: np.ndarray, piece: Piece) -> None:
         start = time.perf_counter()
-        ok[:] = self.images.read(rows, out)
+        if isinstance(piece, slice):
+            ok[piece] = self.images.read(rows[piece], out[piece])
+        else:
+            assert isinstance(self.images, SharingSource)
+            self.images.scatter(rows[piece], out, piece)
         self.counters.add(decode_seconds=time.perf_counter() - start)
 
+    def _pieces(self, rows: np.ndarray) -> list[Piece]:
+        """Pieces of work that together are rows[n]; rows that share stored data are in one piece."""
+        pieces = 2 * self.io_threads  # a few per thread even out images that decode slowly
+        if isinstance(self.images, SharingSource) and not self._copies_only:
+            shared = self.images.neighbours(rows)
+            order = np.argsort(shared, kind="stable")
+            starts = np.flatnonzero(np.diff(shared[order], prepend=-1))  # of the rows that share something
+            size = -(-len(starts) // max(1, pieces))
+            return list(np.split(order, starts[size::size])) if len(rows) else []
+        chunk = max(1, min(MAX_CHUNK, -(-len(rows) // pieces))) if pieces else MAX_CHUNK
+        return [slice(start, start + chunk) for start in range(0, len(rows), chunk)]
+
+    @property
+    def _copies_only(self) -> bool:
+        return getattr(self.images, "copies_only", False)
+
     def _read_images(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Reads rows[n] into out[n, H, W, 3] in chunks on the pool; bool[n] ok. The first failure is raised."""
-        ok = np.zeros(len(rows), bool)
+        """Reads rows[n] into out[n, H, W, 3] in pieces on the pool; bool[n] ok. The first failure is raised."""
+        ok = np.ones(len(rows), bool)
+        if self._copies_only:  # threads would only wait for each other and the memory
+            self._decode(rows, out, ok, slice(None))
+            return ok
+        pieces = self._pieces(rows)
         if self.io_threads == 0:
-            for start in range(0, len(rows), MAX_CHUNK):
-                part = slice(start, start + MAX_CHUNK)
-                self._decode(rows[part], out[part], ok[part])
+            for piece in pieces:
+                self._decode(rows, out, ok, piece)
             return ok
         with self._pool_lock:
             if self._pool is None:
                 cv2.setNumThreads(1)  # this pool is the parallelism; OpenCV's own would compete with it
                 self._pool = ThreadPoolExecutor(self.io_threads, thread_name_prefix="linnaeus-images")
             pool = self._pool
-        # A few chunks per thread even out images that decode slowly.
-        chunk = max(1, min(MAX_CHUNK, -(-len(rows) // (2 * self.io_threads))))
-        parts = [slice(start, start + chunk) for start in range(0, len(rows), chunk)]
-        futures = [pool.submit(self._decode, rows[part], out[part], ok[part]) for part in parts]
+        futures = [pool.submit(self._decode, rows, out, ok, piece) for piece in pieces]
         wait(futures)
         for future in futures:
             future.result()
         return ok
 
-    def read(self, plan: EpochPlan, local_start: int = 0) -> Batch:
-        """The batch of a plan `[..., B_local]`; `local_start` is the position of its first row within B."""
+    def read(self, plan: EpochPlan, positions: np.ndarray | None = None) -> Batch:
+        """The batch of a plan `[..., B_local]`; `positions` int [B_local], ascending, are those of its rows within B.
+
+        None: it is the whole batch.
+        """
         start = time.perf_counter()
         real = plan.index >= 0
         index = np.maximum(plan.index, 0)
@@ -78,15 +102,16 @@ class BatchReader:
         ok = ok.reshape(index.shape)
 
         position = np.broadcast_to(np.arange(index.shape[-1]), index.shape)
-        partner = plan.partner - local_start
+        partner = plan.partner if positions is None else np.searchsorted(positions, plan.partner)
         # A placeholder must not be mixed into a good image, nor the other way round.
         alone = ~(ok & np.take_along_axis(ok, partner, axis=-1))
+        partner = np.where(alone, position, partner)
         gathered = {name: array[index] for name, array in self.arrays.items()}
         batch = Batch(
             **gathered,  # type: ignore[typeddict-item]
             image=image,
             group=np.where(alone, -1, plan.group).astype(np.int32),
-            partner=(np.where(alone, position, partner) + local_start).astype(np.int32),
+            partner=(partner if positions is None else positions[partner]).astype(np.int32),
             row=rows.astype(np.int32),
             weight=(plan.weight * ok).astype(np.float32),
         )

@@ -7,19 +7,28 @@ Two forms: `images` uint8 [N, H, W, 3] RGB, or encoded images as `image_bytes` u
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.file_bytes import FileBytes
+from linnaeus_jax.data.h5_direct import (
+    ChunkedImages,
+    ChunkTable,
+    ContiguousImages,
+    Places,
+    StoredImages,
+    WholeChunkImages,
+)
 from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
+from linnaeus_jax.data.labels_file import check_stored_inside
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 #: names of the datasets
@@ -28,65 +37,7 @@ IMAGES, IMAGE_BYTES, IMAGE_OFFSETS = "images", "image_bytes", "image_offsets"
 logger = logging.getLogger("linnaeus_jax.data")
 
 
-class _StoredImages:
-    """An HDF5 dataset, pickled as the arguments that it was opened with."""
-
-    def __init__(self, path: Path, where: Any, shape: tuple[int, int, int, int]) -> None:
-        self._path, self._where, self._shape = path, where, shape
-        self.image_shape = shape[1:]
-
-    def __len__(self) -> int:
-        return self._shape[0]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._path, self._where, self._shape)
-
-
-class _Mapped(Protocol):
-    def image(self, row: int) -> NDArray[np.uint8]:
-        """View of one image in memory."""
-        ...
-
-
-def _copy(source: _Mapped, rows: NDArray[np.int64], out: np.ndarray, places: NDArray[np.int64] | range) -> None:
-    for place, row in zip(places, rows.tolist(), strict=True):
-        out[place] = source.image(row)
-
-
-class MappedImages(_StoredImages):
-    """A contiguous HDF5 dataset read through a memory map at its file offset."""
-
-    def __init__(self, path: Path, offset: int, shape: tuple[int, int, int, int]) -> None:
-        super().__init__(path, offset, shape)
-        self._map = np.asarray(np.memmap(path, np.uint8, "r", offset, shape))
-
-    def image(self, row: int) -> NDArray[np.uint8]:
-        return self._map[row]
-
-    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        check_rows(rows, len(self), self._path)
-        np.take(self._map, rows, axis=0, out=out, mode="clip")  # "raise" would go through a temporary
-        return np.ones(len(rows), bool)
-
-
-class ChunkMappedImages(_StoredImages):
-    """An uncompressed HDF5 dataset with one image per chunk, read through a memory map and a table of chunk offsets."""
-
-    def __init__(self, path: Path, offsets: np.ndarray, shape: tuple[int, int, int, int]) -> None:
-        super().__init__(path, offsets, shape)
-        self._map = np.asarray(np.memmap(path, np.uint8, "r"))
-
-    def image(self, row: int) -> NDArray[np.uint8]:
-        offset = self._where[row]
-        return self._map[offset : offset + math.prod(self.image_shape)].reshape(self.image_shape)
-
-    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        check_rows(rows, len(self), self._path)
-        _copy(self, rows, out, range(len(rows)))
-        return np.ones(len(rows), bool)
-
-
-class H5Images(_StoredImages):
+class H5Images(StoredImages):
     """Any other HDF5 layout, read through h5py: one handle per process, opened at the first read."""
 
     def __init__(self, path: Path, dataset: str, shape: tuple[int, int, int, int]) -> None:
@@ -101,13 +52,14 @@ class H5Images(_StoredImages):
             self._opened = (os.getpid(), file, file[self._where])
         return self._opened[2]
 
-    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        check_rows(rows, len(self), self._path)
+    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
         with self._lock:  # one thread opens the file; h5py lets only one read anyway
-            dataset = self._dataset()
-            for i in np.argsort(rows, kind="stable").tolist():  # neighbours share chunks
-                out[i] = dataset[int(rows[i])]
-        return np.ones(len(rows), bool)
+            try:
+                dataset = self._dataset()
+                for i in np.argsort(rows, kind="stable").tolist():  # neighbours share chunks
+                    out[places[i]] = dataset[int(rows[i])]
+            except OSError as error:
+                raise OSError(f"{self._path} cannot be read ({error}); copy or build the file again") from error
 
 
 class JoinedImages:
@@ -119,9 +71,9 @@ class JoinedImages:
       parts: the images of each part.
     """
 
-    def __init__(self, path: Path, runs: Runs, parts: tuple[ImageSource, ...]) -> None:
+    def __init__(self, path: Path, runs: Runs, parts: tuple[StoredImages | JoinedImages, ...]) -> None:
         self._path, self.runs, self.parts = path, runs, parts
-        self.image_shape = parts[0].image_shape
+        self.image_shape: tuple[int, int, int] = parts[0].image_shape
 
     def __len__(self) -> int:
         return int(self.runs.starts[-1])
@@ -132,17 +84,33 @@ class JoinedImages:
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         check_rows(rows, len(self), self._path)
         part_of_row, within = self.runs.locate(rows)
-        for number in np.unique(part_of_row).tolist():
-            part, places = self.parts[number], np.flatnonzero(part_of_row == number)
-            if len(places) == len(rows):
-                part.read(within, out)
-            elif isinstance(part, MappedImages | ChunkMappedImages):
-                _copy(part, within[places], out, places)
-            else:
-                stored = np.empty((len(places), *self.image_shape), np.uint8)
-                part.read(within[places], stored)
-                out[places] = stored
+        if len(rows) and (part_of_row == part_of_row[0]).all():
+            return self.parts[part_of_row[0]].read(within, out)
+        self.scatter(rows, out, range(len(rows)))
         return np.ones(len(rows), bool)
+
+    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
+        """See `StoredImages.scatter`."""
+        targets = np.asarray(places, np.int64)
+        part_of_row, within = self.runs.locate(rows)
+        for number in np.unique(part_of_row).tolist():
+            here = part_of_row == number
+            self.parts[number].scatter(within[here], out, targets[here])
+
+    @property
+    def copies_only(self) -> bool:
+        """See `StoredImages.copies_only`."""
+        return all(part.copies_only for part in self.parts)
+
+    def neighbours(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `ChunkedImages.neighbours`."""
+        part_of_row, within = self.runs.locate(rows)
+        found = np.stack([part_of_row, within], axis=1)
+        for number in np.unique(part_of_row).tolist():
+            here, part = part_of_row == number, self.parts[number]
+            if isinstance(part, ChunkedImages | JoinedImages):
+                found[here, 1] = part.neighbours(within[here])
+        return np.unique(found, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _open_h5(path: Path) -> h5py.File:
@@ -152,17 +120,6 @@ def _open_h5(path: Path) -> h5py.File:
         return h5py.File(path, "r")
     except OSError as error:
         raise OSError(f"{path}: not a complete HDF5 file ({error}); copy or build it again") from error
-
-
-def _chunk_offsets(dataset: h5py.Dataset) -> np.ndarray | None:
-    """File offset of each one-image chunk, or None where some image was never written."""
-    offsets = np.full(dataset.shape[0], -1, np.int64)
-
-    def note(chunk: Any) -> None:
-        offsets[chunk.chunk_offset[0]] = chunk.byte_offset
-
-    dataset.id.chunk_iter(note)
-    return None if len(offsets) == 0 or offsets.min() < 0 else offsets
 
 
 def _part_dataset(path: Path, file: h5py.File, part: Part, rows: int) -> h5py.Dataset:
@@ -186,7 +143,7 @@ def _joined_source(path: Path, dataset: h5py.Dataset) -> JoinedImages | None:
     runs = runs_of(path, dataset)
     if runs is None:
         return None
-    parts: list[ImageSource] = []
+    parts: list[StoredImages | JoinedImages] = []
     for part, rows in zip(runs.parts, _rows_needed(runs).tolist(), strict=True):
         with _open_h5(part.path) as file:
             stored = _part_dataset(path, file, part, rows)
@@ -196,37 +153,55 @@ def _joined_source(path: Path, dataset: h5py.Dataset) -> JoinedImages | None:
     return JoinedImages(path, runs, tuple(parts))
 
 
-def _fast_source(path: Path, dataset: h5py.Dataset) -> ImageSource | None:
+def _direct_source(path: Path, dataset: h5py.Dataset) -> StoredImages | None:
+    """A reader of one file past HDF5, where its layout has one."""
+    shape = dataset.shape
+    check_stored_inside(path, dataset)
+    if dataset.chunks is not None:
+        table = ChunkTable.of(dataset)
+        end = 0 if table is None else table.end
+    else:
+        offset = dataset.id.get_offset()
+        end = 0 if offset is None else offset + dataset.nbytes
+    if end > path.stat().st_size:
+        raise OSError(f"{path}: dataset {dataset.name!r} ends beyond the end of the file; copy or build it again")
+    if dataset.chunks is None:
+        return None if offset is None else ContiguousImages(path, offset, shape)
+    if table is None:
+        return None
+    if dataset.chunks == (1, *shape[1:]) and not table.packed.any() and table.offset.min() >= 0:
+        return WholeChunkImages(path, table.offset.reshape(-1), shape)
+    return ChunkedImages(path, table, shape)
+
+
+def _fast_source(path: Path, dataset: h5py.Dataset) -> StoredImages | JoinedImages | None:
     """A memory-mapped reader of `dataset`, where its layout has one and gives the same first and last image.
 
     Of a virtual dataset: the same first and last image of every run.
     """
-    shape = dataset.shape
-    source: ImageSource | None = None
+    source: StoredImages | JoinedImages | None
     ends = np.array([0, len(dataset) - 1])
     if len(dataset) == 0:
         return None
     if dataset.is_virtual:
         source = joined = _joined_source(path, dataset)
         ends = ends if joined is None else np.concatenate([joined.runs.starts[:-1], joined.runs.starts[1:] - 1])
-    elif dataset.chunks is None and not dataset.external and dataset.id.get_offset() is not None:
-        if dataset.id.get_offset() + dataset.nbytes > path.stat().st_size:
-            raise OSError(f"{path}: dataset {dataset.name!r} ends beyond the end of the file; copy or build it again")
-        source = MappedImages(path, dataset.id.get_offset(), shape)
-    elif dataset.chunks == (1, *shape[1:]) and dataset.id.get_create_plist().get_nfilters() == 0:
-        offsets = _chunk_offsets(dataset)
-        source = None if offsets is None else ChunkMappedImages(path, offsets, shape)
+    else:
+        source = _direct_source(path, dataset)
     if source is None:
         return None
-    probe = np.empty((1, *shape[1:]), np.uint8)
+    probe = np.empty((1, *dataset.shape[1:]), np.uint8)
     for row in ends.tolist():  # a user block or an unusual address base would shift the map
-        source.read(np.array([row]), probe)
-        if not np.array_equal(probe[0], dataset[row]):
+        try:
+            source.read(np.array([row]), probe)
+            if not np.array_equal(probe[0], dataset[row]):
+                return None
+        except OSError:  # a chunk that cannot be unpacked is damaged, or no chunk at all
             return None
     return source
 
 
-def _stored_source(path: Path, dataset: h5py.Dataset) -> ImageSource:
+def _stored_source(path: Path, dataset: h5py.Dataset) -> StoredImages | JoinedImages:
     return _fast_source(path, dataset) or H5Images(path, dataset.name, dataset.shape)
 
 
@@ -258,6 +233,9 @@ def open_h5(files: ImageFiles) -> ImageSource:
     logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named)
     if any(isinstance(one, H5Images) for one in parts):
         logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
+    shared = max((one.images_per_chunk for one in parts if isinstance(one, ChunkedImages)), default=1)
+    if shared > 1:
+        logger.info("%s: chunks of %d images, unpacked whole for one; tools.pack makes a faster file", path, shared)
     return source
 
 
@@ -266,15 +244,20 @@ class _PackedBytes:
 
     def __init__(self, places: list[tuple[Path, int]], runs: Runs) -> None:
         self._places, self._runs = places, runs
-        self._maps = [np.asarray(np.memmap(path, np.uint8, "r", offset)) for path, offset in places]
+        self._parts = [(FileBytes(path), offset) for path, offset in places]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._places, self._runs)
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Bytes start ... stop - 1; a view where they lie in one part."""
-        pieces = [self._maps[part][first:end] for part, first, end in self._runs.pieces(start, stop)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.uint8), *pieces])
+        """Bytes start ... stop - 1."""
+        out = np.empty(stop - start, np.uint8)
+        done = 0
+        for number, first, end in self._runs.pieces(start, stop):
+            part, offset = self._parts[number]
+            part.read_into(out[done : done + end - first], offset + first)
+            done += end - first
+        return out
 
 
 def _packed_bytes(path: Path, dataset: h5py.Dataset) -> _PackedBytes:
@@ -299,7 +282,7 @@ def _packed_bytes(path: Path, dataset: h5py.Dataset) -> _PackedBytes:
 class PackedImages(EncodedImages):
     """Encoded images in one HDF5 file: contiguous `image_bytes` uint8 [total], `image_offsets` int64 [N + 1].
 
-    Image i is `image_bytes[image_offsets[i]:image_offsets[i + 1]]`, read through a memory map.
+    Image i is `image_bytes[image_offsets[i]:image_offsets[i + 1]]`, read where it lies in the file.
 
     Raises:
       ValueError: another dtype or storage layout, or offsets that do not ascend from 0 to the number of bytes.

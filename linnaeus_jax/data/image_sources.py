@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.images import ImageFiles, ImageSource, ResizedImages
+from linnaeus_jax.data.images import ImageFiles, ImageSource, ResizedImages, ResizedSharing, SharingSource
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.registry import IMAGE_SOURCES
 
@@ -41,7 +41,8 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
         logger.info(
             "%s: resizing to data.img_size %d (%s) while reading", files.path, files.img_size, files.resize_mode
         )
-        source = ResizedImages(source, files.img_size, files.resize_mode)
+        resized = ResizedSharing if isinstance(source, SharingSource) else ResizedImages
+        source = resized(source, files.img_size, files.resize_mode)
     if len(files.table) and len(source) != len(files.table):
         raise ValueError(
             f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "

@@ -12,26 +12,32 @@ import threading
 from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.config.errors import TrainingError, UserError
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.decoding import decode_image, resize_image
 from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.data.texts import one_line
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 logger = logging.getLogger("linnaeus_jax.data")
 _SOURCE_NUMBERS = itertools.count()
 
 
-class ImageReadError(RuntimeError):
+class ImageReadError(TrainingError):
     """An image that cannot be read; the message names the row and the file."""
 
 
 class ImageSource(Protocol):
-    """Random access to images by row."""
+    """Random access to images by row.
+
+    A source whose reading is mere copying may say so by `copies_only = True`: it is then read by one thread at a time.
+    One whose rows share what must be unpacked may have the methods of `SharingSource`.
+    """
 
     image_shape: tuple[int, int, int]  # (H, W, 3) of what `read` delivers
 
@@ -47,6 +53,19 @@ class ImageSource(Protocol):
           IndexError: a row outside the source.
           ImageReadError: an unreadable image, where the source does not allow placeholders.
         """
+        ...
+
+
+@runtime_checkable
+class SharingSource(Protocol):
+    """What a source of rows that share stored data offers besides, so that these data are unpacked once for a batch."""
+
+    def neighbours(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [n]: a number that rows int64 [n] have in common where they share stored data."""
+        ...
+
+    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: NDArray[np.int64] | range) -> None:
+        """Writes the images of rows int64 [n], which all exist, to out[places]."""
         ...
 
 
@@ -91,6 +110,22 @@ class ResizedImages:
         for image, target in zip(stored, out, strict=True):
             resize_image(image, target, self._mode)
         return ok
+
+
+class ResizedSharing(ResizedImages):
+    """A `SharingSource`, resized."""
+
+    def __init__(self, source: ImageSource, img_size: int, mode: str = "squash") -> None:
+        super().__init__(source, img_size, mode)
+        assert isinstance(source, SharingSource)
+        self.neighbours = source.neighbours
+
+    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: NDArray[np.int64] | range) -> None:
+        """See `SharingSource`."""
+        stored = np.empty((len(rows), *self._source.image_shape), np.uint8)
+        self._source.read(rows, stored)
+        for image, place in zip(stored, places, strict=True):
+            resize_image(image, out[place], self._mode)
 
 
 class EncodedImages:
@@ -169,12 +204,14 @@ class FolderImages(EncodedImages):
 
     Raises:
       FileNotFoundError: no such directory.
+      UserError: identifiers that lead out of it. Symbolic links are the user's own and are followed.
     """
 
     def __init__(self, files: ImageFiles) -> None:
         super().__init__(files)
         check_directory(files.path)
         self._identifiers, self._extension = files.identifiers, files.extension
+        check_below(self._identifiers)
 
     def __len__(self) -> int:
         return len(self._identifiers)
@@ -185,6 +222,21 @@ class FolderImages(EncodedImages):
     def encoded(self, row: int) -> bytes:
         with open(self.describe(row), "rb") as file:
             return file.read()
+
+
+def check_below(identifiers: NDArray[Any]) -> None:
+    """Checks that identifiers, StringDType [N], name files below the folder that they are looked for in.
+
+    Raises:
+      UserError: one is absolute, or goes up by "..".
+    """
+    suspicious = np.strings.startswith(identifiers, "/") | (np.strings.find(identifiers, "..") >= 0)
+    for row in np.flatnonzero(suspicious).tolist():
+        if identifiers[row].startswith("/") or ".." in identifiers[row].split("/"):
+            raise UserError(
+                f"row {row} of the labels file names the picture {one_line(identifiers[row])!r}, outside of the folder "
+                "data.hybrid.images_dir; write its path below that folder"
+            )
 
 
 def check_directory(directory: str | Path) -> None:

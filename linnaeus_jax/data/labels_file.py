@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,31 @@ from numpy.typing import NDArray
 
 IDENTIFIERS = "img_identifiers"
 CHUNK = 1 << 17  # rows of texts decoded at a time, to bound the number of Python strings alive
+#: attribute of a dataset of texts, optional: their `TextDigest`; HDF5 has no checksums of texts
+TEXT_DIGEST = "sha256_of_texts"
 _KINDS = {"b": "bool", "i": "int", "u": "uint32", "f": "float", "O": "variable-length string", "S": "bytes"}
+
+
+class TextDigest:
+    """SHA-256 of texts in UTF-8, each with a 0 byte behind it."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, texts: Iterable[bytes]) -> None:
+        self._digest.update(b"\0".join((*texts, b"")))
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+    def problem(self, dataset: h5py.Dataset) -> str:
+        """What is wrong where these are not the texts that a dataset was written with; "" where nothing is known."""
+        if dataset.attrs.get(TEXT_DIGEST, "") in ("", self.hexdigest()):
+            return ""
+        return (
+            f"dataset {dataset.name!r} holds other texts than were written: the file is damaged, or it was changed; "
+            f"then remove the attribute {TEXT_DIGEST}"
+        )
 
 
 @contextmanager
@@ -60,6 +85,7 @@ def checked(
         close = difflib.get_close_matches(name, offered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")
+    check_stored_inside(path, dataset)
     if dataset.dtype.kind not in kinds:
         expected = " or ".join(_KINDS[kind] for kind in kinds)
         raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected {expected}")
@@ -69,6 +95,15 @@ def checked(
     if rows is not None and len(dataset) != rows:
         raise ValueError(f"{path}: dataset {name!r} has {len(dataset)} rows, expected {rows} as in {like!r}")
     return dataset
+
+
+def check_stored_inside(path: str | Path, dataset: h5py.Dataset) -> None:
+    """Raises ValueError for a dataset whose bytes HDF5 would read from any other file ("external storage")."""
+    if dataset.external:
+        raise ValueError(
+            f"{path}: the values of {dataset.name!r} lie in {dataset.external[0][0]!r}, a file of another kind, which "
+            "is not read; copy them into the HDF5 file"
+        )
 
 
 def text_dataset(
@@ -90,11 +125,15 @@ def values_of(dataset: h5py.Dataset, path: str, rows: slice | NDArray[np.int64] 
 
 
 def texts_of(dataset: h5py.Dataset, path: str) -> NDArray[Any]:
-    """StringDType [N]; bytes that are not UTF-8 become U+FFFD."""
+    """StringDType [N]; bytes that are not UTF-8 become U+FFFD. ValueError where it is damaged."""
+    digest = TextDigest()
     texts = np.empty(len(dataset), np.dtypes.StringDType())
     for start in range(0, len(dataset), CHUNK):
         part = values_of(dataset, path, slice(start, start + CHUNK))
         texts[start : start + len(part)] = [item.decode("utf-8", "replace") for item in part]
+        digest.add(part)
+    if problem := digest.problem(dataset):
+        raise ValueError(f"{path}: {problem}")
     return texts
 
 

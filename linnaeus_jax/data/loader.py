@@ -25,11 +25,15 @@ from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.cache import CacheStats, ImageCache
 from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.data.pipeline_stats import PipelineStats
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
 from linnaeus_jax.data.worker_processes import WorkerRead, start_worker
 
 logger = logging.getLogger("linnaeus_jax.data")
+
+#: decoding threads of which more are not started by default: what they share with the interpreter would hold them up
+MOST_THREADS = 32
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,10 @@ class ReadSettings:
     @classmethod
     def from_config(cls, data: ConfigDict) -> ReadSettings:
         """What the section `data` says."""
-        prefetch = data.prefetch
-        return cls(data.num_workers, prefetch.max_processed_batches, prefetch.num_io_threads, data.worker_processes)
+        prefetch, processes, decoding = data.prefetch, data.worker_processes, data.prefetch.num_io_threads
+        if decoding is None:
+            decoding = max(1, min(MOST_THREADS, cores()) // max(1, processes))
+        return cls(data.num_workers, prefetch.max_processed_batches, decoding, processes)
 
     @property
     def per_worker(self) -> int:
@@ -79,10 +85,10 @@ class _GrainReader:
         total: int,
         settings: ReadSettings,
         *,
-        local_start: int = 0,
+        positions: np.ndarray | None = None,
         start: int = 0,
     ) -> None:
-        self._reader, self._plan, self._local_start, self._total = reader, plan, local_start, total
+        self._reader, self._plan, self._positions, self._total = reader, plan, positions, total
         self.counters, self.settings = reader.counters, settings
         self.next_index = start
         self._threads: set[threading.Thread] = set()
@@ -103,7 +109,7 @@ class _GrainReader:
         # The state of such an iterator belongs to its number of workers, so that it starts with a range instead.
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # Grain reads its own flags before it starts a process
-        read = WorkerRead(self._reader, self._plan, self._local_start, workers)
+        read = WorkerRead(self._reader, self._plan, self._positions, workers)
         dataset = grain.MapDataset.range(start, self._total).map(read)
         one_by_one = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=1))
         processes = grain.MultiprocessingOptions(workers, self.settings.per_worker)
@@ -116,7 +122,7 @@ class _GrainReader:
         with self.counters.lock:
             self._reading.add(index)
         try:
-            batch = self._reader.read(self._plan(index), self._local_start)
+            batch = self._reader.read(self._plan(index), self._positions)
         except Exception as error:
             return error
         finally:
@@ -242,7 +248,7 @@ class TrainLoader:
         self._last_interval = PipelineStats()
         self._reader = BatchReader(arrays, rows, images, settings.io_threads)
         self._grain = _GrainReader(
-            self._reader, plans.plan_of_step, stop, settings, local_start=plans.local_start, start=start_step
+            self._reader, plans.plan_of_step, stop, settings, positions=plans.positions, start=start_step
         )
         logger.info("training batches in flight take at most %.0f MB", self.memory_bytes / 1e6)
 
@@ -266,7 +272,7 @@ class TrainLoader:
     @property
     def memory_bytes(self) -> int:
         """Most bytes of images in flight: the buffered updates, the one handed over and the one still in use."""
-        rows = self._plans.settings.accumulation_steps * self._plans.local_batch_size
+        rows = self._plans.settings.accumulation_steps * len(self._plans.positions)
         return (self._grain.settings.depth + 2) * rows * int(np.prod(self._images.image_shape))
 
     def close(self) -> None:
@@ -289,8 +295,9 @@ class EvalLoader:
     Args:
       arrays, rows, images, settings: see `TrainLoader`; worker processes start anew with every iteration.
       batch_size: rows of one batch over all devices of all processes.
-      process_index: this process.
-      process_count: number of processes that share a batch equally.
+      positions: int [B_local], ascending: this process's rows of each batch, see `Placement.positions`. None: all.
+      retry: calls the read of one batch that it is given, again where that may help; errors of the reading are raised
+        there. Never more than a batch is read again, since other processes wait for just that one.
     """
 
     def __init__(
@@ -301,13 +308,12 @@ class EvalLoader:
         batch_size: int,
         settings: ReadSettings = ReadSettings(),
         *,
-        process_index: int = 0,
-        process_count: int = 1,
+        positions: np.ndarray | None = None,
+        retry: Callable[[Callable[[], Batch]], Batch] = lambda read: read(),
     ) -> None:
         self.batch_size, self._images = batch_size, images
-        self._local = batch_size // process_count
-        self._start = process_index * self._local
-        self._settings = settings
+        self._positions = np.arange(batch_size) if positions is None else positions
+        self._settings, self._retry = settings, retry
         self._reader = BatchReader(arrays, rows, images, settings.io_threads)
         self._active: list[_GrainReader] = []
 
@@ -315,12 +321,12 @@ class EvalLoader:
         return -(-len(self._reader.rows) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        plan = functools.partial(_plan_in_order, len(self._reader.rows), self.batch_size, self._start, self._local)
-        reader = _GrainReader(self._reader, plan, len(self), self._settings, local_start=self._start)
+        plan = functools.partial(_plan_in_order, len(self._reader.rows), self.batch_size, self._positions)
+        reader = _GrainReader(self._reader, plan, len(self), self._settings, positions=self._positions)
         self._active.append(reader)
         try:
             while reader.next_index < len(self):
-                yield reader.next()
+                yield self._retry(reader.next)
         finally:
             reader.close()
             self._active.remove(reader)
@@ -332,10 +338,9 @@ class EvalLoader:
         self._reader.close()
 
 
-def _plan_in_order(count: int, batch_size: int, start: int, local: int, batch: int) -> EpochPlan:
-    """The plan `[local]` of one batch of `count` positions in their own order, of a process that begins at `start`."""
-    first = batch * batch_size + start
-    index = np.arange(first, first + local)
+def _plan_in_order(count: int, batch_size: int, positions: np.ndarray, batch: int) -> EpochPlan:
+    """The plan `[B_local]` of one batch of `count` rows in their own order, of a process that has these positions."""
+    index = batch * batch_size + positions
     index = np.where(index < count, index, -1)
-    position = np.arange(start, start + local, dtype=np.int32)
-    return EpochPlan(index, np.full(local, -1, np.int32), position, (index >= 0).astype(np.float32))
+    alone = np.full(len(index), -1, np.int32)
+    return EpochPlan(index, alone, positions.astype(np.int32), (index >= 0).astype(np.float32))

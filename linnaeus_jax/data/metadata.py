@@ -126,7 +126,10 @@ def build_metadata(
                 f"{file}: {item.source!r} gives {values.shape[1]} columns but {item.key}.dim = {item.dim}; "
                 f"set dim to {values.shape[1]} or choose {item.dim} of the columns with {item.key}.columns"
             )
-        filled = np.isfinite(values).all(axis=1) & (values != 0).any(axis=1)
+        finite = np.isfinite(values).all(axis=1)
+        if not finite.all():
+            log.warning("%s: %r is not finite in %d rows: missing there", file, item.source, np.sum(~finite))
+        filled = finite & (values != 0).any(axis=1)
         if item.name.upper() == "ELEVATION" or item.source.startswith("elevation"):
             filled &= ~_null_elevation(source.values, item, file)
         if item.oor_mask:

@@ -2,7 +2,7 @@
 
 A plan covers one epoch. Its unit is one optimizer update of A micro-batches with B rows each, so that shapes never
 change; the last update of an epoch is padded with micro-batches of weight 0. Every process computes the same plan and
-takes its slice of the B axis, so that processes are disjoint and always agree on the number of updates.
+takes its rows of the B axis, so that processes are disjoint and always agree on the number of updates.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class PlanSequence:
       level_of_epoch: level of each epoch; its length is the number of epochs.
       settings: the sampler.
       seed: non-negative seed of the run.
-      process_index: this process.
-      process_count: number of processes that share a micro-batch equally, see `SamplerSettings.check_devices`.
+      positions: int [B_local], ascending: this process's rows of each micro-batch, see `Placement.positions`; whole
+        mixing blocks, see `SamplerSettings.check_devices`. None: all.
       past_epochs: (updates, micro-batches) of each finished epoch; they may have been made with other settings.
 
     Raises:
@@ -82,12 +82,11 @@ class PlanSequence:
         settings: SamplerSettings,
         *,
         seed: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        positions: np.ndarray | None = None,
         past_epochs: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.settings, self.seed = settings, seed
-        self.process_index, self.process_count = process_index, process_count
+        self.positions = np.arange(settings.batch_size) if positions is None else positions
         self._rows, self._levels = rows, tuple(level_of_epoch)
         steps = {level: settings.steps_per_epoch(rows[level]) for level in dict.fromkeys(self._levels)}
         micro = {level: settings.micro_batches(rows[level]) for level in steps}
@@ -126,16 +125,6 @@ class PlanSequence:
         """Updates of the whole run."""
         return int(self.boundaries[-1]) if self.epochs else 0
 
-    @property
-    def local_batch_size(self) -> int:
-        """Rows of a micro-batch on this process."""
-        return self.settings.batch_size // self.process_count
-
-    @property
-    def local_start(self) -> int:
-        """Position of this process's first row within the global micro-batch."""
-        return self.process_index * self.local_batch_size
-
     def locate(self, step: int) -> tuple[int, int]:
         """(epoch, step within the epoch) of a step of the run.
 
@@ -148,14 +137,15 @@ class PlanSequence:
         return epoch, step - int(self.boundaries[epoch] - self.steps_per_epoch[epoch])
 
     def plan(self, epoch: int) -> EpochPlan:
-        """This process's contiguous part `[U, A, B_local]` of the plan of one epoch.
+        """This process's part `[U, A, B_local]` of the plan of one epoch.
 
         `partner` counts from the start of the global micro-batch, since the step sees the global array.
         """
         with self._lock:
             if epoch not in self._plans:
                 plan = plan_epoch(self.rows_of_epoch(epoch), self.settings, seed=self.seed, epoch=epoch)
-                self._plans[epoch] = plan[..., self.local_start : self.local_start + self.local_batch_size]
+                whole = len(self.positions) == self.settings.batch_size
+                self._plans[epoch] = plan if whole else plan[..., self.positions]
             self._plans.move_to_end(epoch)
             while len(self._plans) > 2:
                 self._plans.popitem(last=False)

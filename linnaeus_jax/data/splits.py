@@ -340,13 +340,19 @@ def parse_taxa_subsets(
 ) -> tuple[TaxaSubset, ...]:
     """Subsets from `metrics.taxa_subsets`, a sequence of (name, task, taxon id).
 
-    One that can match no row (unknown task or taxon) stays in the list, empty, with a warning.
+    One of a taxon that no row has stays in the list, empty, with a warning: other data may have it.
+
+    Raises:
+      ValueError: one of them names an unknown task.
     """
     subsets = tuple(TaxaSubset(*entry) for entry in entries)
     for subset in subsets:
         if subset.task not in classes:
-            log.warning("taxa subset %r is empty: %r is not one of %s", subset.name, subset.task, tuple(classes))
-        elif subset.taxon_id == 0 or subset.taxon_id not in classes[subset.task]:
+            raise ValueError(
+                f"metrics.taxa_subsets: {subset.name!r} names the task {subset.task!r}, which is none of "
+                f"{', '.join(classes)}; correct or remove the entry"
+            )
+        if subset.taxon_id == 0 or subset.taxon_id not in classes[subset.task]:
             log.warning("taxa subset %r is empty: no row has taxon %d in %s", subset.name, subset.taxon_id, subset.task)
     return subsets
 

@@ -47,11 +47,12 @@ class TaxonNames:
     def from_json(
         cls, classes: Mapping[str, NDArray[np.int64]], saved: Mapping[str, Mapping[str, Mapping[str, str]]]
     ) -> TaxonNames:
-        """The names of some classes from what `to_json` gave."""
+        """The names of some classes from what `to_json` gave, each made fit for one line."""
         fields = {
             field: {
                 task: np.array(
-                    [saved.get(task, {}).get(str(taxon), {}).get(field, "") for taxon in ids.tolist()], _TEXT
+                    [one_line(str(saved.get(task, {}).get(str(taxon), {}).get(field, ""))) for taxon in ids.tolist()],
+                    _TEXT,
                 )
                 for task, ids in classes.items()
             }

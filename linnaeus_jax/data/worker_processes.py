@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.plans import EpochPlan
@@ -19,8 +21,10 @@ from linnaeus_jax.data.plans import EpochPlan
 class WorkerRead:
     """The reading of one update in a worker process; its result says what was counted meanwhile."""
 
-    def __init__(self, reader: BatchReader, plan: Callable[[int], EpochPlan], local_start: int, workers: int) -> None:
-        self._what = (reader, plan, local_start, workers)
+    def __init__(
+        self, reader: BatchReader, plan: Callable[[int], EpochPlan], positions: np.ndarray | None, workers: int
+    ) -> None:
+        self._what = (reader, plan, positions, workers)
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._what
@@ -32,10 +36,10 @@ class WorkerRead:
             cache.capacity //= state[3]  # each process has a cache of its own
 
     def __call__(self, index: int) -> dict[str, Any]:
-        reader, plan, local_start, _ = self._what
+        reader, plan, positions, _ = self._what
         result: Batch | Exception
         try:
-            result = reader.read(plan(index), local_start)
+            result = reader.read(plan(index), positions)
         except Exception as error:
             result = _portable(error)
         cache = getattr(reader.images, "cache", None)

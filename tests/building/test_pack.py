@@ -203,7 +203,7 @@ def test_raw_pictures_as_png_and_as_a_fast_file(labels, tmp_path):
         file.create_dataset("images", data=pixels(), chunks=(16, 24, 32, 3), compression="gzip")
     pack(labels, tmp_path / "slow.h5", tmp_path / "fast.h5", PLAIN)
     source = open_h5(ImageFiles(tmp_path / "fast.h5", 0))
-    assert type(source).__name__ == "MappedImages"
+    assert type(source).__name__ == "ContiguousImages"
     out = np.empty((ROWS, 24, 32, 3), np.uint8)
     source.read(np.arange(ROWS), out)
     assert np.array_equal(out, pixels())

@@ -79,7 +79,8 @@ def golden_pixels(count: int = 400) -> np.ndarray:
 def unpack_folder(fixtures: Path, directory: Path) -> Path:
     """The folder `images` of data_hybrid.tar.xz."""
     with tarfile.open(fixtures / "data_hybrid.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
+        given = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 and later
+        archive.extractall(directory, **given)  # type: ignore[arg-type]
     return directory / "images"
 
 

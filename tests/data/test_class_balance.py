@@ -147,7 +147,8 @@ def test_hosts_and_resuming(case, seed, data):
     if not sampler.micro_batches(rows):
         return
     sequences = [
-        PlanSequence({"": rows}, [""] * 3, sampler, seed=seed, process_index=i, process_count=2) for i in range(2)
+        PlanSequence({"": rows}, [""] * 3, sampler, seed=seed, positions=positions)
+        for positions in np.split(np.arange(sampler.batch_size), [sampler.batch_size // 2])
     ]
     assert sequences[0].total == sequences[1].total == 3 * sampler.steps_per_epoch(rows)
     step = data.draw(st.integers(0, sequences[0].total - 1))

@@ -102,8 +102,8 @@ def test_partners_do_not_depend_on_the_devices(batch_size):
             continue
         sampler.check_devices(devices)
         parts = [
-            PlanSequence({"": of_group(group)}, [""], sampler, seed=5, process_index=i, process_count=devices).plan(0)
-            for i in range(devices)
+            PlanSequence({"": of_group(group)}, [""], sampler, seed=5, positions=positions).plan(0)
+            for positions in np.split(np.arange(batch_size), devices)
         ]
         np.testing.assert_array_equal(np.concatenate([part.partner for part in parts], axis=-1), whole.partner)
         position = np.arange(batch_size)

@@ -254,6 +254,24 @@ def test_reduced_decode_looks_like_full_decode(mode, shape):
     assert 0 < np.abs(full.astype(int) - part).mean() < 2
 
 
+@pytest.mark.parametrize(("side", "how"), [(600, cv2.INTER_LINEAR), (1280, cv2.INTER_LINEAR), (768, cv2.INTER_AREA)])
+def test_a_small_rest_after_reduced_decoding_is_linear(side, how):
+    data, out = encoded(smooth(side, side), "JPEG"), np.empty((128, 128, 3), np.uint8)
+    decode_image(data, out)
+    part = read_image(data, (128, 128))
+    np.testing.assert_array_equal(out, cv2.resize(part, (128, 128), interpolation=how))
+    decode_image(data, out, reduced=False)
+    np.testing.assert_array_equal(out, cv2.resize(read_image(data), (128, 128), interpolation=cv2.INTER_AREA))
+
+
+def test_what_was_not_reduced_keeps_the_area_rule():
+    out = np.empty((64, 64, 3), np.uint8)
+    for kind, side in (("PNG", 70), ("JPEG", 70)):
+        data = encoded(smooth(side, side), kind)
+        decode_image(data, out)
+        np.testing.assert_array_equal(out, cv2.resize(read_image(data), (64, 64), interpolation=cv2.INTER_AREA))
+
+
 # ---- resizing --------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
 import threading
 from typing import Any
 
@@ -11,9 +13,11 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.decoding import resize_image
-from linnaeus_jax.data.h5_images import ChunkMappedImages, H5Images, MappedImages, PackedImages
+from linnaeus_jax.data.h5_direct import ChunkedImages, ContiguousImages, WholeChunkImages
+from linnaeus_jax.data.h5_images import H5Images, PackedImages
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ImageReadError, ResizedImages, image_path
 from linnaeus_jax.data.labels import read_identifiers
@@ -22,11 +26,14 @@ from tests.data.helpers import MISSING_FILES, folder_images, golden_pixels, gold
 
 ROWS = np.array([31, 0, 7, 7, 39])
 LAYOUTS: dict[str, tuple[dict[str, Any], type]] = {
-    "contiguous": ({}, MappedImages),
-    "chunk": ({"chunks": (1, 32, 32, 3)}, ChunkMappedImages),
-    "wide chunks": ({"chunks": (8, 32, 32, 3)}, H5Images),
+    "contiguous": ({}, ContiguousImages),
+    "chunk": ({"chunks": (1, 32, 32, 3)}, WholeChunkImages),
+    "wide chunks": ({"chunks": (7, 32, 32, 3)}, ChunkedImages),
     "lzf": ({"chunks": (1, 32, 32, 3), "compression": "lzf"}, H5Images),
-    "gzip": ({"chunks": (1, 32, 32, 3), "compression": "gzip"}, H5Images),
+    "gzip": ({"chunks": (1, 32, 32, 3), "compression": "gzip"}, ChunkedImages),
+    "gzip, wide": ({"chunks": (7, 32, 32, 3), "compression": "gzip", "shuffle": True}, ChunkedImages),
+    "gzip, tiles": ({"chunks": (9, 20, 14, 1), "compression": "gzip"}, ChunkedImages),
+    "checksum": ({"chunks": (1, 32, 32, 3), "fletcher32": True}, H5Images),
 }
 
 
@@ -69,7 +76,35 @@ def test_every_layout_gives_the_same_pixels(tmp_path, layout):
     assert read(source, [])[0].shape == (0, 32, 32, 3)
 
 
-def test_a_shifted_file_is_not_mapped(tmp_path):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path, layout):
+    """A memory map of it would end the process."""
+    path = tmp_path / "i.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", data=golden_pixels(40), **LAYOUTS[layout][0])
+    source = open_images(ImageFiles(path, 32))
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(OSError, match=rf"{path}(: the file ends after| cannot be read)"):
+        read(source, np.arange(40))
+
+
+def test_a_packed_file_that_is_cut_while_it_is_read_is_named(tmp_path):
+    path = write_packed(tmp_path / "i.h5", golden_pixels(4))
+    source = open_images(ImageFiles(path, 32))
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(ImageReadError, match=r"row 3: .*the file ends after"):
+        read(source, [3])
+
+
+def test_a_deleted_file_is_read_on(tmp_path):
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        file["images"] = golden_pixels(40)
+    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
+    (tmp_path / "i.h5").unlink()
+    np.testing.assert_array_equal(read(source)[0], golden_pixels(40)[ROWS])
+
+
+def test_a_shifted_file_is_not_read_past_hdf5(tmp_path):
     """Behind a user block the offsets that HDF5 reports start elsewhere."""
     with h5py.File(tmp_path / "i.h5", "w", userblock_size=512) as file:
         file["images"] = golden_pixels(40)
@@ -81,13 +116,35 @@ def test_chunks_never_written_are_zero(tmp_path):
         images = file.create_dataset("images", (40, 32, 32, 3), np.uint8, chunks=(1, 32, 32, 3))
         images[:10] = golden_pixels(10)
     source = open_images(ImageFiles(tmp_path / "i.h5", 32))
-    assert isinstance(source, H5Images)
+    assert isinstance(source, ChunkedImages)
     out, _ = read(source, [3, 20])
     np.testing.assert_array_equal(out[0], golden_pixels(10)[3])
     assert not out[1].any()
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "gzip"])
+def test_chunks_that_no_filter_went_over_are_read_as_they_are(tmp_path):
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        images = file.create_dataset("images", data=golden_pixels(3), compression="gzip", chunks=(1, 32, 32, 3))
+        images.id.write_direct_chunk((1, 0, 0, 0), golden_pixels(20)[19].tobytes(), filter_mask=1)
+    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
+    assert isinstance(source, ChunkedImages)
+    np.testing.assert_array_equal(read(source, [2, 1, 0])[0], golden_pixels(20)[[2, 19, 0]])
+
+
+def test_a_damaged_chunk_is_named(tmp_path):
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        images = file.create_dataset("images", data=golden_pixels(40), compression="gzip", chunks=(5, 32, 32, 3))
+        chunk = images.id.get_chunk_info(2)
+    with open(tmp_path / "i.h5", "r+b") as raw:
+        raw.seek(chunk.byte_offset)
+        raw.write(b"\xff" * chunk.size)
+    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
+    np.testing.assert_array_equal(read(source, [9, 15])[0], golden_pixels(40)[[9, 15]])
+    with pytest.raises(OSError, match=r"i\.h5: the chunk of images 10\.\.14 is damaged .*copy or build"):
+        read(source, [9, 12])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "gzip", "gzip, tiles"])
 def test_threads_share_a_source(tmp_path, layout):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file.create_dataset("images", data=golden_pixels(40), **LAYOUTS[layout][0])
@@ -225,3 +282,29 @@ def test_packed_files_need_offsets(tmp_path):
         file["image_bytes"] = np.zeros(9, np.uint8)
     with pytest.raises(KeyError, match="needs 'image_offsets'"):
         open_images(ImageFiles(tmp_path / "p.h5", 32))
+
+
+def test_identifiers_lead_below_the_folder_alone(tmp_path):
+    (tmp_path / "folder").mkdir()
+    names = np.array(["a..b.jpg", "c/..d.jpg", "e/../../f.jpg"], np.dtypes.StringDType())
+    for outside in ("../g.jpg", "/etc/passwd", "e/../../f.jpg"):
+        names[2] = outside
+        with pytest.raises(UserError, match=f"row 2 .* the picture '{re.escape(outside)}', outside of the folder"):
+            folder_images(tmp_path / "folder", names, "")
+    assert len(folder_images(tmp_path / "folder", names[:2], "")) == 2
+
+
+def test_values_outside_of_hdf5_are_not_read(tmp_path):
+    """HDF5 would show the bytes of any file as pixels or labels."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(256)) * 12)
+    for name, shape, open_it in (
+        ("images", (1, 32, 32, 3), lambda path: open_images(ImageFiles(path, 32))),
+        ("img_identifiers", (2,), lambda path: read_identifiers(str(path))),
+    ):
+        path = tmp_path / f"{name}.h5"
+        with h5py.File(path, "w") as file:
+            kind = np.uint8 if len(shape) > 1 else "S8"
+            file.create_dataset(name, shape, kind, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+        with pytest.raises(ValueError, match=f"values of '/{name}' lie in .*secret.*, a file of another kind"):
+            open_it(path)

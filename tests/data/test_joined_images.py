@@ -16,13 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linnaeus_jax.data.h5_images import (
-    ChunkMappedImages,
-    H5Images,
-    JoinedImages,
-    MappedImages,
-    PackedImages,
-)
+from linnaeus_jax.data.h5_direct import ChunkedImages, ContiguousImages, WholeChunkImages
+from linnaeus_jax.data.h5_images import H5Images, JoinedImages, PackedImages
 from linnaeus_jax.data.h5_parts import Part, Runs
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ImageSource
@@ -72,8 +67,9 @@ CHUNK: dict[str, Any] = {"chunks": (1, 32, 32, 3)}
 @pytest.mark.parametrize(
     ("options", "readers"),
     [
-        (({}, {}, {}), (MappedImages, MappedImages, MappedImages)),
-        (({}, CHUNK, {"compression": "gzip"}), (MappedImages, ChunkMappedImages, H5Images)),
+        (({}, {}, {}), (ContiguousImages, ContiguousImages, ContiguousImages)),
+        (({}, CHUNK, {"compression": "gzip"}), (ContiguousImages, WholeChunkImages, ChunkedImages)),
+        (({}, {"compression": "lzf"}, {}), (ContiguousImages, H5Images, ContiguousImages)),
     ],
 )
 def test_parts_are_read_as_one(tmp_path, monkeypatch, options, readers):

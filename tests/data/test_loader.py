@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -9,19 +10,24 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
+from unittest import mock
 
 import grain
 import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.data import loader as loader_module
+from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.image_sources import open_images
-from linnaeus_jax.data.images import ImageFiles, ImageReadError
+from linnaeus_jax.data.images import ImageFiles, ImageReadError, ResizedImages
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
-from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.plans import EpochPlan, PlanSequence
 from linnaeus_jax.data.samplers import SamplerSettings
 from tests.conftest import FIXTURES
 from tests.data.helpers import MISSING_FILES, folder_images, golden_pixels, of_group, unpack_folder
@@ -47,8 +53,9 @@ def source(tmp_path_factory):
 def plans(epochs=3, process=(0, 1), **settings):
     sampler = SamplerSettings(**{"batch_size": 8, "mix_block": 2, "accumulation_steps": 2} | settings)
     index, count = process
+    share = np.split(np.arange(sampler.batch_size), count)[index]
     rows = {"": of_group(ARRAYS["label"][:, 0])}
-    return PlanSequence(rows, [""] * epochs, sampler, seed=1, process_index=index, process_count=count)
+    return PlanSequence(rows, [""] * epochs, sampler, seed=1, positions=share)
 
 
 def train(source, plan=None, threads=(1, 1), start_step=0, stop_step=None, **options):
@@ -69,6 +76,45 @@ def assert_same(one, two):
         for name in first:
             assert first[name].dtype == second[name].dtype
             np.testing.assert_array_equal(first[name], second[name])
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("size", [32, 16])
+def test_a_chunk_of_several_images_is_unpacked_once_for_a_batch(source, tmp_path, monkeypatch, threads, size):
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        file.create_dataset("images", data=golden_pixels(COUNT), compression="gzip", chunks=(5, 32, 32, 3))
+    chunked, unpack = open_images(ImageFiles(tmp_path / "i.h5", size)), mock.Mock(wraps=zlib.decompress)
+    monkeypatch.setattr(zlib, "decompress", unpack)
+    rows = np.random.default_rng(2).permutation(COUNT)[:40]
+    plain = source if size == 32 else ResizedImages(source, size)
+    images = []
+    for one in (plain, chunked):
+        reader = BatchReader({}, np.arange(COUNT), one, threads)
+        images.append(reader.read(EpochPlan(rows, rows * 0, rows * 0, np.ones(40, np.float32)))["image"])
+        reader.close()
+    np.testing.assert_array_equal(images[0], images[1])
+    assert unpack.call_count == len(np.unique(rows // 5))
+
+
+@pytest.mark.parametrize(
+    ("count", "processes", "threads"), [(1, 0, 1), (16, 0, 16), (192, 0, 32), (16, 4, 4), (2, 4, 1)]
+)
+def test_decoding_threads_follow_the_cores(monkeypatch, count, processes, threads):
+    monkeypatch.setattr(loader_module, "cores", lambda: count)
+    data = get_config().data
+    data.worker_processes = processes
+    assert ReadSettings.from_config(data).io_threads == threads
+    data.prefetch.num_io_threads = 5
+    assert ReadSettings.from_config(data).io_threads == 5
+
+
+def test_what_is_only_copied_needs_no_pool(source):
+    reader = BatchReader({}, np.arange(COUNT), source, 4)
+    rows = np.arange(COUNT)
+    batch = reader.read(EpochPlan(rows, rows * 0, rows * 0, np.ones(COUNT, np.float32)))
+    np.testing.assert_array_equal(batch["image"], golden_pixels(COUNT))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("linnaeus-images")]
+    reader.close()
 
 
 def test_batches_are_what_the_plan_says(source):
@@ -205,10 +251,12 @@ def test_validation_is_in_order_padded_and_repeatable(source, threads):
 
 def test_validation_over_processes(source):
     whole = list(EvalLoader(ARRAYS, ROWS, source, 16))
-    parts = [list(EvalLoader(ARRAYS, ROWS, source, 16, process_index=i, process_count=2)) for i in range(2)]
+    shares = [np.r_[0:4, 12:16], np.r_[4:12]]  # as devices may stand in the mesh
+    parts = [list(EvalLoader(ARRAYS, ROWS, source, 16, positions=share)) for share in shares]
     for batch, left, right in zip(whole, *parts, strict=True):
         for name in batch:
-            np.testing.assert_array_equal(np.concatenate([left[name], right[name]]), batch[name])
+            joined = np.concatenate([left[name], right[name]])[np.argsort(np.concatenate(shares))]
+            np.testing.assert_array_equal(joined, batch[name])
 
 
 def test_an_empty_split_has_no_batch(source):
@@ -366,7 +414,7 @@ import numpy as np
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.data.loader import ReadSettings, TrainLoader
-from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.plans import EpochPlan, PlanSequence
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 
 if __name__ == "__main__":
@@ -406,3 +454,28 @@ def test_worker_processes_end_with_their_parent(tmp_path, end):
     while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
         time.sleep(0.1)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_validation_batch_is_read_again_and_none_is_repeated():
+    class Once:
+        image_shape, failed = (2, 2, 3), False
+
+        def __len__(self):
+            return 6
+
+        def read(self, rows, out):
+            if 4 in rows and not self.failed:
+                self.failed = True
+                raise OSError(5, "Input/output error")
+            out[:] = np.asarray(rows, np.uint8)[:, None, None, None]
+            return np.ones(len(rows), bool)
+
+    def retry(read):
+        try:
+            return read()
+        except OSError:
+            return read()
+
+    arrays = {"label": np.arange(6, dtype=np.int32)[:, None]}
+    with contextlib.closing(EvalLoader(arrays, np.arange(6), Once(), 2, retry=retry)) as loader:
+        assert [batch["label"][:, 0].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]

@@ -53,12 +53,13 @@ def test_layout_is_a_running_sum():
     assert [(item.name, item.start, item.stop) for item in layout] == [("TEMPORAL", 0, 4), ("SPATIAL", 4, 7)]
 
 
-def test_validity_by_value():
+def test_validity_by_value(caplog):
     values = [[0, 1, 0, 0], [0, 0, 0, 0], [1, np.nan, 0, 0], [np.inf, 1, 0, 0], [0.5, -0.5, 0.25, 1]]
     meta, valid = build(TEMPORAL, values)
     assert valid[:, 0].tolist() == [True, False, False, False, True]
     np.testing.assert_array_equal(meta[[0, 4]], np.asarray(values, np.float32)[[0, 4]])
     assert not meta[1:4].any()
+    assert "is not finite in 2 rows: missing there" in caplog.text
 
 
 def test_both_null_patterns_of_elevation():

@@ -112,8 +112,8 @@ def test_processes_share_one_plan(fixtures, mode):
     settings = SamplerSettings(grouped_mode=mode, batch_size=16, mix_block=2)
     whole = plan_epoch(of_group(group), settings, seed=0, epoch=2)
     sequences = [
-        PlanSequence({"": of_group(group)}, [""] * 3, settings, seed=0, process_index=i, process_count=4)
-        for i in range(4)
+        PlanSequence({"": of_group(group)}, [""] * 3, settings, seed=0, positions=positions)
+        for positions in np.split(np.arange(16), 4)
     ]
     assert len({sequence.total for sequence in sequences}) == 1
     parts = [sequence.plan(2).index for sequence in sequences]

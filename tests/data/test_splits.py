@@ -201,13 +201,14 @@ def test_rarity_rounds_half_to_even_and_names_every_bin():
 def test_taxa_subsets(caplog):
     classes = {"taxa_L10": np.array([0, 1, 2]), "taxa_L20": np.array([0, 5])}
     subsets = splits.parse_taxa_subsets(
-        [("one", "taxa_L10", 1), ("five", "taxa_L20", 5), ("gone", "taxa_L10", 7), ("odd", "taxa_L99", 1)], classes
+        [("one", "taxa_L10", 1), ("five", "taxa_L20", 5), ("gone", "taxa_L10", 7)], classes
     )
     assert "subset 'gone' is empty" in caplog.text
-    assert "subset 'odd' is empty" in caplog.text
+    with pytest.raises(ValueError, match=r"metrics\.taxa_subsets: 'odd' names the task 'taxa_L99'"):
+        splits.parse_taxa_subsets([("odd", "taxa_L99", 1)], classes)
     taxon = np.array([[1, 5], [2, 5], [0, 0]])
     matrix = splits.taxa_subset_matrix(subsets, TASKS, taxon)
-    assert matrix.tolist() == [[True, True, False, False], [False, True, False, False], [False] * 4]
+    assert matrix.tolist() == [[True, True, False], [False, True, False], [False] * 3]
     assert splits.last_subset(matrix).tolist() == [1, 1, -1]
     assert splits.last_subset(np.zeros((2, 0), bool)).tolist() == [-1, -1]
 

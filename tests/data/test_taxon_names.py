@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.dataset import build_dataset, write_assets
-from linnaeus_jax.data.taxon_names import describe_taxon, read_taxon_names, write_taxon_names
+from linnaeus_jax.data.taxon_names import TaxonNames, describe_taxon, read_taxon_names, write_taxon_names
 from linnaeus_jax.data.texts import LONGEST, one_line
 from tests.data.helpers import small_config, write_labels
 
@@ -184,3 +184,10 @@ def test_conflicts_are_told_by_name(tmp_path):
     with pytest.raises(ValueError, match="contradict their majority parent") as error:
         build_dataset(config)
     assert line in str(error.value)
+
+
+def test_names_of_a_bundle_are_made_fit_for_one_line():
+    """The file may come from anywhere."""
+    saved = {"taxa_L10": {"7": {"name": "Parus\n\x1b[2Jmajor", "common_name": "\r5"}}}
+    names = TaxonNames.from_json({"taxa_L10": np.array([0, 7])}, saved)
+    assert names.label("taxa_L10", 1) == "Parus \ufffd[2Jmajor (5) [7]"

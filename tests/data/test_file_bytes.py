@@ -1,0 +1,25 @@
+"""Files that are read at any place."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+
+from linnaeus_jax.data.file_bytes import FileBytes
+
+
+def test_more_files_than_a_process_may_open_at_first(tmp_path):
+    path = tmp_path / "bytes"
+    path.write_bytes(b"abc")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[0] == before[1]:
+        pytest.skip("as many as the system allows already")
+    few = len(os.listdir("/proc/self/fd")) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
+    try:
+        files = [FileBytes(path) for _ in range(50)]
+        assert bytes(files[-1].read(1, 2)) == b"bc"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
