@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow lint bench setup clean
+.PHONY: help demo test test-slow campaign lint bench setup clean
 
 help:
 	@echo "make demo       install, generate the demo data and train on it (about 3 minutes on 2 cores)"
 	@echo "make test       install and run the tests (about 10 minutes on 2 cores)"
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
+	@echo "make campaign PART=kills|inputs|damage|faults  hundreds of random kills, bad inputs, damaged files, faults"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      run the CPU benchmarks and write benchmarks/results/"
 
@@ -33,6 +34,9 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
+campaign: $(READY)
+	$(BIN)/python -m tests.campaign $(PART)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,7 +44,7 @@ lint: $(READY)
 	$(BIN)/python -m mypy --explicit-package-bases configs
 
 bench: $(READY)
-	for program in heads_and_losses input_pipeline reading building host_work step_features debugging; do \
+	for program in train_step bytes_moved heads_and_losses input_pipeline reading building host_work step_features debugging saving; do \
 	  $(BIN)/python -m benchmarks.$$program || exit 1; done
 
 clean:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,11 @@ def replaced_file(path: Path) -> Iterator[Path]:
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # of a disk that fails; the error that is raised says it
+            unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(unfinished)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -85,10 +88,16 @@ def read_json(path: Path) -> dict[str, Any]:
 DIGESTS = "digests.json"
 
 
-def sha256_of(path: Path) -> str:
-    """Of a file, in hexadecimal."""
+def sha256_of(path: Path, size: int | None = None) -> str:
+    """Of a file, in hexadecimal; `size`: of its first bytes alone."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if size is None:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while size > 0 and (part := file.read(min(size, 1 << 20))):
+            digest.update(part)
+            size -= len(part)
+        return digest.hexdigest()
 
 
 def write_digests(directory: Path, names: Iterable[str]) -> None:
@@ -140,6 +149,8 @@ def _sha256_of_json(value: Any) -> str:
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}\.tmp")
 #: of a run directory: damaged checkpoints, each with `reason.json`
 UNREADABLE_CHECKPOINTS = "unreadable_checkpoints"
+#: of a run directory, below `logs`: {updates made: what was found wrong with the metrics log at a restart there}
+DAMAGED_LOG = "metrics_log.damage.json"
 
 
 class RunDirectory:
@@ -182,11 +193,81 @@ class RunDirectory:
                 else:
                     path.unlink(missing_ok=True)
 
-    def keep_run_id(self, run_id: str) -> str:
-        """The identity of the run in external trackers: that of an earlier start, else `run_id`, which is kept."""
-        if not self.run_id_file.exists():
-            write_atomically(self.run_id_file, run_id + "\n")
-        return self.run_id_file.read_text().strip()
+    @contextlib.contextmanager
+    def writing(self, *paths: Path) -> Iterator[None]:
+        """Keeps the digests of files of this directory that the block writes, for `check`; of one that grows later, of
+        what it holds now. A kill within the block leaves them without."""
+        names = [path.relative_to(self.root).as_posix() for path in paths]
+        self._write_digests(dict.fromkeys(names))
+        yield
+        written = {name: path for name, path in zip(names, paths, strict=True) if path.is_file()}
+        sizes = {name: path.stat().st_size for name, path in written.items()}
+        self._write_digests({name: f"{sha256_of(path, sizes[name])}:{sizes[name]}" for name, path in written.items()})
+
+    def check(self, path: Path) -> None:
+        """Checks a file of this directory; nothing where no digest of it was kept, as in earlier versions.
+
+        Raises:
+          DamagedFileError: it is missing, or not what was written.
+          OSError: it cannot be read.
+        """
+        if found := self.damage(path):
+            raise DamagedFileError(
+                f"{path} {found}; restore it from a copy, or remove {self.root / DIGESTS} to use what there is"
+            )
+
+    def damage(self, path: Path) -> str:
+        """What `check` finds wrong with a file; "" for nothing.
+
+        Raises:
+          DamagedFileError: the digests themselves are no digests.
+        """
+        known = self._digests().get(path.relative_to(self.root).as_posix())
+        if known is None:
+            return ""
+        if not path.is_file():
+            return "is missing"
+        digest, _, size = str(known).partition(":")
+        if path.stat().st_size < int(size):
+            return f"is damaged: it has {path.stat().st_size} of {size} bytes"
+        if sha256_of(path, int(size)) != digest:
+            return "is damaged or was changed: its SHA-256 is not the one kept"
+        return ""
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """As `read_json`, of a file of this directory that is checked."""
+        self.check(path)
+        return read_json(path)
+
+    def _digests(self) -> dict[str, Any]:
+        """Path below the root -> SHA-256 and size of a file."""
+        path = self.root / DIGESTS
+        if not path.is_file():
+            return {}
+        digests = read_json(path)
+        if not all(re.fullmatch("[0-9a-f]{64}:[0-9]{1,18}", str(digest)) for digest in digests.values()):
+            raise DamagedFileError(f"{path} is damaged; remove it, and files of this run are used unchecked")
+        return digests
+
+    def _write_digests(self, changes: Mapping[str, str | None]) -> None:
+        """`changes`: None for those to forget."""
+        try:
+            known = self._digests()
+        except DamagedFileError:  # of files that are all written again, or unchecked from now on
+            known = {}
+        new = {name: digest for name, digest in sorted({**known, **changes}.items()) if digest is not None}
+        if new != known or not (self.root / DIGESTS).is_file():
+            write_json(self.root / DIGESTS, new)
+
+    def keep_run_id(self, run_id: str, saved: str = "") -> str:
+        """The identity of the run in external trackers, from now on kept here: `saved`, that of its checkpoints, else
+        that of an earlier start, else `run_id`."""
+        path = self.run_id_file
+        kept = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+        wanted = saved or kept or run_id
+        if wanted != kept:
+            write_atomically(path, wanted + "\n")
+        return wanted
 
     def resolve(self, path: str) -> Path:
         """A directory from the config: `{output_dir}` is the run directory, relative paths lie below it."""

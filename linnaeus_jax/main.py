@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,16 +11,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, trains, and returns the exit status."""
     from linnaeus_jax.config.exit_status import exit_status
 
-    return exit_status(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+    status = exit_status(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+    if "linnaeus_jax.run.processes" in sys.modules:
+        sys.modules["linnaeus_jax.run.processes"].leave(status)
+    return status
 
 
 def _run(argv: list[str]) -> None:
     from linnaeus_jax.config import load_config
+    from linnaeus_jax.config.processes import find_processes, split_processes
 
+    argv, given = split_processes(argv)
     config, workdir = load_config(argv)
+    processes = find_processes(given, os.environ)
     # jax and everything that needs it is imported only once the command line is known to be right
+    from linnaeus_jax.run.processes import join
     from linnaeus_jax.run.trainer import run
 
+    join(processes)
     run(config, workdir)
 
 

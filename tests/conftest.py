@@ -28,6 +28,12 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 
 @pytest.fixture(autouse=True)
+def own_precision() -> None:
+    """Takes back what a run in an earlier test set, or later tests would compile what is compiled."""
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture(autouse=True)
 def own_loggers() -> None:
     """Takes away the handlers that a run in an earlier test installed, so that `caplog` sees every record."""
     for name in ("linnaeus_jax", "linnaeus_jax.data"):

@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TOOLS = sorted(path.stem for path in (ROOT / "linnaeus_jax" / "tools").glob("*.py") if path.stem != "__init__")
 BENCHMARKS = sorted(
-    path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("__init__", "common", "step_common")
+    path.stem
+    for path in (ROOT / "benchmarks").glob("*.py")
+    if path.stem not in ("__init__", "common", "step_common", "other_commit", "compiled_traffic")
 )
 PROGRAMS = ["linnaeus_jax.main", *(f"linnaeus_jax.tools.{t}" for t in TOOLS), *(f"benchmarks.{b}" for b in BENCHMARKS)]
 

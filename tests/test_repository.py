@@ -8,6 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+
+import linnaeus_jax
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("linnaeus_jax", "tests", "benchmarks", "configs", "docs")
@@ -85,3 +88,11 @@ def test_the_search_for_readers_is_exact():
     assert names_file("data_S0.npz", constants, patterns)
     assert not names_file("data_S1.npz", constants, patterns)
     assert not names_file("data_S0.npz", constants, [])
+
+
+def test_the_citation_is_of_this_version():
+    """In the form of https://github.com/citation-file-format, which these keys are required by."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert (citation["version"], citation["license"]) == (linnaeus_jax.__version__, "Apache-2.0")
+    assert citation["authors"] == [{"name": "The linnaeus_jax developers"}]

@@ -36,10 +36,24 @@ def _kind_errors(config: ConfigDict) -> Iterator[str]:
             yield from (f"lr_scheduler.{name}: {text}" for text in caught(partial(configured_kind, scheduler, name)))
 
 
+def _group_errors(config: ConfigDict) -> Iterator[str]:
+    """Schedules of parameter groups that there are not."""
+    overrides, groups = config.lr_scheduler.parameter_groups, config.optimizer.parameter_groups
+    names = [name for name in groups if name not in ("enabled", "default")] if groups.enabled else []
+    for name in overrides if overrides.enabled else ():
+        if name not in ("enabled", "default", *names):
+            yield (
+                f"lr_scheduler.parameter_groups.{name} matches no optimizer group ({', '.join([*names, 'default'])}); "
+                f"correct the name, add optimizer.parameter_groups.{name} or remove the entry"
+            )
+
+
 def _combination_errors(
     config: ConfigDict, path: str, combos: Sequence[Sequence[str]], required: bool
 ) -> Iterator[str]:
     components = active_components(config.data.meta)
+    if required and not combos:
+        yield f"{path} is empty; list combinations of {', '.join(components) or 'components'}, or set enabled to False"
     listed = set()
     for combo in combos:
         if not isinstance(combo, tuple):
@@ -81,7 +95,7 @@ def _masking_errors(config: ConfigDict) -> Iterator[str]:
                 f"list them in {path}.exhaustive_meta_components"
             )
         combos = [(component,) for component in components]
-        yield from _combination_errors(config, f"{path}.exhaustive_meta_components", combos, True)
+        yield from _combination_errors(config, f"{path}.exhaustive_meta_components", combos, bool(combos))
 
 
 def _mixing_errors(config: ConfigDict) -> Iterator[str]:
@@ -114,7 +128,7 @@ def validate_schedule_config(config: ConfigDict) -> list[str]:
     errors += [error for alternatives in all_sets(config) for error in set_errors(config, alternatives)]
     if malformed:
         return errors
-    for check in (_kind_errors, _masking_errors, _mixing_errors, _early_stop_errors):
+    for check in (_kind_errors, _group_errors, _masking_errors, _mixing_errors, _early_stop_errors):
         errors += check(config)
     task, accumulation = config.loss.grad_weighting.task, max(1, config.train.accumulation_steps)
     if gradnorm_enabled(config) and task.update_interval < accumulation:

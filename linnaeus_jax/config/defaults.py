@@ -18,7 +18,21 @@ from linnaeus_jax.config.open_nodes import Section, alternatives, complete_open_
 
 def get_config() -> ConfigDict:
     """Returns the locked default tree. Every key has an effect or stands in the importer's compatibility table."""
-    sections = (experiment, env, data, model, train, lr_scheduler, optimizer, loss, aug, schedule, metrics, debug)
+    sections = (
+        experiment,
+        env,
+        parallel,
+        data,
+        model,
+        train,
+        lr_scheduler,
+        optimizer,
+        loss,
+        aug,
+        schedule,
+        metrics,
+        debug,
+    )
     config = ConfigDict({section.__name__: section() for section in sections})
     return complete_open_nodes(config).lock()
 
@@ -58,7 +72,15 @@ def env() -> Section:
             ),
         ),
         plugins=(),  # modules or .py files that register metrics and subsets, see linnaeus_jax.metrics
-        compilation_cache_dir="",  # directory of XLA's persistent compilation cache; empty: off
+        # directory of XLA's persistent compilation cache; auto: in the user's cache directory; empty: off
+        compilation_cache_dir="auto",
+        keep_freed_memory=True,  # glibc: no page is cleared and mapped again at every update; False: a smaller process
+    )
+
+
+def parallel() -> Section:
+    return dict(
+        fsdp=False,  # parameters, moving average and optimizer state split over the devices; False: whole on each
     )
 
 
@@ -66,12 +88,19 @@ def data() -> Section:
     return dict(
         batch_size=placeholder(int),  # rows of one micro-batch over all devices of all processes; None: 64, or
         batch_size_per_device=placeholder(int),  # as many for each device; give one of the two
+        autobatch=dict(
+            enabled=False,  # True: batch_size_per_device is the largest that fits, found before anything is resolved
+            target_memory_fraction=0.8,  # of a device's memory that an update may take
+            min_batch_size=1,  # rows on each device
+            max_batch_size=512,
+            device_memory_gb=0.0,  # 10^9 bytes of one device; 0: as the device says, which CPUs do not
+        ),
         batch_size_val=128,  # rows over all devices; <= 0: as the micro-batch; rounded up to the devices
         img_size=384,
         resize_mode="squash",  # squash | center_crop | pad: pictures that are not square
         reduced_decode=True,  # JPEG decoded at 1/2, 3/8, 1/4 or 1/8 where that still has img_size pixels
         num_workers=2,  # threads (not processes) of the Grain loader; each reads whole batches
-        worker_processes=0,  # > 0: processes read instead, for decoders that hold the GIL and compressed HDF5
+        worker_processes=0,  # > 0: processes read instead, for decoders that hold the GIL
         dataset=dict(name="", version="", clade=""),
         task_keys_h5=("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40"),  # finest first
         sampler=dict(
@@ -124,7 +153,8 @@ def data() -> Section:
         prefetch=dict(
             mem_cache_size=10 * 1024**3,  # bytes of decoded images kept (hybrid data)
             max_processed_batches=4,  # finished batches waiting for the device
-            num_io_threads=2,  # decoding threads inside one batch
+            # threads that decode, shared by all batches; None: one for each core here, at most 32
+            num_io_threads=placeholder(int),
         ),
         parent_conflict_limit=0.2,  # largest share of rows that may contradict the majority parent
     )
@@ -182,14 +212,16 @@ def train() -> Section:
         clip_grad=5.0,  # <= 0: off
         clip_mode="norm",  # norm | adaptive
         compute_dtype="auto",  # auto: bfloat16 on accelerators, float32 on CPU
-        deterministic=False,
+        matmul_precision="auto",  # auto | tensorfloat32 | float32: of float32 products on GPUs; auto: TensorFloat-32
+        deterministic=False,  # GPU kernels that add in a fixed order; slower, since scatters and some convolutions wait
         auto_resume=True,
         resume_skip_optimizer=False,
         preserve_checkpoint_schedule=False,
         skip_validation=False,  # on resume: drop validations that were still pending
         phase1_mask_null_loss=False,
         nonfinite_limit=10,  # consecutive non-finite updates skipped before the run stops
-        gradient_checkpointing=dict(enabled_normal_steps=True, enabled_gradnorm_steps=True),
+        # recompute activations in the backward pass; None: where a device lacks the memory otherwise, never on a CPU
+        gradient_checkpointing=dict(enabled_normal_steps=placeholder(bool), enabled_gradnorm_steps=placeholder(bool)),
         ema=dict(enabled=False, decay=0.9999),
         early_stop=dict(
             active=False,
@@ -369,6 +401,7 @@ def debug() -> Section:
         **dict.fromkeys(flags, False),
         loss=dict.fromkeys(loss_flags, False),
         early_exit_after_n_optimizer_steps=0,
+        stall_seconds=600.0,  # without a finished update or validation batch until a warning says what waits; 0: never
         nans=False,
         infs=False,
         crash_bundle=False,  # save the first non-finite update so that tools.replay can repeat it

@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
+
+#: error of the system -> what to do
+_ADVICE = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space within the quota",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EROFS: "choose a place that can be written, or make it so",
+    errno.EACCES: "restore the permission, or choose another place",
+    errno.EPERM: "restore the permission, or choose another place",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the limit of open files of this system",
+    errno.ENOENT: "restore it, or name another",
+    errno.EIO: "see to the storage",
+    errno.ESTALE: "see to the storage",
+}
+
+
+def described(error: OSError) -> str:
+    """An error of the system in one line: the file, what is wrong and what to do."""
+    text = " ".join(str(error).split())
+    if error.errno is None:  # the message is one of this program
+        return text
+    if error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    return f"{text}; {_ADVICE[error.errno]}" if error.errno in _ADVICE else text
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception of the user's own code says, as one line that is not endless."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception as nested:  # it is the user's class
+        text = f"(its text cannot be had: {type(nested).__name__})"
+    return text if len(text) <= 500 else f"{text[:500]}..."
 
 
 class UserError(Exception):

@@ -8,7 +8,8 @@ import tempfile
 import traceback
 from collections.abc import Callable
 
-from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.errors import UserError, described, text_of
+from linnaeus_jax.config.outgoing import shown
 from linnaeus_jax.files import DamagedFileError
 from linnaeus_jax.registry import RegistrationError
 
@@ -16,6 +17,8 @@ USER_ERROR = 2
 #: of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+#: characters of a line that is printed
+LONGEST_LINE = 1500
 
 
 def exit_status(call: Callable[[], int | None], *errors: type[Exception], status: int = USER_ERROR) -> int:
@@ -34,7 +37,8 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except caught as error:
-        print(error, file=sys.stderr)
+        text = described(error) if isinstance(error, OSError) else str(error)
+        print("\n".join(shown(_clipped(line)) for line in text.splitlines()), file=sys.stderr)
         return status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -43,13 +47,18 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
         print("out of memory; use smaller batches, fewer threads or a machine with more memory", file=sys.stderr)
         return status
     except Exception as error:
-        text = " ".join(str(error).split())[:300]
+        text = shown(text_of(error))
         print(
             f"this is a fault of linnaeus_jax, not yours: {type(error).__name__}: {text}\n"
-            f"please report it with {_written(traceback.format_exc())}",
+            f"please report it with {_written(shown(traceback.format_exc()))}",
             file=sys.stderr,
         )
         return INTERNAL_ERROR
+
+
+def _clipped(line: str) -> str:
+    """A line that a person reads, also where a name in it has 10⁵ characters."""
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 4 :]}"
 
 
 def _written(text: str) -> str:

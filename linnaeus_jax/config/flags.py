@@ -14,24 +14,32 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
-from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.errors import ConfigError, text_of
 from linnaeus_jax.config.open_nodes import OPEN_NODES
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.processes import OPTIONS
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key, shown
 from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key, target_value
 
 COMMAND = "python -m linnaeus_jax.main"
 QUICKSTART = "configs/quickstart.py"
+_PACKAGE = Path(__file__).parents[1]
+#: where the configurations of this program lie: in an installed package, in a checkout
+_SHIPPED = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
 
 USAGE = f"""usage: {COMMAND} --config=FILE[:ARGUMENT] [options]
 
-  --config=FILE[:ARGUMENT]     Python file with get_config(); configs/yaml.py:experiment.yaml loads YAML
+  --config=FILE[:ARGUMENT]     Python file with get_config(); configs/yaml.py:experiment.yaml loads YAML. Names without
+                               .py are those of this program's own, from any directory: quickstart, mformer_v1_sm,
+                               yaml:experiment.yaml
   --config.a.b=VALUE           override a key; lists as 1,2 or (1,2) or a,b; None unsets
   --workdir=DIR                run directory; by default made from env.output.base_dir and the experiment's names
   --skip-validation            on resume, drop validations that were still pending
   --debug underflow_overflow   find the first layer with non-finite values
   --[no-]enable_debug_logger   structured debug log on or off
   --debug_log_dir=DIR          where the debug log goes
+  --coordinator=HOST:PORT      several processes make this run; the address of process 0. Found under Slurm and MPI
+  --processes=N --process=I    how many, and which one this is; the launcher's by default
   --help                       this text"""
 
 _VALUE_FLAGS = ("config", "workdir", "debug", "debug_log_dir")
@@ -130,7 +138,7 @@ def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, str]], 
         elif name in _SWITCHES:
             errors.append(f"{token}: this switch takes no value; write --{name}")
         else:
-            near = difflib.get_close_matches(name, [*_VALUE_FLAGS, *_SWITCHES], n=1)
+            near = difflib.get_close_matches(name, [*_VALUE_FLAGS, *_SWITCHES, *OPTIONS], n=1)
             hint = f"did you mean --{near[0]}?" if near else "see --help"
             errors.append(f"--{name} is not an option; {hint}")
             if not given and tokens and not tokens[0].startswith("--"):
@@ -183,11 +191,12 @@ def _parse(text: str, kind: type | None) -> Any:
 def _load_file(given: str) -> ConfigDict:
     """Runs `get_config` of the Python file in `FILE[:ARGUMENT]`; every failure is one line."""
     name, _, argument = given.partition(":")
-    path = Path(name)
+    path = _shipped(name) or Path(name)
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"--config={given}: YAML is loaded by --config=configs/yaml.py:{given}")
     if not path.is_file():
         names = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        names += [p.stem for folder in _SHIPPED for p in folder.glob("*.py")]
         near = difflib.get_close_matches(str(path), names, n=1)
         raise ConfigError(f"--config={given}: there is no such file" + (f"; did you mean {near[0]}?" if near else ""))
     spec = importlib.util.spec_from_file_location(f"linnaeus_jax_config_{path.stem}", path)
@@ -207,10 +216,10 @@ def _load_file(given: str) -> ConfigDict:
         raise
     except SystemExit as error:
         raise ConfigError(f"--config={given}: the file ends the program by sys.exit; take that out") from error
-    except Exception as error:  # the file is the user's: whatever it raises is reported as a line of that file
+    except (Exception, GeneratorExit) as error:  # the file is the user's: what it raises is reported as its line
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         line = getattr(error, "lineno", None) or (lines[-1] if lines else 1)
-        raise ConfigError(f"{path}:{line}: {type(error).__name__}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}:{line}: {type(error).__name__}: {text_of(error)}") from None
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"--config={given}: get_config() returned {type(config).__name__}, not a ConfigDict")
     if missing := list(_missing(get_config(), config)):
@@ -219,7 +228,18 @@ def _load_file(given: str) -> ConfigDict:
             f"--config={given}: the configuration lacks {', '.join(missing[:3])}{more}; begin with "
             "linnaeus_jax.config.get_config() and change its values, but delete none"
         )
+    try:
+        repr(config.to_dict())
+    except RecursionError:
+        raise ConfigError(f"--config={given}: a value of the configuration is nested without end") from None
     return config
+
+
+def _shipped(name: str) -> Path | None:
+    """The configuration of this program of that name; None for names that are paths."""
+    if not name.isidentifier():
+        return None
+    return next((path for folder in _SHIPPED if (path := folder / f"{name}.py").is_file()), None)
 
 
 def _missing(default: ConfigDict, config: ConfigDict, prefix: str = "") -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections.config_dict import ConfigDict, placeholder
 
 from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.registry import ALL, HEADS
 
 #: nested defaults by key
@@ -91,12 +92,15 @@ def complete_open_nodes(config: ConfigDict) -> ConfigDict:
     registered, in place; returns `config`.
 
     Raises:
+      ConfigError: an entry is no section.
       KeyError: an entry holds a key that its kind does not have.
     """
     with config.unlocked():
         for path, (make_default, reserved) in OPEN_NODES.items():
             node = value_of(config, path)
             for name in [key for key in node if key not in reserved]:
+                if not isinstance(node[name], ConfigDict):
+                    raise ConfigError(f"{path}.{name} = {node[name]!r} must be a section with keys")
                 node[name] = _filled(make_default(node[name]), node[name], f"{path}.{name}")
         for registry in ALL:
             for name in registry if registry.section else ():

@@ -10,7 +10,7 @@ from pathlib import Path
 import cloudpickle
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.errors import ConfigError, text_of
 
 
 def import_plugins(config: ConfigDict) -> None:
@@ -21,14 +21,19 @@ def import_plugins(config: ConfigDict) -> None:
     Raises:
       ConfigError: a module does not exist or raises while it is imported.
     """
+    for name in config.env.plugins:
+        if not isinstance(name, str):
+            raise ConfigError(f"env.plugins holds {name!r}; each entry is the name of a module or of a .py file")
     names = tuple(str(Path(name).absolute()) if name.endswith(".py") else name for name in config.env.plugins)
     config.env.plugins = names
     for name in names:
         try:
             _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
         except Exception as error:  # the module is the user's: whatever it raises is reported under its name
-            text = " ".join(str(error).split())
-            raise ConfigError(f"env.plugins: {name!r} cannot be imported: {type(error).__name__}: {text}") from error
+            kind = type(error).__name__
+            raise ConfigError(f"env.plugins: {name!r} cannot be imported: {kind}: {text_of(error)}") from error
+        except (SystemExit, GeneratorExit) as error:
+            raise ConfigError(f"env.plugins: {name!r} ends the program while it is imported; take that out") from error
 
 
 def _import_file(path: Path) -> None:

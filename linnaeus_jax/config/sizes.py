@@ -27,7 +27,6 @@ def sized(family: str, variant: str, *, batch_size_per_device: int) -> ConfigDic
     data.meta.components.ELEVATION.enabled = True
 
     config.train.compute_dtype = "auto"
-    config.train.gradient_checkpointing.enabled_normal_steps = True
     config.train.ema.enabled = False
 
     config.lr_scheduler.base_lr = 5e-4  # at 512 rows; a single device with few rows still starts well above min_lr

@@ -15,7 +15,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.open_nodes import OPEN_NODES, complete_open_nodes
+from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key
+from linnaeus_jax.config.yaml_size import MAX_DEPTH, check_size, read_text
 from linnaeus_jax.registry import ALL
 
 logger = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ COMPATIBILITY = {
     "DATA.PREFETCH.NUM_PREPROCESS_THREADS": "preprocessing runs inside the compiled step",
     "DATA.PREFETCH.SLEEP_TIME": "the loader waits without polling",
     "DATA.DATASET_META*": "read from the labels file",
-    "DATA.AUTOBATCH.*": "the batch size is used as given",
+    "DATA.AUTOBATCH.*": "memory is read from the compiled step: no trial is run, and validation has a size of its own",
     "ENV.INPUT.*": "paths are read as given",
     "ENV.TACC": "paths are read as given",
     "ENV.SCRATCH": "paths are read as given",
@@ -137,13 +139,14 @@ COMPATIBILITY = {
 #: keys that are harmless only with these values -> what to do about others
 _HARMLESS = {
     "MODEL.IN_CHANS": ((3, None), "only images with three channels are offered; set it to 3"),
-    "DATA.AUTOBATCH.ENABLED": ((False,), "set it to False and choose DATA.BATCH_SIZE"),
     "MODEL.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
     "TRAIN.RESUME": ((None, "", False), "a run resumes from its own --workdir; remove the key"),
 }
 
 #: lists within lists within a value
 MAX_NESTING = 20
+#: of a file with all its bases
+MAX_DOCUMENTS = 200
 _BASE_KEYS = ("BASE", "MODEL.BASE")
 _HEADS = ("model", "classification", "heads")
 _REMOTE, _BUCKET = ("env", "output", "bucket", "remote"), ("env", "output", "bucket", "bucket")
@@ -171,11 +174,11 @@ class _Entry:
 
     @property
     def shown(self) -> str:
-        """The value as messages may show it: a key of some service is never printed."""
-        return "(hidden)" if re.search(r"key(_id)?$", self.path[-1], re.IGNORECASE) else repr(self.value)
+        """The value as messages may show it."""
+        return repr(redacted({self.path[-1]: self.value})[self.path[-1]])
 
 
-def load_yaml(path: str | Path) -> ConfigDict:
+def load_yaml(path: str | Path, inside: Path | None = None) -> ConfigDict:
     """Loads a YAML experiment over the default tree.
 
     In a document, a zero beside a set rival (e.g. `STEP_INTERVAL: 100` and `STEP_FRACTION: 0.0`) means "not given".
@@ -184,6 +187,7 @@ def load_yaml(path: str | Path) -> ConfigDict:
     Args:
       path: file with one or more documents. Files that it names in `BASE` or `MODEL.BASE` are read first; they are
         looked for in its folder, in $CONFIG_DIR and in the folders above its own.
+      inside: the folder of a file that is not trusted: it may name no plugins, and no files outside of the folder.
 
     Returns:
       The locked, completed tree.
@@ -194,8 +198,12 @@ def load_yaml(path: str | Path) -> ConfigDict:
     errors: list[str] = []
     merged: dict[tuple[str, ...], _Entry] = {}
     config = get_config()
-    documents = list(_documents(Path(path), (), errors))
+    documents = list(islice(_documents(Path(path), (), errors, inside), MAX_DOCUMENTS + 1))
+    if len(documents) > MAX_DOCUMENTS:
+        raise ConfigError(f"{path}: with its bases it has more than {MAX_DOCUMENTS} documents; name each base once")
     for entry in (entry for document in documents for entry in document if entry.spelled.upper() == "ENV.PLUGINS"):
+        if inside is not None:
+            raise ConfigError(f"{entry.where}: {entry.spelled} names programs, which {inside} may not; remove the key")
         assign(config, ("env", "plugins"), entry.value)
     import_plugins(config)  # their options are keys
     complete_open_nodes(config)
@@ -298,38 +306,44 @@ def parse_list(text: str) -> list[Any]:
     return value
 
 
-def _documents(path: Path, chain: tuple[Path, ...], errors: list[str]) -> Iterator[list[_Entry]]:
+def _documents(path: Path, chain: tuple[Path, ...], errors: list[str], inside: Path | None) -> Iterator[list[_Entry]]:
     """Entries of each document, those of its bases before it."""
     path = path.resolve()
+    if inside is not None and not path.is_relative_to(inside.resolve()):
+        raise ConfigError(f"BASE in {chain[-1].name if chain else path.name} names {path}, outside of {inside}")
     if path in chain:
         raise ConfigError(f"BASE goes round in a circle: {' -> '.join(p.name for p in (*chain, path))}")
     try:
-        text = path.read_text()
+        text = read_text(path)
     except OSError as error:
         names = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         by = f" (named by BASE in {chain[-1].name})" if chain else ""
         raise ConfigError(f"{path}: cannot be read{by}: {error.strerror}{hint}") from None
-    loader = _Loader(text)
-    loader.name = path.name
     try:
+        loader = _Loader(text)
+        loader.name = path.name
         while loader.check_node():
             node = loader.get_node()
             if node is None or (isinstance(node, yaml.ScalarNode) and not node.value):
                 continue
             if not isinstance(node, yaml.MappingNode):
                 raise ConfigError(f"{path.name}:{node.start_mark.line + 1}: a document must be a mapping of keys")
+            check_size(node, path.name)
             entries = list(_Reader(loader, path.name, errors).entries(node, ()))
             for entry in [entry for entry in entries if entry.spelled.upper() in _BASE_KEYS]:
                 for base in filter(None, entry.value if isinstance(entry.value, list) else [entry.value]):
-                    for document in _documents(_find_base(path, str(base)), (*chain, path), errors):
+                    for document in _documents(_find_base(path, str(base)), (*chain, path), errors, inside):
                         yield document if len(entry.path) == 1 else _model_section(document)
             yield [entry for entry in entries if entry.spelled.upper() not in _BASE_KEYS]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path.name}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(f"{path.name}{line}: not valid YAML: {problem}") from None
+    except RecursionError:
+        raise ConfigError(f"{path.name}: nested more than {MAX_DEPTH} times") from None
 
 
 def _find_base(path: Path, base: str) -> Path:
@@ -369,6 +383,8 @@ class _Reader:
         line_of: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{self.file}:{line}: a key of {'.'.join(path) or 'the document'} is no text")
             if key.value in line_of and key.value != "<<":
                 dotted = ".".join((*path, key.value))
                 self.errors.append(
@@ -384,7 +400,11 @@ class _Reader:
             return {key.lower(): self._plain(child, (*path, key)) for key, _, child in self._pairs(node, path)}
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(child, path) for child in node.value]
-        return self.loader.construct_object(node, deep=True)
+        try:
+            return self.loader.construct_object(node, deep=True)
+        except ValueError as error:  # an impossible date, more digits than Python reads
+            self.errors.append(f"{self.file}:{node.start_mark.line + 1}: {'.'.join(path)}: {error}")
+            return None
 
 
 def _targets(document: list[_Entry], errors: list[str]) -> dict[tuple[str, ...], _Entry]:
@@ -446,7 +466,7 @@ def _join_bucket(merged: dict[tuple[str, ...], _Entry]) -> None:
     remote, bucket = merged.get(_REMOTE), merged.get(_BUCKET)
     if remote is not None and bucket is not None and remote.value and bucket.value and ":" not in str(remote.value):
         merged[_REMOTE] = dataclasses.replace(remote, value=f"{remote.value}:{bucket.value}")
-        logger.warning("%s is now part of env.output.bucket.remote = %r", bucket.spelled, merged[_REMOTE].value)
+        logger.warning("%s is now part of env.output.bucket.remote = %s", bucket.spelled, merged[_REMOTE].shown)
         del merged[_BUCKET]
 
 

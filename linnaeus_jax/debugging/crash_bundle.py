@@ -6,6 +6,7 @@ A directory with `bundle.json` (config, update, versions), `batch_<process>.npz`
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,18 +56,47 @@ def read_config(path: Path) -> tuple[ConfigDict, int]:
             if not (path / name).exists():
                 raise DamagedFileError(f"{path / name} is missing")
             check_digests(path, name)
-        return config_from_json(bundle["config"]), int(bundle["update"])
+        step = bundle["update"]
+        if not isinstance(step, int) or not 0 <= step < 2**31:
+            raise ValueError(f"its update is {str(step)[:40]}")
+        return config_from_json(bundle["config"]), step
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path} holds no complete crash bundle: {error}") from error
 
 
 def read_state(path: Path, like: Any) -> Any:
-    """The state from before the update; `like` gives shapes and placement."""
-    with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(path.resolve() / "state", like)
+    """The state from before the update; `like` gives shapes and placement.
+
+    Raises:
+      BundleError: the bundle holds no such state.
+    """
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            state = checkpointer.restore(path.resolve() / "state", like)
+        if not isinstance(state, type(like)):  # an empty directory is restored as it is
+            raise ValueError("it lacks arrays")
+        return state
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise BundleError(f"{path / 'state'} holds no state of the model that {path} describes: {text}") from error
 
 
-def read_batch(path: Path) -> dict[str, np.ndarray]:
-    """The batch of this process."""
-    with np.load(path / f"batch_{jax.process_index()}.npz") as arrays:
-        return dict(arrays)
+def read_batch(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The batch of this process; `like` gives names, shapes and dtypes.
+
+    Raises:
+      BundleError: the bundle holds no such batch.
+    """
+    file = path / f"batch_{jax.process_index()}.npz"
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            batch = dict(arrays)
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise BundleError(f"{file} is no batch: {error}") from error
+    for name in {**like, **batch}:
+        given, wanted = (
+            f"{x.dtype}{list(x.shape)}" if x is not None else "none" for x in (batch.get(name), like.get(name))
+        )
+        if given != wanted:
+            raise BundleError(f"{file}: {name!r} is {given}, but the config of the bundle makes it {wanted}")
+    return batch

@@ -28,6 +28,7 @@ import numpy as np
 from linnaeus_jax.debugging.analysis import analyse
 from linnaeus_jax.debugging.event_reader import logs_in, parse_event
 from linnaeus_jax.files import write_atomically, write_json
+from linnaeus_jax.learning.joining import leaf_sizes
 from linnaeus_jax.learning.optimizers import FROZEN, ParameterRow
 from linnaeus_jax.reporting.metrics_log import strict
 from linnaeus_jax.step.probes import Probe, ProbeInputs
@@ -49,7 +50,6 @@ _SAMPLES, _TOP = 10, 10
 #: stand for infinities while a line is made; no text of an event holds the character 0
 _INFINITE, _MINUS_INFINITE = "\0inf", "\0-inf"
 _NON_FINITE = {"NaN": None, "Infinity": _INFINITE, "-Infinity": _MINUS_INFINITE}
-_REDUCE_FROM = (np.int32(0), np.int32(np.iinfo(np.int32).max), np.float32(0))  # max and min of bits, sum
 
 
 class DebugEventLog:
@@ -354,20 +354,8 @@ class GradientStats(EventProbe):
 
     def measure(self, inputs: ProbeInputs) -> dict[str, jax.Array]:
         """Per trained leaf: L2 norm, largest and smallest |g| (float32 [L]); the largest is NaN where any entry is."""
-        reduced = []
-        for grad in jax.tree.leaves(inputs.grads):
-            size = jnp.abs(grad.astype(jnp.float32))
-            bits = jax.lax.bitcast_convert_type(size, jnp.int32)  # XLA on CPU may lose a NaN among floats
-            # one reduction instead of three: hundreds of leaves take a third of the time to compile
-            axes = tuple(range(size.ndim))
-            reduced.append(jax.lax.reduce((bits, bits, size * size), _REDUCE_FROM, _max_min_sum, axes))
-        if not reduced:
-            return dict.fromkeys(("norms", "max", "min"), jnp.zeros(0))
-        largest, smallest, squares = (jnp.stack(values) for values in zip(*reduced, strict=True))
-        magnitudes = {
-            name: jax.lax.bitcast_convert_type(x, jnp.float32) for name, x in (("max", largest), ("min", smallest))
-        }
-        return {"norms": jnp.sqrt(squares), **magnitudes}
+        sizes = leaf_sizes(jax.tree.leaves(inputs.grads))
+        return {"norms": jnp.sqrt(sizes["squares"]), "max": sizes["max"], "min": sizes["min"]}
 
     def data(self, step: int, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
         norm = float(np.sqrt(np.sum(np.square(values["norms"], dtype=np.float64))))
@@ -387,8 +375,8 @@ class ParamUpdates(EventProbe):
 
     def measure(self, inputs: ProbeInputs) -> jax.Array:
         """float32 [L], mean |update| of every leaf that trains."""
-        means = [jnp.abs(u.astype(jnp.float32)).mean() for u in jax.tree.leaves(inputs.updates())]
-        return jnp.stack(means) if means else jnp.zeros(0)
+        leaves = jax.tree.leaves(inputs.updates())
+        return leaf_sizes(leaves)["sum"] / jnp.array([max(leaf.size, 1) for leaf in leaves], jnp.float32)
 
     def data(self, step: int, values: np.ndarray) -> dict[str, Any]:
         if step == 0:  # the first measurement is of step 50
@@ -400,7 +388,3 @@ class ParamUpdates(EventProbe):
             "top_10_param_changes": self.top(values),
             "no_updates": updated == 0,
         }
-
-
-def _max_min_sum(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return jnp.maximum(left[0], right[0]), jnp.minimum(left[1], right[1]), left[2] + right[2]

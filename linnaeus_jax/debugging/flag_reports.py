@@ -224,6 +224,8 @@ class FlagReports:
             lambda: (
                 f"parameters after step {step} have fingerprint {parameter_fingerprint(params):08x} here; it must be "
                 "the same in the files of all processes"
+                if all(x.is_fully_replicated for x in jax.tree.leaves(params))
+                else f"parameters after step {step} are split over the devices"
             ),
         )
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from linnaeus_jax.debugging.profiler import STEP_NAME, WAIT_NAME
+from linnaeus_jax.files import DamagedFileError
 
 Span = tuple[float, float]  # start and end, nanoseconds
 
@@ -47,9 +48,19 @@ def read_trace(path: Path) -> Trace:
 
     On accelerators every operation of a device's "XLA Ops" line (or, without one, its streams) counts; on CPU, where
     operations run on threads of the host, the events that name an HLO operation.
+
+    Raises:
+      DamagedFileError: the file is no trace.
+      OSError: it cannot be read.
     """
     trace = Trace()
-    for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+    try:
+        planes = list(jax.profiler.ProfileData.from_serialized_xspace(path.read_bytes()).planes)
+    except RuntimeError as error:
+        raise DamagedFileError(f"{path} is no trace of a profile ({error})") from error
+    if not planes:
+        raise DamagedFileError(f"{path} holds no trace; was the run killed while it wrote?")
+    for plane in planes:
         if plane.name.startswith("/device:") and "CUSTOM" not in plane.name:
             lines = list(plane.lines)
             chosen = [line for line in lines if line.name == "XLA Ops"]

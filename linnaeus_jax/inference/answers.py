@@ -9,8 +9,8 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.parallel import in_order
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.inference.bundle import Calibration
 from linnaeus_jax.inference.paths import NONE, Logits, TaxonomyPaths, documented_consistency, log_softmax
 from linnaeus_jax.inference.results import Prediction, Taxon

@@ -27,7 +27,7 @@ from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
 
 #: seconds that a picture waits for others, where others are known to come
-WAIT = 0.010
+WAIT = 0.020
 #: times that every batch size is measured; the shortest one counts
 REPEATS = 3
 #: batches that may be on the devices: one that is computed, and a full one behind it

@@ -12,7 +12,7 @@ import numpy as np
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.data.taxon_names import TaxonNames
-from linnaeus_jax.files import read_json
+from linnaeus_jax.files import RunDirectory, read_json
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.pictures import Preprocessing
 from linnaeus_jax.inference.taxonomy import Taxonomy
@@ -88,8 +88,8 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
     run = Path(run).expanduser()
     saved = read_run(run, checkpoint, weights)
     directory = run_directory(run)
-    config = config_from_json(read_json(directory.config_json))
-    taxonomy = _taxonomy(saved, directory.assets)
+    config = config_from_json(directory.read_json(directory.config_json))
+    taxonomy = _taxonomy(saved, directory)
     data = config.data
     preprocessing = Preprocessing(
         (data.img_size, data.img_size),
@@ -116,15 +116,18 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
     )
 
 
-def _taxonomy(saved: SavedWeights, assets: Path) -> Taxonomy:
+def _taxonomy(saved: SavedWeights, directory: RunDirectory) -> Taxonomy:
     """Tree and names that the run left in its assets."""
     tasks = tuple(saved.classes)
     classes = {task: np.asarray(ids, np.int64) for task, ids in saved.classes.items()}
     null_possible = bool(len(classes[tasks[0]])) and int(classes[tasks[0]][0]) == 0
     sizes = {task: len(ids) for task, ids in classes.items()}
     if not saved.parents:
-        raise UserError(f"{assets} holds no taxonomy_tree.json; the run was made by an earlier version: train it again")
+        raise UserError(
+            f"{directory.assets} holds no taxonomy_tree.json; the run was made by an earlier version: train it again"
+        )
     tree = TaxonomyTree(tasks, sizes, saved.parents, null_possible=null_possible)
-    path = assets / "taxon_names.json"
+    path = directory.assets / "taxon_names.json"
+    directory.check(path)
     known = read_json(path) if path.is_file() else {}
     return Taxonomy(tree, TaxonNames.from_json(classes, known))

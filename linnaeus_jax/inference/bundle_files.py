@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax import __version__
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.saved import config_from_json, redacted
+from linnaeus_jax.config.outgoing import redacted
+from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.files import DamagedFileError, read_sealed, replaced_directory, sealed, sha256_of, write_json
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
@@ -43,12 +45,17 @@ def is_bundle(path: Path) -> bool:
     return (path / BUNDLE_JSON).is_file() or (path / INFERENCE_CONFIG).is_file()
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_bundle(path: Path, plugins: Sequence[str] = ()) -> Bundle:
     """Reads and checks a bundle.
+
+    Args:
+      plugins: modules and .py files that register what the model is made of. They are programs, and a bundle may come
+        from anywhere: those that it names itself are told to people, never imported.
 
     Raises:
       UserError: a file is missing, damaged or does not belong to the others; the message names it.
     """
+    import_plugins(ConfigDict({"env": {"plugins": tuple(plugins)}}))
     if not (path / BUNDLE_JSON).is_file():
         from linnaeus_jax.inference.original_bundle import read_original_bundle
 
@@ -68,9 +75,12 @@ def read_bundle(path: Path) -> Bundle:
     _check_files(path, about)
     try:
         return _bundle(path, about)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+        named = ", ".join(map(str, about.get("plugins") or ()))
+        hint = f"; it was made with the plugins {named}: name those that you have and trust by --plugins"
         raise UserError(
             f"{path} cannot be read: {BUNDLE_JSON} does not fit its files or this program: {error}"
+            + (hint if named and not plugins else "")
         ) from error
 
 
@@ -93,8 +103,7 @@ def _check_files(path: Path, about: Mapping[str, Any]) -> None:
 
 
 def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
-    saved = {"model": about["model"], "env": {"plugins": about.get("plugins", [])}}
-    settings = config_from_json(saved).model
+    settings = config_from_json({"model": about["model"]}).model
     taxonomy = read_taxonomy(path / TAXONOMY, path / CLASS_MAP)
     picture = about["image"]
     fields = {**picture, "size": tuple(picture["size"]), "mean": tuple(picture["mean"]), "std": tuple(picture["std"])}

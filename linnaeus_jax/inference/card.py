@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ IMAGES = "images"
 
 def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> None:
     """Writes README.md and, where something was measured, images/*.png into the directory of a bundle."""
-    sections = [_head(bundle), _use(), _about(bundle, measured)]
+    sections = [_head(bundle), _use(bundle), _about(bundle, measured)]
     if measured is None:
         sections.append(
             "## How good it is\n\nThis bundle was made without the data of its run: nothing was measured, and its "
@@ -84,13 +85,13 @@ def _ranks(bundle: Bundle) -> list[str]:
 def _head(bundle: Bundle) -> str:
     facts = bundle.facts
     return (
-        f"# {facts.get('title') or 'A model'}\n\nA model that names the taxon in a picture at "
+        f"# {one_cell(str(facts.get('title') or 'A model'))}\n\nA model that names the taxon in a picture at "
         f"{len(bundle.tasks)} ranks that agree with each other: {', '.join(reversed(_ranks(bundle)))}."
     )
 
 
-def _use() -> str:
-    return """## How to use it
+def _use(bundle: Bundle) -> str:
+    text = """## How to use it
 
 With `linnaeus_jax` installed, from the directory that holds this one under the name `bundle`:
 
@@ -101,6 +102,13 @@ python -c "import linnaeus_jax; print(linnaeus_jax.load('bundle').predict('pictu
 ```
 
 Place, date and elevation of the pictures make the answers better; each may be missing."""
+    if not bundle.plugins:
+        return text
+    names = ", ".join(one_cell(name.rpartition("/")[2]) for name in bundle.plugins)
+    return (
+        f"{text}\n\nIts run had plugins, which are programs and not part of the bundle: {names}. Where its model needs "
+        "them, name your copies by `--plugins`, or `plugins=` in Python."
+    )
 
 
 def _about(bundle: Bundle, measured: Measured | None) -> str:
@@ -238,8 +246,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> 
 
 
 def one_cell(text: str) -> str:
-    """A text that cannot break a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """A text of unknown origin as one cell of a table: what Markdown or HTML would take for markup is escaped."""
+    return re.sub(r"([\\`*\[\]<>&|])", r"\\\1", " ".join(text.split()))
 
 
 def percent(share: float) -> str:

@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.parallel import cores, in_order
 from linnaeus_jax.building.pictures import open_pictures
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import read_image
@@ -19,6 +18,7 @@ from linnaeus_jax.data.images import EncodedImages, ImageSource
 from linnaeus_jax.data.labels import SPLITS, LabelTable, read_label_tables, read_split_column
 from linnaeus_jax.data.labels_file import open_labels, text_of
 from linnaeus_jax.data.metadata import ComponentSettings
+from linnaeus_jax.data.parallel import cores, in_order
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.inference.bundle import Bundle
 from linnaeus_jax.inference.calibration import Judged, joined, judge

@@ -22,6 +22,7 @@ from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.pictures import Picture
 from linnaeus_jax.inference.results import Prediction, Taxon
+from linnaeus_jax.reporting.figures import literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -205,4 +206,4 @@ def _heat(lost: NDArray[np.float64], squares: list[tuple[slice, slice]], shape: 
 
 
 def _sentence(taxon: Taxon) -> str:
-    return f"{taxon.rank} {taxon.label}, {100 * taxon.probability:.1f} %"
+    return literal(f"{taxon.rank} {taxon.label}, {100 * taxon.probability:.1f} %")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.step.placement import Placement, fetch
+from linnaeus_jax.step.process import compiler_options
 
 #: rows that are computed at once; a batch is filled up to the next of these
 BUCKETS = (1, 8, 64)
@@ -72,7 +73,12 @@ class Forward:
         self._model, self._variables = model, self._placement.replicate(dict(variables))
         logits = forward_pass(model, mean, std)
         batch, replicated = self._placement.batch, self._placement.replicated
-        self._jitted = jax.jit(logits, in_shardings=(replicated, batch, batch, batch), out_shardings=batch)
+        self._jitted = jax.jit(
+            logits,
+            in_shardings=(replicated, batch, batch, batch),
+            out_shardings=batch,
+            compiler_options=compiler_options(training=False),
+        )
 
     @property
     def compilations(self) -> int:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.building.parallel import in_order
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.data.decoding import read_image
+from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.files import write_atomically
 from linnaeus_jax.inference.answers import AnswerOptions, Answers
 from linnaeus_jax.inference.predicting import Part

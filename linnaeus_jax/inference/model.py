@@ -117,27 +117,37 @@ class Model:
         return [tuple(name for name, on in zip(names, row) if on) for row in encoded.valid.tolist()]
 
 
-def load(source: str | os.PathLike[str], *, checkpoint: str | int = "best", buckets: Sequence[int] = BUCKETS) -> Model:
+def load(
+    source: str | os.PathLike[str],
+    *,
+    checkpoint: str | int = "best",
+    buckets: Sequence[int] = BUCKETS,
+    plugins: Sequence[str] = (),
+) -> Model:
     """The model of a bundle, or of a run directory.
 
     Args:
       source: a bundle made by `tools.bundle`, one in the layout of the original, or a run.
       checkpoint: of a run: "best", "newest" or a step.
       buckets: batch sizes that are compiled, each at its first use.
+      plugins: modules and .py files that a bundle needs; none is imported because a bundle says so. A run directory
+        is trusted like its configuration.
 
     Raises:
       UserError: no bundle and no run, or files that do not belong together.
     """
-    return Model(read_bundle_or_run(source, checkpoint), buckets)
+    return Model(read_bundle_or_run(source, checkpoint, plugins), buckets)
 
 
-def read_bundle_or_run(source: str | os.PathLike[str], checkpoint: str | int = "best") -> Bundle:
+def read_bundle_or_run(
+    source: str | os.PathLike[str], checkpoint: str | int = "best", plugins: Sequence[str] = ()
+) -> Bundle:
     """What `load` makes its model from."""
     from linnaeus_jax.inference.bundle_files import is_bundle, read_bundle
 
     path = Path(source).expanduser()
     if is_bundle(path):
-        return read_bundle(path)
+        return read_bundle(path, plugins)
     directory = RunDirectory(path)
     if directory.config_json.is_file() and directory.checkpoints.is_dir():
         return bundle_of_run(path, checkpoint)

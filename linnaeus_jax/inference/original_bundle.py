@@ -26,6 +26,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.yaml_import import load_yaml
+from linnaeus_jax.config.yaml_size import read_documents
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.pictures import PILLOW_FILTERS, Preprocessing
@@ -124,7 +125,7 @@ def _variables(
 
 def _read_yaml(path: Path) -> Any:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = next(iter(read_documents(path)), None)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}; copy the bundle again") from error
     if not isinstance(found, dict):
@@ -226,7 +227,7 @@ def _variant(path: Path, model: Mapping[str, Any], state: StateFile) -> ConfigDi
     original = state.facts.get("original", not state.facts)
     given = model.get("architecture_variant_config_path")
     file = _inside(path, given, "model.architecture_variant_config_path") if given else None
-    config = load_yaml(file) if file is not None else get_config()
+    config = load_yaml(file, inside=path) if file is not None else get_config()
     spelled = _spelled(file)
     with config.unlocked():
         if file is None:
@@ -260,7 +261,7 @@ def _spelled(file: Path | None) -> set[str]:
                 found.add(str(key).lower())
                 look(value)
 
-    for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+    for document in read_documents(file):
         look(document)
     return found
 

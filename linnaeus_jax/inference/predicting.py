@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.parallel import cores, in_order
+from linnaeus_jax.data.parallel import cores, in_order
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.exif import observation_of
 from linnaeus_jax.inference.forward import BUCKETS, Pending

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from linnaeus_jax.building.text import printable
@@ -28,9 +27,9 @@ def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
     folder = os.path.commonpath([os.path.dirname(row["file"]) or "." for row in rows]) if _one_kind(rows) else ""
     lines = []
     for row in rows:
-        file = escape(printable(os.path.relpath(row["file"], folder) if folder else row["file"]))
+        file = printable(os.path.relpath(row["file"], folder) if folder else row["file"])
         if "unreadable" in row:
-            lines.append([file, "", "", "", escape(f"cannot be read: {printable(row['unreadable'])}")])
+            lines.append([file, "", "", "", f"cannot be read: {printable(row['unreadable'])}"])
             continue
         answer, path = row["answer"], row["path"]
         common = f" ({answer['common_name']})" if answer and answer["common_name"] else ""
@@ -39,9 +38,9 @@ def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
         always = [f"{_name(taxon)} {_percent(taxon)}" for taxon in row["always"]]
         said = "; ".join(filter(None, [ranks, *always, *map(printable, row["notes"])]))
         what = f"{_name(answer)}{common}" if answer else "unknown"
-        lines.append([file, escape(what), *([answer["rank"], _percent(answer)] if answer else ["", ""]), escape(said)])
+        lines.append([file, what, *([answer["rank"], _percent(answer)] if answer else ["", ""]), said])
     last = "path, with %" if width >= _WIDE else "finest, with %"
-    result = table(escape(printable(folder)), ["picture", "answer", "rank", "%", last], lines)
+    result = table(printable(folder), ["picture", "answer", "rank", "%", last], lines)
     for column in (1, 2, 4):
         result.columns[column].justify = "left"
     result.columns[2].no_wrap = True

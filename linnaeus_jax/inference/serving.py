@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse
 from pydantic.json_schema import models_json_schema
 
 from linnaeus_jax import __version__
-from linnaeus_jax.building.parallel import cores
+from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions
 from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.model import Model
@@ -51,7 +51,7 @@ PAGE_FILES = {
 KEEP_ALIVE = 75
 WORLD_MARK = "<!-- world.svg -->"
 #: batch sizes of a server: closer to each other than for folders, since few pictures come at once
-SERVER_BUCKETS = (1, 4, 16, 64)
+SERVER_BUCKETS = (1, 4, 8, 16, 32, 64)
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "a body that is broken"},
     408: {"model": Problem, "description": "the body did not come in time"},

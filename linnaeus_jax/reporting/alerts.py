@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 WAIT_SHARE = "pipeline/wait_share"
+#: of a run directory: a JSON object per stall: timestamp, last (what finished), seconds, waiting
+STALLS_FILE = "logs/stalls.jsonl"
 #: share of the time spent waiting for data that counts as starving, and below which the alarm is armed again
 STARVING, FED = 0.5, 0.25
 #: rows in a row that must starve before anybody is told

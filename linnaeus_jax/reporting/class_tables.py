@@ -16,7 +16,7 @@ from linnaeus_jax.reporting.page import percent, table
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.taxonomy.ranks import task_name
 
-#: phase -> {task -> curves}, written at a validation: `reliability`, `risk_coverage`, `distance`, `classes`
+#: phase -> {task -> curves}, written at a validation: `reliability`, `risk_coverage`, `distance`, `class_counts`
 CURVES_FILE = "assets/validation_curves.json"
 WORST_CLASSES, CONFUSIONS = 15, 8
 
@@ -35,6 +35,11 @@ def validation_curves(run: RunRecord) -> dict[str, dict[str, Any]]:
     return phases.get("val") or next(iter(phases.values()), {})
 
 
+def _class_counts(curves: Mapping[str, Any]) -> np.ndarray:
+    """float64 [2, C], validation rows of each class and how many are predicted right; [2, 0] where not measured."""
+    return np.asarray(curves.get("class_counts", ((), ())), np.float64)
+
+
 def class_names(run: RunRecord, task: str) -> Callable[[int], str]:
     """Index of a class -> what people read for it: its names where the data have some, and its taxon id."""
     indices = (run.json("assets/class_to_idx.json") or {}).get(task, {})
@@ -51,13 +56,13 @@ def worst_class_rows(run: RunRecord) -> tuple[str, list[tuple[str, int, float, i
     and training rows, worst first; "" and no rows without any."""
     counts = (run.json("metadata/class_label_counts.json") or {}).get("train", {})
     for task, curves in validation_curves(run).items():
-        classes = np.asarray(curves.get("classes", ()), np.float64).reshape(-1, 2)
+        total, right = _class_counts(curves)
         name = class_names(run, task)
-        measured = [i for i in np.flatnonzero(classes[:, 0]).tolist() if name(i) != "unknown"]
+        measured = [i for i in np.flatnonzero(total).tolist() if name(i) != "unknown"]
         if measured:
-            measured.sort(key=lambda i: (classes[i, 1] / classes[i, 0], -classes[i, 0]))
-            trained = counts.get(task, [None] * len(classes))
-            rows = [(i, int(classes[i, 0]), float(classes[i, 1] / classes[i, 0])) for i in measured[:WORST_CLASSES]]
+            measured.sort(key=lambda i: (right[i] / total[i], -total[i]))
+            trained = counts.get(task, [None] * len(total))
+            rows = [(i, int(total[i]), float(right[i] / total[i])) for i in measured[:WORST_CLASSES]]
             return task, [(name(i), count, share, trained[i]) for i, count, share in rows]
     return "", []
 
@@ -92,11 +97,11 @@ def worst_classes(run: RunRecord, _: Sequence[str]) -> str:
 def confusions(run: RunRecord, _: Sequence[str]) -> str:
     parts = []
     for task, mistakes in (run.json(MISTAKES_FILE) or {}).items():
-        name, classes = class_names(run, task), validation_curves(run).get(task, {}).get("classes", ())
+        name, (total, _) = class_names(run, task), _class_counts(validation_curves(run).get(task, {}))
         rows = []
         for pair in mistakes["pairs"][:CONFUSIONS]:
             label, predicted = pair["label"], pair["predicted"]
-            share = 100 * pair["rows"] / classes[label][0] if label < len(classes) and classes[label][0] else None
+            share = 100 * pair["rows"] / total[label] if label < len(total) and total[label] else None
             rows.append([name(label), name(predicted), pair["rows"], percent(share)])
         columns = ["label", "taken for", "rows", "of the label's rows %"]
         parts.append(

@@ -30,6 +30,11 @@ def image(figure: Figure, title: str) -> str:
     return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
 
 
+def literal(text: str) -> str:
+    """A text of unknown origin for a figure, in which a pair of dollars would be a formula."""
+    return text.replace("$", "\\$")
+
+
 def grid(count: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
     """A figure of the page's width with `count` panels, each `height` inches high."""
     from matplotlib.figure import Figure  # the import takes a second, which only those who draw should pay

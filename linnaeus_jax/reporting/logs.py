@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+
+from linnaeus_jax.config.outgoing import shown
 
 MAIN = "linnaeus_jax"
 DATA = "linnaeus_jax.data"
 
+
+class PlainConsole(Console):
+    """A console on which text is text: neither markup of rich, nor a code of an emoji, nor a command to the terminal,
+    nor a secret. So are the cells and titles of tables."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """See `Console`; every text that is printed comes by here, unless it is a `Text` already."""
+        return super().render_str(shown(text), **options)
+
+
 #: one console for log lines, progress bars and tables, so that they do not tear each other
-console = Console(highlight=False)
+console = PlainConsole()
 
 
 class ConsoleHandler(logging.Handler):
@@ -31,10 +50,36 @@ class ConsoleHandler(logging.Handler):
             return
         try:
             style = next((style for level, style in self.STYLES if record.levelno >= level), None)
-            text = "\n".join(self.prefix + line for line in self.format(record).splitlines())
-            console.print(text, style=style, markup=False, soft_wrap=True)
+            text = "\n".join(self.prefix + line for line in shown(self.format(record)).splitlines())
+            console.print(text, style=style, soft_wrap=True)
         except Exception:
             self.handleError(record)
+
+
+class PlainFormatter(logging.Formatter):
+    """Lines and tracebacks without secrets and without commands to the terminal on which a log is read."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        return shown(super().format(record))
+
+
+class LogFile(logging.handlers.RotatingFileHandler):
+    """A file that a full disk leaves with a gap: that is said once on the console, and the run goes on."""
+
+    said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.said:
+            self.said = True
+            console.print(f"{self.baseFilename} cannot be written ({error}); it has a gap from here on", markup=False)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def setup_logging(logs: Path | None, *, process: int, level: str, data_level: str) -> None:
@@ -59,10 +104,8 @@ def setup_logging(logs: Path | None, *, process: int, level: str, data_level: st
             shown.setLevel(console_level.upper())
             logger.addHandler(shown)
         if logs is not None:
-            file = logging.handlers.RotatingFileHandler(
-                logs / file_name, maxBytes=40 * 2**20, backupCount=rotations, delay=True
-            )
-            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            file = LogFile(logs / file_name, maxBytes=40 * 2**20, backupCount=rotations, delay=True)
+            file.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
             logger.addHandler(file)
 
 

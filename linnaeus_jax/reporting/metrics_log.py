@@ -111,11 +111,12 @@ class MetricsLog:
             return 0
         kept: list[str] = []
         moved: list[str] = []
-        for line in self.path.read_text().splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = Row.parse(line)
                 again = row.step > step or (row.step == step and row.event in boundary_events)
             except ValueError:
+                log.warning("%s: a line is no row (cut off by a kill, or damaged) and is set aside", self.path.name)
                 again = True
             (moved if again else kept).append(line)
         if moved:

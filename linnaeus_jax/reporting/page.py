@@ -6,6 +6,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from linnaeus_jax.config.outgoing import shown
+
 STYLE = """
 body{font:15px/1.45 system-ui,"Segoe UI",Helvetica,Arial,sans-serif;color:#1b1f24;background:#fff;
 max-width:1180px;margin:0 auto;padding:12px 10px 60px}
@@ -28,11 +30,16 @@ ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{o
 """
 
 
+def escaped(text: str) -> str:
+    """A text of unknown origin as it stands in a page."""
+    return html.escape(shown(text))
+
+
 def cell(value: Any) -> str:
     """A value as people read it; None is a dash."""
     if value is None:
         return "–"
-    return html.escape(f"{value:,.4g}" if isinstance(value, float) else str(value))
+    return escaped(f"{value:,.4g}" if isinstance(value, float) else str(value))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool = False, left: int = 1) -> str:
@@ -44,7 +51,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool =
     """
     kinds = ["left" if 0 < place < left else "" for place in range(len(columns))]
     marks = {"left": ' class="left"', "": ""}
-    head = "".join(f"<th{marks[kind]}>{html.escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
+    head = "".join(f"<th{marks[kind]}>{escaped(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     body = []
     for row in rows:
         parts = []
@@ -64,17 +71,17 @@ def percent(value: float | None, factor: float = 1.0) -> str | None:
 
 
 def note(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>"
+    return f"<p>{escaped(text)}</p>"
 
 
 def page(title: str, sections: Mapping[str, str]) -> str:
     """A whole page: heading -> content of each section, without those that are empty."""
-    shown = [(f"s{number}", html.escape(name), text) for number, (name, text) in enumerate(sections.items()) if text]
+    shown = [(f"s{number}", escaped(name), text) for number, (name, text) in enumerate(sections.items()) if text]
     links = " ".join(f'<a href="#{anchor}">{name}</a>' for anchor, name, _ in shown)
     body = "".join(f'<section id="{anchor}"><h2>{name}</h2>{text}</section>' for anchor, name, text in shown)
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
+        f"<title>{escaped(title)}</title><style>{STYLE}</style></head><body><h1>{escaped(title)}</h1>"
         f"<nav>{links}</nav>{body}</body></html>\n"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import re
@@ -16,15 +15,15 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_difference, flatten, plain
-from linnaeus_jax.files import UNREADABLE_CHECKPOINTS, read_json, write_atomically
+from linnaeus_jax.files import DAMAGED_LOG, UNREADABLE_CHECKPOINTS, read_json, write_atomically
 from linnaeus_jax.metrics.names import CHAINS, phase_label, result_name
 from linnaeus_jax.metrics.table import BUILT_IN, RISK_LEVELS
 from linnaeus_jax.reporting import class_tables as classes
 from linnaeus_jax.reporting import report_plots as plots
-from linnaeus_jax.reporting.alerts import STARVING, WAIT_SHARE
-from linnaeus_jax.reporting.page import note, page, percent, table
+from linnaeus_jax.reporting.alerts import STALLS_FILE, STARVING, WAIT_SHARE
+from linnaeus_jax.reporting.page import escaped, note, page, percent, table
 from linnaeus_jax.reporting.report_plots import Runs
-from linnaeus_jax.reporting.run_record import RunRecord
+from linnaeus_jax.reporting.run_record import RunRecord, files_fit
 from linnaeus_jax.taxonomy.ranks import task_level, task_name
 
 #: metrics per task of the section on mistakes and confidence
@@ -36,6 +35,9 @@ CONFIDENCE = (
     "aurc",
     *(f"coverage_at_risk_{percent}" for percent in RISK_LEVELS),
 )
+
+#: characters shown of a line of `STALLS_FILE`
+STALL_LENGTH = 600
 
 Tasks = Sequence[str]
 #: heading -> markup from the runs and the tasks that any of them measured; empty where the runs lack its data
@@ -68,7 +70,7 @@ def side_by_side(contents: Mapping[str, str]) -> str:
     for label, content in contents.items():
         if content:
             kind = ' class="wide"' if len(contents) == 1 or "<img" in content else ""  # figures need the width
-            heading = f"<h3>{html.escape(label)}</h3>" if len(contents) > 1 else ""
+            heading = f"<h3>{escaped(label)}</h3>" if len(contents) > 1 else ""
             parts.append(f"<div{kind}>{heading}{content}</div>")
     return f'<div class="side">{"".join(parts)}</div>' if parts else ""
 
@@ -136,6 +138,14 @@ def warnings(run: RunRecord) -> list[str]:
     if moved.is_file():
         count = len(moved.read_text().splitlines())
         texts.append(f"restarted: {count} rows written before a kill were superseded")
+    for step, found in (run.json(f"logs/{DAMAGED_LOG}") or {}).items():
+        texts.append(
+            f"restarted after {step} updates with a metrics log that {found}: rows before may be gone or wrong"
+        )
+    stalls = run.root / STALLS_FILE
+    if stalls.is_file():
+        lines = stalls.read_text(encoding="utf-8", errors="replace").splitlines()
+        texts.append(f"stalled {len(lines)} times, at last: {lines[-1][:STALL_LENGTH] if lines else ''}")
     for path in sorted((run.root / UNREADABLE_CHECKPOINTS).glob("*/reason.json")):
         aside = read_json(path)
         texts.append(
@@ -181,7 +191,7 @@ def overview(runs: Runs, tasks: Tasks) -> str:
 
 @section("Warnings", per_run=True)
 def warning_list(run: RunRecord, _: Tasks) -> str:
-    items = "".join(f"<li>{html.escape(text)}</li>" for text in warnings(run))
+    items = "".join(f"<li>{escaped(text)}</li>" for text in warnings(run))
     return f'<ul class="warnings">{items}</ul>' if items else ""
 
 
@@ -298,7 +308,7 @@ def subsets(run: RunRecord, tasks: Tasks) -> str:
             title, figure = f"Subsets by {kind}, worst first", ""
             rows.sort(key=lambda row: np.inf if row[2] is None else float(row[2]))
         columns = [kind, "rows", *(f"{name} %" for name in values)]
-        parts.append(f"<h4>{html.escape(title)}</h4>{figure}{table(columns, rows)}" if rows else "")
+        parts.append(f"<h4>{escaped(title)}</h4>{figure}{table(columns, rows)}" if rows else "")
     return "".join(parts)
 
 
@@ -387,7 +397,7 @@ def plugin_metrics(run: RunRecord, _: Tasks) -> str:
 
 def labels(directories: Sequence[Path]) -> list[str]:
     """The last parts of the paths, as many as tell the runs apart."""
-    parts = [path.resolve().parts for path in directories]
+    parts = [path.absolute().parts for path in directories]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(path[-depth:]) for path in parts]
         if len(set(names)) == len(names):
@@ -404,6 +414,7 @@ def write_report(run_directories: Sequence[Path], out: Path) -> Path:
 
     Raises:
       RunError: a directory holds no readable metrics log, or a damaged file.
+      OSError: the page cannot be written.
       ValueError: the same directory is given twice.
       ConfigError: a plugin of a run cannot be imported.
     """
@@ -412,6 +423,11 @@ def write_report(run_directories: Sequence[Path], out: Path) -> Path:
         import_plugins(ConfigDict({"env": {"plugins": tuple(run.config.get("env", {}).get("plugins", ()))}}))
     tasks = tasks_of(runs.values())
     title = "Run " + next(iter(runs)) if len(runs) == 1 else f"{len(runs)} runs: {', '.join(runs)}"
-    write_atomically(out, page(title, {heading: make(runs, tasks) for heading, make in SECTIONS.items()}))
+    out.parent.mkdir(parents=True, exist_ok=True)  # said before anything is drawn, where it cannot be
+    sections = {}
+    for heading, make in SECTIONS.items():
+        with files_fit(runs.values(), f"section {heading!r} of the report"):
+            sections[heading] = make(runs, tasks)
+    write_atomically(out, page(title, sections))
     os.chmod(out, 0o644)
     return out

@@ -11,7 +11,7 @@ import numpy as np
 from linnaeus_jax.metrics.names import CHAINS
 from linnaeus_jax.metrics.table import BUILT_IN
 from linnaeus_jax.reporting.alerts import WAIT_SHARE
-from linnaeus_jax.reporting.figures import COLORS, DASHES, MARKERS, grid, image, legend
+from linnaeus_jax.reporting.figures import COLORS, DASHES, MARKERS, grid, image, legend, literal
 from linnaeus_jax.reporting.metrics_log import RunError
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.schedules.learning_rate import build_scheduler
@@ -92,9 +92,9 @@ def panels(title: str, content: Sequence[Panel], *, columns: int = 3, height: fl
                 marker="o" if single else curve.marker,
                 ms=4.5,
                 lw=curve.width,
-                label=curve.label,
+                label=literal(curve.label),
             )
-        axis.set_title(panel.title, fontsize=10)
+        axis.set_title(literal(panel.title), fontsize=10)
         axis.set_xlabel(panel.x_label, fontsize=9)
         axis.set_ylabel(panel.y_label, fontsize=9)
         axis.tick_params(labelsize=8)
@@ -122,7 +122,7 @@ def bars(
     for index, (label, values) in enumerate(content.items()):
         where = np.arange(len(groups)) + (index - (len(content) - 1) / 2) * width
         heights = [np.nan if value is None else value for value in values]
-        drawn = panel.bar(where, heights, width * 0.92, color=COLORS[index % len(COLORS)], label=label)
+        drawn = panel.bar(where, heights, width * 0.92, color=COLORS[index % len(COLORS)], label=literal(label))
         if len(groups) * len(content) <= 48:
             texts = ["" if value is None else f"{value:.1f}" for value in values]
             panel.bar_label(drawn, labels=texts, fontsize=7, padding=1)
@@ -131,7 +131,7 @@ def bars(
     panel.set_xlim(-0.6, len(groups) - 0.4)
     if not any(value for values in content.values() for value in values):
         panel.set_ylim(-1, 1)
-    panel.set_xticks(range(len(groups)), groups, fontsize=9)
+    panel.set_xticks(range(len(groups)), list(map(literal, groups)), fontsize=9)
     panel.grid(visible=False, axis="x")
     panel.set_xlabel(x_label, fontsize=9)
     panel.set_ylabel(y_label, fontsize=9)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from linnaeus_jax.files import read_json
+from linnaeus_jax.files import DamagedFileError, RunDirectory, read_json
 from linnaeus_jax.metrics.table import MetricInfo
 from linnaeus_jax.reporting.metrics_log import Row, RunError, read_rows
 
@@ -23,15 +25,19 @@ class RunRecord:
 
     root: Path
     rows: tuple[Row, ...]
+    read: list[str] = field(default_factory=list, compare=False)  # JSON files, since `files_fit` began
 
     @classmethod
     def load(cls, root: Path) -> RunRecord:
         """Reads the metrics log of a run.
 
         Raises:
-          RunError: there is none, it is damaged, or it has no row.
+          RunError: there is none, a row is damaged, or it has no row.
+          DamagedFileError: it is not what was written.
         """
-        rows = read_rows(Path(root) / "logs" / "metrics_log.jsonl")
+        directory = RunDirectory(Path(root))
+        directory.check(directory.metrics_log)
+        rows = read_rows(directory.metrics_log)
         if not rows:
             raise RunError(f"{root}/logs/metrics_log.jsonl has no row yet; wait for the first log point of the run")
         return cls(Path(root), tuple(rows))
@@ -40,10 +46,13 @@ class RunRecord:
         """The JSON object in a file below the run directory; None where it does not exist.
 
         Raises:
-          DamagedFileError: the file holds something else.
+          DamagedFileError: the file holds something else, or is not what was written.
+          OSError: it cannot be read.
         """
         path = self.root / name
-        return read_json(path) if path.is_file() else None
+        self.read.append(name)
+        RunDirectory(self.root).check(path)
+        return read_json(path) if path.exists() else None
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -78,3 +87,26 @@ class RunRecord:
         """The newest value of a numeric metric; None where there is none."""
         values = self.series(name)[1]
         return float(values[-1]) if len(values) else None
+
+
+@contextlib.contextmanager
+def files_fit(runs: Iterable[RunRecord], what: str) -> Iterator[None]:
+    """Within it, what the content of a run's JSON files raises becomes a `RunError` that names them.
+
+    Args:
+      what: is made of them, for the message.
+    """
+    runs = list(runs)
+    for run in runs:
+        run.read.clear()
+    try:
+        yield
+    except DamagedFileError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        kept = ("config.json", "assets/schedule_summary.json")  # cached: read for an earlier part
+        names = dict.fromkeys(str(run.root / name) for run in runs for name in run.read or kept)
+        raise RunError(
+            f"{what}: one of {', '.join(names)} does not hold what a run writes there "
+            f"({type(error).__name__}: {error}); restore it from a copy, or remove it"
+        ) from error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.outgoing import redacted, shown
 from linnaeus_jax.reporting.alerts import Watch
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import LOCAL, MetricsLog, Row
@@ -16,6 +18,10 @@ from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
 from linnaeus_jax.reporting.wandb_sink import WandbSink
 
 log = logging.getLogger("linnaeus_jax")
+
+#: seconds after which a sink that failed is tried again at the end of an epoch; doubled with each further failure,
+#: since a server that does not answer makes the run wait
+RETRY_SECONDS = 300.0
 
 
 class Sink(Protocol):
@@ -61,13 +67,19 @@ def replay(rows: Iterable[Row], sink: Sink) -> None:
 
 
 class Sinks:
-    """The fan-out: the metrics log must succeed, every other sink is dropped with one warning when it fails."""
+    """The fan-out: the metrics log must succeed; another sink that fails is left alone, then made anew.
+
+    A sink that is made anew gets every row of the metrics log, so that a failure costs no row once the sink works.
+    """
 
     def __init__(self, metrics_log: MetricsLog | None, optional: Sequence[Sink] = ()) -> None:
         """`metrics_log` is None on processes that write nothing."""
         self.metrics_log = metrics_log
         self.optional = list(optional)
         self._watch = Watch()
+        self._off: dict[str, Callable[[list[Row]], Sink]] = {}  # that failed, and how they are made
+        self._makers: dict[str, Callable[[list[Row]], Sink]] = {}
+        self._retry_at, self._pause = 0.0, RETRY_SECONDS
 
     def write(self, event: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         """Writes one row to the metrics log and, but for `LOCAL`, to the other sinks; sends the alerts it calls for.
@@ -77,6 +89,8 @@ class Sinks:
         """
         if self.metrics_log is None:
             return
+        if event == "final" or (event == "epoch" and time.monotonic() >= self._retry_at):
+            self._try_again()
         self.metrics_log.write(event, step, epoch, dict(values))
         if event != LOCAL:
             self._each("write", lambda sink: sink.write(event, step, epoch, values))
@@ -89,7 +103,7 @@ class Sinks:
             return
         if not logged:
             log.warning("%s: %s", title, text)
-        self._each("alert", lambda sink: sink.alert(title, text))
+        self._each("alert", lambda sink: sink.alert(title, shown(text)))
 
     def tables(self, tables: Mapping[str, Table]) -> None:
         """Hands tables about the classes to every sink."""
@@ -100,23 +114,34 @@ class Sinks:
         self._each("close", lambda sink: sink.close(exit_code))
         self.optional = []
 
-    def open(self, name: str, make: Callable[[], Sink]) -> None:
-        """Adds an optional sink, which gets the rows of earlier starts first.
+    def open(self, name: str, make: Callable[[list[Row]], Sink]) -> None:
+        """Adds an optional sink, which gets the rows so far first.
+
+        Args:
+          make: opens it; takes those rows.
 
         Raises:
           ConfigError: the sink needs a package that is not installed.
         """
+        self._makers[name] = make
         try:
             rows = [] if self.metrics_log is None else self.metrics_log.rows()
-            sink = make()
+            sink = make(rows)
             replay((row for row in rows if row.event != "final"), sink)  # the end of the run writes best values again
             sink.replayed()
         except ConfigError:
             raise
         except Exception as error:
-            self._warn_off(name, f"it could not be started: {error}")
+            self._leave(name, f"it could not be started: {str(error) or repr(error)}")
         else:
             self.optional.append(sink)
+
+    def _try_again(self) -> None:
+        off, self._off = self._off, {}
+        for name, make in off.items():
+            self.open(name, make)
+            if name not in self._off:
+                log.info("%s works again and holds every row", name)
 
     def _each(self, what: str, call: Callable[[Sink], None]) -> None:
         for sink in list(self.optional):
@@ -124,11 +149,15 @@ class Sinks:
                 call(sink)
             except Exception as error:
                 self.optional.remove(sink)
-                self._warn_off(sink.name, f"{what} failed: {error}")
+                self._leave(sink.name, f"{what} failed: {error}")
 
-    def _warn_off(self, name: str, why: str) -> None:
+    def _leave(self, name: str, why: str) -> None:
+        if name in self._makers:
+            self._off[name] = self._makers[name]
+        self._retry_at, self._pause = time.monotonic() + self._pause, 2 * self._pause
         log.warning(
-            "%s is off for the rest of this run, training goes on; %s. Rebuild it afterwards from the metrics log with "
+            "%s is off, training goes on; %s. It is tried again from time to time, at the end of an epoch, and gets "
+            "every row then; it can also be made afterwards from the metrics log with "
             "`python -m linnaeus_jax.tools.replay_metrics %s`",
             name,
             why,
@@ -159,8 +188,11 @@ def open_sinks(
     """
     sinks, logs = Sinks(metrics_log), metrics_log.path.parent
     if experiment.tensorboard.enabled:
-        sinks.open("TensorBoard", lambda: TensorBoardSink(logs / "tensorboard", config=config))
+        sinks.open("TensorBoard", lambda rows: TensorBoardSink(logs / "tensorboard", config=config))
     if experiment.wandb.enabled:
-        described = {**config, **facts}
-        sinks.open("W&B", lambda: WandbSink(experiment, directory=logs, config=described, run_id=run_id, debug=debug))
+        described, safe = {**config, **facts}, redacted(experiment.to_dict())
+        sinks.open(
+            "W&B",
+            lambda rows: WandbSink(safe, directory=logs, config=described, logged=rows, run_id=run_id, debug=debug),
+        )
     return sinks

@@ -6,14 +6,21 @@ The format is that of LevelDB: a header, then blocks of 32 KiB with records, of 
 from __future__ import annotations
 
 import glob
+import json
+import logging
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
+log = logging.getLogger("linnaeus_jax")
+
+#: how the names of keys that hold tables begin, and of the directories of runs that were never online
+TABLES, OFFLINE = "classes/", "offline-"
 MAGIC, BLOCK, HEADER = b":W&B", 32768, 7
 FULL, FIRST, LAST = 1, 2, 4
 
@@ -43,12 +50,52 @@ def records(path: Path) -> Iterator[Any]:
             yield Record.FromString(payload)
 
 
-def last_step(directory: Path, run_id: str) -> int | None:
-    """The last step that earlier starts of a run wrote below `directory`; None without any."""
-    steps = [
-        record.history.step.num
-        for path in directory.glob(f"wandb/*run-*/run-{glob.escape(run_id)}.wandb")
+def item_name(item: Any) -> str:
+    """The name of a value of a record."""
+    return item.key or "/".join(item.nested_key)
+
+
+def history_row(record: Any) -> dict[str, Any]:
+    """The values of a record with a row of the history."""
+    return {item_name(item): json.loads(item.value_json) for item in record.history.item}
+
+
+def held_rows(path: Path) -> dict[int, dict[str, Any]]:
+    """The rows of a `.wandb` file by step, without what W&B adds and without tables; ValueError as of `records`."""
+    return {
+        record.history.step.num: {
+            name: value for name, value in history_row(record).items() if not name.startswith(("_", TABLES))
+        }
         for record in records(path)
-        if record.WhichOneof("record_type") == "history"
-    ]
-    return max(steps, default=None)
+        if record.HasField("history")
+    }
+
+
+def compare(directory: Path, run_id: str, logged: Mapping[int, Mapping[str, Any]]) -> tuple[int, list[Path]]:
+    """What the files of earlier starts of a run below `directory` are worth.
+
+    Files count, from the first start on, as long as they hold what was logged and nothing else: a killed start may
+    have written rows that are made anew, or miss some before the first row of the next. Files that a server has (of
+    online runs, or sent by `wandb sync`) count in any case.
+
+    Args:
+      logged: the rows of the run by step, as `WandbSink` writes them.
+
+    Returns:
+      The step from which on rows are missing, and the directories of the files that do not count.
+    """
+    first, stale = 0, []
+    paths = directory.glob(f"wandb/*run-*/run-{glob.escape(run_id)}.wandb")
+    for path in sorted(paths, key=lambda path: path.parent.name.removeprefix(OFFLINE)):
+        sent = not path.parent.name.startswith(OFFLINE) or path.with_name(f"{path.name}.synced").exists()
+        try:
+            held = held_rows(path)
+        except (OSError, ValueError, DecodeError) as error:
+            log.warning("W&B: %s", error)
+            held = None
+        end = first if not held else max(first, max(held) + 1)
+        if sent or held == {step: row for step, row in logged.items() if first <= step < end}:
+            first = end
+        else:
+            stale.append(path.parent)
+    return first, stale

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import wandb
 
 from linnaeus_jax.reporting.class_tables import Table
-from linnaeus_jax.reporting.metrics_log import strict
-from linnaeus_jax.reporting.wandb_file import last_step
+from linnaeus_jax.reporting.metrics_log import LOCAL, Row, strict
+from linnaeus_jax.reporting.wandb_file import TABLES, compare
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -41,6 +43,7 @@ class WandbSink:
         directory: Path,
         run_id: str,
         config: Mapping[str, Any],
+        logged: Iterable[Row] = (),
         new: bool = False,
         debug: bool = False,
     ) -> None:
@@ -49,6 +52,7 @@ class WandbSink:
         Args:
           directory: holds the `wandb` folder with the local copy.
           config: JSON types without secrets.
+          logged: rows of earlier starts, which `write` gets again.
           new: never resume; else the run goes on if the server has it, and with `wandb.resume` it must.
           debug: write every payload to the debug log.
         """
@@ -56,8 +60,8 @@ class WandbSink:
         self.debug = debug
         settings = experiment["wandb"]
         mode, resume = settings.get("mode", "online"), "must" if settings.get("resume") else "allow"
-        on_disk = last_step(directory, run_id)
-        self.run = wandb.init(
+        on_disk, stale = compare(directory, run_id, _by_step(logged))
+        self.run = _started(
             project=settings.get("project") or experiment.get("project"),
             entity=settings.get("entity") or None,
             group=experiment.get("group") or None,
@@ -67,7 +71,7 @@ class WandbSink:
             id=run_id,
             dir=str(directory),
             mode=None if mode == "online" else mode,  # None: the environment variable WANDB_MODE counts
-            resume=None if new else resume,  # type: ignore[arg-type]
+            resume=None if new else resume,
             config=dict(config),
             reinit="create_new",  # never join another run that this process may have open
             settings=wandb.Settings(
@@ -80,9 +84,9 @@ class WandbSink:
                 finish_timeout=FINISH_TIMEOUT,
             ),
         )
-        self._next = int(self.run.starting_step)  # the server ignores rows of earlier steps
-        if self.run.offline and on_disk is not None:
-            self._next = on_disk + 1  # what is on disk cannot be changed, and is sent to the server as it is
+        #: the first step that is written; offline, files of earlier starts that hold the rows before it as they are
+        #: in the metrics log stay, and the others are replaced; a server ignores rows of earlier steps
+        self._next, self._stale = (on_disk, stale) if self.run.offline else (int(self.run.starting_step), [])
         self._already = 0
         self._step: int | None = None
         self._row: dict[str, Any] = {}
@@ -113,13 +117,17 @@ class WandbSink:
             self._row["_timestamp"] = timestamp
 
     def replayed(self) -> None:
-        """Nothing: `write` has sent those rows that W&B lacked, buffered at a kill or written while W&B was off."""
+        """Removes what a killed start left offline and `write` has written anew."""
+        for path in self._stale:
+            log.info("W&B: %s holds other rows than the metrics log, is written anew and removed", path.name)
+            shutil.rmtree(path, ignore_errors=True)
+        self._stale = []
 
     def tables(self, tables: Mapping[str, Table]) -> None:
         """Adds the tables to the row that is still open; a run whose last row W&B has already has them, too."""
         if self._step is not None:
             self._row |= {
-                f"classes/{name}": wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+                f"{TABLES}{name}": wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
                 for name, table in tables.items()
             }
 
@@ -128,8 +136,9 @@ class WandbSink:
         self.run.alert(title=title, text=text, level="WARN")
 
     def close(self, exit_code: int = 0) -> None:
-        """Sends the last row and ends the run."""
-        self._flush()
+        """Sends the last row and ends the run; that of a failed run may lack values, and is left to its next start."""
+        if exit_code == 0:
+            self._flush()
         self.run.finish(exit_code=exit_code)
 
     def _flush(self) -> None:
@@ -141,5 +150,27 @@ class WandbSink:
         if self.debug:
             row = json.dumps(self._row, sort_keys=True, default=str)  # tables as what they are
             log.debug("[DEBUG_WANDB_METRICS] step=%d %s", self._step, row)
-        self.run.log(self._row, step=self._step)
+        self.run.log(self._row, step=self._step, commit=True)  # it is whole, and shall not wait for the next
         self._next, self._step, self._row = self._step + 1, None, {}
+
+
+def _started(**arguments: Any) -> wandb.Run:
+    """`wandb.init`, also where the process that W&B had started for earlier runs has ended since."""
+    try:
+        return wandb.init(**arguments)
+    except wandb.Error:
+        raise
+    except Exception:  # of kinds that `wandb` does not export
+        with contextlib.suppress(Exception):
+            wandb.teardown()
+        return wandb.init(**arguments)
+
+
+def _by_step(rows: Iterable[Row]) -> dict[int, dict[str, Any]]:
+    """What `WandbSink.write` makes of rows, by step."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if row.event not in (LOCAL, "final"):
+            values = {**strict(dict(row.values)), "global_step": row.step, "epoch": row.epoch}
+            found.setdefault(row.step, {}).update(values)
+    return found

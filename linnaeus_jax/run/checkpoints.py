@@ -20,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from linnaeus_jax.config.errors import TrainingError
+from linnaeus_jax.config.errors import TrainingError, described
 from linnaeus_jax.files import (
     DIGESTS,
     UNREADABLE_CHECKPOINTS,
@@ -96,7 +96,7 @@ class Checkpoints:
         try:
             saved = self._manager.save(step, args=ocp.args.Composite(**items))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"saving checkpoint {step} in {self.directory} failed: {error}") from error
+            raise CheckpointError(f"saving checkpoint {step} in {self.directory} failed: {_reason(error)}") from error
         if not saved:
             raise CheckpointError(f"checkpoint {step} exists already in {self.directory}; remove it or use another run")
         self._dropped |= set(before) - set(self.steps())
@@ -106,14 +106,14 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {error}") from error
+            raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {_reason(error)}") from error
 
     def check(self) -> None:
         """Raises what went wrong with a background save, without blocking."""
         try:
             self._manager.check_for_errors()
         except Exception as error:
-            raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {error}") from error
+            raise CheckpointError(f"writing a checkpoint in {self.directory} failed: {_reason(error)}") from error
 
     def restore_newest(
         self,
@@ -343,6 +343,12 @@ class Checkpoints:
                 self.__dict__.pop("_manager").close()
             except Exception as error:
                 log.error("closing the checkpoints in %s failed: %s", self.directory, error)
+
+
+def _reason(error: Exception) -> str:
+    """Why a save failed, in one line, and what to do."""
+    text = described(error) if isinstance(error, OSError) else " ".join(str(error).split())
+    return f"{text}; see to the storage and give the same command again: the run goes on from the newest checkpoint"
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

@@ -63,13 +63,14 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
       UserError: data, plugins or arrays that cannot be read.
     """
     directory = run_directory(run)
-    config = config_from_json(read_json(directory.config_json))
+    config = config_from_json(directory.read_json(directory.config_json))
     with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint)
         meta = checkpoints.readable_meta(step)
         schedule = ResolvedSchedule.from_dict(meta["schedule"])
         experiment = build_experiment(config, directory, schedule=schedule, write=False)
         class_file = directory.assets / "class_to_idx.json"
+        directory.check(class_file)
         if class_file.is_file() and read_json(class_file) != experiment.inputs.dataset.class_to_idx():
             raise EvaluateError(
                 f"the labels files of {run} give other classes than {class_file}; restore the files that the run was "

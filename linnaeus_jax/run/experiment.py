@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.saved import plain
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.models import ModelFamily
+from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.reporting.logs import setup_logging
+from linnaeus_jax.run import autobatch
 from linnaeus_jax.run.checkpoints import Checkpoints
-from linnaeus_jax.run.identity import finished_epochs, run_identity
+from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs
-from linnaeus_jax.run.lock import RunLock
+from linnaeus_jax.run.lock import LOCK_FILE, RunLock
+from linnaeus_jax.run.processes import check_agreement, together
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.step.placement import Placement, fetch
+from linnaeus_jax.step.compilation import compile_steps
+from linnaeus_jax.step.placement import Placement
+from linnaeus_jax.step.process import keep_freed_memory, use_compilation_cache
 from linnaeus_jax.step.program import Program, build_program
 from linnaeus_jax.step.state import TrainState
 from linnaeus_jax.weights.importing import Import
+
+log = logging.getLogger("linnaeus_jax")
+
+#: sections of the configuration that may differ between processes: where files lie, how they are read, what is said
+OWN_SECTIONS = ("env", "experiment", "data", "debug")
+log = logging.getLogger("linnaeus_jax")
 
 #: reads the weights that a configuration names, for its model and data
 InitialWeights = Callable[[ConfigDict, ModelFamily, Dataset], Import | None]
@@ -60,18 +75,18 @@ class Experiment:
     @functools.cached_property
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and placement of the state of step 0."""
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.placement.replicated),
-            jax.eval_shape(self.program.initial_state),
-        )
+        variables = abstract_variables(self.program.model)
+        state = jax.eval_shape(self.program.state_from, variables.pop("params"), variables)
+        shardings = jax.tree.broadcast(self.placement.of_state(state), state)
+        return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), state, shardings)
 
     def initial_state(self) -> TrainState:
-        """The state of step 0 on every device: from the seed, with the weights that were read."""
-        replicated = self.placement.replicated
-        if self.weights is None:
-            return jax.jit(self.program.initial_state, out_shardings=replicated)()
-        variables = fetch(jax.jit(self.program.initial_variables, out_shardings=replicated)())
-        return jax.jit(self.program.state_from, out_shardings=replicated)(*self.weights.merged(*variables))
+        """The state of step 0 on the devices: from the seed, with the weights that were read."""
+        variables = jax.tree.map(np.asarray, self.program.initial_variables())
+        if self.weights is not None:
+            variables = self.weights.merged(*variables)
+        placed = self.placement.of_state(self.abstract_state)
+        return jax.jit(self.program.state_from, out_shardings=placed)(*variables)
 
 
 def build_experiment(
@@ -103,61 +118,141 @@ def build_experiment(
     errors = config_errors(config)
     if errors:
         raise ConfigError(errors)
-    set_up_jax(config)
+    notice = set_up_jax(config)
     lock = lock if jax.process_index() == 0 else None
-    if lock is not None:
-        lock.acquire()
-    if schedule is None:
-        _set_up_logging(config, None)
-
-    # ---- data and schedule
-    placement = Placement()
-    try:
-        meta = checkpoints.newest_meta() if checkpoints is not None and config.train.auto_resume else None
-        stored = None
-        if meta is not None and config.train.preserve_checkpoint_schedule:
-            stored = ResolvedSchedule.from_dict(meta["schedule"])
-        past = () if meta is None else finished_epochs(meta)
-        inputs = build_inputs(
-            config,
-            devices=placement.device_count,
-            output_dir=directory.root if write else None,
-            schedule=stored,
-            past_epochs=past,
-        )
-        if schedule is None:
-            inputs.open_for_training()
-            resolved, block = stored or _resolve(inputs), inputs.sampler.block
-        else:
-            resolved, block = schedule, 1
-        # ---- model, objective, optimizer
-        debug = DebugSession(config, directory, inputs.dataset.tasks, is_coordinator=jax.process_index() == 0)
-        program = build_program(
-            config,
-            inputs.dataset,
-            resolved,
-            block,
-            probes=debug.probes(),
-            make_recorder=debug.make_recorder,
-        )
-        weights = None
-        if initial_weights is not None and not (checkpoints is not None and checkpoints.steps()):
-            weights = initial_weights(config, program.model, inputs.dataset)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise UserError(str(text)) from error
-
-    # ---- the run directory
-    if write:
-        try:
-            directory.create()
-        except OSError as error:
-            raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
+    several = write and jax.process_count() > 1
+    if several:
+        check_agreement({"run directory": directory.checkpoints.is_dir()})
+    with together():
         if lock is not None:
-            lock.acquire()  # of a directory that was made just now
-            directory.remove_unfinished()
-        _set_up_logging(config, directory)
-    return Experiment(config, directory, placement, inputs, resolved, program, debug, weights)
+            lock.acquire()
+        if schedule is None:
+            _set_up_logging(config, None)
+        log.info(notice)
+        try:
+            if schedule is None and config.data.autobatch.enabled:
+                resumes = config.train.auto_resume and checkpoints is not None and bool(checkpoints.steps())
+                choose_batch(config, directory, resumes=resumes)
+            experiment = _decide(config, directory, checkpoints, schedule, initial_weights, write=write)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            text = error.args[0] if isinstance(error, KeyError) and error.args else error
+            raise UserError(str(text)) from error
+    # ---- the run directory, which no process may make before all have looked for an earlier run's
+    if write:
+        with together():
+            try:
+                directory.create()
+            except OSError as error:
+                raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
+            if lock is not None:
+                lock.acquire()  # of a directory that was made just now
+                directory.remove_unfinished()
+            _set_up_logging(config, directory)
+        if several:
+            check_agreement(_made(experiment) | {"run directory": (directory.root / LOCK_FILE).exists()})
+    return experiment
+
+
+def _decide(
+    config: ConfigDict,
+    directory: RunDirectory,
+    checkpoints: Checkpoints | None,
+    schedule: ResolvedSchedule | None,
+    initial_weights: InitialWeights | None,
+    *,
+    write: bool,
+) -> Experiment:
+    """The parts of an experiment; arguments as of `build_experiment`."""
+    # ---- data and schedule
+    placement = Placement(fsdp=config.parallel.fsdp)
+    meta = checkpoints.newest_meta() if checkpoints is not None and config.train.auto_resume else None
+    stored = None
+    if meta is not None and config.train.preserve_checkpoint_schedule:
+        stored = ResolvedSchedule.from_dict(meta["schedule"])
+    past = () if meta is None else finished_epochs(meta)
+    inputs = build_inputs(
+        config,
+        devices=placement.device_count,
+        output_dir=directory.root if write else None,
+        schedule=stored,
+        past_epochs=past,
+        positions=placement.positions,
+    )
+    if schedule is None:
+        inputs.open_for_training()
+        resolved, block = stored or _resolve(inputs), inputs.sampler.block
+    else:
+        resolved, block = schedule, 1
+    experiment = _assembled(directory, placement, inputs, resolved, block)
+    if initial_weights is None or (checkpoints is not None and checkpoints.steps()):
+        return experiment
+    weights = initial_weights(config, experiment.program.model, inputs.dataset)
+    return dataclasses.replace(experiment, weights=weights)
+
+
+def _assembled(
+    directory: RunDirectory, placement: Placement, inputs: Inputs, resolved: ResolvedSchedule, block: int
+) -> Experiment:
+    """The experiment over these inputs: model, objective, optimizer and what looks at them."""
+    config = inputs.config
+    debug = DebugSession(config, directory, inputs.dataset.tasks, is_coordinator=jax.process_index() == 0)
+    program = build_program(
+        config,
+        inputs.dataset,
+        resolved,
+        block,
+        probes=debug.probes(),
+        make_recorder=debug.make_recorder,
+        gather=placement.gather if placement.fsdp else None,
+    )
+    return Experiment(config, directory, placement, inputs, resolved, program, debug)
+
+
+def step_memory(config: ConfigDict, directory: RunDirectory) -> autobatch.StepMemory:
+    """A function that compiles every step of a configuration, as `config` but for its batch, and says what the largest
+    takes of each device; the labels are read now."""
+    placement = Placement(fsdp=config.parallel.fsdp)
+    read = build_inputs(config, devices=placement.device_count, output_dir=None, positions=placement.positions)
+
+    def memory(candidate: ConfigDict) -> int:
+        inputs = dataclasses.replace(read, config=candidate)
+        experiment = _assembled(directory, placement, inputs, _resolve(inputs), inputs.sampler.block)
+        steps = compile_steps(
+            experiment.program,
+            experiment.abstract_state,
+            inputs.abstract_update(),
+            placement,
+            donate=experiment.debug.donates,
+        )
+        return max(step.memory_bytes for step in steps.values())
+
+    return memory
+
+
+def choose_batch(config: ConfigDict, directory: RunDirectory, *, resumes: bool) -> None:
+    """Sets the batch of a configuration with `data.autobatch.enabled`: that of the run that goes on, else the largest
+    that fits.
+
+    Raises:
+      UserError: there is none, or nobody knows how much memory there is.
+    """
+    rows = autobatch.earlier_rows(directory) if resumes else None
+    if rows is None:
+        budget = autobatch.device_budget(config)
+        rows = autobatch.largest_batch(config, jax.device_count(), budget, step_memory(config, directory)).rows
+    log.info("autobatch: data.batch_size_per_device = %d", rows)
+    config.data.batch_size, config.data.batch_size_per_device = None, rows
+
+
+def _made(experiment: Experiment) -> dict[str, Any]:
+    """What all processes of a run must have alike, as JSON types by what people call it."""
+    sections = {name: value for name, value in plain(experiment.config).items() if name not in OWN_SECTIONS}
+    return {
+        "version of jax": jax.__version__,
+        "configuration": sections,
+        "data, classes or model": experiment.identity,
+        "sampler or batch size": plan_identity(experiment.inputs.plans, 0),
+    }
 
 
 def _resolve(inputs: Inputs) -> ResolvedSchedule:
@@ -170,13 +265,16 @@ def _resolve(inputs: Inputs) -> ResolvedSchedule:
     )
 
 
-def set_up_jax(config: ConfigDict) -> None:
-    """Process-wide settings, before the first use of a device."""
-    if config.env.compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", config.env.compilation_cache_dir)
+def set_up_jax(config: ConfigDict) -> str:
+    """Process-wide settings, before the first use of a device; returns a line for the log."""
+    if config.env.keep_freed_memory:
+        keep_freed_memory()
+    if config.train.matmul_precision != "auto":
+        jax.config.update("jax_default_matmul_precision", config.train.matmul_precision)
     flag = "--xla_gpu_deterministic_ops=true"
     if config.train.deterministic and flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    return use_compilation_cache(config.env.compilation_cache_dir)
 
 
 def _set_up_logging(config: ConfigDict, directory: RunDirectory | None) -> None:

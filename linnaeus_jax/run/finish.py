@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 
+from linnaeus_jax.files import DamagedFileError
 from linnaeus_jax.reporting.class_tables import class_tables
 from linnaeus_jax.reporting.display import phase_tables
 from linnaeus_jax.reporting.logs import console
-from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting.metrics_log import MetricsLog, RunError
 from linnaeus_jax.reporting.report import write_report
-from linnaeus_jax.reporting.run_record import RunRecord
+from linnaeus_jax.reporting.run_record import RunRecord, files_fit
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
@@ -29,9 +30,15 @@ def finish(experiment: Experiment, host: HostState, checkpoints: Checkpoints, si
     log_file = MetricsLog(directory.metrics_log)
     applied = RunRecord(directory.root, tuple(log_file.rows())).applied_rates()
     plot_schedule(experiment.resolved, directory.assets / "schedule.png", applied=applied)
-    log_file.supersede(progress.global_step, frozenset({"final"}))
-    sinks.write("final", progress.global_step, progress.current_epoch, final)
-    sinks.tables(class_tables(RunRecord(directory.root, ())))
+    with directory.writing(directory.metrics_log):
+        log_file.supersede(progress.global_step, frozenset({"final"}))
+        sinks.write("final", progress.global_step, progress.current_epoch, final)
+    try:
+        record = RunRecord(directory.root, ())
+        with files_fit([record], "tables of classes"):
+            sinks.tables(class_tables(record))
+    except (RunError, DamagedFileError, OSError) as error:  # the run itself is done and saved
+        log.warning("%s", error)
     sinks.close()
     title = "last results; of a rank, over the rows labelled there"
     for part in phase_tables(title, host.tracker.latest_by_phase(), experiment.inputs.dataset.tasks, console.width):

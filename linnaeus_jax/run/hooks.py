@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from linnaeus_jax.files import write_json
+from linnaeus_jax.files import DamagedFileError, RunDirectory, read_json, write_json
 from linnaeus_jax.metrics.names import phase_label, split_result
 from linnaeus_jax.reporting.class_tables import CURVES_FILE
 from linnaeus_jax.reporting.logs import console_level
@@ -18,10 +20,12 @@ from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.read_errors import of_storage, retried
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import save
+from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.schedules.triggers import Due
-from linnaeus_jax.step.evaluation import Evaluator, update_curves
+from linnaeus_jax.step.evaluation import Evaluation, Evaluator, update_curves
 from linnaeus_jax.step.state import TrainState
 
 log = logging.getLogger("linnaeus_jax")
@@ -31,10 +35,16 @@ class EpochEndHooks:
     """The hooks that `epoch_end.EpochEnd` calls, in the order in which it calls them."""
 
     def __init__(
-        self, experiment: Experiment, host: HostState, checkpoints: Checkpoints, sinks: Sinks, sync: RemoteSync | None
+        self,
+        experiment: Experiment,
+        host: HostState,
+        checkpoints: Checkpoints,
+        sinks: Sinks,
+        sync: RemoteSync | None,
+        watchdog: Watchdog,
     ) -> None:
         self.experiment, self.host, self.checkpoints = experiment, host, checkpoints
-        self.sinks, self.sync = sinks, sync
+        self.sinks, self.sync, self.watchdog = sinks, sync, watchdog
         self.reports = experiment.debug.reports
         self.evaluator = Evaluator(experiment.program.evaluation, experiment.placement)
 
@@ -49,23 +59,29 @@ class EpochEndHooks:
         """Metrics by phase; `phases` are component masks bool [K] by name."""
         inputs, root = self.experiment.inputs, self.experiment.directory.root
         with console_level(self.experiment.config.experiment.log_level_validation):
-            with contextlib.closing(inputs.eval_loader(inputs.dataset.val, inputs.images["val"])) as loader:
-                evaluation = self.evaluator.run(
-                    state.eval_params,
-                    state.model_state,
-                    state.gradnorm.weights,
-                    loader,
-                    phases,
-                    after_first=self.reports.first_validation_batch if self.reports.debug.on("dump_metrics") else None,
-                )
+            evaluation = self._evaluation(state, phases)
         for name, values in evaluation.metrics.items():
             self.reports.phase(name, evaluation.sums[name], values)
         if self.experiment.is_coordinator:
-            update_curves(root / CURVES_FILE, evaluation.curves)
-            if evaluation.mistakes:
-                labels = inputs.dataset.val.table.path
-                write_mistakes(root / MISTAKES_FILE, evaluation.mistakes, inputs.images["val"], labels)
+            _set_damaged_aside(self.experiment.directory, root / CURVES_FILE, root / MISTAKES_FILE)
+            with self.experiment.directory.writing(root / CURVES_FILE, root / MISTAKES_FILE):
+                update_curves(root / CURVES_FILE, evaluation.curves)
+                if evaluation.mistakes:
+                    labels = inputs.dataset.val.table.path
+                    write_mistakes(root / MISTAKES_FILE, evaluation.mistakes, inputs.images["val"], labels)
         return evaluation.metrics
+
+    def _evaluation(self, state: TrainState, phases: Mapping[str, np.ndarray]) -> Evaluation:
+        inputs, reports = self.experiment.inputs, self.reports
+        with contextlib.closing(inputs.eval_loader(inputs.dataset.val, inputs.images["val"])) as loader:
+            return self.evaluator.run(
+                state.eval_params,
+                state.model_state,
+                state.gradnorm.weights,
+                self.watchdog.each(loader, "a batch of the validation"),
+                phases,
+                after_first=reports.first_validation_batch if reports.debug.on("dump_metrics") else None,
+            )
 
     def retain(self) -> list[int]:
         """Steps of the checkpoints that retention removed."""
@@ -87,6 +103,9 @@ class EpochEndHooks:
         """Everything after the checkpoint is done: a restart from it need not rerun the end of this epoch."""
         self.experiment.debug.epoch_end()
         if self.experiment.is_coordinator:
+            directory = self.experiment.directory
+            with directory.writing(directory.metrics_log):  # what it holds now
+                pass
             self.checkpoints.finish_boundary(self.host.progress.global_step, self.host.to_json())
         if self.sync is not None:
             self.sync.request()
@@ -104,3 +123,26 @@ def _epoch_line(epoch: int, row: Mapping[str, Any]) -> str:
         if {"loss_unweighted", "chain_accuracy"} <= metrics.keys() and phase != "val_mask"
     ]
     return f"epoch {epoch}: {'; '.join(parts)}"
+
+
+def _set_damaged_aside(directory: RunDirectory, *paths: Path) -> None:
+    """Renames results of earlier validations that are not what was written, so that no new ones join them.
+
+    Raises:
+      OSError: they cannot be read; they may be as they should be.
+    """
+
+    def read(path: Path) -> None:
+        directory.check(path)
+        if path.exists():
+            read_json(path)
+
+    for path in paths:
+        try:
+            retried(functools.partial(read, path))
+        except (DamagedFileError, OSError) as error:
+            if of_storage(error):
+                raise
+            log.warning("%s; it is set aside", error)
+            if path.exists():
+                path.replace(path.with_name(f"{path.name}.damaged"))

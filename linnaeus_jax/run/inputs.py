@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.verify_images import verify_images
+from linnaeus_jax.run.read_errors import retried
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 
@@ -34,6 +35,7 @@ class Inputs:
     Attributes:
       schedule: a stored schedule whose epochs and mixing levels count in place of the configuration's.
       past_epochs: (updates, micro-batches) of each finished epoch, whatever the configuration says now.
+      positions: rows of a batch -> which of them this process reads, see `Placement.positions`.
     """
 
     config: ConfigDict
@@ -41,6 +43,7 @@ class Inputs:
     devices: int
     schedule: ResolvedSchedule | None = None
     past_epochs: Sequence[tuple[int, int]] = ()
+    positions: Callable[[int], np.ndarray] = np.arange
 
     @functools.cached_property
     def sampler(self) -> SamplerSettings:
@@ -73,8 +76,7 @@ class Inputs:
             self.levels.of_epoch,
             self.sampler,
             seed=self.config.train.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            positions=self.positions(self.sampler.batch_size),
             past_epochs=self.past_epochs,
         )
 
@@ -98,6 +100,16 @@ class Inputs:
     def reading(self) -> ReadSettings:
         return ReadSettings.from_config(self.config.data)
 
+    def abstract_update(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes [A, B, ...] of what an update trains on, see `data.batch.Batch`."""
+        sampler, side = self.sampler, self.config.data.img_size
+        leading = (sampler.accumulation_steps, sampler.batch_size)
+        columns = {name: (values.shape[1:], values.dtype) for name, values in split_arrays(self.dataset.train).items()}
+        columns["image"] = (side, side, 3), np.dtype(np.uint8)
+        columns |= {name: ((), np.dtype(np.int32)) for name in ("group", "partner", "row")}
+        columns["weight"] = (), np.dtype(np.float32)
+        return {name: jax.ShapeDtypeStruct(leading + shape, dtype) for name, (shape, dtype) in columns.items()}
+
     def train_loader(self, start_step: int, stop_step: int | None = None) -> TrainLoader:
         split = self.dataset.train
         return TrainLoader(
@@ -119,14 +131,10 @@ class Inputs:
         """
         rows = batch_size or self.config.data.batch_size_val
         rows = rows if rows > 0 else global_batch_size(self.config, self.devices)
+        rows = evaluation_batch(rows, self.devices)
+        positions = self.positions(rows)
         return EvalLoader(
-            split_arrays(split),
-            split.rows,
-            images,
-            evaluation_batch(rows, self.devices),
-            self.reading,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            split_arrays(split), split.rows, images, rows, self.reading, positions=positions, retry=retried
         )
 
 
@@ -142,6 +150,7 @@ def build_inputs(
     output_dir: Path | None,
     schedule: ResolvedSchedule | None = None,
     past_epochs: Sequence[tuple[int, int]] = (),
+    positions: Callable[[int], np.ndarray] = np.arange,
 ) -> Inputs:
     """Reads the labels.
 
@@ -149,13 +158,13 @@ def build_inputs(
       config: the whole tree.
       devices: data-parallel devices.
       output_dir: the run directory, for reports about missing images; None: no report.
-      schedule, past_epochs: see `Inputs`.
+      schedule, past_epochs, positions: see `Inputs`.
 
     Raises:
       OSError, ValueError, KeyError, RuntimeError: a file or setting that cannot be used; the message names it.
     """
     dataset = build_dataset(config, _missing_rows(config, output_dir))
-    return Inputs(config, dataset, devices, schedule, past_epochs)
+    return Inputs(config, dataset, devices, schedule, past_epochs, positions)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ import jax
 
 from linnaeus_jax import versions
 from linnaeus_jax.config.saved import plain
+from linnaeus_jax.files import DAMAGED_LOG, DamagedFileError, RunDirectory, read_json, write_json
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints, leaf_shapes
 from linnaeus_jax.run.experiment import Experiment
@@ -116,16 +119,44 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
         progress.stop_reason = None
     rerun = after is None and meta["at_boundary"]
     if experiment.is_coordinator:
-        log_file = MetricsLog(directory.metrics_log)
-        moved = log_file.supersede(step, EPOCH_END_EVENTS if rerun else frozenset())
+        note_damaged_log(directory, step, expected=progress.current_epoch > 0)
+        with directory.writing(directory.metrics_log):
+            moved = MetricsLog(directory.metrics_log).supersede(step, EPOCH_END_EVENTS if rerun else frozenset())
         log.info("resumed after %d updates; %d log rows beyond it were set aside", step, moved)
     return Restored(state, step, rerun)
 
 
 def _start(experiment: Experiment) -> Restored:
     if experiment.is_coordinator:
-        MetricsLog(experiment.directory.metrics_log).supersede(-1, frozenset())  # of a run without any checkpoint
+        directory = experiment.directory
+        with directory.writing(directory.metrics_log):
+            MetricsLog(directory.metrics_log).supersede(-1, frozenset())  # of a run without any checkpoint
     return Restored(experiment.initial_state(), None, rerun_epoch_end=False)
+
+
+def note_damaged_log(directory: RunDirectory, step: int, *, expected: bool) -> None:
+    """Says that the metrics log is damaged or missing, here and for the report, and keeps what else holds its rows.
+
+    Args:
+      step: updates completed.
+      expected: rows were written before.
+    """
+    path = directory.metrics_log
+    try:
+        reason = directory.damage(path)
+    except DamagedFileError as error:
+        log.warning("%s", error)  # files that are written again below
+        reason = ""
+    if expected and not path.is_file():
+        reason = "is missing"
+    if not reason:
+        return
+    log.warning("%s %s: rows up to update %d are gone or wrong; training goes on", path, reason, step)
+    noted = directory.logs / DAMAGED_LOG
+    write_json(noted, {**(read_json(noted) if noted.is_file() else {}), str(step): reason})
+    events = directory.logs / "tensorboard"
+    if events.is_dir():  # it would be written anew from the metrics log
+        os.replace(events, directory.logs / f"tensorboard_before_update_{step}.{time.strftime('%Y%m%d_%H%M%S')}")
 
 
 def compiled_interval(experiment: Experiment) -> Callable[[], IntervalSums]:

@@ -184,6 +184,7 @@ def run_state_of(model: Mapping[str, Any]) -> StateFile | None:
 def _parents(directory: RunDirectory, classes: Mapping[str, list[int]]) -> dict[str, NDArray[np.int32]]:
     """Parents of every rank but the coarsest from the tree that the run left; {} without one."""
     path = directory.assets / "taxonomy_tree.json"
+    directory.check(path)
     if not path.is_file():
         return {}
     parents = {task: np.full(len(ids), -1, np.int32) for task, ids in list(classes.items())[:-1]}

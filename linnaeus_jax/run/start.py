@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from linnaeus_jax import versions
@@ -27,6 +29,18 @@ from linnaeus_jax.schedules.summary import schedule_summary, write_summary
 
 log = logging.getLogger("linnaeus_jax")
 
+#: files of what is written here that reports and evaluations read, besides config.json
+READ_AGAIN = (
+    PLUGIN_METRICS_FILE,
+    "assets/class_to_idx.json",
+    "assets/num_classes.json",
+    "assets/schedule_summary.json",
+    "assets/taxon_names.json",
+    "assets/taxonomy_tree.json",
+    "assets/versions.json",
+    "metadata/class_label_counts.json",
+)
+
 
 def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resumed_step: int | None) -> Sinks:
     """Describes the run in its directory and opens its sinks and its debugging.
@@ -37,19 +51,30 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
     """
     config, directory, inputs = experiment.config, experiment.directory, experiment.inputs
     facts = run_facts(experiment, start=resumed_step or 0)
+    if experiment.placement.device_count > 1:
+        log.info("%s", _devices(experiment))
     if not experiment.is_coordinator:
         experiment.debug.open(facts)
         return Sinks(None)
-    write_json(directory.config_json, plain(config))
-    write_json(directory.assets / "versions.json", versions.versions())
-    if plugin_metrics := table.of_plugins():
-        fields = {name: dataclasses.asdict(info) for name, info in plugin_metrics.items()}
-        write_json(directory.root / PLUGIN_METRICS_FILE, fields)
-    write_assets(inputs.dataset, directory.assets, directory.metadata)
+    with directory.writing(directory.config_json, *(directory.root / name for name in READ_AGAIN)):
+        write_json(directory.config_json, plain(config))
+        write_json(directory.assets / "versions.json", versions.versions())
+        if plugin_metrics := table.of_plugins():
+            fields = {name: dataclasses.asdict(info) for name, info in plugin_metrics.items()}
+            write_json(directory.root / PLUGIN_METRICS_FILE, fields)
+        write_assets(inputs.dataset, directory.assets, directory.metadata)
+        write_summary(experiment.resolved, directory.assets)
     if resumed_step is None:
         record(experiment.weights, directory.metadata, details=config.debug.checkpoint)
     write_json(directory.metadata / "epoch_coverage.json", inputs.coverage.to_json())
-    write_summary(experiment.resolved, directory.assets)
+    log.info(
+        "%d device(s) of kind %s; model in %s, float32 products: train.matmul_precision = %s, train.deterministic = %s",
+        experiment.placement.device_count,
+        jax.devices()[0].device_kind,
+        jnp.dtype(experiment.program.model.dtype).name,
+        config.train.matmul_precision,
+        config.train.deterministic,
+    )
     log.info("%s", inputs.dataset.report())
     log.info("%s", schedule_summary(experiment.resolved))
     log.info("%s", "\n".join(inputs.coverage.lines))
@@ -71,10 +96,23 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
     )
 
 
+def _devices(experiment: Experiment) -> str:
+    """What takes part, and how much of the state each device holds."""
+    placement = experiment.placement
+    arrays = jax.tree.leaves(experiment.abstract_state)
+    whole, held = (
+        sum(int(np.prod(shape)) * x.dtype.itemsize for x, shape in zip(arrays, shapes, strict=True)) / 1e6
+        for shapes in ([x.shape for x in arrays], [x.sharding.shard_shape(x.shape) for x in arrays])
+    )
+    state = f"{held:.1f} of {whole:.1f} MB of the state (split)" if placement.fsdp else f"the state of {whole:.1f} MB"
+    processes = f"process {jax.process_index()} of {placement.process_count}, " if placement.process_count > 1 else ""
+    return f"{processes}{placement.device_count} devices, on each {state}"
+
+
 def _keep_run_id(experiment: Experiment, host: HostState) -> None:
     """The identity of the run in external trackers, kept from its first start on."""
     configured = experiment.config.experiment.wandb.run_id
-    host.run_id = experiment.directory.keep_run_id(host.run_id or configured or new_run_id())
+    host.run_id = experiment.directory.keep_run_id(configured or new_run_id(), saved=host.run_id)
     if configured not in ("", host.run_id):
         log.warning(
             "experiment.wandb.run_id = %s is not used: this run directory is of run %s; choose another --workdir",

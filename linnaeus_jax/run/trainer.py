@@ -22,15 +22,19 @@ from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import Experiment, build_experiment
+from linnaeus_jax.run.failures import background_errors, of_world
 from linnaeus_jax.run.finish import finish
 from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.lock import RunLock
 from linnaeus_jax.run.pretrained import read_initial_weights
+from linnaeus_jax.run.processes import ended_elsewhere
+from linnaeus_jax.run.read_errors import retried
 from linnaeus_jax.run.recorder import LogPoint
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import Restored, compiled_interval, restore, save
+from linnaeus_jax.run.stalls import Stalls
 from linnaeus_jax.run.start import start
 from linnaeus_jax.run.train_log import TrainLog
 from linnaeus_jax.step import probes
@@ -54,10 +58,13 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
     """
     directory = RunDirectory.of(config, workdir)
     lock = RunLock(directory.root)
+    stalls = Stalls(directory, config.debug.stall_seconds)
     with (
         Interruption() as interruption,
         switched_on(nans=config.debug.nans, infs=config.debug.infs),
         contextlib.closing(Checkpoints(directory.checkpoints)) as checkpoints,
+        background_errors(),
+        stalls.watchdog,
         contextlib.ExitStack() as closing,  # each of them is closed, whatever another one raises
     ):
         closing.callback(lock.release)
@@ -73,8 +80,9 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
         closing.callback(checkpoints.close)
         try:
             restored = restore(experiment, checkpoints, host)
-            sinks = start(experiment, host, sync, restored.step)
-            hooks = EpochEndHooks(experiment, host, checkpoints, sinks, sync)
+            sinks = stalls.sinks = start(experiment, host, sync, restored.step)
+            stalls.watchdog.finished("the start")
+            hooks = EpochEndHooks(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
             train(experiment, host, hooks, restored, interruption, skip_validation=config.train.skip_validation)
             return finish(experiment, host, checkpoints, sinks)
         except FloatingPointError as error:
@@ -82,7 +90,12 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             raise _failed(invalid, sinks) from error
         except TrainingError as error:
             raise _failed(error, sinks) from error
-        except Exception:
+        except Exception as error:
+            if ended_elsewhere(error):
+                message = "another process of this run ended; see what it said, then give the same command again"
+                raise _failed(TrainingError(message), sinks) from error
+            if (failure := of_world(error)) is not None:
+                raise _failed(failure, sinks) from error
             log.exception("the run failed")
             sinks.close(exit_code=1)
             raise
@@ -128,7 +141,7 @@ def train(
     loader = experiment.inputs.train_loader(progress.global_step)
     ahead = RunAhead()
     try:
-        step, batch = next(loader)
+        step, batch = retried(loader.__next__)
         placed = placement.to_device(batch, placement.update)
         steps = compile_steps(program, state, placed, placement, donate=debug.donates)
         fresh_interval = compiled_interval(experiment)
@@ -188,9 +201,10 @@ def train(
 
             # ---- next batch, while the device works
             ahead.add(outputs.loss)
+            hooks.watchdog.finished("an update")
             waited = time.perf_counter()
             with debug.profiler.input_wait():
-                step, batch = next(loader)
+                step, batch = retried(loader.__next__)
             waited = time.perf_counter() - waited
             placed = placement.to_device(batch, placement.update)
             images = batch["weight"].size * placement.process_count

@@ -36,6 +36,7 @@ from linnaeus_jax.schedules.resolved import (
     Validation,
 )
 from linnaeus_jax.schedules.sanity import validate_schedule_sanity
+from linnaeus_jax.schedules.triggers import measured_epochs
 
 #: end of a full-masking or null-masking ramp for which no end is given
 FALLBACK_END_STEPS = 5000
@@ -63,17 +64,9 @@ class _Resolver:
         return Interval(**choice._asdict(), steps=steps)
 
     def learning_rates(self) -> tuple[LearningRateSpec, ...]:
-        scheduler, groups = self.config.lr_scheduler, self.config.optimizer.parameter_groups
+        groups = self.config.optimizer.parameter_groups
         names = [name for name in groups if name not in ("enabled", "default")] if groups.enabled else []
         names.append("default")
-        overrides = scheduler.parameter_groups
-        if overrides.enabled:
-            for name in overrides:
-                if name not in names and name != "enabled":
-                    self.notes.append(
-                        f"lr_scheduler.parameter_groups.{name} matches no optimizer group ({', '.join(names)}), "
-                        f"so it has no effect"
-                    )
         return tuple(self._learning_rate(name) for name in names)
 
     def _learning_rate(self, group: str) -> LearningRateSpec:
@@ -260,7 +253,7 @@ def resolve_all_schedule_params(
       The schedule, with all its warnings.
 
     Raises:
-      ValueError: an epoch has no update.
+      ValueError: an epoch has no update, or checkpoints are ranked by a phase that never runs.
     """
     scheduler, epochs = config.lr_scheduler, config.train.epochs
     accumulation = max(1, config.train.accumulation_steps)
@@ -305,4 +298,19 @@ def resolve_all_schedule_params(
         step_trigger_mode=config.schedule.step_trigger_mode.lower(),
         notes=tuple(dict.fromkeys(resolver.notes)),
     )
+    _require_ranking_phase(config, resolved)
     return dataclasses.replace(resolved, warnings=tuple(validate_schedule_sanity(resolved)))
+
+
+def _require_ranking_phase(config: ConfigDict, resolved: ResolvedSchedule) -> None:
+    """Raises ValueError where checkpoints are ranked by a phase that never runs, so that none would be the best."""
+    best = config.schedule.checkpoint.best_metric
+    if not best:
+        return
+    components = active_components(config.data.meta)
+    phase = parse_metric_name(best, tasks=config.data.task_keys_h5, components=components).phase
+    if not measured_epochs(resolved, phase):
+        raise ValueError(
+            f"schedule.checkpoint.best_metric = {best!r} is of phase {phase}, which never runs; schedule it under "
+            "schedule.validation, or choose a metric of another phase"
+        )

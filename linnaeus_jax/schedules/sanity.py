@@ -9,7 +9,7 @@ import numpy as np
 
 from linnaeus_jax.schedules.learning_rate import learning_rate
 from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
-from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end, firing_epochs, interval_epochs, phases_of
+from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end, firing_epochs, interval_epochs, measured_epochs
 
 
 def _lr_findings(spec: LearningRateSpec, total: int) -> Iterator[str]:
@@ -74,14 +74,10 @@ def _probability_findings(resolved: ResolvedSchedule) -> Iterator[str]:
     for name, ramp in ramps.items():
         if ramp.enabled and ramp.end_steps > total and ramp.start != ramp.end:
             yield f"{name} ends at update {ramp.end_steps}, beyond the {total} updates of the run"
-    if partial.enabled:
-        if not partial.whitelist:
-            yield "schedule.meta_masking.partial is enabled with an empty whitelist, so nothing is masked"
-        if partial.start_steps >= min(total, total if partial.end_steps is None else partial.end_steps):
-            window = f"{partial.start_steps} to {'the end' if partial.end_steps is None else partial.end_steps}"
-            yield f"the window of schedule.meta_masking.partial, {window}, is empty within {total} updates"
-    if resolved.validation.partial_enabled and not resolved.validation.whitelist:
-        yield "schedule.validation.partial_mask_meta is enabled with an empty whitelist, so nothing is run"
+    end = total if partial.end_steps is None else partial.end_steps
+    if partial.enabled and partial.start_steps >= min(total, end):
+        window = f"{partial.start_steps} to {'the end' if partial.end_steps is None else partial.end_steps}"
+        yield f"the window of schedule.meta_masking.partial, {window}, is empty within {total} updates"
     unused = [level for level in resolved.mixing.group_levels if level not in resolved.mixing.level_of_epoch]
     if unused:
         yield (
@@ -98,13 +94,7 @@ def _early_stop_findings(resolved: ResolvedSchedule) -> Iterator[str]:
         yield f"train.early_stop.max_steps = {stop.max_steps} is beyond the {total} updates of the run"
     if stop.max_loss is not None and not stop.is_loss:
         yield f"train.early_stop.max_loss has no effect on {stop.phase}/{stop.metric}, which is no loss"
-    if stop.phase == "train":
-        measured: tuple[int, ...] = tuple(range(resolved.epochs))
-    else:
-        fired = firing_epochs(resolved)
-        stages = [Stage(name) for name in fired if name != "CHECKPOINT"]
-        with_phase = [s for s in stages if stop.phase in {phase.name for phase in phases_of(resolved, s)}]
-        measured = tuple(sorted({epoch for stage in with_phase for epoch in fired[stage]}))
+    measured = measured_epochs(resolved, stop.phase)
     if not measured:
         yield f"train.early_stop.metric is of phase {stop.phase}, which is never run"
         return

@@ -147,6 +147,15 @@ def firing_epochs(resolved: ResolvedSchedule) -> dict[str, tuple[int, ...]]:
     return {str(name): tuple(epochs) for name, epochs in fired.items()}
 
 
+def measured_epochs(resolved: ResolvedSchedule, phase: str) -> tuple[int, ...]:
+    """0-based epochs at whose end a phase, such as `val_mask_meta` or `train`, is measured."""
+    if phase == "train":
+        return tuple(range(resolved.epochs))
+    fired = firing_epochs(resolved)
+    stages = [stage for stage in VALIDATION_STAGES if phase in {each.name for each in phases_of(resolved, stage)}]
+    return tuple(sorted({epoch for stage in stages for epoch in fired[stage]}))
+
+
 def gradnorm_due(step: Any, warmup_steps: int, interval: int) -> Any:
     """Whether update `step` (0-based; int, int32 array or tracer) changes the task weights."""
     return (step >= warmup_steps) & (step % max(1, interval) == 0)

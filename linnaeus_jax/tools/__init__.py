@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from linnaeus_jax.config.exit_status import exit_status
+from linnaeus_jax.config.outgoing import shown
 
 #: of the option --extension
 EXTENSION_HELP = "data.hybrid.file_extension of a folder (default: none if identifiers end like .png, else .jpg)"
+
+#: endings of pictures that are drawn
+PICTURES = (".png", ".pdf", ".svg")
 
 Main = Callable[[Sequence[str]], int | None]
 
@@ -25,6 +31,27 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def plugins_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --plugins, for tools that read bundles."""
+    parser.add_argument(
+        "--plugins",
+        type=lambda text: tuple(filter(None, text.split(","))),
+        default=(),
+        metavar="FILE,...",
+        help="modules or .py files that a bundle needs; they are run as programs, so give only what you trust",
+    )
+
+
+def picture(text: str) -> Path:
+    """Type of an option that names the picture to write; what cannot be written is refused before the work begins."""
+    path = Path(text)
+    if path.suffix.lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r} must end in one of {', '.join(PICTURES)}")
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written; name a file in a folder that exists")
+    return path
 
 
 def command(*errors: type[Exception], status: int = 2) -> Callable[[Main], Callable[..., int]]:
@@ -47,13 +74,15 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    text, rate = (TextColumn(form, markup=False) for form in ("{task.description}", "{task.fields[rate]}"))
+    columns = (text, BarColumn(), MofNCompleteColumn(), rate)
     console = Console(stderr=True)
     remaining, silent = TimeRemainingColumn(), not console.is_terminal
     with Progress(*columns, remaining, console=console, transient=True, disable=silent) as bars:
         begun: dict[str, tuple[TaskID, float, int]] = {}
 
         def progress(what: str, done: int, total: int) -> None:
+            what = shown(what)
             if what not in begun:
                 begun[what] = bars.add_task(what, total=total or None, rate=""), time.perf_counter(), done
             task, start, first = begun[what]

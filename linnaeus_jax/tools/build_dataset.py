@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from linnaeus_jax import tools
 from linnaeus_jax.building import coco, darwin_core, folders, table
 from linnaeus_jax.building.build import build, build_shard, discard, merge
@@ -29,6 +27,7 @@ from linnaeus_jax.building.rows import Progress, SourceRows
 from linnaeus_jax.building.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import RESIZE_MODES
+from linnaeus_jax.reporting.logs import PlainConsole
 
 #: source -> options that it has beside those of all
 USED: dict[str, set[str]] = {
@@ -191,7 +190,7 @@ def build_options(args: argparse.Namespace, source: SourceRows) -> BuildOptions:
 @tools.command(ValueError)
 def main(argv: Sequence[str]) -> None:
     args = argument_parser().parse_args(argv)
-    console = Console()
+    console = PlainConsole()
     with tools.progress_bars() as progress:
         source = read_source(args, progress)
         plan = plan_build(source, build_options(args, source), read_synonyms(args.synonyms), args.synonyms)

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     size = sum(file.stat().st_size for file in options.out.rglob("*") if file.is_file()) / 1e6
     how = "not calibrated" if measured is None else f"calibrated on {len(measured.rows.labels):,} validation rows"
     text = f"{options.out}: {size:.1f} MB; {which} after {bundle.facts['step']} updates, {how}; read its README.md"
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -132,16 +132,16 @@ def main(argv: Sequence[str]) -> None:
     from linnaeus_jax.step.compilation import compile_steps
 
     parser = tools.parser("check", __doc__)
-    parser.add_argument("--out", type=Path, default=Path("check.png"), help="picture of the first images")
+    parser.add_argument("--out", type=tools.picture, default="check.png", help="picture of the first images")
     parser.add_argument("--all", action="store_true", help="a row for every parameter instead of every module")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
     directory = RunDirectory.of(config, None)
     experiment = build_experiment(config, directory, write=False, initial_weights=read_initial_weights)
     if experiment.weights is not None:
-        console.print(experiment.weights.coverage.table(), markup=False, soft_wrap=True)
+        console.print(experiment.weights.coverage.table(), soft_wrap=True)
     dataset = experiment.inputs.dataset
-    console.print(dataset.report(), markup=False, soft_wrap=True)
+    console.print(dataset.report(), soft_wrap=True)
 
     # ---- what is trained how
     groups: dict[tuple[str, str, float], list[int]] = {}

@@ -7,6 +7,7 @@ A model is worth something only above both; it cannot pass the ceilings printed 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,23 +15,25 @@ from rich.console import Console
 from rich.table import Table
 
 from linnaeus_jax import tools
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.demo.baselines import demo_baselines
 from linnaeus_jax.demo.generate import read_parameters, write_demo
 from linnaeus_jax.reporting.run_record import RunRecord
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@tools.command(ValueError)
+def main(argv: Sequence[str]) -> None:
     parser = tools.parser("demo_baselines", __doc__)
     parser.add_argument("--data", type=Path, default=Path("data/demo"), help="folder written by make_demo")
     parser.add_argument("--run", type=Path, help="run directory of the quickstart, to show beside the baselines")
     options = parser.parse_args(argv)
     folder = options.data
     try:
-        summary = write_demo(folder, **read_parameters(folder))
-    except FileNotFoundError:
-        raise SystemExit(
-            f"{folder} holds no demo set; run: python -m linnaeus_jax.tools.make_demo --out {folder}"
-        ) from None
+        parameters = read_parameters(folder)
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        made = f"python -m linnaeus_jax.tools.make_demo --out {folder}"
+        raise UserError(f"{folder} holds no demo set; run: {made}") from error
+    summary = write_demo(folder, **parameters)
     run = RunRecord.load(options.run) if options.run else None
     scores = demo_baselines(summary)
     table = Table("sees", "baseline", "mFormerV1", "best possible", title="Species accuracy, labelled validation rows")
@@ -52,4 +55,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

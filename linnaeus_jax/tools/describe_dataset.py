@@ -28,6 +28,7 @@ from linnaeus_jax.building.describe import (
 )
 from linnaeus_jax.building.describe_page import example_pictures, text_rows, write_description
 from linnaeus_jax.building.text import printable
+from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.taxonomy.ranks import task_name
 
@@ -70,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
     found = describe(args.labels, args.val_labels)
     examples = example_pictures(found, args.images, args.extension) if args.images is not None else None
     files = write_description(args.out, found, examples)
-    show(found, Console(highlight=False, markup=False))
+    show(found, PlainConsole())
     print(f"{files[0]} and {len(files) - 1} figures beside it")
 
 

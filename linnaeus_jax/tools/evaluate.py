@@ -77,6 +77,7 @@ def of_bundle(options: argparse.Namespace) -> None:
     from linnaeus_jax.inference.forward import BUCKETS
     from linnaeus_jax.inference.model import load
     from linnaeus_jax.reporting.logs import console
+    from linnaeus_jax.step.process import use_compilation_cache
 
     for name in ("phases", "predictions", "logits"):
         if getattr(options, name):
@@ -85,7 +86,9 @@ def of_bundle(options: argparse.Namespace) -> None:
         raise UserError("give the records to evaluate on: --labels FILE.h5 and --images FILE.h5 or a folder")
     if options.batch_size < 0:
         raise UserError(f"--batch-size is {options.batch_size}; give at least 1")
-    model = load(options.run, checkpoint=options.checkpoint, buckets=(options.batch_size or BUCKETS[-1],))
+    use_compilation_cache()
+    buckets = (options.batch_size or BUCKETS[-1],)
+    model = load(options.run, checkpoint=options.checkpoint, buckets=buckets, plugins=options.plugins)
     labels = Path(options.labels)
     labelled = read_labelled(model.bundle, labels, options.split)
     pictures = Pictures.of(model.bundle, Path(options.images), labels, options.extension)
@@ -99,7 +102,7 @@ def of_bundle(options: argparse.Namespace) -> None:
         return
     show_bundle(numbers, f"{options.run.name} on {labels.name}, {numbers['rows']} rows")
     if options.report:
-        console.print(f"report: {options.report}", markup=False, soft_wrap=True)
+        console.print(f"report: {options.report}", soft_wrap=True)
 
 
 def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
@@ -131,7 +134,7 @@ def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     columns = ["confi-\ndence", *(f"at {rank}\n%" for rank in ranks), "no answer\n%", "errors\n%"]
     console.print(table("answers by --min-confidence", columns, rows))
     for text in numbers["notes"]:
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
 
 @tools.command()
@@ -150,6 +153,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--report", type=Path, help="write a page of the evaluation as a bundle to this .html file")
     parser.add_argument("--extension", help=tools.EXTENSION_HELP)
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
+    tools.plugins_option(parser)
     options = parser.parse_args(argv)
     from linnaeus_jax.inference.bundle_files import is_bundle
     from linnaeus_jax.metrics.names import phase_label

@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> None:
         "--platforms", default="cpu,cuda", help="comma-separated: cpu, cuda, rocm, tpu (default: %(default)s)"
     )
     parser.add_argument("--force", action="store_true", help="replace an export that lies there")
+    tools.plugins_option(parser)
     options = parser.parse_args(argv)
     from linnaeus_jax.inference.exporting import PROGRAM, check_out, check_platforms, write_export
     from linnaeus_jax.inference.model import read_bundle_or_run
@@ -35,13 +36,12 @@ def main(argv: Sequence[str]) -> None:
 
     platforms = check_platforms([name.strip() for name in options.platforms.split(",") if name.strip()])
     check_out(options.out, force=options.force)
-    bundle = read_bundle_or_run(options.model, options.checkpoint)
-    console.print(f"exporting {options.model} for {', '.join(platforms)} ...", markup=False, soft_wrap=True)
+    bundle = read_bundle_or_run(options.model, options.checkpoint, options.plugins)
+    console.print(f"exporting {options.model} for {', '.join(platforms)} ...", soft_wrap=True)
     write_export(bundle, options.out, platforms, force=options.force)
     size = (options.out / PROGRAM).stat().st_size / 1e6
     console.print(
         f"{options.out}: {PROGRAM} of {size:.1f} MB; try python {options.out / 'example.py'} PICTURE",
-        markup=False,
         soft_wrap=True,
     )
 

@@ -42,7 +42,6 @@ def main(argv: Sequence[str]) -> None:
     console.print(
         f"{options.out}: {len(arrays)} arrays, {values:,} values, {options.out.stat().st_size / 1e6:.1f} MB; "
         f"{which} after {saved.step} updates",
-        markup=False,
         soft_wrap=True,
     )
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 from linnaeus_jax import tools
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import ConfigError, UserError
+from linnaeus_jax.config.outgoing import shown
 
 #: classes of a rank that nothing says anything about
 PLACEHOLDER = 2
@@ -148,9 +149,9 @@ def show(tree: Any, table: str, files: Sequence[Any], origin: str) -> None:
         return
     for file in files:
         notes = f" ({'; '.join(file.notes)})" if file.notes else ""
-        print(f"{file.path}, sha256 {file.sha256[:16]}{notes}")
-    print(table)
-    print(origin)
+        print(shown(f"{file.path}, sha256 {file.sha256[:16]}{notes}"))
+    print(shown(table))
+    print(shown(origin))
 
 
 if __name__ == "__main__":

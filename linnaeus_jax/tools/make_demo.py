@@ -38,7 +38,7 @@ def summary_table(summary: DemoSummary) -> Table:
     return table
 
 
-@tools.command(ValueError, status=1)
+@tools.command(ValueError)
 def main(argv: Sequence[str]) -> None:
     parser = tools.parser("make_demo", __doc__)
     parser.add_argument("--out", type=Path, default=Path("data/demo"), help="folder for labels.h5 and images.h5")

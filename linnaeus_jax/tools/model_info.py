@@ -40,6 +40,7 @@ from linnaeus_jax.data.metadata import component_layout, component_settings
 from linnaeus_jax.models import ModelFamily, build_model
 from linnaeus_jax.models.cost import activation_bytes, forward_multiply_adds, parameters_by_stage
 from linnaeus_jax.registry import MODELS
+from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 
 #: class counts, finest first, where neither a labels file nor --classes gives any: those of the published sizes
@@ -100,7 +101,7 @@ def built(config: ConfigDict, sizes: Sizes, **changed: Any) -> ModelFamily:
         "parents": sizes.parents,
         "img_size": config.data.img_size,
         "dtype": _dtype(config),
-        "remat": config.train.gradient_checkpointing.enabled_normal_steps,
+        "remat": bool(config.train.gradient_checkpointing.enabled_normal_steps),
     }
     return build_model(config.model, **{**given, **changed})
 
@@ -231,7 +232,7 @@ def main(argv: Sequence[str]) -> None:
             progress(next(done), len(configs) * len(measures))
 
         found = [measured(one, sizes, measures, step) for one in configs]
-    given, console = circumstances(config, sizes), Console(highlight=False, markup=False)
+    given, console = circumstances(config, sizes), PlainConsole()
     if options.json:
         print(json.dumps({**given, **({"models": found} if options.all else found[0])}, indent=1))
     elif options.all:

@@ -42,6 +42,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="BUNDLE", type=Path, help="a bundle, or a run directory")
     parser.add_argument("pictures", metavar="PICTURES", nargs="+", help="files, folders, patterns such as 'a/**/*.jpg'")
     parser.add_argument("--checkpoint", default="", help="of a run: best (default), newest or a step")
+    tools.plugins_option(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="predictions as .csv, .jsonl or .parquet")
     parser.add_argument("--force", action="store_true", help="replace the predictions that --out holds")
     parser.add_argument(
@@ -158,7 +159,7 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
 def _say(text: str) -> None:
     from linnaeus_jax.reporting.logs import console
 
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -202,14 +203,16 @@ def main(argv: Sequence[str]) -> int:
     from linnaeus_jax.inference.predicting import batch_for
     from linnaeus_jax.inference.prediction_display import summary_lines
     from linnaeus_jax.inference.prediction_files import finished, remove
+    from linnaeus_jax.step.process import use_compilation_cache
 
     check(args)
-    bundle = read_bundle_or_run(args.source, args.checkpoint or "best")
+    bundle = read_bundle_or_run(args.source, args.checkpoint or "best", args.plugins)
     with tools.progress_bars() as progress:
         jobs = pictures_of(args, progress)
     if not jobs:
         _say(f"part {args.shard} has no pictures")
         return 0
+    use_compilation_cache()
     model = Model(bundle, buckets=(batch_for(len(jobs), args.batch_size),))
     options = options_of(args, model)
     if bundle.calibration == Calibration.none(bundle.tasks) or not bundle.calibration.rows:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from linnaeus_jax import tools
 from linnaeus_jax.debugging.profile_summary import find_traces, summarise
+from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 
 
@@ -22,7 +23,7 @@ def show(summary: dict[str, Any], console: Console) -> None:
     """Prints one summary."""
     steps = summary["steps"]
     span = f"steps {steps[0]} to {steps[-1]}, {summary['ms_per_step']:.2f} ms per step" if steps else "no steps marked"
-    console.print(f"[bold]{summary['run']}[/bold]: {span}, {summary['window_ms']:.2f} ms in all")
+    console.print(f"{summary['run']}: {span}, {summary['window_ms']:.2f} ms in all")
     if not summary["devices"]:
         console.print("no operation is recorded: did the trace hold any step?")
         return
@@ -40,9 +41,9 @@ def show(summary: dict[str, Any], console: Console) -> None:
     console.print(table("top operations, self time over all devices", columns, operations))
 
 
-@tools.command(RuntimeError, ValueError, status=1)
+@tools.command()
 def main(argv: Sequence[str]) -> None:
-    """Command line. Exit status: 0; 1 where there is no trace."""
+    """Command line. Exit status: 0; 2 where there is no trace."""
     parser = tools.parser("profile_summary", __doc__)
     parser.add_argument("directory", type=Path, metavar="DIR", help="debug.profiler.output_dir, one run, or a file")
     parser.add_argument("--top", type=int, default=15, help="operations to show")
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps(summaries, indent=1))
     else:
         for summary in summaries:
-            show(summary, Console())
+            show(summary, PlainConsole())
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     detector.trace_batch_nums, detector.abort_after_batch_num = (), None
     experiment = build_experiment(config, RunDirectory(bundle), write=False)
     state = crash_bundle.read_state(bundle, experiment.abstract_state)
-    batch = experiment.placement.to_device(crash_bundle.read_batch(bundle), experiment.placement.update)
+    read = crash_bundle.read_batch(bundle, experiment.inputs.abstract_update())
+    batch = experiment.placement.to_device(read, experiment.placement.update)
     name = "gradnorm" if OpsSchedule(experiment.resolved).should_update_gradnorm(step) else "plain"
     if debug_nans:
         for kind in ("nan", "inf"):

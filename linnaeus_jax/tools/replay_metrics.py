@@ -14,7 +14,7 @@ import wandb
 
 from linnaeus_jax import tools
 from linnaeus_jax.reporting.class_tables import class_tables
-from linnaeus_jax.reporting.run_record import RunRecord
+from linnaeus_jax.reporting.run_record import RunRecord, files_fit
 from linnaeus_jax.reporting.sinks import Sink, replay
 from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
 from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
@@ -40,13 +40,14 @@ def main(argv: Sequence[str]) -> None:
         sink = TensorBoardSink(directory, config=record.config)
     else:
         experiment = {"project": "linnaeus", "wandb": {}, **record.config.get("experiment", {})}
-        experiment["name"] = options.name or experiment.get("name") or options.run.resolve().name
+        experiment["name"] = options.name or experiment.get("name") or options.run.absolute().name
         given = {key: value for key, value in (("project", options.project), ("entity", options.entity)) if value}
         experiment["wandb"] = {**experiment["wandb"], "mode": options.mode, **given}
         run_id = options.run_id or new_run_id()  # so that nothing existing is touched
         sink = WandbSink(experiment, directory=directory, config=record.config, run_id=run_id, new=True)
     replay(record.rows, sink)
-    sink.tables(class_tables(record))
+    with files_fit([record], "tables of classes"):
+        sink.tables(class_tables(record))
     sink.close()
     print(f"{len(record.rows)} rows sent to {options.to}")
 

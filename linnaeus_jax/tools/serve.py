@@ -25,14 +25,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = tools.parser("serve", __doc__)
     parser.add_argument("bundle", help="a bundle, or a run directory")
     parser.add_argument("--checkpoint", default="best", help="of a run: best (default), newest or a step")
+    tools.plugins_option(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one (default: 8000)")
-    parser.add_argument("--buckets", default="", help="batch sizes, separated by commas (default: 1,4,16,64)")
+    parser.add_argument("--buckets", default="", help="batch sizes, separated by commas (default: 1,4,8,16,32,64)")
     parser.add_argument(
         "--wait-ms",
         type=float,
-        default=10.0,
-        help="that a picture waits for others that are known to come (default: 10)",
+        default=20.0,
+        help="that a picture waits for others that are known to come (default: %(default)g)",
     )
     parser.add_argument("--decoders", type=int, default=0, help="threads that decode pictures (default: one per core)")
     parser.add_argument("--max-body-mib", type=float, default=20.0, help="of a request (default: 20)")
@@ -88,10 +89,12 @@ def main(argv: Sequence[str]) -> None:
     from linnaeus_jax.inference.model import load
     from linnaeus_jax.inference.server_requests import Limits
     from linnaeus_jax.reporting.logs import console
+    from linnaeus_jax.step.process import use_compilation_cache
 
+    use_compilation_cache()
     buckets = buckets_of(options.buckets) if options.buckets else SERVER_BUCKETS
     with listen(options.host, options.port) as listener:
-        model = load(options.bundle, checkpoint=options.checkpoint, buckets=buckets)
+        model = load(options.bundle, checkpoint=options.checkpoint, buckets=buckets, plugins=options.plugins)
         limits = Limits(
             round(options.max_body_mib * 2**20),
             options.max_pictures,
@@ -103,9 +106,9 @@ def main(argv: Sequence[str]) -> None:
         host, port = listener.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         sizes = ", ".join(map(str, model.forward.buckets))
-        console.print(f"{options.bundle}: compiling batches of {sizes} pictures", markup=False, soft_wrap=True)
-        serve(app, listener, lambda: console.print(f"serving on http://{place}/ (end with Ctrl-C)", markup=False))
-    console.print("stopped", markup=False)
+        console.print(f"{options.bundle}: compiling batches of {sizes} pictures", soft_wrap=True)
+        serve(app, listener, lambda: console.print(f"serving on http://{place}/ (end with Ctrl-C)"))
+    console.print("stopped")
 
 
 if __name__ == "__main__":

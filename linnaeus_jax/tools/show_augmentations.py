@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
     from linnaeus_jax.step.input_stages import stage_images
 
     parser = tools.parser("show_augmentations", __doc__)
-    parser.add_argument("--out", type=Path, default=Path("augmentations.png"), help="picture to write")
+    parser.add_argument("--out", type=tools.picture, default="augmentations.png", help="picture to write")
     parser.add_argument("--images", type=int, default=8, help="columns")
     parser.add_argument("--step", type=int, default=0, help="update whose images and probabilities are shown")
     options, rest = parser.parse_known_args(argv)

@@ -22,6 +22,7 @@ from linnaeus_jax.building.text import printable
 from linnaeus_jax.building.verify import Verification, verify_labels
 from linnaeus_jax.building.verify_pictures import DECODE, PictureChecks
 from linnaeus_jax.files import write_json
+from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 
 STYLES = {ERROR: "bold red", WARNING: "yellow", NOTE: "dim"}
@@ -97,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(found.to_json(), indent=1))
     else:
-        show(found, Console(highlight=False, markup=False))
+        show(found, PlainConsole())
     return 0 if found.is_clean(strict=args.strict) else 1
 
 

@@ -84,9 +84,9 @@ class Coverage:
             counts = [sum(row.status == status for row in rows) for status in STATUSES]
             parameters = sum(row.parameters for row in rows)
             table.add_row(group, *(str(count or "") for count in counts), f"{parameters:,}" if parameters else "")
-        console = Console(width=width, no_color=True, highlight=False)
+        console = Console(width=width, no_color=True, highlight=False, markup=False, emoji=False)
         with console.capture() as text:
-            console.print(table, markup=False)
+            console.print(table)
         lines = [line.rstrip() for line in text.get().splitlines()]
         return "\n".join([*lines, *self._lists(), *self.notes])
 

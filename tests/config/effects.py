@@ -45,7 +45,7 @@ from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
-from linnaeus_jax.run import finish, trainer
+from linnaeus_jax.run import experiment, finish, trainer
 from linnaeus_jax.run import inputs as run_inputs
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
@@ -57,6 +57,7 @@ from linnaeus_jax.run.recorder import LogPoint, NonFiniteError
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import restore
 from linnaeus_jax.run.retention import preserved, retention_policy
+from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.schedules import OpsSchedule, early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
@@ -444,7 +445,7 @@ class Site:
         ):
             next(batches)
         threads, buffer = options.call_args.args
-        return {"threads": threads, "buffer": buffer, "decoding": pool.call_args.args[0]}
+        return {"threads": threads, "buffer": buffer, "decoding": pool.call_args and pool.call_args.args[0]}
 
     def cached(self) -> int:
         """Bytes that the cache holds after reading all pictures."""
@@ -514,13 +515,16 @@ class Site:
             return SimpleNamespace(metrics={}, curves={}, sums={}, mistakes={})
 
         host = HostState.of(experiment)
-        hooks = EpochEndHooks(experiment, host, Checkpoints(directory.checkpoints), Sinks(None), None)
+        checkpoints = Checkpoints(directory.checkpoints)
+        hooks = EpochEndHooks(experiment, host, checkpoints, Sinks(None), None, Watchdog(0, print))
         hooks.evaluator = SimpleNamespace(run=evaluate)  # type: ignore[assignment]
         state = SimpleNamespace(eval_params=None, model_state=None, gradnorm=SimpleNamespace(weights=None))
         with mock.patch("linnaeus_jax.run.hooks.update_curves"):
             hooks.evaluate(state, {})  # type: ignore[arg-type]
         epoch_end = EpochEnd.of(experiment, host, hooks)
-        return SimpleNamespace(levels=levels, epoch_end=epoch_end, host=host, resolved=experiment.resolved)
+        return SimpleNamespace(
+            levels=levels, epoch_end=epoch_end, host=host, resolved=experiment.resolved, placement=experiment.placement
+        )
 
     @staticmethod
     def _console_level(name: str) -> str:
@@ -528,11 +532,29 @@ class Site:
         return logging.getLevelName(handler.level)
 
     @property
+    def rows_by_memory(self) -> int | None:
+        """`data.batch_size_per_device` of the built run, where a row of an update takes 0.1 GB."""
+
+        def memory(config: Any) -> int:
+            return round(1e8 * config.data.batch_size_per_device)
+
+        config = self.config.copy_and_resolve_references()
+        with mock.patch("linnaeus_jax.run.experiment.step_memory", return_value=memory):
+            built = build_experiment(config, RunDirectory(self.output_dir), write=False)
+        rows: int | None = built.config.data.batch_size_per_device
+        return rows
+
+    @property
     def process(self) -> dict[str, Any]:
-        """Settings of the process: those of JAX, and `flags` of XLA."""
-        with mock.patch.dict(os.environ, {"XLA_FLAGS": ""}), mock.patch.object(jax.config, "update") as update:
+        """Settings of the process: those of JAX, `flags` of XLA, and whether `freed` memory is kept."""
+        with (
+            mock.patch.dict(os.environ, {"XLA_FLAGS": ""}),
+            mock.patch.object(jax.config, "update") as update,
+            mock.patch.object(experiment, "keep_freed_memory") as keep,
+        ):
             set_up_jax(self.config)
-            return {**{call.args[0]: call.args[1] for call in update.call_args_list}, "flags": os.environ["XLA_FLAGS"]}
+            settings = {call.args[0]: call.args[1] for call in update.call_args_list}
+            return {**settings, "flags": os.environ["XLA_FLAGS"], "freed": keep.called}
 
     @property
     def looked_for(self) -> tuple[str, ...]:

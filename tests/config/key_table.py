@@ -142,7 +142,9 @@ add(
     "env",
     plugins=Row(("colorsys",), imported, ["colorsys"]),
     compilation_cache_dir=Row("cache", lambda s: s.process.get("jax_compilation_cache_dir"), "cache"),
+    keep_freed_memory=Row(False, at("process.freed"), False),
 )
+add("parallel", fsdp=Row(True, at("run.placement.fsdp"), True, group="run"))
 
 # ---- data
 KINDS = ("labels", "images")
@@ -163,6 +165,15 @@ VERIFY = {
     "data.hybrid.verify_images.max_missing_count": 100,
 }
 OTHER_LABELS = "HOME/other/labels.h5"
+AUTOBATCH = {"data.autobatch.enabled": True, "data.autobatch.device_memory_gb": 1.0}
+add(
+    "data.autobatch",
+    enabled=Row(True, lambda s: s.rows_by_memory, 8, {"data.autobatch.device_memory_gb": 1.0}),
+    target_memory_fraction=Row(0.45, lambda s: s.rows_by_memory, 4, AUTOBATCH),
+    min_batch_size=Row(200, lambda s: s.outcome(lambda s: s.rows_by_memory), given=AUTOBATCH),
+    max_batch_size=Row(6, lambda s: s.rows_by_memory, 6, AUTOBATCH),
+    device_memory_gb=Row(2.0, lambda s: s.rows_by_memory, 16, AUTOBATCH),
+)
 add(
     "data",
     batch_size=Row(8, at("inputs.plans.steps_per_epoch.0"), 12),
@@ -288,7 +299,7 @@ add(
     "data.prefetch",
     mem_cache_size=Row(4096, Site.cached, 3072, HYBRID),
     max_processed_batches=Row(9, lambda s: s.reading()["buffer"], 9),
-    num_io_threads=Row(3, lambda s: s.reading()["decoding"], 3),
+    num_io_threads=Row(3, lambda s: s.reading()["decoding"], 3, HYBRID),
 )
 
 # ---- model
@@ -367,7 +378,6 @@ add(
 
 # ---- train
 STOP = {"train.early_stop.active": True}
-REMAT = {f"train.gradient_checkpointing.enabled_{kind}_steps": True for kind in ("normal", "gradnorm")}
 add(
     "train",
     epochs=Row(5, fires("CHECKPOINT"), (0, 1, 2, 3, 4)),
@@ -378,6 +388,7 @@ add(
         "adaptive", lambda s: s.moved()["stem.weight"], given={"optimizer.name": "sgd", "train.clip_grad": 0.01}
     ),
     compute_dtype=Row("bfloat16", Site.precision, "bfloat16"),
+    matmul_precision=Row("float32", lambda s: s.process.get("jax_default_matmul_precision"), "float32"),
     deterministic=Row(True, at("process.flags"), "--xla_gpu_deterministic_ops=true"),
     auto_resume=Row(False, lambda s: s.outcome(Site.resumed)),
     resume_skip_optimizer=Row(True, lambda s: s.outcome(Site.resumed), 18, {"optimizer.name": "sgd"}),
@@ -388,8 +399,8 @@ add(
 )
 add(
     "train.gradient_checkpointing",
-    enabled_normal_steps=Row(False, Site.recomputes, (False, True), REMAT),
-    enabled_gradnorm_steps=Row(False, Site.recomputes, (True, False), REMAT),
+    enabled_normal_steps=Row(True, Site.recomputes, (True, False)),
+    enabled_gradnorm_steps=Row(True, Site.recomputes, (False, True)),
 )
 add(
     "train.ema",
@@ -840,6 +851,7 @@ TABLE |= {f"debug.{flag}": flag_row(flag) for flag in FLAGS}
 add(
     "debug",
     early_exit_after_n_optimizer_steps=Row(8, Site.last_step, 8, group="short"),
+    stall_seconds=Row(0.01, lambda s: "nothing has finished for 0 s" in s.log(), True, group="short"),
     nans=Row(True, at("looked_for"), ("nan",)),
     infs=Row(True, at("looked_for"), ("inf",)),
     crash_bundle=Row(True, at("session.reads_every_update"), True),

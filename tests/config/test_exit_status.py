@@ -30,7 +30,11 @@ def test_what_is_returned():
     [
         (UserError("mend it"), 2, "mend it\n"),
         (ConfigError(["a", "b"]), 2, "b"),
-        (FileNotFoundError(2, "No such file or directory", "x.h5"), 2, "No such file or directory: 'x.h5'\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "x.h5"),
+            2,
+            "x.h5: No such file or directory; restore it, or name another\n",
+        ),
         (KeyError("named"), 2, "'named'\n"),
         (MemoryError(), 2, "out of memory"),
         (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
@@ -41,6 +45,14 @@ def test_faults_of_the_user_are_told_without_a_traceback(capsys, error, status, 
     said = capsys.readouterr().err
     assert text in said
     assert "Traceback" not in said
+
+
+def test_a_line_is_not_endless(capsys):
+    assert raising(UserError("a" * 10**5 + "\nend")) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert len(lines[0]) < 2000
+    assert lines[1] == "end"
 
 
 def test_any_other_error_says_that_it_is_ours_and_where_the_traceback_is(capsys, tmp_path, monkeypatch):

@@ -42,6 +42,14 @@ def messages(argv):
     return caught.value.messages
 
 
+def test_shipped_configurations_have_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_config(["--config=quickstart"])[0].experiment.name == "quickstart"
+    (tmp_path / "a.yaml").write_text("TRAIN: {EPOCHS: 9}")
+    assert load_config(["--config=yaml:a.yaml"])[0].train.epochs == 9
+    assert messages(["--config=quickstrat"]) == ["--config=quickstrat: there is no such file; did you mean quickstart?"]
+
+
 def test_typed_overrides(base):
     config, workdir = override(
         base,
@@ -309,10 +317,20 @@ def test_lists_within_lists_have_an_end(base, text):
     ("body", "message"),
     [
         ("import sys; sys.exit(3)", "the file ends the program by sys.exit"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})", "its text cannot be had"),
         ("return __import__('ml_collections').ConfigDict()", "the configuration lacks aug, data, debug and"),
         ("return __import__('ml_collections').ConfigDict({'data': 3})", "lacks aug, data, debug and"),
         ("c = default(); c.unlock(); del c.train.epochs; return c", "lacks train.epochs; begin with"),
         ("return 3", "returned int, not a ConfigDict"),
+        (
+            "c = default(); c.optimizer.parameter_groups.unlock(); c.optimizer.parameter_groups.x = 3; return c",
+            "section",
+        ),
+        (
+            "t = ()\n    for _ in range(10**5): t = (t,)\n    c = default(); c.metrics.taxa_subsets = t; return c",
+            "nested without end",
+        ),
     ],
 )
 def test_config_files_that_are_none(tmp_path, body, message):

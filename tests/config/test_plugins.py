@@ -127,3 +127,11 @@ def test_the_name_of_a_built_in_thing_is_taken(here):
     command = [sys.executable, "-m", "linnaeus_jax.main", "--config=config.py", "--config.env.plugins=greedy.py"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (2, "optimizer 'adamw' is registered twice; choose another name\n")
+
+
+@pytest.mark.parametrize("name", [3, {1: 2}, None])
+def test_a_plugin_is_named_by_a_text(name):
+    config = get_config()
+    config.env.plugins = (name,)
+    with pytest.raises(ConfigError, match=r"env\.plugins holds .*; each entry is the name"):
+        import_plugins(config)

@@ -493,3 +493,34 @@ def test_heads_of_the_original(tmp_path, caplog):
 
 def test_empty_file_is_the_default(tmp_path):
     assert changed(load_yaml(write(tmp_path, "# nothing\n---\n"))) == set()
+
+
+BOMBS = {
+    "aliases": "A0: &a0 [x, x]\n" + "".join(f"A{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
+    "merges": "X0: &x0 {A: 1}\n"
+    + "".join(f"X{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 9)}]}}\n" for i in range(1, 12)),
+    "an alias within itself": "TRAIN: &a\n  EPOCHS: *a\n",
+    "depth": "TRAIN: " + "[" * 4000 + "]" * 4000,
+    "moderate depth": "TRAIN: " + "[" * 60 + "]" * 60,
+    "length": "EXPERIMENT: {NAME: " + "x" * 300_000 + "}",
+    "bytes": "TRAIN: \udcff",
+    "a key that is a list": "? [1, 2]\n: 3\n",
+    "a number of 5000 digits": f"TRAIN: {{EPOCHS: {'9' * 5000}}}",
+    "an impossible date": "TRAIN: {EPOCHS: 2020-99-99}",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_hostile_yaml_ends_at_once_with_its_file(tmp_path, bomb):
+    path = tmp_path / "bomb.yaml"
+    path.write_text(BOMBS[bomb], errors="surrogateescape")
+    with pytest.raises(ConfigError, match=r"bomb\.yaml"):
+        load_yaml(path)
+
+
+def test_bases_that_double_end(tmp_path):
+    for i in range(12):
+        (tmp_path / f"{i}.yaml").write_text(f"BASE: [{i + 1}.yaml, {i + 1}.yaml]\n")
+    (tmp_path / "12.yaml").write_text("TRAIN: {EPOCHS: 3}\n")
+    with pytest.raises(ConfigError, match="more than 200 documents"):
+        load_yaml(tmp_path / "0.yaml")

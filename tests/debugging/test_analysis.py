@@ -196,7 +196,7 @@ def test_every_bad_sign_is_diagnosed(tmp_path, capsys, events, level, sign, word
     text = " ".join([found[sign]["message"], *found[sign]["advice"]])
     for word in words:
         assert word in text
-    assert analyze_debug_logs.main([str(tmp_path), "--strict"]) == (0 if level == "note" else 2)
+    assert analyze_debug_logs.main([str(tmp_path), "--strict"]) == (0 if level == "note" else 1)
     assert analyze_debug_logs.main([str(tmp_path)]) == 0
     assert found[sign]["message"] in capsys.readouterr().out
 
@@ -212,6 +212,13 @@ def test_damaged_lines_are_counted(tmp_path, capsys):
     assert found["malformed_lines"] == 4
     assert analyze_debug_logs.main([str(path), "--strict"]) == 0
     assert "4 lines are no events" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"garbage\n", bytes(range(256)), b"[1, 2]\n"])
+def test_a_file_without_any_event_is_no_log(tmp_path, capsys, content):
+    (tmp_path / "debug_log_1.jsonl").write_bytes(content)
+    assert analyze_debug_logs.main([str(tmp_path)]) == 2
+    assert "debug_log_1.jsonl: none of" in capsys.readouterr().err
 
 
 def line(kind: str = "training_step", step: str = "10", epoch: str = "0", data: str = "{}") -> str:
@@ -391,7 +398,7 @@ def test_command_line(fixtures, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["total_events"] == 57
     assert matplotlib.image.imread(tmp_path / "out.png").shape[:2] == (1000, 1200)
     for missing in (tmp_path / "no.jsonl", tmp_path):
-        assert analyze_debug_logs.main([str(missing)]) == 1
+        assert analyze_debug_logs.main([str(missing)]) == 2
         assert str(missing) in capsys.readouterr().err
 
 

@@ -20,6 +20,9 @@ class State:
     skipped: jax.Array
 
 
+BATCH = {"label": np.zeros((2, 3), np.int64)}
+
+
 @pytest.fixture
 def bundle(tmp_path):
     state = State({"w": jnp.arange(100.0)}, jnp.asarray(8), jnp.asarray(1))
@@ -31,7 +34,28 @@ def test_reading_gives_what_was_written(bundle):
     assert (plain(config), step) == (plain(get_config()), 7)
     state = crash_bundle.read_state(bundle, State({"w": jnp.zeros(100)}, jnp.asarray(0), jnp.asarray(0)))
     assert (int(state.step), int(state.skipped)) == (7, 0)
-    np.testing.assert_array_equal(crash_bundle.read_batch(bundle)["label"], [[0, 1, 2], [3, 4, 5]])
+    np.testing.assert_array_equal(crash_bundle.read_batch(bundle, BATCH)["label"], [[0, 1, 2], [3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"label": np.zeros((2, 3), np.int64), "more": np.zeros(1)},
+        {"label": np.zeros((3, 2), np.int64)},
+        {"label": np.zeros((2, 3), np.int32)},
+        {"label": np.full((2, 3), None)},
+    ],
+)
+def test_a_batch_of_another_kind_is_refused(bundle, arrays):
+    np.savez(bundle / "batch_0.npz", **arrays)
+    with pytest.raises(crash_bundle.BundleError, match=r"batch_0\.npz"):
+        crash_bundle.read_batch(bundle, BATCH)
+
+
+def test_a_state_of_another_model_is_refused(bundle):
+    with pytest.raises(crash_bundle.BundleError, match="holds no state of the model"):
+        crash_bundle.read_state(bundle, State({"other": jnp.zeros(3)}, jnp.asarray(0), jnp.asarray(0)))
 
 
 def test_damage_to_any_file_is_one_message(bundle):

@@ -69,5 +69,9 @@ def test_command_line(traces, tmp_path, capsys):
     assert profile_summary.main([str(traces), "--json", "--top", "1"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [len(summary["operations"]) for summary in found] == [1, 1]
-    assert profile_summary.main([str(tmp_path)]) == 1
+    assert profile_summary.main([str(tmp_path)]) == 2
     assert "xplane" in capsys.readouterr().err
+    for content in (b"", b"garbage"):
+        (tmp_path / "cut.xplane.pb").write_bytes(content)
+        assert profile_summary.main([str(tmp_path)]) == 2
+        assert "cut.xplane.pb" in capsys.readouterr().err

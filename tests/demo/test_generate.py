@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.dataset import build_dataset
-from linnaeus_jax.data.h5_images import MappedImages
+from linnaeus_jax.data.h5_images import ContiguousImages
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.demo import generate
@@ -40,7 +40,7 @@ def test_files_of_the_data_room(made):
     np.testing.assert_allclose(missing, [summary.missing[name] for name in generate.COMPONENTS], atol=1e-9)
     assert int((table.taxon[:, 0] > 0).sum()) == summary.rows_with_species
     images = open_images(ImageFiles(summary.images_path, 32, range(ROWS)))
-    assert isinstance(images, MappedImages)
+    assert isinstance(images, ContiguousImages)
     out = np.empty((ROWS, 32, 32, 3), np.uint8)
     images.read(np.arange(ROWS), out)
     assert len(np.unique(out.reshape(ROWS, -1), axis=0)) == ROWS

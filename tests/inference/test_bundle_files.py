@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.files import read_sealed, sealed
 from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
 from linnaeus_jax.inference.model import Model
 
@@ -42,6 +44,23 @@ def test_a_changed_file_is_refused(bundle, tmp_path):
     (tmp_path / "a" / "bundle.json").write_text(json.dumps(about | {"format_version": 99}))
     with pytest.raises(UserError, match="format version 99, this program reads 1"):
         read_bundle(tmp_path / "a")
+
+
+def test_plugins_are_imported_only_where_the_reader_names_them(bundle, tmp_path):
+    plugin, ran = tmp_path / "evil.py", tmp_path / "ran"
+    plugin.write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\n")
+    write_bundle(dataclasses.replace(bundle, plugins=(str(plugin),)), tmp_path / "a")
+    assert read_bundle(tmp_path / "a").plugins == (str(plugin),)
+    assert not ran.exists()
+    about = read_sealed(tmp_path / "a" / "bundle.json")
+    about["model"]["type"] = "MyModel"
+    (tmp_path / "a" / "bundle.json").write_text(json.dumps(sealed(about)))
+    with pytest.raises(UserError, match=r"made with the plugins .*evil\.py: name those .* by --plugins"):
+        read_bundle(tmp_path / "a")
+    assert not ran.exists()
+    with pytest.raises(UserError, match="MyModel"):
+        read_bundle(tmp_path / "a", [str(plugin)])
+    assert ran.exists()
 
 
 def test_no_damage_is_read(bundle, tmp_path):

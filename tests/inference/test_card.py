@@ -14,7 +14,7 @@ from PIL import Image
 from linnaeus_jax.data.credits import license_counts
 from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
 from linnaeus_jax.inference.calibration import accuracy, nll
-from linnaeus_jax.inference.card import summary, table, write_card
+from linnaeus_jax.inference.card import one_cell, summary, table, write_card
 from linnaeus_jax.inference.measuring import WITH, WITHOUT, Rows, calibrated, measure
 from tests.inference.test_calibration import overconfident
 
@@ -43,6 +43,16 @@ def test_every_row_is_judged_by_temperatures_of_others(bundle, rows):
     assert (numbers["rows"], numbers["of"]) == (200, 1000)
     np.testing.assert_allclose(numbers["paths"]["accuracy"], accuracy(measured.judged[WITH, "paths"]), atol=1e-6)
     assert len(numbers["ranks without metadata"]["ece"]) == 3
+
+
+def test_a_card_names_the_plugins(bundle, tmp_path):
+    write_card(dataclasses.replace(bundle, plugins=("/home/me/my_heads.py",)), None, tmp_path)
+    assert "not part of the bundle: my_heads.py. Where its model" in (tmp_path / "README.md").read_text()
+
+
+def test_texts_of_data_are_no_markup():
+    text = "<img src=x onerror=alert(1)> [a](javascript:b) `c` *d* | &lt;"
+    assert one_cell(text) == r"\<img src=x onerror=alert(1)\> \[a\](javascript:b) \`c\` \*d\* \| \&lt;"
 
 
 def test_card(bundle, rows, tmp_path):

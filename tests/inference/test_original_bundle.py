@@ -220,6 +220,31 @@ def test_what_does_not_fit_is_refused(copy, keys, value, words):
     assert "inference_config.yaml" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"ENV": {"PLUGINS": ["evil.py"]}}, "names programs"),
+        ({"BASE": "../outside.yaml"}, "outside of"),
+        ({"MODEL": {"BASE": "/etc/passwd"}}, "outside of"),
+    ],
+)
+def test_a_variant_brings_no_programs_and_no_files_from_elsewhere(copy, keys, words):
+    (copy.parent / "outside.yaml").write_text("MODEL: {TYPE: mFormerV1}")
+    with (copy / "variant.yaml").open("a") as file:
+        file.write("---\n" + yaml.safe_dump(keys))
+    with pytest.raises(UserError, match=words):
+        read_bundle(copy)
+
+
+def test_aliases_do_not_fill_the_memory(copy):
+    lines = ["a: &a [x, x, x, x, x, x, x, x]"]
+    lines += [f"{name}: &{name} [{', '.join([f'*{below}'] * 8)}]" for below, name in zip("abcdef", "bcdefg")]
+    with (copy / "inference_config.yaml").open("a") as file:
+        file.write("\n".join(lines))
+    with pytest.raises(UserError, match=r"inference_config.yaml:\d+: more than \d+ values"):
+        read_bundle(copy)
+
+
 def test_weights_must_be_whole(copy):
     file = copy / "model" / "w.safetensors"
     arrays = load_file(file)

@@ -16,6 +16,7 @@ from linnaeus_jax.metrics.extras import (
     RISK_POINTS,
     PhaseExtras,
     area_under_risk_coverage,
+    predict,
     ranked,
     risk_coverage,
     signed_confidence,
@@ -165,6 +166,16 @@ def test_a_long_curve_is_thinned_between_its_ends():
     assert len(curve) == RISK_POINTS
     assert (curve[0], curve[-1]) == (whole[0], whole[-1])
     assert all(point in whole for point in curve)
+
+
+def test_the_best_class_is_that_of_argmax():
+    logits = np.random.default_rng(0).integers(-3, 3, (60, 7)).astype(np.float32)  # full of ties
+    logits[::5, 3] = logits[::7, 5] = np.nan
+    logits[1] = -np.inf
+    logits[2, 4] = np.inf
+    for dtype in (jnp.float32, jnp.bfloat16):
+        given = jnp.asarray(logits, dtype)
+        np.testing.assert_array_equal(predict(given), jnp.argmax(given, axis=1))
 
 
 def test_null_predictions_are_consistent_only_from_the_fine_end():

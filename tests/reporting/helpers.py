@@ -64,7 +64,7 @@ def curves(rng: np.random.Generator) -> dict[str, Any]:
             "reliability": np.stack([mean, mean**1.2, np.full(12, 50)], axis=1).tolist(),
             "risk_coverage": np.stack([coverage, 0.3 * coverage**2], axis=1).tolist(),
             "distance": {"0": 800, "2": 120, "4": 60, "6": 20},
-            "classes": [[40, int(x)] for x in rng.integers(0, 41, 30)],
+            "class_counts": [[40] * 30, rng.integers(0, 41, 30).tolist()],
         }
     return {"val": found}
 

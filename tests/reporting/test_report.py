@@ -11,8 +11,9 @@ import pytest
 
 from linnaeus_jax.reporting.metrics_log import RunError, read_rows
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
+from linnaeus_jax.reporting.page import page, table
 from linnaeus_jax.reporting.report import SECTIONS, best, status, tasks_of, warnings, worth, write_report
-from linnaeus_jax.reporting.report_plots import POINTS, schedules, thinned
+from linnaeus_jax.reporting.report_plots import POINTS, bars, schedules, thinned
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.tools import report as tool
 from tests.reporting.helpers import EPOCHS, STEPS, TASKS, make_run
@@ -210,6 +211,19 @@ def test_long_curves_are_thinned_to_means() -> None:
     assert np.allclose(short_y, 1)
 
 
+@pytest.mark.parametrize("name", ["assets/class_to_idx.json", "assets/validation_curves.json"])
+@pytest.mark.parametrize("content", ['{"val": 7}', '{"val": {"taxa_L10": 3}, "taxa_L10": 3}'])
+def test_a_file_of_another_shape_is_named(run, tmp_path, capsys, name, content):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / name).write_text(content)
+    status = tool.main([str(copy), f"--out={tmp_path / 'out.html'}"])
+    if status != 0:  # no section needs what is wrong there
+        assert status == 2
+        assert f"{copy / name}" in capsys.readouterr().err
+        assert not (tmp_path / "out.html").exists()
+
+
 @pytest.mark.parametrize("name", ["config.json", "assets/schedule_summary.json", "assets/taxon_names.json"])
 @pytest.mark.parametrize("content", [b"", b"{ not JSON", bytes(range(256)), b"[1, 2]"])
 def test_a_damaged_file_of_a_run_is_one_message(run, tmp_path, capsys, name, content):
@@ -219,3 +233,17 @@ def test_a_damaged_file_of_a_run_is_one_message(run, tmp_path, capsys, name, con
     assert tool.main([str(copy), f"--out={tmp_path / 'out.html'}"]) == 2
     assert f"{copy / name} " in capsys.readouterr().err
     assert not (tmp_path / "out.html").exists()
+
+
+def test_dollars_in_names_are_no_formulas() -> None:
+    """A pair of them would be one for matplotlib, and a wrong one an error."""
+    name = r"$\frac$ at 5$"
+    assert "<img" in bars(name, [name, "b"], {name: [1.0, 2.0]}, "y", "x")
+
+
+def test_texts_of_a_page_are_neither_markup_nor_commands() -> None:
+    """A page may be looked at in a terminal, too."""
+    text = page("<a>\x1b", {"<b>": table(["<c>"], [["<d>\x1b[2J\u202e"]])})
+    assert "&lt;d&gt;\\x1b[2J\\u202e" in text
+    assert "&lt;a&gt;\\x1b" in text
+    assert not {"<a>", "<b>", "<c>", "<d>"} & set(re.findall("<.>", text))

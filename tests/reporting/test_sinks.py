@@ -141,7 +141,59 @@ def test_a_sink_gets_the_rows_of_earlier_starts(tmp_path: Path) -> None:
     log.write("epoch", 5, 0, {"val/loss": float("inf")})
     log.write("final", 5, 0, {"final_val_loss": 1.0})  # comes again with the end of the run
     sink, sinks = Memory(), Sinks(log)
-    sinks.open("memory", lambda: sink)
+    sinks.open("memory", lambda rows: sink)
     assert sinks.optional == [sink]
     assert sink.rows == [("train", 5, 0, {"train/loss": 1.0}), ("epoch", 5, 0, {"val/loss": float("inf")})]
     assert sink.rows_replayed == 2
+
+
+class Refusing(Memory):
+    """Cannot be closed."""
+
+    def close(self, exit_code: int = 0) -> None:
+        raise OSError("no space")
+
+
+@pytest.mark.parametrize("broken", [None, Memory(fail_after=0), Memory(fail_after=2)], ids=["start", "row", "later"])
+def test_a_sink_that_works_again_has_every_row(
+    tmp_path: Path, caught: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, broken: Memory | None
+) -> None:
+    made: list[Memory] = []
+
+    def make(rows: Any) -> Memory:
+        made.append(broken if broken is not None and not made else Memory())
+        if broken is None and len(made) < 3:
+            raise ConnectionError("no server")
+        return made[-1]
+
+    monkeypatch.setattr("linnaeus_jax.reporting.sinks.RETRY_SECONDS", 0.0)
+    sinks = Sinks(MetricsLog(tmp_path / "log.jsonl"))
+    sinks.open("memory", make)
+    events = [("train", 1), ("train", 2), ("epoch", 2), ("train", 3), ("epoch", 3), ("final", 3)]
+    for event, step in events:
+        sinks.write(event, step, 0, {"loss": float(step)})
+    assert [row[:2] for row in made[-1].rows] == events
+    assert caught.records[-1].getMessage() == "memory works again and holds every row"
+
+
+def test_a_server_that_is_away_is_not_asked_at_every_epoch(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def make(rows: Any) -> Memory:
+        asked.append(len(rows))
+        raise ConnectionError("no server")
+
+    sinks = Sinks(MetricsLog(tmp_path / "log.jsonl"))
+    sinks.open("memory", make)
+    for step in range(5):
+        sinks.write("epoch", step, 0, {})
+    assert asked == [0]
+    sinks.write("final", 4, 0, {})  # the last opportunity
+    assert asked == [0, 5]
+
+
+def test_a_sink_that_cannot_be_closed_does_not_harm(tmp_path: Path, caught: pytest.LogCaptureFixture) -> None:
+    good = Memory()
+    Sinks(MetricsLog(tmp_path / "log.jsonl"), [Refusing(), good]).close()
+    assert good.closed == [0]
+    assert "close failed: no space" in caught.text

@@ -14,15 +14,17 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import plain
+from linnaeus_jax.reporting import wandb_file
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.sinks import open_sinks
-from linnaeus_jax.reporting.wandb_file import last_step, records
+from linnaeus_jax.reporting.wandb_file import compare, history_row, records
 from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
 from linnaeus_jax.tools import replay_metrics
 from tests.reporting.helpers import make_run
-from tests.reporting.wandb_file import contents, history_row, wait_for_end
+from tests.reporting.wandb_file import contents, wait_for_end
+from tests.reporting.wandb_server import serving
 
 ROOT = Path(__file__).parents[2]
 SECRET = "k3y-that-nobody-may-see"
@@ -65,7 +67,7 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sinks.write("epoch", 10, 0, {"val/loss": 1.25, "val_mask_TEMPORAL/loss": 1.75, "early_stop/reason": "patience"})
     sinks.write("final", 10, 0, {"final_val_loss": 1.25})
     sinks.tables({"worst_classes": Table(("class", "rows", "%"), [["Parus major [4]", 3, 0.5], ["7", None, 1.0]])})
-    sinks.close(exit_code=3)
+    sinks.close()
 
     found = contents(tmp_path)
     run = found["run"]
@@ -91,7 +93,7 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert found["summary"]["final_val_loss"] == 1.25
     assert [title for title, _ in found["alerts"]] == ["Non-finite updates", "Early stop"]
-    assert found["exit"] == 3
+    assert found["exit"] == 0
     assert SECRET.encode() not in everything_under(tmp_path)
     assert b"run1" in everything_under(tmp_path)
 
@@ -120,47 +122,115 @@ def test_a_step_may_not_decrease(tmp_path: Path) -> None:
     sink.close()
 
 
-def test_an_offline_run_that_was_killed_is_whole(tmp_path: Path) -> None:
-    """The row of step 15 was in the buffer when the run was killed; step 10 is made again from a checkpoint."""
-    experiment, log = make_config().experiment, MetricsLog(tmp_path / "metrics_log.jsonl")
-    program = f"""
-import os, signal, sys
+#: logs steps, and is killed or ends
+START = """
+import os, signal, sys, time
 from pathlib import Path
 from linnaeus_jax.reporting.metrics_log import MetricsLog
+from linnaeus_jax.reporting import sinks as sinks_module
 from linnaeus_jax.reporting.sinks import open_sinks
 from tests.reporting.test_wandb_sink import make_config
-sinks = open_sinks(
-    MetricsLog(Path({str(log.path)!r})), make_config().experiment, config={{}}, facts={{}}, run_id="killed"
-)
-for step in (5, 10, 15):
-    sinks.write("train", step, 0, {{"train/loss": step / 10}})
-os.kill(os.getpid(), signal.SIGKILL)
+sinks_module.RETRY_SECONDS = 0.0
+log, mode, killed, *steps = sys.argv[1:]
+sinks = open_sinks(MetricsLog(Path(log)), make_config(mode).experiment, config={}, facts={}, run_id="killed")
+for step in map(int, steps):
+    sinks.write("train", step, 0, {"train/loss": step / 10})
+if killed == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if killed == "helper killed":  # the process in which W&B does its work
+    for task in Path("/proc/self/task").iterdir():
+        for process in (task / "children").read_text().split():
+            os.kill(int(process), signal.SIGKILL)
+    time.sleep(1)
+    for step in (40, 45):
+        sinks.write("epoch", step, 0, {"train/loss": step / 10})
+sinks.close()
 """
+
+
+def started(log: MetricsLog, mode: str, *arguments: object, **variables: str) -> int:
+    """The status of a start in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}  # not our service
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment)
-    assert done.returncode == -signal.SIGKILL
-    for step in (20, 25):  # of two starts
+    command = [sys.executable, "-c", START, str(log.path), mode, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env={**environment, **variables}, timeout=300).returncode
+
+
+def test_an_offline_run_that_was_killed_is_whole(tmp_path: Path) -> None:
+    """The row of step 15 was in the buffer when the run was killed; at last the run goes on from step 10."""
+    experiment, log = make_config().experiment, MetricsLog(tmp_path / "metrics_log.jsonl")
+    assert started(log, "offline", "killed", 5, 10, 15) == -signal.SIGKILL
+
+    def go_on(step: int, loss: float) -> list[Path]:
         sinks = open_sinks(log, experiment, config={}, facts={}, run_id="killed")
-        if step == 25:
-            sinks.write("train", 10, 0, {"train/loss": 1.0})
-        sinks.write("train", step, 0, {"train/loss": step / 10})
+        sinks.write("train", step, 0, {"train/loss": loss})
         sinks.close()
         files = sorted(tmp_path.glob("wandb/offline-run-*/run-killed.wandb"))
         wait_for_end(files[-1])
+        return files
+
+    def losses(files: list[Path]) -> list[tuple[int, float]]:
+        rows = [history_row(record) for path in files for record in records(path) if record.HasField("history")]
+        return [(row["_step"], row["train/loss"]) for row in rows]
+
+    for step in (20, 25):  # of two starts
+        files = go_on(step, step / 10)
     assert len(files) == 3
-    rows = [history_row(record) for path in files for record in records(path) if record.HasField("history")]
-    assert [(row["_step"], row["train/loss"]) for row in rows] == [(5, 0.5), (10, 1.0), (15, 1.5), (20, 2.0), (25, 2.5)]
+    assert losses(files) == [(5, 0.5), (10, 1.0), (15, 1.5), (20, 2.0), (25, 2.5)]
+    log.supersede(10, frozenset())
+    files = go_on(15, -1.0)
+    assert len(files) == 2
+    assert losses(files) == [(5, 0.5), (10, 1.0), (15, -1.0)]
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "wandb" / "offline-run-1-x" / "run-x.wandb"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"something else")
     with pytest.raises(ValueError, match=r"run-x\.wandb is no file of W&B"):
-        last_step(tmp_path, "x")
+        list(records(path))
+    assert compare(tmp_path, "x", {}) == (0, [path.parent])
     path.write_bytes(b":W&B\xe1\xbe\0" + b"\1" * 30)
-    assert last_step(tmp_path, "x") is None  # cut off
-    assert last_step(tmp_path, "y") is None
+    assert compare(tmp_path, "x", {}) == (0, [])  # cut off before the first row
+    assert compare(tmp_path, "y", {}) == (0, [])
+
+
+@pytest.mark.slow
+def test_an_online_run_that_was_killed_is_whole(tmp_path: Path) -> None:
+    """Killed with a row that was not handed over yet; it goes on at once, is killed again and then ends."""
+    log = MetricsLog(tmp_path / "metrics_log.jsonl")
+    with serving() as server:
+        variables = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "local-" + 40 * "0"}
+        assert started(log, "online", "killed", 5, 10, 15, **variables) == -signal.SIGKILL
+        assert started(log, "online", "killed", 20, 25, **variables) == -signal.SIGKILL
+        assert started(log, "online", "ends", 30, **variables) == 0
+        assert started(log, "online", "ends", 35, **variables) == 0
+        rows = [(row["_step"], row["train/loss"]) for row in server.rows("killed")]
+    assert rows == [(step, step / 10) for step in range(5, 40, 5)]
+
+
+@pytest.mark.slow
+def test_w_and_b_may_lose_the_process_that_works_for_it(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics_log.jsonl")
+    assert started(log, "offline", "helper killed", 5, 10, 35) == 0
+    *_, last = sorted(tmp_path.glob("wandb/offline-run-*/run-killed.wandb"))
+    wait_for_end(last)
+    assert sorted(wandb_file.held_rows(last)) == [5, 10, 35, 40, 45]
+
+
+def test_what_was_sent_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four starts the server has the rows of the first and of the third, whose step 3 is not in the log any more."""
+    held = {"offline-run-1-x": [1], "offline-run-2-x": [2, 9], "run-3-x": [2, 3], "offline-run-4-x": [4]}
+    for name, steps in held.items():
+        (tmp_path / "wandb" / name).mkdir(parents=True)
+        (tmp_path / "wandb" / name / "run-x.wandb").write_text(json.dumps(steps))
+    (tmp_path / "wandb" / "offline-run-1-x" / "run-x.wandb.synced").touch()
+    rows = {step: {"loss": float(step)} for step in range(10)}
+    monkeypatch.setattr(
+        wandb_file, "held_rows", lambda path: {step: rows[step] for step in json.loads(path.read_text())}
+    )
+    logged = {step: rows[step] for step in (1, 2, 4)}
+    assert compare(tmp_path, "x", logged) == (5, [tmp_path / "wandb" / "offline-run-2-x"])
+    assert compare(tmp_path, "x", {**logged, 4: {"loss": 0.0}})[0] == 4
 
 
 class Server:
@@ -175,7 +245,7 @@ class Server:
 
     def define_metric(self, name: str, step_metric: str | None = None) -> None: ...
 
-    def log(self, row: dict[str, Any], step: int) -> None:
+    def log(self, row: dict[str, Any], step: int, commit: bool) -> None:
         self.logged.append((step, row))
 
     def finish(self, exit_code: int) -> None: ...
@@ -197,6 +267,24 @@ def test_resume_sends_only_what_the_server_lacks(tmp_path: Path, monkeypatch: py
     ((step, row),) = server.logged
     assert step == 15
     assert (row["train/loss"], row["val/loss"]) == (1.5, 0.5)
+
+
+def test_the_last_row_of_a_failed_run_is_left_to_its_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The validation at step 10 failed; a server would not take the values that its row lacked."""
+    server = Server(starting_step=0)
+    monkeypatch.setattr(wandb, "init", lambda **_: server)
+    log, experiment = MetricsLog(tmp_path / "metrics_log.jsonl"), make_config("online").experiment
+    for exit_code in (1, 0):
+        sinks = open_sinks(log, experiment, config={}, facts={}, run_id="x")
+        if exit_code:
+            sinks.write("train", 10, 0, {"train/loss": 1.0})
+        else:
+            sinks.write("epoch", 10, 0, {"val/loss": 0.5})
+        sinks.close(exit_code)
+    ((_, row),) = server.logged
+    assert (row["train/loss"], row["val/loss"]) == (1.0, 0.5)
 
 
 def test_disabled_mode_and_failures_leave_the_run_alone(

@@ -7,15 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.reporting.wandb_file import records
-
-
-def key(item: Any) -> str:
-    return item.key or "/".join(item.nested_key)
-
-
-def history_row(record: Any) -> dict[str, Any]:
-    return {key(item): json.loads(item.value_json) for item in record.history.item}
+from linnaeus_jax.reporting.wandb_file import history_row, item_name, records
 
 
 def wait_for_end(path: Path) -> list[Any]:
@@ -39,10 +31,10 @@ def contents(directory: Path) -> dict[str, Any]:
         if kind == "history":
             found["history"].append(history_row(record))
         elif kind == "summary":
-            found["summary"] |= {key(item): json.loads(item.value_json) for item in record.summary.update}
+            found["summary"] |= {item_name(item): json.loads(item.value_json) for item in record.summary.update}
         elif kind == "run":
             found["run"] = record.run
-            found["config"] |= {key(item): json.loads(item.value_json) for item in record.run.config.update}
+            found["config"] |= {item_name(item): json.loads(item.value_json) for item in record.run.config.update}
         elif kind == "alert":
             found["alerts"].append((record.alert.title, record.alert.text))
         elif kind == "metric":

@@ -144,7 +144,9 @@ def configured(directory: Path, corner: Corner, name: str) -> Any:
 def test_a_run_is_killed_resumed_evaluated_and_reported(tmp_path, monkeypatch, capsys, name):
     corner = CORNERS[name]
     config = configured(tmp_path / "data", corner, name)
-    monkeypatch.setattr(experiment, "Placement", lambda: Placement(jax.devices()[:1]))  # batch 1; half the compilation
+    monkeypatch.setattr(
+        experiment, "Placement", lambda **_: Placement(jax.devices()[:1])
+    )  # batch 1; half the compilation
     toy.register(monkeypatch)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     trainer.run(config, whole)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.taxon_names import write_taxon_names
+from linnaeus_jax.files import DIGESTS
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools import evaluate
 from tests.step import toy
@@ -100,6 +101,7 @@ def copied(finished: Path, tmp_path: Path, split: Any) -> Path:
             file["split"] = split
     path = tmp_path / "copy" / "run" / "config.json"
     path.write_text(path.read_text().replace(str(finished), str(tmp_path / "copy")))
+    (path.parent / DIGESTS).unlink()  # of what the run wrote there
     return tmp_path / "copy"
 
 

@@ -14,7 +14,9 @@ import h5py
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.metrics import register
 from linnaeus_jax.reporting.sinks import Sinks
@@ -110,6 +112,12 @@ def finished(tmp_path_factory):
     return directory, config
 
 
+#: a section `optimizer.parameter_groups` that freezes a part of the model
+FREEZING = get_config().optimizer.parameter_groups
+with FREEZING.unlocked():
+    FREEZING.update(enabled=True, stem={"filter": toy.starting("stem"), "frozen": True})
+
+
 def renamed_species(labels):
     with h5py.File(labels, "a") as file:
         file["taxa_L10"][...] = np.where(file["taxa_L10"][:] == 1003, 1999, file["taxa_L10"][:])
@@ -125,15 +133,26 @@ def split_column(labels):
         file["split"] = np.repeat(np.array([0, 1], np.uint8), (96, 24))
 
 
+def one_label(labels):
+    """Of a row whose class has others."""
+    with h5py.File(labels, "a") as file:
+        species = file["taxa_L10"][:]
+        row = np.flatnonzero(species == 1003)[0]
+        file["taxa_L10"][row] = 1002
+
+
 REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, str]] = {
     "classes": ({}, renamed_species, r"other classes.*: classes\.taxa_L10\[\d\] is 100\d in the checkpoint"),
     "encodings": ({}, other_columns, r"other metadata: metadata\.TEMPORAL\.columns\[0\] is 'month_sin'"),
     "layout": ({"data__meta__components__TEMPORAL__idx": 9}, None, r"metadata\.SPATIAL\.start"),
     "ranks": ({"data__task_keys_h5": ("taxa_L10", "taxa_L20")}, None, r"other ranks"),
+    "label": ({}, one_label, r"other training rows: training_rows\.sha256"),
     "split": ({"data__h5__train_val_split_seed": 7}, None, r"other training rows"),
     "split column": ({}, split_column, r"other training rows: training_rows\.sha256"),
     "model": ({"model__variant": "statistics"}, None, r"model\.statistics is False .* True"),
     "moving average": ({"train__ema__enabled": True}, None, r"another model or optimizer: ema\.\S+ is in this run"),
+    "missing metadata": ({"model__missing_metadata": "mask"}, None, r"model\.missing_metadata is 'absent' .* 'mask'"),
+    "frozen group": ({"optimizer__parameter_groups": FREEZING}, None, r"optimizer\.stem\S+ is 'adamw' .* 'frozen'"),
     "optimizer": ({"optimizer__name": "lion"}, None, r"optimizer\.\S+ is 'adamw' .* 'lion'"),
 }
 
@@ -154,6 +173,8 @@ def test_resume_is_refused_and_leaves_the_run_as_it_was(finished, tmp_path, case
     assert json.loads((tmp_path / "copy" / "run" / "config.json").read_text())["train"]["epochs"] == 1
 
 
+WANDB_OFFLINE = {"experiment__wandb__mode": "offline"}
+CONDITIONAL = ConfigDict({f"taxa_L{rank}": {"type": "ConditionalClassifier"} for rank in (10, 20, 30)})
 #: what BUILD.md says may change whenever a run goes on
 FREE: dict[str, dict[str, Any]] = {
     "epochs": {"train__epochs": 5},
@@ -171,6 +192,28 @@ FREE: dict[str, dict[str, Any]] = {
     "regularisation": {"model__drop_rate": (0.2,), "model__drop_path_rate": 0.1},
     "computation": {"train__gradient_checkpointing__enabled_normal_steps": True, "train__compute_dtype": "bfloat16"},
     "reading": {"data__num_workers": 1, "data__prefetch__max_processed_batches": 1},
+    "reading in processes": {"data__worker_processes": 1},
+    "pictures": {"data__resize_mode": "pad", "data__reduced_decode": False},
+    "null masking": {"schedule__null_masking__enabled": True},
+    "partial masking": {
+        "schedule__meta_masking__partial__enabled": True,
+        "schedule__meta_masking__partial__whitelist": (("TEMPORAL",),),
+    },
+    "class weights": {"loss__grad_weighting__class_weights__method": ("smoothing",)},
+    "weights read before the first update": {"model__pretrained": "gone.safetensors"},
+    "trackers": {"experiment__tensorboard__enabled": True, "experiment__wandb__enabled": True, **WANDB_OFFLINE},
+    "debugging": {"debug__crash_bundle": True, "debug__underflow_overflow__enabled": True},
+    "implementations": {"model__depthwise_impl": "shift", "model__attn_impl": "xla"},
+    "split state": {"parallel__fsdp": True},
+    "another optimizer, started anew": {"optimizer__name": "lion", "train__resume_skip_optimizer": True},
+}
+#: what of a model may never change
+MODEL: dict[str, tuple[dict[str, Any], str]] = {
+    "depths": ({"model__convnext_stages__depths": (1, 2)}, r"depths"),
+    "widths": ({"model__convnext_stages__dims": (8, 8, 16, 32)}, r"dims"),
+    "attention heads": ({"model__rope_stages__num_heads": (2, 1)}, r"num_heads"),
+    "picture size": ({"data__img_size": 64}, r"img_size"),
+    "heads": ({"model__classification__heads": CONDITIONAL}, r"head_specs"),
 }
 #: what may change only between epochs
 BETWEEN_EPOCHS: dict[str, tuple[dict[str, Any], str]] = {
@@ -216,6 +259,14 @@ def test_these_may_change_within_an_epoch(interrupted, tmp_path, case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", MODEL)
+def test_a_model_may_not_change(interrupted, tmp_path, case):
+    overrides, message = MODEL[case]
+    with pytest.raises(UserError, match=rf"another model or optimizer: .*{message}"):
+        resumed(interrupted, tmp_path / "run", **overrides)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BETWEEN_EPOCHS)
 def test_these_may_change_only_between_epochs(interrupted, finished, tmp_path, case):
     overrides, message = BETWEEN_EPOCHS[case]
@@ -233,7 +284,7 @@ def test_a_metric_may_be_added(interrupted, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_number_of_devices_may_change(interrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "Placement", lambda: Placement(jax.devices()[:1]))
+    monkeypatch.setattr(experiment, "Placement", lambda **_: Placement(jax.devices()[:1]))
     assert resumed(interrupted, tmp_path / "run").global_step == 9
 
 

@@ -350,9 +350,9 @@ def test_curves_are_kept_for_the_report(finished, evaluated) -> None:
     assert set(curves) == set(PHASES)
     predictions = evaluated[1].predictions["val"]
     for t, task in enumerate(TASKS):
-        assert {"reliability", "risk_coverage", "distance", "classes"} <= curves["val"][task].keys()
+        assert {"reliability", "risk_coverage", "distance", "class_counts"} <= curves["val"][task].keys()
         label, hit = predictions.label[:, t], predictions.predicted[:, t] == predictions.label[:, t]
-        for index, (rows, right) in enumerate(curves["val"][task]["classes"]):
+        for index, (rows, right) in enumerate(zip(*curves["val"][task]["class_counts"], strict=True)):
             assert (rows, right) == ((label == index).sum(), hit[label == index].sum())
     report = (finished.root / "report.html").read_text()
     for heading in ("Mistakes and confidence", "Worst classes", "What each metadata component is worth"):

@@ -114,6 +114,12 @@ def test_all_errors_at_once_with_key_value_and_fix():
         ({"schedule.step_trigger_mode": "sometimes"}, "crossing, exact"),
         ({"optimizer.parameter_groups.enabled": True, "optimizer.parameter_groups.g.lr_multiplier": -1.0}, "groups.g"),
         ({"schedule.checkpoint.keep_top_n": -1}, "keep_top_n = -1"),
+        ({"schedule.meta_masking.partial.enabled": True}, "schedule.meta_masking.partial.whitelist is empty"),
+        ({"schedule.validation.partial_mask_meta.enabled": True}, "partial_mask_meta.whitelist is empty"),
+        (
+            {"lr_scheduler.parameter_groups.enabled": True, "lr_scheduler.parameter_groups.heads.min_lr": 1e-7},
+            "heads matches no optimizer group",
+        ),
     ],
 )
 def test_errors(settings, text):
@@ -161,8 +167,13 @@ def test_errors(settings, text):
             },
             "50 to 40, is empty",
         ),
-        ({"schedule.meta_masking.partial.enabled": True}, "empty whitelist"),
-        ({"schedule.validation.partial_mask_meta.enabled": True}, "without an interval"),
+        (
+            {
+                "schedule.validation.partial_mask_meta.enabled": True,
+                "schedule.validation.partial_mask_meta.whitelist": (("TEMPORAL",),),
+            },
+            "without an interval",
+        ),
         ({"train.early_stop.active": True, "train.early_stop.patience_steps": 5}, "shorter than the 10 updates"),
         ({"train.early_stop.active": True, "train.early_stop.max_steps": 500}, "beyond the 100 updates"),
         ({"train.early_stop.active": True, "train.early_stop.metric": "val_mask_SPATIAL_loss"}, "never run"),
@@ -173,10 +184,6 @@ def test_errors(settings, text):
                 "train.early_stop.max_loss": 3,
             },
             "no effect",
-        ),
-        (
-            {"lr_scheduler.parameter_groups.enabled": True, "lr_scheduler.parameter_groups.heads.min_lr": 1e-7},
-            "heads matches no optimizer group",
         ),
         (
             {"loss.grad_weighting.task.gradnorm_enabled": True, "loss.grad_weighting.task.update_interval": 50},
@@ -190,6 +197,12 @@ def test_errors(settings, text):
 def test_warnings(settings, text):
     warnings = make_schedule({"train.epochs": 10} | settings).warnings
     assert any(text in warning for warning in warnings), warnings
+
+
+def test_checkpoints_are_not_ranked_by_a_phase_that_never_runs():
+    with pytest.raises(ValueError, match=r"best_metric = .* is of phase val_mask_SPATIAL, which never runs"):
+        make_schedule({"schedule.checkpoint.best_metric": "val_mask_SPATIAL_loss"})
+    make_schedule({"schedule.checkpoint.best_metric": "val/loss"})
 
 
 def test_a_single_choice_never_meets_a_default():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from linnaeus_jax.tools import check, demo_baselines, make_demo, replay, show_augmentations
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, write_tiny_data
 
 FOLDER = Path(check.__file__).parent
 TOOLS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
@@ -38,7 +38,7 @@ def test_make_demo_and_its_baselines(demo, capsys):
     assert {"labels.h5", "images.h5"} <= {path.name for path in demo.iterdir()}
     make_demo.main(arguments)
     assert "nothing was written" in capsys.readouterr().out
-    assert make_demo.main([*arguments, "--seed", "1"]) == 1
+    assert make_demo.main([*arguments, "--seed", "1"]) == 2
     assert "seed" in capsys.readouterr().err
     demo_baselines.main(["--data", str(demo)])
     table = capsys.readouterr().out
@@ -46,9 +46,11 @@ def test_make_demo_and_its_baselines(demo, capsys):
         assert words in table
 
 
-def test_baselines_without_a_demo_name_the_command(tmp_path):
-    with pytest.raises(SystemExit, match=r"python -m linnaeus_jax\.tools\.make_demo --out"):
-        demo_baselines.main(["--data", str(tmp_path)])
+def test_baselines_without_a_demo_name_the_command(tmp_path, capsys):
+    write_tiny_data(tmp_path / "other")
+    for folder in (tmp_path, tmp_path / "other"):
+        assert demo_baselines.main(["--data", str(folder)]) == 2
+        assert f"python -m linnaeus_jax.tools.make_demo --out {folder}" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def config_file(tmp_path_factory) -> Path:
     path = directory / "config.py"
     path.write_text(
         "from pathlib import Path\n"
-        "from tests.tiny import tiny_config\n\n\n"
+        "from tests.tiny import tiny_config, write_tiny_data\n\n\n"
         "def get_config():\n"
         f"    return tiny_config(Path({str(directory / 'data')!r}))\n"
     )

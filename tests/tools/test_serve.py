@@ -21,7 +21,9 @@ import numpy as np
 import pytest
 
 import linnaeus_jax
+from linnaeus_jax.inference.batching import WAIT
 from linnaeus_jax.inference.bundle_files import write_bundle
+from linnaeus_jax.inference.serving import SERVER_BUCKETS
 from linnaeus_jax.tools import serve
 from tests.inference.conftest import small_bundle
 from tests.inference.serving_helpers import bomb, encoded
@@ -160,3 +162,9 @@ def test_stopping_answers_what_has_come(tmp_path):
                 assert answer.result().status_code == 200
                 assert len(answer.result().json()["predictions"]) == 400
         assert process.wait(60) == 0
+
+
+def test_what_the_help_calls_defaults_are_the_servers():
+    parser = serve._parser()
+    assert parser.get_default("wait_ms") == 1000 * WAIT
+    assert f"(default: {','.join(map(str, SERVER_BUCKETS))})" in " ".join(parser.format_help().split())

@@ -1,0 +1,70 @@
+"""Text on its way out, to a terminal, a log or a file: without secrets, and without commands to the terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from typing import Any
+
+_SECRET = r"api_?key|app_?key|access_?key(?:_id)?|pass|passwd|password|secret|token|credentials?"
+#: a key whose text is a secret: one of these words, alone or beside others with an underscore between
+_SECRET_KEY = re.compile(rf"(?:.*[_-])?(?:{_SECRET})(?:[_-].*)?", re.IGNORECASE)
+#: `user:password@` of an address
+_LOGIN = re.compile(r"(\w[\w+.-]*://)[^/@\s]+@")
+#: a secret among the parameters of an address or of an rclone connection string
+_PARAMETER = re.compile(
+    rf"([?&;,](?:[\w-]*[_-])?(?:{_SECRET}|key|sig|signature)(?:[_-][\w-]*)?=)(\"(?:[^\"]|\"\")*\"|'(?:[^']|'')*'|[^,&;:#\s]+)",
+    re.IGNORECASE,
+)
+REDACTED = "<redacted>"
+#: shortest value of an environment variable that is looked for in texts; shorter ones are words of other meanings
+_SHORTEST = 8
+#: control characters but for the tab and the end of a line, marks that change the direction of writing, half characters
+_COMMANDS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
+def redacted(tree: Any) -> Any:
+    """A copy of a plain tree without its secrets: texts under the key of a secret, passwords and tokens within
+    addresses and connection strings, and values of secret environment variables wherever they stand. Keys, numbers and
+    the shape of the tree stay as they are."""
+    return _redacted(tree, _of_environment(), secret=False)
+
+
+def _redacted(tree: Any, values: tuple[str, ...], *, secret: bool) -> Any:
+    if isinstance(tree, dict):
+        return {
+            key: _redacted(value, values, secret=not isinstance(value, dict) and _is_secret(str(key)))
+            for key, value in tree.items()
+        }
+    if isinstance(tree, (list, tuple)):
+        return [_redacted(item, values, secret=secret) for item in tree]
+    if not isinstance(tree, str) or not tree:
+        return tree
+    if secret:
+        return REDACTED
+    for value in values:
+        tree = tree.replace(value, REDACTED)
+    return _PARAMETER.sub(rf"\1{REDACTED}", _LOGIN.sub(rf"\1{REDACTED}@", tree))
+
+
+def _of_environment() -> tuple[str, ...]:
+    """What the environment keeps under the names of secrets, but for paths of files that exist; the longest first."""
+    values = {value for name, value in os.environ.items() if len(value) >= _SHORTEST and _is_secret(name)}
+    return tuple(sorted((value for value in values if not os.path.exists(value)), key=len, reverse=True))
+
+
+@cache
+def _is_secret(name: str) -> bool:
+    return _SECRET_KEY.fullmatch(name) is not None
+
+
+def shown(text: object) -> str:
+    r"""Text for people, who may see it on a terminal: without secrets, and what is a command to the terminal written as
+    an escape: `\x1b`, `\u202e`. Lines and tabs stay."""
+    return _COMMANDS.sub(_escape, redacted(str(text)))
+
+
+def _escape(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

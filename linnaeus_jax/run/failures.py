@@ -1,0 +1,76 @@
+"""What failed around a run, not in it: one line for whoever started it, and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from linnaeus_jax.config.errors import TrainingError, described
+from linnaeus_jax.data.images import ImageReadError
+from linnaeus_jax.files import DamagedFileError
+
+log = logging.getLogger("linnaeus_jax")
+
+_AGAIN = "then give the same command again: it goes on from the newest checkpoint"
+
+
+#: in the messages of JAX, and of Python where a thread has no room for its stack
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread")
+
+
+class WorldError(TrainingError):
+    """Storage, memory or data failed while a run went on."""
+
+    alert = "The run failed"
+
+
+def of_world(error: Exception) -> WorldError | None:
+    """The error for people where storage, memory or data failed; None of a fault of the program."""
+    if isinstance(error, ImageReadError | DamagedFileError):
+        return WorldError(str(error))
+    if isinstance(error, OSError):
+        return WorldError(f"{described(error)}; {_AGAIN}")
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    ):
+        text = " ".join(str(error).split())[:200]
+        return WorldError(
+            f"out of memory{f' ({text})' if text else ''}: lower data.batch_size, data.prefetch.max_processed_batches "
+            f"or data.prefetch.mem_cache_size, or take a machine with more memory, {_AGAIN}"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def background_errors() -> Iterator[None]:
+    """Tracebacks that threads of libraries print go to the log files while the block runs.
+
+    Orbax raises the same error again where the run waits for a save; of what else fails by the world's fault, as in the
+    writer of TensorBoard, one line is shown. Other errors of threads are shown as ever.
+    """
+    files_only = {"files_only": True}
+
+    def told_elsewhere(record: logging.LogRecord) -> bool:
+        if record.exc_info:
+            log.error("%s", record.getMessage(), exc_info=record.exc_info, extra=files_only)
+        return not record.exc_info
+
+    def ended(args: threading.ExceptHookArgs) -> None:
+        failure = of_world(args.exc_value) if isinstance(args.exc_value, Exception) else None
+        if failure is None:
+            before(args)
+            return
+        name = "a thread" if args.thread is None else args.thread.name
+        log.warning("%s ended: %s", name, " ".join(str(args.exc_value).split()))
+        log.error("its calls:", exc_info=args.exc_value, extra=files_only)
+
+    before, library = threading.excepthook, logging.getLogger("absl")
+    threading.excepthook = ended
+    library.addFilter(told_elsewhere)
+    try:
+        yield
+    finally:
+        library.removeFilter(told_elsewhere)
+        threading.excepthook = before

@@ -1,0 +1,78 @@
+"""Failures of the world around a run are one line with what to do; those of the program are not hidden."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+
+import jax
+import pytest
+from absl import logging as absl_logging
+
+from linnaeus_jax.data.images import ImageReadError
+from linnaeus_jax.reporting.logs import LogFile
+from linnaeus_jax.run.failures import background_errors, of_world
+
+FULL = "/dev/full"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/run/x"),
+            "/run/x: No space left on device; free space there; then",
+        ),
+        (OSError(errno.EFBIG, "File too large"), "ulimit -f"),
+        (PermissionError(errno.EACCES, "Permission denied", "/run/x"), "restore the permission"),
+        (OSError("data.h5: cut\nshort"), "data.h5: cut short; then give"),
+        (ImageReadError("row 3: x.jpg: gone"), "row 3: x.jpg: gone"),
+        (RuntimeError("can't start new thread"), "out of memory"),
+        (MemoryError(), r"out of memory: lower data\.batch_size"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 12 GB"), r"out of memory \(RESOURCE_EXHAUSTED: 12 GB\)"),
+    ],
+)
+def test_what_the_world_did_is_one_line(error, says):
+    with pytest.raises(Exception, match=says) as found:
+        raise of_world(error) or AssertionError("not explained")
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), jax.errors.JaxRuntimeError("INTERNAL: x"), RuntimeError("x")])
+def test_faults_of_the_program_are_none_of_the_world(error):
+    assert of_world(error) is None
+
+
+def test_a_log_on_a_full_disk_says_so_once(tmp_path, capsys):
+    (tmp_path / "log.txt").symlink_to(FULL)
+    handler = LogFile(tmp_path / "log.txt")
+    for _ in range(3):
+        handler.handle(logging.LogRecord("x", logging.INFO, "x", 1, "text", None, None))
+    handler.close()
+    out, err = capsys.readouterr()
+    assert " ".join(out.split()).count("cannot be written ([Errno 28] No space left on device)") == 1
+    assert not err
+
+
+def test_tracebacks_of_libraries_go_to_the_log_files(caplog, capsys):
+    def fails() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def logs() -> None:
+        try:
+            fails()
+        except OSError:
+            absl_logging.exception("saving failed")
+
+    caplog.set_level("DEBUG", "linnaeus_jax")
+    with background_errors():
+        for work in (fails, logs):
+            thread = threading.Thread(target=work, name="writer")
+            thread.start()
+            thread.join()
+    assert "Traceback" not in capsys.readouterr().err
+    shown = [record.getMessage() for record in caplog.records if not getattr(record, "files_only", False)]
+    assert shown == ["writer ended: [Errno 28] No space left on device"]
+    hidden = [record for record in caplog.records if getattr(record, "files_only", False)]
+    assert [bool(record.exc_info) for record in hidden] == [True, True]
