@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -57,6 +59,7 @@ class WandbSink:
           debug: write every payload to the debug log.
         """
         directory.mkdir(parents=True, exist_ok=True)
+        _keep_files_in(directory)
         self.debug = debug
         settings = experiment["wandb"]
         mode, resume = settings.get("mode", "online"), "must" if settings.get("resume") else "allow"
@@ -150,8 +153,30 @@ class WandbSink:
         if self.debug:
             row = json.dumps(self._row, sort_keys=True, default=str)  # tables as what they are
             log.debug("[DEBUG_WANDB_METRICS] step=%d %s", self._step, row)
-        self.run.log(self._row, step=self._step, commit=True)  # it is whole, and shall not wait for the next
-        self._next, self._step, self._row = self._step + 1, None, {}
+        values, step = self._row, self._step
+        self._next, self._step, self._row = step + 1, None, {}
+        try:
+            self.run.log(values, step=step, commit=True)  # it is whole, and shall not wait for the next
+        except Exception:
+            if numbers := {name: value for name, value in values.items() if not name.startswith(TABLES)}:
+                self.run.log(numbers, step=step, commit=True)  # tables are files, which may fail alone
+            raise
+
+
+def _keep_files_in(directory: Path) -> None:
+    """Lets W&B keep the files of tables, and its cache, in a directory where the home directory cannot be written."""
+    for variable, default in (
+        (wandb.env.DATA_DIR, wandb.env.get_data_dir()),
+        (wandb.env.CACHE_DIR, wandb.env.get_cache_dir()),
+    ):
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.makedirs(default)
+            tempfile.TemporaryFile(dir=default).close()
+        except OSError as error:
+            os.environ[variable] = str(directory / "wandb" / "files")
+            os.makedirs(os.environ[variable], exist_ok=True)
+            log.info("W&B: %s; its files are kept in %s", error, os.environ[variable])
 
 
 def _started(**arguments: Any) -> wandb.Run:

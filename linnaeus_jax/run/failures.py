@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -48,7 +49,8 @@ def background_errors() -> Iterator[None]:
     """Tracebacks that threads of libraries print go to the log files while the block runs.
 
     Orbax raises the same error again where the run waits for a save; of what else fails by the world's fault, as in the
-    writer of TensorBoard, one line is shown. Other errors of threads are shown as ever.
+    writer of TensorBoard, one line is shown. After a failed save, tensorstore's threads call the event loop that orbax
+    has closed, and print a traceback for every array. Other errors of threads are shown as ever.
     """
     files_only = {"files_only": True}
 
@@ -66,11 +68,16 @@ def background_errors() -> Iterator[None]:
         log.warning("%s ended: %s", name, " ".join(str(args.exc_value).split()))
         log.error("its calls:", exc_info=args.exc_value, extra=files_only)
 
-    before, library = threading.excepthook, logging.getLogger("absl")
-    threading.excepthook = ended
+    def ignored(args: sys.UnraisableHookArgs) -> None:
+        if isinstance(args.exc_value, RuntimeError) and str(args.exc_value) == "Event loop is closed":
+            log.error("a save that failed went on in the background:", exc_info=args.exc_value, extra=files_only)
+        else:
+            before_ignored(args)
+
+    before, before_ignored, library = threading.excepthook, sys.unraisablehook, logging.getLogger("absl")
+    threading.excepthook, sys.unraisablehook = ended, ignored
     library.addFilter(told_elsewhere)
-    try:
-        yield
-    finally:
-        library.removeFilter(told_elsewhere)
-        threading.excepthook = before
+    yield
+    # not after an error: threads of a save that failed go on until the program ends
+    library.removeFilter(told_elsewhere)
+    threading.excepthook, sys.unraisablehook = before, before_ignored

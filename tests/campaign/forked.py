@@ -50,6 +50,7 @@ def call(program: str, arguments: Sequence[str], directory: Path, *, seconds: fl
 def _run(program: str, arguments: tuple[str, ...], directory: str) -> None:
     os.setpgid(0, 0)
     os.chdir(directory)
+    sys.dont_write_bytecode = True  # a directory of a case holds what the program left, not a compiled config
     os.makedirs("tmp", exist_ok=True)
     os.environ["TMPDIR"] = tempfile.tempdir = f"{directory}/tmp"
     for number, name in ((0, os.devnull), (1, "said.out"), (2, "said.err")):

@@ -112,7 +112,7 @@ class _Planted(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_run_names_the_operation(tmp_path, monkeypatch, capfd):
+def test_a_run_names_the_operation(tmp_path, monkeypatch, capfd, other_layers):
     """The update, the operation and its line reach the user once, in a step that was compiled ahead of time."""
     monkeypatch.setattr(layers, "Gelu", lambda **kwargs: _Planted(broken=True, **kwargs))
     config = tiny_config(

@@ -143,7 +143,7 @@ class _Steep(nn.Module):
         return jax.nn.gelu(x, approximate=False) + 0 * jnp.sqrt(jnp.maximum(x, 0))
 
 
-def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, capsys):
+def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, capsys, other_layers):
     """The forward pass is finite; the first bad frame of the backward pass is the last module that has the fault."""
     monkeypatch.setattr(layers, "Gelu", _Steep)
     config = tiny_config(

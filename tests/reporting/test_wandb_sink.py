@@ -335,3 +335,30 @@ def test_replay_rebuilds_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_replay_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay_metrics.main([str(tmp_path)]) == 2
     assert "metrics_log.jsonl does not exist; give the directory of a run" in capsys.readouterr().err
+
+
+def test_an_offline_run_without_a_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are files, which W&B keeps below the home directory unless told otherwise."""
+    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, "/proc/none")
+    for variable in (wandb.env.DATA_DIR, wandb.env.CACHE_DIR):
+        monkeypatch.setenv(variable, "/proc/none/wandb")  # taken back after the test
+    sink = WandbSink(make_config().experiment, directory=tmp_path, config={}, run_id="homeless")
+    sink.write("train", 5, 0, {"train/loss": 1.0})
+    sink.tables({"worst_classes": Table(("class",), [["Parus major"]])})
+    sink.close()
+    (row,) = contents(tmp_path)["history"]
+    assert row["train/loss"] == 1.0
+    assert table_of(row, "worst_classes", tmp_path) == [["class"], ["Parus major"]]
+
+
+def test_a_table_that_fails_costs_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = WandbSink(make_config().experiment, directory=tmp_path, config={}, run_id="without")
+    monkeypatch.setattr(wandb.Table, "bind_to_run", lambda *_, **__: 1 / 0)
+    sink.write("train", 5, 0, {"train/loss": 1.0})
+    sink.tables({"worst_classes": Table(("class",), [["Parus major"]])})
+    with pytest.raises(ZeroDivisionError):
+        sink.close()
+    sink.close()
+    (row,) = contents(tmp_path)["history"]
+    assert row["train/loss"] == 1.0

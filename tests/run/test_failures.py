@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import sys
 import threading
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -55,7 +57,7 @@ def test_a_log_on_a_full_disk_says_so_once(tmp_path, capsys):
     assert not err
 
 
-def test_tracebacks_of_libraries_go_to_the_log_files(caplog, capsys):
+def test_tracebacks_of_libraries_go_to_the_log_files(caplog, capsys, monkeypatch):
     def fails() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -65,14 +67,20 @@ def test_tracebacks_of_libraries_go_to_the_log_files(caplog, capsys):
         except OSError:
             absl_logging.exception("saving failed")
 
+    ignored: list[sys.UnraisableHookArgs] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
     caplog.set_level("DEBUG", "linnaeus_jax")
     with background_errors():
         for work in (fails, logs):
             thread = threading.Thread(target=work, name="writer")
             thread.start()
             thread.join()
+        for text in ("Event loop is closed", "another"):  # as a thread of tensorstore prints them
+            sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(text)))
+    assert sys.unraisablehook == ignored.append
+    assert [str(args.exc_value) for args in ignored] == ["another"]
     assert "Traceback" not in capsys.readouterr().err
     shown = [record.getMessage() for record in caplog.records if not getattr(record, "files_only", False)]
     assert shown == ["writer ended: [Errno 28] No space left on device"]
     hidden = [record for record in caplog.records if getattr(record, "files_only", False)]
-    assert [bool(record.exc_info) for record in hidden] == [True, True]
+    assert [bool(record.exc_info) for record in hidden] == [True, True, True]

@@ -70,7 +70,8 @@ RCLONE = '#!/bin/sh\necho "Failed to $*: $AWS_SECRET_ACCESS_KEY $RCLONE_CONFIG_R
 
 def started(work: Path, *arguments: str) -> str:
     """What a program of the package prints; its status is 0, or 2 where it is refused."""
-    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "TMPDIR": str(work)}
+    # a compiled copy of the config holds what the config holds
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "TMPDIR": str(work), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", *arguments]
     done = subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 2), done.stderr
