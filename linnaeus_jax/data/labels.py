@@ -177,10 +177,11 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
             if name.startswith(SUBSET_PREFIX) and isinstance(item, h5py.Dataset)
         }
         offered = frozenset(file)
+        vectors = [name for name, item in file.items() if isinstance(item, h5py.Dataset) and item.ndim == 2]
         for name in offered.intersection((*CREDITS, OCCURRENCE)):
             text_dataset(file, path, name, rows)  # read later and in part: what is wrong with it is said now
         _log_origin(file, path)
-    meta, valid = build_metadata(components, sources, in_region, rows=rows, file=path)
+    meta, valid = build_metadata(components, sources, in_region, rows=rows, file=path, offered=vectors)
     return LabelTable(
         path=path,
         tasks=tasks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,7 @@ def build_metadata(
     *,
     rows: int,
     file: str = "labels file",
+    offered: Iterable[str] = (),
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Metadata vectors and validity of all rows of a file.
 
@@ -102,7 +103,7 @@ def build_metadata(
       sources: the datasets they name.
       in_region: bool [N], or None if the file does not say (then every row counts as inside).
       rows: N.
-      file: the file's name, for messages.
+      file, offered: the file's name, and what could be a source in it, for messages.
 
     Returns:
       float32 [N, D] and bool [N, K].
@@ -117,7 +118,7 @@ def build_metadata(
         if item.source not in sources:
             raise ValueError(
                 f"{file}: dataset {item.source!r} named by {item.key}.source is missing (the file offers "
-                f"{', '.join(sorted(sources)) or 'none'}); correct the name or set {item.key}.enabled=False"
+                f"{', '.join(sorted({*sources, *offered})) or 'none'}); correct the name or set {item.key}.enabled=False"
             )
         source = sources[item.source]
         values = source.values[:, _select(item, source.names, file)]

@@ -94,14 +94,15 @@ def replace(path, name, values):
         ("taxa_L10", np.array([1, 2**32, 2]), "holds taxon id 4294967296"),
         ("img_identifiers", None, "dataset 'img_identifiers' is missing"),
         ("img_identifiers", np.zeros(3, np.uint32), "'img_identifiers' has dtype uint32"),
-        ("spatial", None, r"'spatial' named by data\.meta\.components\.SPATIAL\.source is missing"),
+        ("spatial", None, r"'spatial' named by data\.meta\.components\.SPATIAL\.source is missing .the file offers temporal\)"),
         ("spatial", np.zeros((2, 3), np.float32), "has 2 rows, expected 3"),
         ("spatial", np.zeros((3, 3, 1), np.float32), "expected 1 or 2 dimension"),
     ],
 )
 def test_unusable_datasets(tmp_path, name, values, message):
+    taxa = {"taxa_L10": [1, 2, 3], "taxa_L20": [1, 1, 1]}
     path = write_labels(
-        tmp_path / "l.h5", {"taxa_L10": [1, 2, 3], "taxa_L20": [1, 1, 1]}, spatial=np.ones((3, 3), np.float32)
+        tmp_path / "l.h5", taxa, spatial=np.ones((3, 3), np.float32), temporal=np.ones((3, 2), np.float32)
     )
     assert len(read(path, components=(SPATIAL,))[0][0]) == 3
     replace(path, name, values)
