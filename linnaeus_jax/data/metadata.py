@@ -116,9 +116,10 @@ def build_metadata(
     valid = np.zeros((rows, len(layout)), bool)
     for position, (item, component) in enumerate(zip(settings, layout)):
         if item.source not in sources:
+            there = ", ".join(sorted({*sources, *offered})) or "none"
             raise ValueError(
-                f"{file}: dataset {item.source!r} named by {item.key}.source is missing (the file offers "
-                f"{', '.join(sorted({*sources, *offered})) or 'none'}); correct the name or set {item.key}.enabled=False"
+                f"{file}: dataset {item.source!r} named by {item.key}.source is missing (the file offers {there}); "
+                f"correct the name or set {item.key}.enabled=False"
             )
         source = sources[item.source]
         values = source.values[:, _select(item, source.names, file)]

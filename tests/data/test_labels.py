@@ -94,7 +94,7 @@ def replace(path, name, values):
         ("taxa_L10", np.array([1, 2**32, 2]), "holds taxon id 4294967296"),
         ("img_identifiers", None, "dataset 'img_identifiers' is missing"),
         ("img_identifiers", np.zeros(3, np.uint32), "'img_identifiers' has dtype uint32"),
-        ("spatial", None, r"'spatial' named by data\.meta\.components\.SPATIAL\.source is missing .the file offers temporal\)"),
+        ("spatial", None, r"named by data\.meta\.components\.SPATIAL\.source is missing .the file offers temporal"),
         ("spatial", np.zeros((2, 3), np.float32), "has 2 rows, expected 3"),
         ("spatial", np.zeros((3, 3, 1), np.float32), "expected 1 or 2 dimension"),
     ],
