@@ -20,6 +20,7 @@ from flax import linen as nn
 from linnaeus_jax.files import read_json, write_atomically
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
+from linnaeus_jax.learning.class_weights import mixture_weight
 from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
@@ -69,7 +70,7 @@ class EvaluationProgram:
     component_names: tuple[str, ...]
     bounds: meta_masking.Bounds  # columns of every metadata component
     criteria: Mapping[str, losses.Criterion]
-    class_weights: Mapping[str, np.ndarray] | None
+    class_weights: Mapping[str, np.ndarray] | None  # task -> float32 [C], of the losses; None: all 1
     mean: tuple[float, ...]
     std: tuple[float, ...]
     null_possible: bool
@@ -142,8 +143,11 @@ class EvaluationProgram:
     ) -> Sums:
         label, weight, rarity = batch["label"], batch["weight"], batch["rarity"]
         per_sample = losses.task_loss_sums(
-            logits, label, None, None, weight, jnp.ones_like(label, bool), self.criteria, self.class_weights
+            logits, label, None, None, weight, jnp.ones_like(label, bool), self.criteria
         ).per_sample
+        if self.class_weights is not None:
+            of_class = [mixture_weight(self.class_weights[task], label[:, t]) for t, task in enumerate(self.tasks)]
+            per_sample = per_sample * jnp.stack(of_class, axis=1)
         if self.null_possible:
             rarity = jnp.where(label[:, 0] == 0, -1, rarity)  # an unknown species is neither rare nor common
         return batch_sums(

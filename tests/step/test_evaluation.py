@@ -98,6 +98,23 @@ def test_predictions_are_rows_in_split_order(spied, captured) -> None:
             np.testing.assert_allclose(found.probability[:, t], 1 / np.exp(z - z.max(1)[:, None]).sum(1), rtol=1e-5)
 
 
+def test_class_weights_multiply_the_losses_and_nothing_else(spied, captured) -> None:
+    program, inputs = spied
+    rng = np.random.default_rng(0)
+    class_weights = {task: rng.uniform(0.5, 2, inputs.dataset.num_classes[task]).astype(np.float32) for task in TASKS}
+    weighting = replace(program, evaluation=replace(program.evaluation, class_weights=class_weights))
+    found, label = evaluate((weighting, inputs), 64).metrics["val"], inputs.dataset.train.labels
+    means = []
+    for t, task in enumerate(TASKS):
+        z = captured.predictions["val"].logits[task].astype(np.float64)
+        raw = np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(z)), label[:, t]]
+        means.append(np.mean(raw * class_weights[task][label[:, t]]))
+        assert found[f"loss_{task}"] == pytest.approx(means[-1], rel=1e-5)
+    assert found["loss_unweighted"] == pytest.approx(np.mean(means), rel=1e-5)
+    for name in ("chain_accuracy", "nll", "acc1_taxa_L10"):
+        assert found[name] == pytest.approx(captured.metrics["val"][name])
+
+
 @pytest.mark.parametrize(("batch_size", "devices"), [(1, 1), (7, 1), (14, 2), (64, 2)])
 def test_counts_do_not_depend_on_batches_or_devices(spied, captured, batch_size, devices) -> None:
     found = evaluate(spied, batch_size, devices)
