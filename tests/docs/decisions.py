@@ -1,0 +1,40 @@
+"""What the tests of the manual do not type as it stands, page by page, and why."""
+
+from __future__ import annotations
+
+#: blocks marked `needs:`, page -> (what it needs, first line of the block) -> why it cannot run in a test
+NOT_RUN: dict[str, dict[tuple[str, str], str]] = {}
+
+#: commands that something else types: page -> line -> file and name of a test, or a script that has the command
+TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
+    "README.md": {
+        "make demo": ("tests/tools/test_mains.py::test_make_demo_and_its_baselines"),
+        "make test": ".ci/run",
+        "make setup": "tests/docs/test_your_data.py::test_a_newcomer_has_a_report_after_four_commands",
+        ". .venv/bin/activate": "tests/docs/test_your_data.py::test_a_newcomer_has_a_report_after_four_commands",
+        "python -m linnaeus_jax.main --config=data/mine/config.py --workdir=runs/mine": (
+            "tests/docs/test_your_data.py::test_a_newcomer_has_a_report_after_four_commands"
+        ),
+        "python -m linnaeus_jax.tools.serve bundle": ("tests/tools/test_serve.py::test_stopping_answers_what_has_come"),
+    },
+    "docs/your_data.md": dict.fromkeys(
+        (
+            "make setup",
+            ". .venv/bin/activate",
+            "python -m linnaeus_jax.tools.build_dataset --folders pictures --out data/mine --size 96",
+            "python -m linnaeus_jax.main --config=data/mine/config.py --workdir=runs/mine",
+            "$ python -m linnaeus_jax.main --config=data/mine/config.py --workdir=runs/mine",
+        ),
+        "tests/docs/test_your_data.py::test_a_newcomer_has_a_report_after_four_commands",
+    ),
+}
+
+#: commands that take minutes as they stand: page -> line -> what is typed behind them
+SHORTENED: dict[str, dict[str, str]] = {
+    "README.md": {
+        (
+            "python -m linnaeus_jax.main --config=configs/quickstart.py --config.model.pretrained=weights.safetensors"
+            " --workdir=runs/tuned"
+        ): "--config.train.epochs=1",
+    },
+}

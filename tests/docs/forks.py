@@ -1,0 +1,151 @@
+"""`python` for the commands of the manual: programs of this package start in forks of one process that imported them.
+
+`python -m tests.docs.forks SOCKET` is that process. The script of `shim`, first in the path of the commands under the
+name `python`, sends it arguments, directory, environment and the three standard streams, and ends as the program ends.
+Anything else, and a program with other settings for JAX or XLA than the process has read, is left to the real Python.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+MAIN = "linnaeus_jax.main"
+SESSION = "tests.docs.session"  # the Python blocks of a page
+#: what programs import only once their arguments are read
+_LATE = ("linnaeus_jax.run.trainer", "linnaeus_jax.inference.model", "matplotlib.pyplot", "linnaeus_jax.reporting")
+_SETTINGS = ("JAX_", "XLA_", "TF_")
+
+_SHIM = """#!{python} -IS
+import array, json, os, signal, socket, sys
+words = sys.argv[1:]
+ours = len(words) > 1 and words[0] == "-m" and words[1] in {programs}
+if not ours or {{k: v for k, v in os.environ.items() if k.startswith({prefixes})}} != {settings}:
+    os.execv({python!r}, [{python!r}, *words])
+with socket.socket(socket.AF_UNIX) as link:
+    link.connect({address!r})
+    asked = json.dumps([words[1], words[2:], os.getcwd(), dict(os.environ)]).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+    link.sendmsg([len(asked).to_bytes(8, "big")], rights)
+    link.sendall(asked)
+    answers = link.makefile("rb")
+    child = int(answers.readline())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    status = int(answers.readline() or 255)
+os._exit(status)
+"""
+
+
+def programs() -> list[str]:
+    """What can be started: the program that trains, every tool, and the Python blocks of a page."""
+    tools = importlib.import_module("linnaeus_jax.tools")
+    return [MAIN, SESSION, *(f"linnaeus_jax.tools.{module.name}" for module in pkgutil.iter_modules(tools.__path__))]
+
+
+def shim(folder: Path, address: Path, environment: dict[str, str]) -> None:
+    """Writes `python` and `python3` into a folder; `environment` is that of the process behind the address."""
+    text = _SHIM.format(
+        python=sys.executable,
+        programs=programs(),
+        prefixes=_SETTINGS,
+        settings={key: value for key, value in environment.items() if key.startswith(_SETTINGS)},
+        address=str(address),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("python", "python3"):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
+def serve(address: str) -> NoReturn:
+    """Imports everything, then forks for each connection; says `ready` on standard output."""
+    for module in (*programs(), *_LATE):
+        importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for here
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(16)
+        print("ready", flush=True)
+        while True:
+            link, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _start(link)
+            link.close()
+
+
+def _start(link: socket.socket) -> NoReturn:
+    """Reads what is asked, starts it in a child, says its process id and its exit status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    streams = array.array("i")
+    head, rights, _, _ = link.recvmsg(8, socket.CMSG_SPACE(3 * streams.itemsize))
+    streams.frombytes(rights[0][2])
+    with link.makefile("rb") as reading:
+        asked = json.loads(reading.read(int.from_bytes(head, "big")))
+    child = os.fork()
+    if child == 0:
+        link.close()
+        _run(*asked, streams=streams)
+    link.sendall(f"{child}\n".encode())
+    for stream in streams:
+        os.close(stream)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    link.sendall(f"{code if code >= 0 else 128 - code}\n".encode())
+    os._exit(0)
+
+
+def _run(
+    program: str, arguments: list[str], directory: str, environment: dict[str, str], *, streams: Iterable[int]
+) -> NoReturn:
+    """Runs a program as `python -m` would, in the directory, with the environment and the streams of who asked."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.path[0] = directory
+    module = importlib.import_module(program)
+    sys.argv = [module.__file__ or program, *arguments]
+    status = 1
+    try:
+        status = _status(module.main())
+    except SystemExit as end:
+        status = _status(end.code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _status(code: object) -> int:
+    """The exit status that Python makes of what a program returns."""
+    if code is None or isinstance(code, int):
+        return int(code or 0)
+    print(code, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

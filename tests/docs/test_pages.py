@@ -1,0 +1,159 @@
+"""The manual without running it: links, anchors, pictures, fences, sizes, the index, and what its tests leave out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.commands import matches
+from tests.docs.decisions import NOT_RUN, SHORTENED, TYPED_ELSEWHERE
+from tests.docs.pages import (
+    DOCS,
+    LANGUAGES,
+    ROOT,
+    anchors,
+    blocks,
+    commands,
+    links,
+    manual,
+    name,
+    pages,
+    prose,
+    without_comment,
+)
+
+#: pages whose links are looked at, too
+OTHERS = [ROOT / f"{stem}.md" for stem in ("BUILD", "CONTRIBUTING", "SECURITY", "CHANGELOG")]
+LINES = 250
+#: of a picture, in bytes
+PICTURE = 150_000
+
+
+@pytest.mark.parametrize("page", [*pages(), *OTHERS], ids=name)
+def test_links_lead_somewhere(page):
+    for line, target in links(page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        where = f"{name(page)}, line {line}: {target}"
+        assert file.exists(), where
+        assert file.is_relative_to(ROOT), where
+        if anchor:
+            assert anchor in anchors(file), f"{where}: no such heading"
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_blocks_are_of_a_known_kind(page):
+    for block in blocks(page):
+        assert block.language in LANGUAGES, f"{name(page)}, line {block.line}: a fence of kind {block.language!r}"
+        if block.language == "console" and not block.marks:
+            assert list(commands(block))
+    ours = sum(line.lstrip().startswith("<!-- ") for _, line in prose(page))
+    marked = sum(len(block.marks) for block in blocks(page))
+    hidden = sum("toctree" in line for _, line in prose(page))
+    assert ours == marked + hidden, f"{name(page)}: a comment that is no mark of the block below it"
+
+
+@pytest.mark.parametrize("page", manual(), ids=name)
+def test_a_page_is_short_and_begins_with_its_title(page):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= LINES
+    assert lines[0].startswith("# ")
+
+
+def test_what_is_not_run_is_a_decision():
+    found = {
+        name(page): {
+            (block.marks["needs"], block.text.splitlines()[0]) for block in blocks(page) if "needs" in block.marks
+        }
+        for page in pages()
+    }
+    assert {page: marks for page, marks in found.items() if marks} == {page: set(why) for page, why in NOT_RUN.items()}
+    assert all(reason for reasons in NOT_RUN.values() for reason in reasons.values())
+
+
+@pytest.mark.parametrize("page", [*TYPED_ELSEWHERE, *SHORTENED])
+def test_what_is_typed_otherwise_stands_in_the_page(page):
+    lines = {without_comment(line) for block in blocks(ROOT / page) for line in block.text.splitlines()}
+    assert not {*TYPED_ELSEWHERE.get(page, {}), *SHORTENED.get(page, {})} - lines
+    for command, where in TYPED_ELSEWHERE.get(page, {}).items():
+        file, _, function = where.partition("::")
+        text = (ROOT / file).read_text()
+        assert f"def {function}(" in text if function else command in text, where
+
+
+def test_the_index_has_every_page():
+    index = DOCS / "index.md"
+    linked = {(DOCS / target.partition("#")[0]).resolve() for _, target in links(index)}
+    expected = {page for page in pages() if page.parent != ROOT} - {index}
+    assert expected <= linked, f"docs/index.md lacks {sorted(name(page) for page in expected - linked)}"
+
+
+def test_pictures_are_shown_and_small():
+    shown = {(page.parent / target).resolve() for page in [*pages(), *OTHERS] for _, target in links(page)}
+    for picture in sorted((DOCS / "pictures").iterdir()):
+        assert picture in shown, f"no page shows {name(picture)}"
+        assert picture.stat().st_size <= PICTURE, name(picture)
+
+
+# ---- the reading of a page -------------------------------------------------------------------------------------------
+
+PAGE = """# Title
+
+See [that](other.md#part) and ![it](pictures/x.png), not `[this](code.md)`.
+
+```console
+$ echo one \\
+    two
+one two
+$ ls
+...
+```
+
+<!-- needs: gpu -->
+```bash
+nvidia-smi
+```
+
+## A `part`, & more
+
+## A part, more
+"""
+
+
+def test_a_page_is_read_as_it_stands(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    first, second = blocks(page)
+    assert [(c.typed, c.output, c.line) for c in commands(first)] == [
+        ("echo one \\\n    two", "one two\n", 6),
+        ("ls", "...\n", 9),
+    ]
+    assert (second.language, second.text, second.line, second.marks) == ("bash", "nvidia-smi\n", 15, {"needs": "gpu"})
+    assert links(page) == [(3, "other.md#part"), (3, "pictures/x.png")]
+    assert anchors(page) == {"title", "a-part--more", "a-part-more"}
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "expected"),
+    [
+        ("a\n...\nd\n", "a\nb\nc\nd\n", True),
+        ("a\n...\nd\n", "a\nd\n", True),
+        ("a\n...\n", "b\na\n", False),
+        ("", "a\n", False),
+        ("a.c\n", "abc\n", False),
+    ],
+)
+def test_three_dots_stand_for_any_lines(shown, printed, expected):
+    assert matches(shown, printed) is expected
+
+
+def test_every_page_is_in_one_of_the_two_files():
+    from tests.docs.test_pages_a_to_l import PAGES as first
+    from tests.docs.test_pages_m_to_z import PAGES as second
+
+    assert sorted([*first, *second]) == sorted(pages())
+    assert not any(Path(page).stem[0] in "0123456789" for page in pages())

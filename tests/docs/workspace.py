@@ -1,0 +1,76 @@
+"""What the commands of the manual find: configs, demo data, a short run of the quickstart, a bundle, photos, places."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from filelock import FileLock
+
+from tests.docs.pages import ROOT
+
+#: an existing workspace to use instead of a new one, for whoever writes a page
+GIVEN = "DOCS_WORKSPACE"
+PHOTOS = 12
+
+
+def environment() -> dict[str, str]:
+    """That of a user: one device, no settings of the tests, this Python first in the path, these sources."""
+    own = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "WANDB_MODE", "PYTEST_ADDOPTS", "VIRTUAL_ENV")
+    kept = {key: value for key, value in os.environ.items() if key not in own and not key.startswith("PYTEST_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return kept | {"PATH": path, "COLUMNS": "100", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def made(parent: Path) -> Path:
+    """The workspace below a folder that all workers of a session share; the first that asks makes it."""
+    if os.environ.get(GIVEN):
+        return Path(os.environ[GIVEN])
+    folder = parent / "docs_workspace"
+    with FileLock(parent / "docs_workspace.lock"):
+        if not folder.exists():
+            unfinished = parent / "docs_workspace_unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _make(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+def _make(folder: Path) -> None:
+    """Makes it by the commands that a user would type."""
+    folder.mkdir(parents=True)
+    shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__"))
+    _program(folder, "tools.make_demo", "--out", "data/demo")
+    settings = ("--config.train.epochs=3", "--config.experiment.tensorboard.enabled=true")
+    _program(folder, "main", "--config=configs/quickstart.py", "--workdir=runs/demo", *settings)
+    _program(folder, "tools.bundle", "runs/demo", "bundle", "--licence", "CC BY 4.0")
+    walk = folder / "walk"
+    _program(folder, "tools.make_demo", "--as", "table", "--out", str(walk), "--rows", "150", "--image-size", "96")
+    _photos(walk, folder)
+    shutil.rmtree(walk)
+
+
+def _photos(walk: Path, folder: Path) -> None:
+    """The first pictures of a table, and a table of where, when and how high they were taken."""
+    (folder / "photos").mkdir()
+    with (walk / "records.csv").open(newline="") as reading, (folder / "places.csv").open("w", newline="") as writing:
+        table = csv.writer(writing, lineterminator="\n")
+        table.writerow(("file", "latitude", "longitude", "date", "elevation"))
+        for row in list(csv.DictReader(reading))[:PHOTOS]:
+            shutil.copy(walk / "photos" / row["picture"], folder / "photos" / row["picture"])
+            table.writerow(row[key] for key in ("picture", "latitude", "longitude", "date", "elevation"))
+
+
+def _program(folder: Path, program: str, *arguments: str) -> None:
+    command = [sys.executable, "-m", f"linnaeus_jax.{program}", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+
+
+def copied(workspace: Path, folder: Path) -> Path:
+    """A copy for one page, which may do with it what it likes."""
+    return Path(shutil.copytree(workspace, folder, dirs_exist_ok=True))
