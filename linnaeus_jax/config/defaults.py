@@ -1,12 +1,15 @@
 """The whole default configuration tree, one function per section.
 
-Names are the documented upper-case names in lower case. Three conventions hold everywhere:
+Names are the documented upper-case names in lower case. Four conventions hold everywhere:
 
 * A quantity that may be given in steps, as a fraction or in epochs has one key per unit, all unset
   (``None``) here; its default lives in ``linnaeus_jax.schedules.alternatives``. ``0`` means "off".
 * Sequences are tuples, so that flags can override them.
 * Open nodes (keyed by names of data: metadata components, heads, parameter groups) hold user-chosen keys;
   every entry is filled up with the defaults of its kind by ``complete_open_nodes``.
+* The comment above a key, or behind it, is its meaning in ``docs/reference/config.md``, which ``make reference``
+  writes: one or two plain sentences. Choices and bounds stand in ``checks.tables``, texts of debug flags in
+  ``debugging.flags``.
 """
 
 from __future__ import annotations
@@ -39,83 +42,115 @@ def get_config() -> ConfigDict:
 
 def experiment() -> Section:
     return dict(
+        # first folder below env.output.base_dir of a run without --workdir, and the project in W&B
         project="linnaeus",
-        group="default",
-        name="run",
-        log_level_main="INFO",  # console level of the main log
-        log_level_h5data="INFO",  # console level of the data log
-        log_level_validation="INFO",  # console level while validating
+        group="default",  # second folder, and the group in W&B
+        name="run",  # third folder, and the name of the run in W&B
+        log_level_main="INFO",  # level of the run's messages on the console; the debug files get all
+        log_level_h5data="INFO",  # level on the console of messages about data
+        log_level_validation="INFO",  # level on the console while a validation runs
         wandb=dict(
-            enabled=False,
-            project="",  # empty: experiment.project
-            entity="",
-            tags=(),
-            notes="",
+            enabled=False,  # send the metrics to Weights & Biases
+            project="",  # project in W&B; empty: experiment.project
+            entity="",  # user or team in W&B; empty: the default of the account
+            tags=(),  # tags of the run in W&B
+            notes="",  # notes of the run in W&B
+            # True: the run must be on the server already, else W&B fails; False: go on with it if it is there
             resume=False,
-            mode="online",  # online | offline | disabled
-            run_id="",  # empty: a new id, kept over resumes
+            # online sends at once, offline keeps files for `wandb sync`, disabled does nothing; online obeys WANDB_MODE
+            mode="online",
+            run_id="",  # id of the run in W&B; empty: a new one at the first start, kept over resumes in run_id.txt
         ),
-        tensorboard=dict(enabled=False),
+        tensorboard=dict(
+            enabled=False,  # write event files to logs/tensorboard of the run directory; needs the package tensorboard
+        ),
     )
 
 
 def env() -> Section:
     return dict(
         output=dict(
+            # run directories without --workdir are <base_dir>/<project>/<group>/<name>
             base_dir="runs",
             bucket=dict(
-                enabled=False,
-                # rclone remote, e.g. "b2:my-bucket/linnaeus", or a local directory; <project>/<group>/<name> below
+                enabled=False,  # copy the run directory to another place after checkpoints and at the end
+                # rclone remote such as "b2:my-bucket/linnaeus", or a local directory; <project>/<group>/<name> below it
                 remote="",
-                executable="rclone",
-                timeout_seconds=600,  # of the final synchronisation at exit
+                executable="rclone",  # program that copies to a remote
+                timeout_seconds=600,  # seconds that the last copy may take at the end of the run
             ),
         ),
-        plugins=(),  # modules or .py files that register metrics and subsets, see linnaeus_jax.metrics
-        # directory of XLA's persistent compilation cache; auto: in the user's cache directory; empty: off
+        # modules or .py files of your own, imported before anything else, which register heads, losses, metrics, ...
+        plugins=(),
+        # directory of compiled programs, for a quick next start; auto: in the user's cache directory; empty: off
         compilation_cache_dir="auto",
-        keep_freed_memory=True,  # glibc: no page is cleared and mapped again at every update; False: a smaller process
+        # Linux: keep freed memory for the next update instead of giving it back to the system; False: a smaller process
+        keep_freed_memory=True,
     )
 
 
 def parallel() -> Section:
     return dict(
-        fsdp=False,  # parameters, moving average and optimizer state split over the devices; False: whole on each
+        # True: each device holds a part of parameters, moving average and optimizer state; False: a whole copy
+        fsdp=False,
     )
 
 
 def data() -> Section:
     return dict(
-        batch_size=placeholder(int),  # rows of one micro-batch over all devices of all processes; None: 64, or
-        batch_size_per_device=placeholder(int),  # as many for each device; give one of the two
+        # rows of one micro-batch over all devices of all processes; None: 64, unless batch_size_per_device is given
+        batch_size=placeholder(int),
+        # rows of one micro-batch on each device; give this or batch_size, not both
+        batch_size_per_device=placeholder(int),
         autobatch=dict(
-            enabled=False,  # True: batch_size_per_device is the largest that fits, found before anything is resolved
-            target_memory_fraction=0.8,  # of a device's memory that an update may take
-            min_batch_size=1,  # rows on each device
-            max_batch_size=512,
-            device_memory_gb=0.0,  # 10^9 bytes of one device; 0: as the device says, which CPUs do not
+            # find the largest batch_size_per_device that fits the memory of a device, before anything else is decided
+            enabled=False,
+            target_memory_fraction=0.8,  # share of a device's memory that an update may take
+            min_batch_size=1,  # least rows on each device; an error where even they do not fit
+            max_batch_size=512,  # most rows on each device
+            # memory of one device in 10^9 bytes; 0: as the device says, which CPUs do not
+            device_memory_gb=0.0,
         ),
-        batch_size_val=128,  # rows over all devices; <= 0: as the micro-batch; rounded up to the devices
-        img_size=384,
-        resize_mode="squash",  # squash | center_crop | pad: pictures that are not square
-        reduced_decode=True,  # JPEG decoded at 1/2, 3/8, 1/4 or 1/8 where that still has img_size pixels
-        num_workers=2,  # threads (not processes) of the Grain loader; each reads whole batches
-        worker_processes=0,  # > 0: processes read instead, for decoders that hold the GIL
-        dataset=dict(name="", version="", clade=""),
-        task_keys_h5=("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40"),  # finest first
+        # rows of a validation batch over all devices, rounded up to a multiple of them; 0 or less: as the micro-batch
+        batch_size_val=128,
+        img_size=384,  # height and width of the model's input in pixels
+        # how pictures that are not square become so: squash, cut out the centre, or pad with black
+        resize_mode="squash",
+        # decode JPEG at 1/2, 3/8, 1/4 or 1/8 of its size where that still has img_size pixels
+        reduced_decode=True,
+        num_workers=2,  # threads that put whole batches together; 0: the main thread does
+        # processes that read instead of threads, for decoders that hold Python's lock; 0: threads
+        worker_processes=0,
+        dataset=dict(
+            name="",  # name of the data set, for the log
+            version="",  # version of the data set, for the log
+            clade="",  # clade of the data set, for the log
+        ),
+        # columns of the labels file that are learned, one task each, finest rank first
+        task_keys_h5=("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40"),
         sampler=dict(
-            type="grouped",  # grouped | standard
-            grouped_mode="mixed-pairs",  # mixed-pairs | strict-group
-            leftovers="keep",  # keep | drop rows that no pair or group could take
-            class_balance="none",  # none | sqrt | equal: draws of a class by its rows, their square root, or equally
-            class_balance_task="",  # the rank whose classes are balanced; empty: the finest
+            # grouped: rows of a batch come with a partner of their group to be mixed with; standard: random order
+            type="grouped",
+            # mixed-pairs: a batch holds pairs of many groups; strict-group: a batch is of one group
+            grouped_mode="mixed-pairs",
+            leftovers="keep",  # keep or drop the rows that no pair or group could take
+            # how often a class is drawn: by its rows (none), by their square root, or all classes equally
+            class_balance="none",
+            class_balance_task="",  # rank whose classes are balanced; empty: the finest
         ),
-        partial=dict(levels=False),
-        out_of_region=dict(include=True),
-        upward_major_check=False,
-        upward_major_mode="all-finer",  # all-finer | no-gaps
+        partial=dict(
+            # use rows whose label is unknown (null) at some rank; False: they are left out
+            levels=False,
+        ),
+        out_of_region=dict(
+            # use rows that the labels file marks as outside the region (`in_region` = 0)
+            include=True,
+        ),
+        upward_major_check=False,  # leave out rows whose known ranks do not form the pattern of upward_major_mode
+        # all-finer: no rank is null below a known one; no-gaps: no rank is null above a known one
+        upward_major_mode="all-finer",
         meta=dict(
-            active=True,
+            active=True,  # False: the model gets no metadata at all
             components=dict(
                 TEMPORAL=dict(source="temporal", dim=2, idx=0),
                 SPATIAL=dict(source="spatial", dim=3, idx=1),
@@ -123,153 +158,212 @@ def data() -> Section:
             ),
         ),
         h5=dict(
-            train_labels_path="",
-            val_labels_path="",
-            labels_path="",
-            train_images_path="",
-            val_images_path="",
-            images_path="",
-            train_val_split_ratio=0.9,
-            train_val_split_seed=42,
-            use_split_column=True,  # False: split at random even where the labels file has a dataset `split`
+            train_labels_path="",  # labels file of the training rows, of data in two files
+            val_labels_path="",  # labels file of the validation rows, of data in two files
+            labels_path="",  # labels file of data in one file, which is split
+            train_images_path="",  # pictures of train_labels_path; the suffix decides how they are read
+            val_images_path="",  # pictures of val_labels_path
+            images_path="",  # pictures of labels_path
+            train_val_split_ratio=0.9,  # share of training rows where one file is split at random
+            train_val_split_seed=42,  # seed of the random split
+            # take the split that the labels file says in its dataset `split`; False: split at random all the same
+            use_split_column=True,
         ),
         hybrid=dict(
-            use_hybrid=False,
-            images_dir="",
-            train_images_dir="",  # empty: images_dir
-            val_images_dir="",
-            file_extension=".jpg",
+            use_hybrid=False,  # pictures are files in a folder, labels a labels file
+            images_dir="",  # folder of the pictures
+            train_images_dir="",  # folder of the training pictures, of data in two files; empty: images_dir
+            val_images_dir="",  # folder of the validation pictures, of data in two files; empty: images_dir
+            file_extension=".jpg",  # added to every identifier of the labels file to make a file name
+            # a picture that cannot be read becomes a black one, with a warning; False: it ends the run
             allow_missing_images=False,
             verify_images=dict(
-                enabled=False,
-                max_missing_ratio=0.0,
-                max_missing_count=0,
-                num_workers=8,
-                chunk_size=1000,
-                log_missing=True,
+                enabled=False,  # look for every picture before the start; rows without one are left out
+                max_missing_ratio=0.0,  # largest share of missing pictures with which a run starts; below 0: no limit
+                max_missing_count=0,  # largest number of missing pictures with which a run starts; below 0: no limit
+                num_workers=8,  # threads that look; 0: one for each core
+                chunk_size=1000,  # rows per piece of work
+                log_missing=True,  # list the missing pictures in the report
+                # JSON file of the result; {output_dir} is the run directory
                 report_path="{output_dir}/assets/missing_images_report.json",
             ),
         ),
         prefetch=dict(
-            mem_cache_size=10 * 1024**3,  # bytes of decoded images kept (hybrid data)
-            max_processed_batches=4,  # finished batches waiting for the device
-            # threads that decode, shared by all batches; None: one for each core here, at most 32
+            mem_cache_size=10 * 1024**3,  # bytes of decoded pictures that are kept; 0: none
+            max_processed_batches=4,  # finished batches that may wait for the device
+            # threads that decode pictures, shared by all batches; None: one for each core, at most 32
             num_io_threads=placeholder(int),
         ),
-        parent_conflict_limit=0.2,  # largest share of rows that may contradict the majority parent
+        # largest share of a class's rows that may name another parent than most do; beyond it the run ends
+        parent_conflict_limit=0.2,
     )
 
 
 def model() -> Section:
     return dict(
-        type="mFormerV1",
-        variant="sm",  # tiny | sm | md | lg | xl; the keys below override the variant where they are set
-        drop_rate=(),  # one number, or one per transformer stage
-        attn_drop_rate=(),  # likewise
+        type="mFormerV1",  # model family
+        variant="sm",  # size of the family; the keys below override it where they are set
+        drop_rate=(),  # dropout of the transformer stages: one number, or one per stage; empty: the variant's
+        attn_drop_rate=(),  # dropout of attention weights: one number, or one per stage; empty: the variant's
+        # largest rate of stochastic depth, reached at the last block; None: the variant's
         drop_path_rate=placeholder(float),
-        label_smoothing=0.1,
+        label_smoothing=0.1,  # probability spread over the other classes by the loss LabelSmoothingCrossEntropy
+        # True: the heads see the class token of the last stage alone; False: those of both transformer stages
         only_last_cls=False,
-        missing_metadata="zero",  # zero | mask: the token of missing metadata embeds zeros, or is not attended to
+        # zero: missing metadata become the token of a zero vector; mask: their token is not attended to
+        missing_metadata="zero",
         # ---- mFormerV1
-        convnext_stages=dict(depths=(), dims=(), layer_scale_init_value=1e-6),
+        convnext_stages=dict(
+            depths=(),  # blocks of the two ConvNeXt stages; empty: the variant's
+            dims=(),  # widths of all four stages; empty: the variant's
+            layer_scale_init_value=1e-6,  # initial scale of each block's branch; 0: no such parameter
+        ),
         rope_stages=dict(
-            depths=(),
-            num_heads=(),
-            mlp_ratio=(4.0,),  # one, or one per stage
-            rope_mixed=True,  # False: fixed frequencies along the two axes
-            rope_theta=10000.0,
-            rope_mode="rotary",  # rotary | cos_only
-            rope_init="random_direction",  # random_direction | rope_vit
+            depths=(),  # blocks of the two transformer stages; empty: the variant's
+            num_heads=(),  # attention heads of the two transformer stages; empty: the variant's
+            mlp_ratio=(4.0,),  # width of the MLP relative to the stage's: one number, or one per stage
+            rope_mixed=True,  # learned rotary frequencies for each head; False: fixed ones along the two axes
+            rope_theta=10000.0,  # base of the rotary frequencies
+            # rotary turns each pair of features by its angle; cos_only multiplies by the cosine, as some weights need
+            rope_mode="rotary",
+            rope_init="random_direction",  # how the learned rotary frequencies begin
         ),
         # ---- mFormerV0
-        conv_stages=dict(embed_dims=(), out_channels=(), depths=(), stride_seqs=()),
-        attention_stages=dict(dims=(), depths=(), num_heads=(), mlp_ratio=(4.0,), stride_seqs=()),
-        compat="",  # metafg: padding and norms of published MetaFormer weights
+        conv_stages=dict(
+            embed_dims=(),  # width of the stem (first number; others have no effect); empty: the variant's
+            out_channels=(),  # widths of the two MBConv stages; empty: the variant's
+            depths=(),  # blocks of the two MBConv stages; empty: the variant's
+            stride_seqs=(),  # stride of each block, one tuple per MBConv stage; empty: the very first block halves
+        ),
+        attention_stages=dict(
+            dims=(),  # widths of the two transformer stages; empty: the variant's
+            depths=(),  # blocks of the two transformer stages; empty: the variant's
+            num_heads=(),  # attention heads of the two transformer stages; empty: the variant's
+            mlp_ratio=(4.0,),  # width of the MLP relative to the stage's: one number, or one per stage
+            stride_seqs=(),  # stride of each block, one tuple per stage; empty: the first block of each stage halves
+        ),
+        compat="",  # metafg: padding and norms of published MetaFormer weights; empty: those of this program
         # ---- heads and how they are computed
         classification=dict(
             heads=ConfigDict(),
-            hierarchy_mode="refine",  # refine | reference_unrefined: every head gives its own logits
+            # refine: hierarchical heads use the coarser ranks; reference_unrefined: every head gives its own logits
+            hierarchy_mode="refine",
         ),
-        depthwise_impl="auto",  # auto | lax | shift
-        attn_impl="auto",  # auto | xla | cudnn
-        scan_layers=False,  # one compiled body for the long transformer stage
+        depthwise_impl="auto",  # how depthwise convolutions are computed: auto takes shift on CPU and lax elsewhere
+        attn_impl="auto",  # how attention is computed: auto takes cudnn where the GPU has it, and xla elsewhere
+        scan_layers=False,  # compile one body for the blocks of the long transformer stage, which compiles faster
         # ---- initial weights
-        pretrained="",  # file (.safetensors, .pth) or run directory that a new run takes its initial weights from
-        pretrained_source="",  # metaformer | stitched_convnext_ropevit; empty: weights of this model
-        pretrained_convnext="",  # files of a stitched start
-        pretrained_ropevit="",
-        pretrained_strict=True,  # False: what does not fit keeps its random initial value
-        pretrained_classes="",  # JSON {task: {taxon id: row}} of the file's heads, where the file does not say it
-        pretrained_attn_scale="standard",  # standard | squared: the weights were trained with scale 1 / head_dim
+        # file (.safetensors, .pth) or run directory from which a new run takes its initial weights; empty: random ones
+        pretrained="",
+        pretrained_source="",  # kind of the weights: empty: of this model family; metaformer, stitched_convnext_ropevit
+        pretrained_convnext="",  # file of the ConvNeXt weights, with pretrained_source = stitched_convnext_ropevit
+        pretrained_ropevit="",  # file of the RoPE-ViT weights, likewise
+        pretrained_strict=True,  # an array that does not fit is an error; False: it keeps its random initial value
+        # JSON file {task: {taxon id: row}} of the heads in the weights, where they do not say it themselves
+        pretrained_classes="",
+        # standard: attention scale 1 / sqrt(head width); squared: the weights were trained with 1 / head width
+        pretrained_attn_scale="standard",
     )
 
 
 def train() -> Section:
     return dict(
-        epochs=300,
-        seed=0,
-        accumulation_steps=0,  # 0 means 1
-        clip_grad=5.0,  # <= 0: off
-        clip_mode="norm",  # norm | adaptive
-        compute_dtype="auto",  # auto: bfloat16 on accelerators, float32 on CPU
-        matmul_precision="auto",  # auto | tensorfloat32 | float32: of float32 products on GPUs; auto: TensorFloat-32
-        deterministic=False,  # GPU kernels that add in a fixed order; slower, since scatters and some convolutions wait
+        epochs=300,  # passes over the training rows
+        seed=0,  # seed of everything random: initial weights, order of rows, augmentation, dropout
+        accumulation_steps=0,  # micro-batches of one update; 0 means 1
+        # limit of the gradient: its global norm, or with clip_mode = adaptive its ratio to the weights; 0 or less: off
+        clip_grad=5.0,
+        # norm scales the whole gradient down to the limit; adaptive limits each output unit relative to its weights
+        clip_mode="norm",
+        compute_dtype="auto",  # precision of the model; auto: bfloat16 on accelerators, float32 on CPU
+        # precision of float32 products on GPUs; auto: TensorFloat-32
+        matmul_precision="auto",
+        # GPU: take kernels that add in a fixed order, so that a run can be repeated bit for bit; slower
+        deterministic=False,
+        # go on from the newest checkpoint of the run directory; False: an error if it has one
         auto_resume=True,
+        # on resume, start the optimizer state anew and keep parameters, step and schedule
         resume_skip_optimizer=False,
-        preserve_checkpoint_schedule=False,
-        skip_validation=False,  # on resume: drop validations that were still pending
-        phase1_mask_null_loss=False,
-        nonfinite_limit=10,  # consecutive non-finite updates skipped before the run stops
-        # recompute activations in the backward pass; None: where a device lacks the memory otherwise, never on a CPU
-        gradient_checkpointing=dict(enabled_normal_steps=placeholder(bool), enabled_gradnorm_steps=placeholder(bool)),
-        ema=dict(enabled=False, decay=0.9999),
+        preserve_checkpoint_schedule=False,  # on resume, keep the number of epochs that the checkpoint was made with
+        skip_validation=False,  # on resume, leave out validations that were still to be made at the checkpoint
+        phase1_mask_null_loss=False,  # null labels never count in the training loss, whatever null_masking says
+        nonfinite_limit=10,  # updates in a row with NaN or infinite values, all skipped, that end the run; 0: no limit
+        gradient_checkpointing=dict(
+            # compute activations again in the backward pass to save memory; None: where a device lacks it, never on CPU
+            enabled_normal_steps=placeholder(bool),
+            # the same for updates in which GradNorm measures
+            enabled_gradnorm_steps=placeholder(bool),
+        ),
+        ema=dict(
+            enabled=False,  # keep a moving average of the parameters, which is evaluated, bundled and exported instead
+            decay=0.9999,  # weight of the old average at every update; smaller in the first updates
+        ),
         early_stop=dict(
-            active=False,
-            metric="val_loss",
+            active=False,  # end training early by the conditions below, checked at the end of every epoch
+            metric="val_loss",  # metric whose improvement patience waits for: <phase>_<metric>
+            # how long the metric may go without improvement; default 2000 updates, 0: no such condition
             **alternatives("patience", float),
-            min_delta=placeholder(float),
-            max_steps=placeholder(int),
-            max_loss=placeholder(float),
-            min_lr=placeholder(float),
-            max_grad_norm=placeholder(float),
+            min_delta=placeholder(float),  # least gain that counts as improvement; None: any
+            max_steps=placeholder(int),  # end after so many updates; None or 0: no such condition
+            max_loss=placeholder(float),  # end where the metric is a loss and exceeds this; None: no such condition
+            min_lr=placeholder(float),  # end where the highest learning rate falls below this after warmup; None: not
+            max_grad_norm=placeholder(float),  # end where the last gradient norm exceeds this; None: no such condition
         ),
     )
 
 
 def lr_scheduler() -> Section:
     return dict(
-        name="cosine",  # cosine | linear | step | wsd
-        base_lr=1e-4,
-        reference_bs=512,
-        scaling="linear",  # linear | sqrt
+        name="cosine",  # course of the learning rate after warmup
+        base_lr=1e-4,  # peak learning rate at an effective batch (rows of one update) of reference_bs
+        reference_bs=512,  # effective batch for which base_lr holds as it is
+        # the peak grows with effective batch / reference_bs (linear) or its square root (sqrt)
+        scaling="linear",
+        # length of the rise from warmup_lr to the peak; 0: none
         **alternatives("warmup", float),
-        warmup_lr=5e-7,
-        min_lr=1e-5,
+        warmup_lr=5e-7,  # learning rate of the first update; not scaled, lowered to the peak where it is above it
+        min_lr=1e-5,  # learning rate at the end; not scaled, lowered to the peak where it is above it
+        # of `step`: updates between two drops
         **alternatives("decay"),
-        decay_rate=0.1,
-        stable_duration_fraction=0.8,
-        decay_duration_fraction=0.1,
-        decay_type="cosine",  # cosine | linear
+        decay_rate=0.1,  # of `step`: factor of each drop
+        stable_duration_fraction=0.8,  # of `wsd`: share of the updates after warmup at the peak
+        decay_duration_fraction=0.1,  # of `wsd`: share of the updates after warmup that fall to min_lr
+        decay_type="cosine",  # of `wsd`: shape of the fall
         parameter_groups=ConfigDict(
-            dict(enabled=False), sort_keys=False
-        ),  # + one node per optimizer group, see lr_group
+            dict(
+                enabled=False,  # use the overrides of single parameter groups
+            ),
+            sort_keys=False,
+        ),  # + one node per optimizer group, see open_nodes.lr_group
     )
 
 
 def optimizer() -> Section:
     return dict(
-        name="adamw",  # adamw | adam | sgd | lamb | lion | muon | ademamix
-        eps=1e-8,
+        name="adamw",  # optimizer of all parameters whose group names no other
+        eps=1e-8,  # added to the denominator of Adam and its relatives
+        # decay of the running moments of Adam and its relatives; ademamix needs three, the others take the first two
         betas=(0.9, 0.999, 0.9999),
-        momentum=0.9,
-        weight_decay=0.05,
-        alpha=5.0,
-        t_alpha_beta3=placeholder(int),
-        muon=dict(momentum=0.95, nesterov=True, ns_steps=5),
-        layer_decay=1.0,  # LR factor per layer below the heads; 1: off
-        # + one node per group, see optimizer_group; the first match wins
+        momentum=0.9,  # of sgd
+        weight_decay=0.05,  # of parameters with two or more axes; biases and norms have none
+        alpha=5.0,  # of ademamix: weight of the slow average
+        t_alpha_beta3=placeholder(int),  # of ademamix: updates in which alpha and the third beta rise; None: at once
+        muon=dict(
+            momentum=0.95,  # of muon
+            nesterov=True,  # Nesterov momentum in muon
+            ns_steps=5,  # Newton-Schulz steps that make a matrix orthogonal in muon
+        ),
+        layer_decay=1.0,  # factor of the learning rate for each layer further below the heads; 1: off
+        # + one node per group, see open_nodes.optimizer_group; the first match wins
         parameter_groups=ConfigDict(
-            dict(enabled=False, default=dict(optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0)),
+            dict(
+                enabled=False,  # use the parameter groups; a parameter is of the first group whose filter selects it
+                default=dict(
+                    optimizer="",  # optimizer of the parameters of no other group; empty: optimizer.name
+                    weight_decay=placeholder(float),  # weight decay of these parameters; None: optimizer.weight_decay
+                    lr_multiplier=1.0,  # factor of the learning rate of these parameters
+                ),
+            ),
             sort_keys=False,
         ),
     )
@@ -277,33 +371,55 @@ def optimizer() -> Section:
 
 def loss() -> Section:
     return dict(
-        task_specific=dict(train=dict(funcs=("CrossEntropyLoss",)), val=dict(funcs=("CrossEntropyLoss",))),
-        taxonomy_smoothing=dict(enabled=(), alpha=0.1, beta=1.0, fallback_to_uniform=True),
+        task_specific=dict(
+            train=dict(
+                funcs=("CrossEntropyLoss",),  # training loss: one, or one per task
+            ),
+            val=dict(
+                funcs=("CrossEntropyLoss",),  # validation loss: one, or one per task
+            ),
+        ),
+        taxonomy_smoothing=dict(
+            # which tasks have the smoothing of TaxonomyAwareLabelSmoothing: one value or one per task; empty: none
+            enabled=(),
+            alpha=0.1,  # probability moved from the true class to related ones
+            beta=1.0,  # how fast it falls with distance in the tree: exp(-beta * edges)
+            # where no class of a rank has a parent, spread alpha evenly; False: that is an error
+            fallback_to_uniform=True,
+        ),
         grad_weighting=dict(
             class_weights=dict(
-                train=True,
-                val=False,
-                method=("none",),  # none | smoothing | capping | exponential | logarithmic, one or one per task
-                smoothing_factor=(0.1,),
-                cap=(20.0,),
-                base=(2.0,),
-                log_base=(10.0,),
-                normalize=False,  # rescale so that the sample mean of the weights is 1
+                train=True,  # weight the training loss by class
+                val=False,  # weight the validation loss by class
+                # how weights follow from the training rows n of a class among all N; one value, or one per task
+                method=("none",),
+                smoothing_factor=(0.1,),  # of smoothing: N / (n + smoothing_factor)
+                cap=(20.0,),  # of capping: the smaller of N / n and cap
+                base=(2.0,),  # of exponential: base ** (N / n)
+                log_base=(10.0,),  # of logarithmic: 1 / (1 + log_b(n / N * (b - 1) + 1))
+                normalize=False,  # rescale so that the mean weight over the training rows is 1
             ),
             task=dict(
-                type="gradnorm",  # gradnorm | static
-                gradnorm_enabled=True,
-                init_weights=(),
-                init_strategy="inverse_density",  # inverse_density | class_complexity
-                alpha=1.5,
-                update_interval=100,
-                gradnorm_warmup_steps=0,
-                gradnorm_rule="mult",  # mult | paper
-                gradnorm_kappa=0.5,
-                gradnorm_lr=0.025,
-                zero_aux_info=True,
+                # gradnorm moves the task weights while training, static keeps the initial ones
+                type="gradnorm",
+                gradnorm_enabled=True,  # False: the weights stay, as with type = static
+                init_weights=(),  # initial weights, one per task; empty: by init_strategy
+                # inverse_density: 1 / share of labelled rows; class_complexity: also by the logarithm of the classes
+                init_strategy="inverse_density",
+                alpha=1.5,  # of GradNorm: strength of the pull on tasks that learn slowly; 0: equal gradient norms
+                update_interval=100,  # updates between two measurements of GradNorm
+                gradnorm_warmup_steps=0,  # updates before the first measurement of GradNorm
+                gradnorm_rule="mult",  # mult: damped fixed point; paper: gradient step of the publication
+                gradnorm_kappa=0.5,  # of the rule mult: damping; 1 equalises in one update
+                gradnorm_lr=0.025,  # of the rule paper: size of a step
+                zero_aux_info=True,  # measure without metadata
                 use_linear_heads_for_gradnorm_reforward=True,  # measure without the refinement of hierarchical heads
-                exclude_config=dict(type="name", patterns=("head", "meta_"), match_type="contains"),
+                exclude_config=dict(
+                    # kind of the parameter filter that selects what GradNorm leaves out; other kinds have other keys
+                    type="name",
+                    patterns=("head", "meta_"),  # patterns of the filter
+                    match_type="contains",  # how a pattern matches a name: contains, startswith, endswith, regex
+                ),
             ),
         ),
     )
@@ -311,114 +427,196 @@ def loss() -> Section:
 
 def aug() -> Section:
     return dict(
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
-        hflip_prob=0.5,
-        vflip_prob=0.0,
-        random_resized_crop=dict(enabled=True, scale=(0.6, 1.0), ratio=(0.75, 1.3333333333333333)),
-        color_jitter=0.4,  # strength of brightness, contrast and saturation changes; 0: off
+        mean=(0.485, 0.456, 0.406),  # subtracted from red, green and blue, of values in [0, 1]
+        std=(0.229, 0.224, 0.225),  # divides what mean leaves
+        hflip_prob=0.5,  # probability of a mirror image, left to right
+        vflip_prob=0.0,  # probability of a mirror image, top to bottom
+        random_resized_crop=dict(
+            enabled=True,  # cut out a random part and resize it to img_size
+            scale=(0.6, 1.0),  # least and largest area of the part, as a share of the picture, in (0, 1]
+            ratio=(0.75, 1.3333333333333333),  # least and largest width / height of the part
+        ),
+        color_jitter=0.4,  # strength of random brightness, contrast and saturation; 0: off
         autoaug=dict(
-            policy="", num_ops=2, magnitude=9.0
-        ),  # "" | original | originalr | v0r | 3a | hybrid_v0 | randaugment
-        random_erase=dict(prob=0.25, mode="pixel", count=1, area_range=(0.02, 0.4), aspect_ratio=(0.3, 3.3)),
+            policy="",  # table of random operations (AutoAugment) or randaugment; empty: off
+            num_ops=2,  # of randaugment: operations per picture
+            magnitude=9.0,  # of randaugment: strength in [0, 10]
+        ),
+        random_erase=dict(
+            prob=0.25,  # probability that rectangles of a picture are erased
+            mode="pixel",  # what fills them: noise like the picture (pixel), one grey (const), uniform noise (rand)
+            count=1,  # number of rectangles
+            area_range=(0.02, 0.4),  # least and largest area erased, as a share of the picture
+            aspect_ratio=(0.3, 3.3),  # least and largest width / height of a rectangle
+        ),
     )
 
 
 def schedule() -> Section:
     return dict(
-        step_trigger_mode="crossing",  # crossing | exact
+        # crossing: an interval in steps fires at the first end of an epoch from each multiple on; exact: only at one
+        step_trigger_mode="crossing",
         validation=dict(
+            # how often the validation with all metadata runs, at ends of epochs; default every epoch, 0: never
             **alternatives("interval", int),
+            # how often the validation without metadata runs; default every epoch, 0: never
             **alternatives("mask_meta_interval", int),
-            at_end=True,
-            partial_mask_meta=dict(enabled=False, **alternatives("interval", int), whitelist=()),
-            final_epoch=dict(exhaustive_partial_meta_validation=False, exhaustive_meta_components=()),
-        ),
-        checkpoint=dict(
-            **alternatives("interval", int),
-            at_end=True,
-            keep_top_n=0,
-            keep_last_n=0,
-            best_metric="",  # empty: val/partial_chain_accuracy, else val/chain_accuracy, else -val/loss
-        ),
-        meta_masking=dict(
-            enabled=True,
-            start_prob=1.0,
-            end_prob=0.0,
-            **alternatives("end"),
-            partial=dict(
-                enabled=False,
-                **alternatives("start"),
-                **alternatives("end"),
-                start_prob=0.01,
-                end_prob=0.7,
-                **alternatives("prob_end"),
-                whitelist=(),
-                weights=(),
+            at_end=True,  # validate at the end of the run in any case
+            partial_mask_meta=dict(
+                enabled=False,  # validate with some metadata components masked
+                # how often these validations run; default never
+                **alternatives("interval", int),
+                whitelist=(),  # combinations of components that are masked, such as (("TEMPORAL",), ("SPATIAL",))
+            ),
+            final_epoch=dict(
+                # at the end of the run, mask every combination of the components below
+                exhaustive_partial_meta_validation=False,
+                exhaustive_meta_components=(),  # components of these combinations: n of them make 2^n - 1 phases
             ),
         ),
-        null_masking=dict(enabled=False, start_prob=0.0, end_prob=1.0, **alternatives("end")),
-        mixup=dict(
-            enabled=True,
-            alpha=1.0,
-            cutmix=dict(enabled=False, alpha=1.0, minmax=()),
-            switch_prob=0.5,  # probability of cutmix where both are enabled
-            group_levels=("taxa_L10",),
-            level_switch_steps=(),
-            level_switch_epochs=(),
-            prob=dict(enabled=True, start_prob=1.0, end_prob=0.2, **alternatives("end")),
-            min_group_size=4,
-            exclude_null_samples=True,
-            null_task_keys=(),  # empty: all tasks
-            mix_block=placeholder(int),  # rows among which partners are drawn; None: smallest factor of the batch
+        checkpoint=dict(
+            # how often a checkpoint is saved, at ends of epochs; also before every validation; default every epoch
+            **alternatives("interval", int),
+            at_end=True,  # save one at the end of the run in any case
+            keep_top_n=0,  # best checkpoints that are kept; 0 here and in keep_last_n: all are kept
+            keep_last_n=0,  # newest checkpoints that are kept; 0 here and in keep_top_n: all are kept
+            # metric that ranks checkpoints; empty: val/partial_chain_accuracy, else val/chain_accuracy, else val/loss
+            best_metric="",
         ),
-        metrics={
-            f"{kind}_{unit}": placeholder(int if unit == "interval" else float)
-            for kind in ("step", "console", "wandb", "lr", "pipeline")
-            for unit in ("interval", "fraction")
-        },
+        meta_masking=dict(
+            enabled=True,  # hide all metadata of random rows while training, with a probability that changes linearly
+            start_prob=1.0,  # probability at the first update
+            end_prob=0.0,  # probability from the end on
+            # end of the change; unset or 0: 5000 updates
+            **alternatives("end"),
+            partial=dict(
+                enabled=False,  # hide one combination of components of random rows that are not hidden altogether
+                # first update; unset or 0: the beginning
+                **alternatives("start"),
+                # update from which on nothing is hidden in part any more; unset or 0: the end of the run
+                **alternatives("end"),
+                start_prob=0.01,  # probability at the first update of the run
+                end_prob=0.7,  # probability from the end of its change on
+                # end of the change of the probability; 0: that of the masking of all metadata
+                **alternatives("prob_end"),
+                whitelist=(),  # combinations of components to hide; needed where partial masking is enabled
+                weights=(),  # how often each combination is drawn, in their order; empty: equally often
+            ),
+        ),
+        null_masking=dict(
+            # let null labels count in the training loss with a probability that changes linearly; False: they count
+            enabled=False,
+            start_prob=0.0,  # probability that a null label counts, at the first update
+            end_prob=1.0,  # probability from the end on
+            # end of the change; default 15000 updates
+            **alternatives("end"),
+        ),
+        mixup=dict(
+            enabled=True,  # mix pictures of one group: lam of one plus 1 - lam of its partner
+            alpha=1.0,  # lam is drawn from Beta(alpha, alpha); 0: nothing is mixed
+            cutmix=dict(
+                enabled=False,  # paste a rectangle of the partner instead
+                alpha=1.0,  # share of the own picture is drawn from Beta(alpha, alpha); 0: nothing is pasted
+                minmax=(),  # least and largest share that is pasted; empty: as drawn
+            ),
+            switch_prob=0.5,  # probability of cutmix where both are enabled
+            # ranks whose classes are the groups, one after the other in the course of the run
+            group_levels=("taxa_L10",),
+            level_switch_steps=(),  # updates at which the next rank of group_levels begins, at the next epoch
+            level_switch_epochs=(),  # epochs at which the next rank of group_levels begins
+            prob=dict(
+                enabled=True,  # False: nothing is ever mixed
+                start_prob=1.0,  # probability that a micro-batch is mixed, at the first update
+                end_prob=0.2,  # probability from the end on
+                # end of the linear change; unset or 0: end_prob holds from the start
+                **alternatives("end"),
+            ),
+            min_group_size=4,  # rows of smaller groups are never mixed
+            exclude_null_samples=True,  # rows with a null label are never mixed
+            null_task_keys=(),  # ranks whose null labels exclude_null_samples looks at; empty: all
+            # consecutive rows of a batch among which partners are drawn; None: the smallest factor of the batch size
+            mix_block=placeholder(int),
+        ),
+        metrics=dict(
+            # updates between rows that only the metrics log gets; default 50, 0 or less: none
+            **log_interval("step"),
+            # updates between lines on the console; default 100, 0 or less: none
+            **log_interval("console"),
+            # updates between rows for W&B and TensorBoard; default that of step_interval, 0 or less: none
+            **log_interval("wandb"),
+            # updates between values of the learning rate of each group; default 100, 0 or less: none
+            **log_interval("lr"),
+            # updates between values of the input pipeline; default 250, 0 or less: none
+            **log_interval("pipeline"),
+        ),
     )
+
+
+def log_interval(stream: str) -> Section:
+    """Unset keys of the distance between two log points of a stream, in updates or as a fraction of all updates."""
+    return {f"{stream}_interval": placeholder(int), f"{stream}_fraction": placeholder(float)}
 
 
 def metrics() -> Section:
     return dict(
-        taxa_subsets=(),  # of (name, task, taxon id)
+        # subsets of the validation rows below a taxon, each (name, task, taxon id), measured one by one
+        taxa_subsets=(),
+        # percentiles of the rows per class that divide the classes into subsets, from rare to common; empty: none
         rarity_percentiles=(1, 5, 25, 50, 75, 90, 95, 99),
-        track_null_vs_non_null=False,
-        null_vs_non_null_tasks=("taxa_L10",),
+        track_null_vs_non_null=False,  # show accuracy and loss apart for rows with and without a label
+        null_vs_non_null_tasks=("taxa_L10",),  # ranks of which track_null_vs_non_null shows them
     )
 
 
 def debug() -> Section:
-    flags = (
-        "scheduling checkpoint dataloader augmentation optimizer distributed model_build training_loop "
-        "validation_metrics dump_metrics wandb_metrics verbose_debug train_metrics"
-    ).split()
-    loss_flags = (
-        "taxonomy_smoothing null_masking class_weighting gradnorm_memory gradnorm_metrics verbose_gradnorm_logging"
-    ).split()
     return dict(
-        **dict.fromkeys(flags, False),
-        loss=dict.fromkeys(loss_flags, False),
-        early_exit_after_n_optimizer_steps=0,
-        stall_seconds=600.0,  # without a finished update or validation batch until a warning says what waits; 0: never
-        nans=False,
-        infs=False,
-        crash_bundle=False,  # save the first non-finite update so that tools.replay can repeat it
-        underflow_overflow=dict(
-            enabled=False,
-            max_frames_to_save=21,
-            trace_batch_nums=(),
-            abort_after_batch_num=placeholder(int),
-            gradients=False,  # frames of the backward pass, too
+        # ---- flags: each adds lines `[DEBUG_<FLAG>] ...` to the debug log; see also loss below
+        scheduling=False,  # what is due at each end of an epoch and why, rates and probabilities
+        checkpoint=False,  # what is saved, restored and removed, and how a checkpoint differs from what is needed
+        dataloader=False,  # the input pipeline: settings, first batch, queues and rates; of every process
+        augmentation=False,  # settings of the augmentation and what each stage does to the first pictures
+        optimizer=False,  # group, optimizer, decay and rate of every parameter, and gradients of each log point
+        distributed=False,  # processes, devices and how the state is placed on them; of every process
+        model_build=False,  # parameters of the model by part
+        training_loop=False,  # lengths of epochs and what is compiled
+        validation_metrics=False,  # sums and metrics of every validation phase
+        dump_metrics=False,  # the first validation batch, and all metrics at every end of an epoch
+        wandb_metrics=False,  # every row that is sent to W&B
+        verbose_debug=False,  # settings of the losses in full, and other long texts
+        train_metrics=False,  # every row of training metrics
+        loss=dict(
+            taxonomy_smoothing=False,  # the tree, the smoothing of each rank, and what it does to the first labels
+            null_masking=False,  # null labels: how many, which count, and whether the counts fit the schedule
+            class_weighting=False,  # class weights, and what they do to the first labels
+            gradnorm_memory=False,  # device memory before and after GradNorm measures
+            gradnorm_metrics=False,  # norms, targets and weights whenever GradNorm has measured
+            verbose_gradnorm_logging=False,  # whole rows of metrics whenever GradNorm has measured
         ),
-        jsonl=dict(enabled=True, dir="{output_dir}/logs/debug"),
+        # end training after so many updates, without a checkpoint at that point; 0: off
+        early_exit_after_n_optimizer_steps=0,
+        # seconds without a finished update or validation batch until a warning says what waits; 0: never
+        stall_seconds=600.0,
+        nans=False,  # end the run at the first NaN and name the operation that made it
+        infs=False,  # end the run at the first infinity and name the operation that made it
+        crash_bundle=False,  # save the first update with NaN or infinite values, so that tools.replay can repeat it
+        underflow_overflow=dict(
+            enabled=False,  # look at every module call of every update, and report what led to a NaN or infinity
+            max_frames_to_save=21,  # module calls before the bad one that are reported
+            trace_batch_nums=(),  # updates, counted from 0, of which every module call is printed
+            abort_after_batch_num=placeholder(int),  # end the run after this update; None: not
+            gradients=False,  # look at the backward pass, too
+        ),
+        jsonl=dict(
+            enabled=True,  # write the event log, which tools.analyze_debug_logs reads
+            dir="{output_dir}/logs/debug",  # folder of the event log; {output_dir} is the run directory
+        ),
         profiler=dict(
-            enabled=False,
-            output_dir="{output_dir}/assets/profiler",
+            enabled=False,  # trace some updates
+            output_dir="{output_dir}/assets/profiler",  # folder of the traces; {output_dir} is the run directory
+            # updates to wait, to warm up and to record in each cycle, and number of cycles (0: to the end)
             schedule=(1, 1, 3, 2),
-            record_shapes=False,
-            with_stack=False,
-            device_memory=False,  # also a device memory profile, for pprof, at the end of every cycle
+            record_shapes=False,  # record the shapes of arrays in the trace
+            with_stack=False,  # record the lines of Python code in the trace
+            device_memory=False,  # also write a profile of the device's memory, for pprof, at the end of every cycle
         ),
     )

@@ -22,27 +22,46 @@ def alternatives(prefix: str, epochs: type | None = None) -> Section:
 
 
 def meta_component() -> ConfigDict:
-    return ConfigDict(dict(enabled=True, source="", columns=(), dim=0, idx=0, allow_missing=True, oor_mask=False))
+    """One entry of `data.meta.components`."""
+    return ConfigDict(
+        dict(
+            enabled=True,  # use the component
+            source="",  # dataset of the labels file that holds its columns
+            columns=(),  # names of the columns to take, in this order; empty: all of them, in the file's order
+            dim=0,  # number of columns
+            idx=0,  # place in the metadata vector, ascending; below 0: the component is not used
+            allow_missing=True,  # False: leave out rows in which the component is not known
+            oor_mask=False,  # the component counts as missing in rows outside the region (`in_region` = 0)
+        )
+    )
 
 
 def lr_group() -> ConfigDict:
-    """Overrides of one parameter group; None inherits the global value."""
+    """One entry of `lr_scheduler.parameter_groups`, named as the optimizer group; None inherits the global value."""
     return ConfigDict(
         dict(
-            name=placeholder(str),
-            min_lr=placeholder(float),
-            warmup_lr=placeholder(float),
+            name=placeholder(str),  # course of the learning rate after warmup
+            min_lr=placeholder(float),  # learning rate at the end
+            warmup_lr=placeholder(float),  # learning rate of the first update
+            # length of the rise from warmup_lr to the peak
             **alternatives("warmup", float),
+            # of `step`: updates between two drops
             **alternatives("decay"),
-            decay_rate=placeholder(float),
+            decay_rate=placeholder(float),  # of `step`: factor of each drop
         )
     )
 
 
 def optimizer_group() -> ConfigDict:
-    # frozen parameters have no gradient and count in no norm; a learning rate of 0 (lr_multiplier) stops neither
+    """One entry of `optimizer.parameter_groups`."""
     return ConfigDict(
-        dict(filter=ConfigDict(), optimizer="", weight_decay=placeholder(float), lr_multiplier=1.0, frozen=False)
+        dict(
+            filter=ConfigDict(),  # parameter filter that selects the group's parameters, a mapping with `type`
+            optimizer="",  # optimizer of the group; empty: optimizer.name
+            weight_decay=placeholder(float),  # weight decay of the group; None: optimizer.weight_decay
+            lr_multiplier=1.0,  # factor of the learning rate; 0 does not save the gradient, `frozen` does
+            frozen=False,  # the parameters keep their initial values, have no gradient and count in no norm
+        )
     )
 
 
@@ -50,10 +69,13 @@ def optimizer_group() -> ConfigDict:
 HEAD_OPTIONS: dict[str, Section] = {
     "Linear": {"use_bias": True},
     "ConditionalClassifier": {
-        "use_bias": True,
-        "routing_strategy": "soft",  # soft | hard | gumbel
-        "temperature": 1.0,  # of the routing
-        "orphan_prior": "neutral",  # neutral | epsilon: of a class without a parent
+        "use_bias": True,  # add a learned bias to every class
+        # how the next coarser rank enters: by its probabilities (soft); by its best class, but while training (hard);
+        # by probabilities with random noise while training (gumbel)
+        "routing_strategy": "soft",
+        "temperature": 1.0,  # divides the logits of the coarser rank
+        # what a class without a parent gets: a prior of 1 (neutral), or nearly 0 (epsilon)
+        "orphan_prior": "neutral",
     },
     "HierarchicalSoftmax": {"use_bias": True, "orphan_prior": "neutral"},
     "PathSoftmax": {"use_bias": True},
