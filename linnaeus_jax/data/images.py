@@ -155,6 +155,7 @@ class EncodedImages:
         raise NotImplementedError
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """As of `ImageSource`: from the cache, or decoded from what `encoded` gives."""
         check_rows(rows, len(self), self.name)
         ok = np.ones(len(rows), bool)
         for i, row in enumerate(rows.tolist()):

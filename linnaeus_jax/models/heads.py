@@ -34,16 +34,17 @@ HIERARCHY_MODES = ("refine", "reference_unrefined")
 
 
 class HeadSpec(NamedTuple):
-    """One task's head: its name, class count, type and options as (name, value) pairs.
+    """One task's head.
 
-    `parents` holds the index of each class's parent among the classes of the next task, -1 for none; it is empty for
-    a head that is not refined by the next task's logits.
+    Attributes:
+      parents: index of each class's parent among the classes of the next task, -1 for none; empty for a head that is
+        not refined by the next task's logits.
     """
 
-    task: str
-    num_classes: int
-    type: str
-    options: tuple[tuple[str, Any], ...]
+    task: str  # its name, such as taxa_L10
+    num_classes: int  # classes of the task
+    type: str  # name in the registry of heads
+    options: tuple[tuple[str, Any], ...]  # (name, value)
     parents: tuple[int, ...] = ()
 
 
@@ -65,8 +66,8 @@ class HierarchicalHead(nn.Module):
     A subclass whose `setup` makes further children calls `super().setup()`.
     """
 
-    num_classes: int
-    use_bias: bool = True
+    num_classes: int  # classes of the task
+    use_bias: bool = True  # whether the affine map has one
 
     def setup(self) -> None:
         self.fc = Linear(self.num_classes, use_bias=self.use_bias)
@@ -306,7 +307,7 @@ class ClassificationHeads(nn.Module):
     value are its options. A `HierarchicalHead` also refines its logits, as its own type and options say.
     """
 
-    specs: tuple[HeadSpec, ...]
+    specs: tuple[HeadSpec, ...]  # one for each task, finest first
 
     @nn.compact
     def __call__(self, feats_BD: jax.Array, *, train: bool = False, refine: bool = True) -> dict[str, jax.Array]:

@@ -39,11 +39,11 @@ class RunError(UserError):
 class Row:
     """One row of the metrics log; `values` without the four fields that every row has."""
 
-    event: str
-    step: int
-    epoch: int
-    timestamp: float
-    values: Mapping[str, Any]
+    event: str  # train, step, epoch, probe or final
+    step: int  # optimizer updates completed
+    epoch: int  # index, from 0
+    timestamp: float  # seconds since 1970
+    values: Mapping[str, Any]  # name -> number or text
 
     @classmethod
     def parse(cls, line: str) -> Row:

@@ -23,8 +23,8 @@ PLUGIN_METRICS_FILE = "assets/plugin_metrics.json"
 class RunRecord:
     """What a run directory holds about its run, all of it optional but the rows."""
 
-    root: Path
-    rows: tuple[Row, ...]
+    root: Path  # the run directory
+    rows: tuple[Row, ...]  # of the metrics log, in the order written
     read: list[str] = field(default_factory=list, compare=False)  # JSON files, since `files_fit` began
 
     @classmethod
@@ -56,14 +56,17 @@ class RunRecord:
 
     @cached_property
     def config(self) -> dict[str, Any]:
+        """The configuration; empty where it is not there, as the next ones."""
         return self.json("config.json") or {}
 
     @cached_property
     def schedule(self) -> dict[str, Any]:
+        """The resolved schedule and its warnings."""
         return self.json("assets/schedule_summary.json") or {}
 
     @cached_property
     def plugin_metrics(self) -> dict[str, MetricInfo]:
+        """What metrics of plugins are, by name."""
         return {name: MetricInfo(**fields) for name, fields in (self.json(PLUGIN_METRICS_FILE) or {}).items()}
 
     @cached_property

@@ -27,7 +27,7 @@ RETRY_SECONDS = 300.0
 class Sink(Protocol):
     """A receiver of metric rows. Every method may raise; `Sinks` sees to it that training goes on."""
 
-    name: str
+    name: str  # what messages call it
 
     def write(
         self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, timestamp: float | None = None

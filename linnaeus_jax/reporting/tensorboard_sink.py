@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.metrics.logged import described
 from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.metrics.table import entry
 from linnaeus_jax.reporting.class_tables import Table
@@ -41,6 +42,7 @@ class TensorBoardSink:
         self._earlier = list(directory.glob("*tfevents*"))
         self._writer = EventFileWriter(str(directory))
         self._step, self._tags = 0, set[str]()
+        self._descriptions: dict[str, str] = {}
         if self._earlier:  # a TensorBoard that is open forgets what it has read of the earlier files
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=0, session_log=start))
@@ -96,12 +98,15 @@ class TensorBoardSink:
         self._writer.add_event(self._event.Event(wall_time=wall_time, step=step, summary=summary))
 
     def _description(self, tag: str) -> Any:
-        """What TensorBoard tells of a scalar: formula and unit of its metric; None without any."""
-        info = entry(split_result(tag)[1])
-        if info is None:
+        """What TensorBoard tells of a scalar: formula and unit of its metric, or what it is; None without any."""
+        if tag not in self._descriptions:
+            info, logged = entry(split_result(tag)[1]), described(tag)
+            text = info.description if info is not None else logged.description if logged is not None else ""
+            self._descriptions[tag] = text
+        if not self._descriptions[tag]:
             return None
         plugin = self._summary.SummaryMetadata.PluginData(plugin_name="scalars")
-        return self._summary.SummaryMetadata(plugin_data=plugin, summary_description=info.description)
+        return self._summary.SummaryMetadata(plugin_data=plugin, summary_description=self._descriptions[tag])
 
     def _text(self, tag: str, text: str) -> Any:
         kind = self._summary.SummaryMetadata(

@@ -84,14 +84,20 @@ def argument_parser() -> argparse.ArgumentParser:
     facts.add_argument(
         "--temporal", choices=TEMPORAL_FORMS, default="month", help="what is encoded of the date (month)"
     )
-    facts.add_argument("--elevation-scales", type=scales, default=BuildOptions.elevation_scales, metavar="M,M")
+    facts.add_argument(
+        "--elevation-scales",
+        type=scales,
+        default=BuildOptions.elevation_scales,
+        metavar="M,M",
+        help="metres of the sines and cosines of the elevation (100,500,1000,2000,4000)",
+    )
     facts.add_argument("--max-uncertainty", type=float, default=50_000.0, metavar="M", help="of coordinates (50000)")
 
     split = parser.add_argument_group("split")
     split.add_argument("--split", choices=SPLITS, help="default: that of the source if it has one, else stratified")
     split.add_argument("--val", type=float, default=0.1, help="share of the rows for validation (0.1)")
     split.add_argument("--test", type=float, default=0.0, help="share of the rows for a test (0)")
-    split.add_argument("--seed", type=int, default=42)
+    split.add_argument("--seed", type=int, default=42, help="of random splits (42)")
     split.add_argument("--place-size", type=float, default=0.1, help="--split place: degrees of one place (0.1)")
 
     work = parser.add_argument_group("work")

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     parser = tools.parser("make_demo", __doc__)
     parser.add_argument("--out", type=Path, default=Path("data/demo"), help="folder for labels.h5 and images.h5")
     parser.add_argument("--as", dest="form", choices=FORMS, help="write pictures and records instead of HDF5 files")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="another number, another data set")
     parser.add_argument("--image-size", type=int, default=IMAGE_SIZE, help="side of the pictures in pixels")
     parser.add_argument("--rows", type=int, default=ROWS, help="number of pictures")
     args = parser.parse_args(argv)

@@ -41,6 +41,17 @@ def test_scalars_texts_and_alerts(tmp_path: Path) -> None:
     assert b'"epochs": 3' in found.Tensors("config")[0].tensor_proto.string_val[0]
 
 
+def test_a_curve_says_what_it_shows(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    sink.write("train", 1, 0, {"val/nll": 1.0, "train/images_per_sec": 2.0, "mine": 3.0})
+    sink.close()
+    found = read(tmp_path)
+    texts = {tag: found.SummaryMetadata(tag).summary_description for tag in ("val/nll", "train/images_per_sec")}
+    assert texts["val/nll"].endswith("mean over tasks [nats]")
+    assert texts["train/images_per_sec"] == "pictures trained on per second, averaged over the last updates [1/s]"
+    assert [point.value for point in found.Scalars("mine")] == [3.0]
+
+
 def points(directory: Path) -> list[tuple[int, str, float]]:
     """Every scalar that stands in the event files, as it is written."""
     return [

@@ -23,6 +23,7 @@ import pytest
 
 from linnaeus_jax.main import main as run_main
 from linnaeus_jax.metrics import MetricInputs, register
+from linnaeus_jax.metrics.logged import undescribed
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.wandb_sink import WandbSink
 from linnaeus_jax.run import evaluate as evaluation_of_runs
@@ -211,6 +212,11 @@ def test_every_documented_name_has_a_value_in_the_metrics_log(finished: Finished
     assert not missing
     for name in DOCUMENTED[event].split():
         assert math.isfinite(found[name]), name
+
+
+def test_every_logged_name_is_described(finished: Finished) -> None:
+    found = dict.fromkeys(name for row in finished.rows for name in row)
+    assert not undescribed([name for name in found if name not in ("event", "global_step", "epoch", "timestamp")])
 
 
 def test_every_documented_name_is_in_the_offline_wandb_file(finished: Finished) -> None:

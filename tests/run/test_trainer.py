@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.metrics.logged import undescribed
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.trainer import UserError, run
 from tests.step import toy
@@ -69,6 +70,12 @@ def test_a_run_leaves_what_it_promises(finished):
         assert np.isfinite(epoch[name]), name
     assert final["final_val_loss"] <= epoch["val/loss"]
     assert json.loads((root / "config.json").read_text())["train"]["epochs"] == 3
+
+
+def test_every_logged_name_is_described(finished):
+    directory, _, _ = finished
+    found = dict.fromkeys(name for row in rows_of(directory / "run") for name in row)
+    assert not undescribed([name for name in found if name not in ("event", "global_step", "epoch", "timestamp")])
 
 
 def test_a_finished_run_does_nothing_more(finished):
