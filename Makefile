@@ -3,15 +3,20 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_DOCS := $(VENV)/.ready-docs
+LATEST_PYTHON = $(shell .ci/newest_python)
 
-.PHONY: help demo test test-slow campaign lint bench setup clean
+.PHONY: help demo test test-slow test-latest campaign lint docs pictures bench setup clean
 
 help:
 	@echo "make demo       install, generate the demo data and train on it (about 3 minutes on 2 cores)"
 	@echo "make test       install and run the tests (about 10 minutes on 2 cores)"
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
 	@echo "make campaign PART=kills|inputs|damage|faults  hundreds of random kills, bad inputs, damaged files, faults"
+	@echo "make test-latest  the tests with the newest Python here and the newest JAX, in .venv-latest"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       the manual as web pages, in build/docs; a broken link is an error"
+	@echo "make pictures   draw the pictures of the manual again, from a real run"
 	@echo "make bench      run the CPU benchmarks and write benchmarks/results/"
 
 $(READY): pyproject.toml constraints.txt
@@ -43,9 +48,31 @@ lint: $(READY)
 	$(BIN)/python -m mypy linnaeus_jax tests benchmarks
 	$(BIN)/python -m mypy --explicit-package-bases configs
 
+$(READY_DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $(READY_DOCS)
+
+docs: $(READY_DOCS)
+	$(BIN)/python -m sphinx -W -n --keep-going -q docs build/docs
+	@echo "the manual: build/docs/index.html"
+
+pictures: $(READY)
+	$(BIN)/python docs/pictures.py
+
+# only where the newest releases can be had; LATEST_PYTHON=python3.X chooses another Python
+test-latest:
+	@[ -n "$(LATEST_PYTHON)" ]
+	@echo "the newest Python here: $$($(LATEST_PYTHON) --version), $(LATEST_PYTHON)"
+	rm -rf .venv-latest
+	$(LATEST_PYTHON) -m venv .venv-latest
+	.venv-latest/bin/python -m pip install --quiet --upgrade pip
+	.venv-latest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e '.[dev,profile]'
+	.venv-latest/bin/python -m pip list | grep -iE '^(jax|jaxlib|flax|optax|orbax-checkpoint|grain|numpy) '
+	.venv-latest/bin/python -m pytest $(LATEST_TESTS)
+
 bench: $(READY)
 	for program in train_step bytes_moved heads_and_losses input_pipeline reading building host_work step_features debugging saving; do \
 	  $(BIN)/python -m benchmarks.$$program || exit 1; done
 
 clean:
-	rm -rf $(VENV) .jax_cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-latest build/docs .jax_cache .pytest_cache .mypy_cache .ruff_cache
