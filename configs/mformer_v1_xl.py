@@ -3,7 +3,8 @@
     python -m linnaeus_jax.main --config=configs/mformer_v1_xl.py --workdir=runs/mformer_v1_xl
 
 The data are data/labels.h5 and data/images.h5, if data.h5.labels_path and data.h5.images_path do not name others.
-16 pictures per device keep about 8.1 GB for the backward pass (`python -m linnaeus_jax.tools.model_info`).
+16 pictures per device keep about 20.8 GB for the backward pass, 2.5 GB with recomputation
+(`python -m linnaeus_jax.tools.model_info`).
 """
 
 from ml_collections import ConfigDict

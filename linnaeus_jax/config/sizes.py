@@ -11,7 +11,8 @@ def sized(family: str, variant: str, *, batch_size_per_device: int) -> ConfigDic
     """The default tree with a variant at its published settings, to be trained from random weights.
 
     Depths, widths and drop rates are those of the variant. Pictures have 384 px; the computation is bfloat16 on
-    accelerators and recomputes activations; parameters are not averaged. The best and the last checkpoint are kept.
+    accelerators and recomputes activations only where the memory would not do otherwise; parameters are not averaged.
+    The best and the last checkpoint are kept.
 
     Args:
       batch_size_per_device: rows of a micro-batch on each device; the learning rate follows the whole batch.
