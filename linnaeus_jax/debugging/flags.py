@@ -143,14 +143,14 @@ def checkpoint_diff_lines(
     """How a checkpoint fits: missing and unexpected names, different shapes (for DEBUG.CHECKPOINT).
 
     Args:
-      saved, model: parameter name -> shape.
+      saved, model: array of the state -> shape.
       source: where the checkpoint lies.
     """
     missing, unexpected = sorted(model.keys() - saved.keys()), sorted(saved.keys() - model.keys())
     differ = [name for name in model if name in saved and tuple(saved[name]) != tuple(model[name])]
     fitting = len(model) - len(missing) - len(differ)
     return [
-        f"{source}: {fitting} of {len(model)} parameters fit, {len(missing)} missing, "
+        f"{source}: {fitting} of {len(model)} arrays fit, {len(missing)} missing, "
         f"{len(unexpected)} unexpected, {len(differ)} of another shape",
         *(f"  missing    {name} {tuple(model[name])}" for name in missing),
         *(f"  unexpected {name} {tuple(saved[name])}" for name in unexpected),

@@ -45,10 +45,16 @@ class OverflowDetected(TrainingError, ValueError):
 
     alert = "Non-finite values"
 
-    def __init__(self, batch_number: int, frame: Frame) -> None:
-        super().__init__(_FOUND)
+    def __init__(self, batch_number: int, frame: Frame, more: str = "") -> None:
+        """`more` follows the documented message."""
+        super().__init__(f"{_FOUND}{more}")
         self.batch_number = batch_number
         self.frame = frame
+
+    @property
+    def where(self) -> str:
+        """The call whose values are the first that are not finite: name and class."""
+        return f"{self.frame.name or '(the model)'} {self.frame.class_name}"
 
 
 class BatchLimitReached(TrainingError, ValueError):

@@ -31,7 +31,7 @@ from linnaeus_jax.debugging.event_log import (
 from linnaeus_jax.debugging.flag_reports import FlagReports, RunFacts
 from linnaeus_jax.debugging.flags import DebugFlags
 from linnaeus_jax.debugging.frame_recorder import FrameRecorder
-from linnaeus_jax.debugging.overflow import OverflowMonitor
+from linnaeus_jax.debugging.overflow import OverflowDetected, OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.step.compilation import CompiledStep
@@ -188,8 +188,13 @@ class DebugSession:
         finite, frames = fetch((outputs.finite, outputs.frames))
         if not finite:
             self._write_bundle(step, state, batch)
-        if self.detects_overflow:
+        if not self.detects_overflow:
+            return
+        try:
             self.monitor.consume(step, frames)
+        except OverflowDetected as error:  # what the user and the alerts see last names the place
+            more = f" First frame that is not finite: {error.where}, in update {step}"
+            raise OverflowDetected(step, error.frame, more) from error
 
     def saved(self, step: int, state: Any) -> None:
         """A checkpoint of `state` is being written; no event from before it may be lost to a kill after it."""

@@ -84,7 +84,7 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
     abstract = experiment.abstract_state.replace(interval=None)
     if experiment.debug.reports.debug.on("checkpoint") and (steps := checkpoints.steps()):
         source = f"{directory.checkpoints}, step {steps[-1]}"
-        shapes = leaf_shapes(experiment.abstract_state)
+        shapes = leaf_shapes(abstract)
         experiment.debug.reports.restoring(source, checkpoints.shapes(steps[-1]), shapes)
     newest = checkpoints.restore_newest(
         abstract,

@@ -69,7 +69,7 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     try:
         experiment.debug.monitor.consume(step, outputs.frames)
     except OverflowDetected as error:
-        print(f"first frame that is not finite: {error.frame.name or '(the model)'} {error.frame.class_name}")
+        print(f"first frame that is not finite: {error.where}")
         return 1
     if not outputs.finite:
         hint = "the loss is where it breaks" if detector.gradients else "the loss or the gradient is; try --gradients"

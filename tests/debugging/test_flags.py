@@ -109,7 +109,7 @@ ROWS = [
 
 def test_texts_of_components():
     text = "\n".join(f.checkpoint_diff_lines({"a": (2,), "b": (3,), "d": (1,)}, {"a": (2,), "b": (4,), "c": (1,)}, "x"))
-    for part in ("1 of 3 parameters fit", "missing    c", "unexpected d", "b checkpoint (3,), model (4,)"):
+    for part in ("1 of 3 arrays fit", "missing    c", "unexpected d", "b checkpoint (3,), model (4,)"):
         assert part in text
     text = "\n".join(f.optimizer_lines(ROWS, {"default": 1e-3}, ["overlap"]))
     for part in ("3 parameters in 2 groups", "224", "0/0.05", "frozen", "overlap: overlap"):

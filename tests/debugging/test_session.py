@@ -90,6 +90,16 @@ def test_profiler_left_a_trace(everything):
     assert list((everything / "assets" / "profiler" / "plugins" / "profile").glob("cycle_0001/*.xplane.pb"))
 
 
+def test_a_resumed_run_says_that_all_of_its_checkpoint_fits(tmp_path):
+    config = tiny_config(tmp_path / "data", train__epochs=1, debug__checkpoint=True, debug__jsonl__enabled=False)
+    for _ in range(2):
+        run(config, tmp_path / "run")
+    told = re.search(r"(\d+) of (\d+) arrays fit, (.*)", debug_text(tmp_path / "run"))
+    assert told is not None
+    assert told[1] == told[2]
+    assert told[3] == "0 missing, 0 unexpected, 0 of another shape"
+
+
 def test_all_off_writes_no_debug_line(tmp_path):
     config = tiny_config(tmp_path / "data", train__epochs=1, debug__jsonl__enabled=False)
     run(config, tmp_path / "run")
@@ -116,8 +126,9 @@ def test_detector_names_the_frame_and_the_bundle_repeats_it(tmp_path, poison, ca
     config = tiny_config(
         tmp_path / "data", train__epochs=1, debug__underflow_overflow__enabled=True, debug__jsonl__enabled=False
     )
-    with pytest.raises(UserError, match="inf/nan detected"):
+    with pytest.raises(UserError, match="inf/nan detected") as caught:
         run(config, tmp_path / "run")
+    assert str(caught.value).endswith("First frame that is not finite: norm_1 LayerNorm, in update 0")
     shown = capsys.readouterr()
     assert "aborting as there is no point" not in shown.out + shown.err  # whoever called `run` shows it, once
     text = debug_text(tmp_path / "run")
