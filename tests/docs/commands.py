@@ -98,7 +98,8 @@ def typed(
     with _Session(folder, settings) as session:
         for block in blocks(page):
             try:
-                if "needs" in block.marks or block.language in SHOWN:
+                shown = block.language in SHOWN and "file" not in block.marks
+                if "needs" in block.marks or shown:
                     continue
                 if "file" in block.marks:
                     target = folder / block.marks["file"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.commands import matches
+from tests.docs.commands import matches, typed
 from tests.docs.decisions import NOT_RUN, SHORTENED, TYPED_ELSEWHERE
 from tests.docs.pages import (
     DOCS,
@@ -135,6 +135,13 @@ def test_a_page_is_read_as_it_stands(tmp_path):
     assert (second.language, second.text, second.line, second.marks) == ("bash", "nvidia-smi\n", 15, {"needs": "gpu"})
     assert links(page) == [(3, "other.md#part"), (3, "pictures/x.png")]
     assert anchors(page) == {"title", "a-part--more", "a-part-more"}
+
+
+def test_a_marked_file_is_written_whatever_it_holds(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- file: made/flags.yaml -->\n```yaml\nDEBUG: {}\n```\n\n```yaml\nshown: 1\n```\n")
+    typed(page, tmp_path, {})
+    assert (tmp_path / "made" / "flags.yaml").read_text() == "DEBUG: {}\n"
 
 
 @pytest.mark.parametrize(
