@@ -51,6 +51,7 @@ ALIASES = {
     "EXPERIMENT.TAGS": "experiment.wandb.tags",
     "EXPERIMENT.NOTES": "experiment.wandb.notes",
     "AUG.AUTOAUG.COLOR_JITTER": "aug.color_jitter",
+    "MISC.SEED": "train.seed",
     "META.MASK_MODE": "model.missing_metadata",
     "DATA.META.MASK_MODE": "model.missing_metadata",
 }
@@ -80,6 +81,8 @@ COMPATIBILITY = {
     "LR_SCHEDULER.REFERENCE_LR": "the peak is base_lr, scaled by the batch size over reference_bs",
     "LR_SCHEDULER.TOTAL_STEPS": "the number of steps follows from the data and train.epochs",
     "TRAIN.START_EPOCH": "a resumed run takes its position from the checkpoint",
+    "MISC.OUTPUT": "--workdir, or env.output.base_dir and the names of the experiment, say where a run lies",
+    "MISC.SAVE_FREQ": "schedule.checkpoint says when checkpoints are written",
     "MISC.*": "logging is scheduled by schedule.metrics",
     "AUG.SINGLE_AUG_DEVICE": "augmentation runs inside the compiled step",
     "AUG.USE_OPENCV": "augmentation runs inside the compiled step",

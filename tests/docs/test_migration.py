@@ -1,0 +1,210 @@
+"""docs/migration.md and docs/migration_keys.md: the documented YAML of the original trains, with the notes that are
+shown, and the tables of keys are those of the program (UPDATE_DOCS=1 writes them)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+from linnaeus_jax.config import get_config, load_config, load_yaml
+from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.tree import known_keys
+from linnaeus_jax.config.yaml_import import ALIASES, COMPATIBILITY, target_key
+from linnaeus_jax.run import trainer
+from linnaeus_jax.schedules.alternatives import ALTERNATIVES, choose
+from tests.step import toy
+from tests.tiny import TASKS, write_tiny_data
+
+ROOT = Path(__file__).parents[2]
+PAGE, KEYS = ROOT / "docs" / "migration.md", ROOT / "docs" / "migration_keys.md"
+BLOCKS = ROOT / "tests" / "fixtures" / "yaml"
+#: every key of the original with its default value
+DEFAULTS = ROOT / "tests" / "fixtures" / "migration" / "original_defaults.yaml"
+UPDATES = 20
+#: other values that mean the same here: one loss for all ranks, no rank, "as the optimizer", another form of a filter
+SAME = (
+    "loss.task_specific.train.funcs",
+    "loss.task_specific.val.funcs",
+    "loss.taxonomy_smoothing.enabled",
+    "loss.grad_weighting.task.exclude_config",
+    "optimizer.parameter_groups.default.optimizer",
+    "optimizer.parameter_groups.default.weight_decay",
+)
+#: keys of the original without a value of their own, or with one that `load_yaml` reads itself
+BASES = ("BASE", "MODEL.BASE")
+
+
+def flattened(node: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of the leaves; filters and empty sections count as leaves."""
+    for key, value in node.items():
+        if isinstance(value, dict) and value and key != "EXCLUDE_CONFIG":
+            yield from flattened(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def original_keys() -> list[tuple[str, ...]]:
+    return [path for path in flattened(yaml.safe_load(DEFAULTS.read_text())) if ".".join(path) not in BASES]
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def shown(value: Any) -> str:
+    if value in ("", (), None):
+        return {"": "empty", (): "empty"}.get(value, "None")
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def same_names() -> str:
+    """Section -> keys whose path stays, in upper case."""
+    known, sections = set(known_keys(get_config())) | {"model.classification.heads"}, dict[str, list[str]]()
+    for path in original_keys():
+        target = target_key(path)
+        if ".".join(target).lower() == ".".join(path).lower() and ".".join(target) in known:
+            sections.setdefault(path[0], []).append(".".join(path[1:]))
+    return table(
+        ("section", "keys"),
+        [(f"`{name}`", " ".join(f"`{key}`" for key in keys)) for name, keys in sections.items()],
+    )
+
+
+def other_names() -> str:
+    return table(("there", "here"), [(f"`{old}`", f"`{new}`") for old, new in ALIASES.items()])
+
+
+def without_counterpart() -> str:
+    reasons = dict[str, list[str]]()
+    for pattern, reason in COMPATIBILITY.items():
+        reasons.setdefault(reason, []).append(f"`{pattern}`")
+    return table(("keys (`*` stands for anything)", "why"), [(" ".join(keys), why) for why, keys in reasons.items()])
+
+
+def other_defaults() -> dict[str, tuple[Any, Any]]:
+    """Key of the tree -> default of the original, default here, where they mean different things."""
+    theirs, ours = load_yaml(DEFAULTS), get_config()
+    members = {entry.path(unit) for entry in ALTERNATIVES.values() for unit in entry.keys}
+    found = {}
+    for key in known_keys(ours):
+        if key not in members and key not in SAME and value_of(theirs, key) != value_of(ours, key):
+            found[key] = value_of(theirs, key), value_of(ours, key)
+    return found
+
+
+def defaults_table() -> str:
+    rows = [(f"`{key}`", shown(there), shown(here)) for key, (there, here) in other_defaults().items()]
+    return table(("key here", "default there", "default here"), rows)
+
+
+SECTIONS = {
+    "Keys that keep their name": same_names,
+    "Keys that have another name": other_names,
+    "Keys without a counterpart": without_counterpart,
+    "Defaults that differ": defaults_table,
+}
+
+
+def test_tables_of_keys_are_those_of_the_program():
+    text = KEYS.read_text()
+    for title, make in SECTIONS.items():
+        section = re.search(rf"^## {title}\n.*?(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+        assert section, title
+        changed = re.sub(r"(^\|.*\n)+", lambda found: make(), section[0], count=1, flags=re.MULTILINE)
+        if os.environ.get("UPDATE_DOCS"):
+            text = text.replace(section[0], changed)
+            KEYS.write_text(text)
+        assert section[0] == changed or os.environ.get("UPDATE_DOCS"), f"write it anew with UPDATE_DOCS=1:\n{changed}"
+
+
+def test_alternatives_have_the_defaults_of_the_original():
+    """Intervals and durations that no file mentions: the defaults differ in form alone."""
+    theirs, ours = load_yaml(DEFAULTS), get_config()
+    for name, entry in ALTERNATIVES.items():
+        if not name.startswith("log_"):
+            before, now = choose(theirs, entry), choose(ours, entry)
+            assert before[:2] == now[:2] or (before.value, now.value) == (0, 0), name
+
+
+def test_the_base_file_of_the_page_restores_the_defaults(tmp_path):
+    (block,) = re.findall(r"<!-- file: original_defaults.yaml -->\n```yaml\n(.*?)^```", KEYS.read_text(), re.DOTALL | re.M)
+    (tmp_path / "original_defaults.yaml").write_text(block)
+    (tmp_path / "experiment.yaml").write_text("BASE: [original_defaults.yaml]\nDATA: {SAMPLER: {GROUPED_MODE: mixed-pairs}}")
+    config = load_yaml(tmp_path / "experiment.yaml")
+    theirs = other_defaults()
+    given = set(known_keys(load_yaml(tmp_path / "original_defaults.yaml"))) & theirs.keys()
+    names = {"experiment.project", "experiment.group", "experiment.name", "env.output.base_dir", "data.batch_size_per_device"}
+    speed = {"data.num_workers", "data.prefetch.max_processed_batches", "data.prefetch.num_io_threads"}
+    report = {"data.hybrid.verify_images.report_path"}
+    for key in theirs.keys() & given - names - speed - report - {"data.sampler.grouped_mode"}:
+        assert value_of(config, key) == theirs[key][0], key
+    assert config.data.sampler.grouped_mode == "mixed-pairs"
+
+
+def notes_of_page() -> dict[str, list[str]]:
+    """Name of a documented block -> the notes that the page shows below it."""
+    (block,) = re.findall(r"```text\n(debug_example\.yaml.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    notes, name = dict[str, list[str]](), ""
+    for line in block.splitlines():
+        if line.startswith(" "):
+            notes[name].append(line.strip())
+        else:
+            name = line.partition(":")[0]
+            notes[name] = []
+    return notes
+
+
+def data_with_elevation(directory: Path) -> tuple[Path, Path]:
+    labels, images = write_tiny_data(directory, rows=160)
+    with h5py.File(labels, "a") as file:
+        angles = np.random.default_rng(1).random((160, 5)) * 6
+        values = np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(160, 10).astype(np.float32)
+        file["elevation_broadrange_2"] = values
+        columns = [f"elev_{scale}_{wave}" for scale in (100, 1000, 2000, 4000, 5000) for wave in ("sin", "cos")]
+        file["elevation_broadrange_2"].attrs["column_names"] = columns
+    return labels, images
+
+
+@pytest.mark.slow
+def test_documented_blocks_train(tmp_path, monkeypatch, caplog):
+    """Each file of documented blocks as it stands, with a small model and small data: 20 updates, and the shown notes."""
+    toy.register(monkeypatch)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    labels, images = data_with_elevation(tmp_path / "data")
+    small = {
+        "model.type": "toy",
+        "model.variant": "tiny",
+        "data.h5.labels_path": labels,
+        "data.h5.images_path": images,
+        "data.h5.train_val_split_ratio": 0.8,
+        "data.task_keys_h5": ",".join(TASKS),
+        "data.img_size": 32,
+        "data.batch_size": 24,
+        "data.batch_size_val": 24,
+        "data.meta.components.ELEVATION.enabled": True,
+        "train.epochs": 5,
+    }
+    expected = notes_of_page()
+    assert set(expected) == {path.name for path in BLOCKS.glob("*.yaml")}
+    for name, notes in expected.items():
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "linnaeus_jax.config"):
+            argv = [f"--config={ROOT}/configs/yaml.py:{BLOCKS / name}"]
+            config, _ = load_config([*argv, *(f"--config.{key}={value}" for key, value in small.items())])
+        assert [record.message for record in caplog.records] == notes, name
+        run = tmp_path / name
+        trainer.run(config, run)
+        assert json.loads((run / "progress.json").read_text())["global_step"] == UPDATES
+        rows = [json.loads(line) for line in (run / "logs" / "metrics_log.jsonl").read_text().splitlines()]
+        assert [row["event"] for row in rows if row["event"] in ("epoch", "final")] == ["epoch"] * 5 + ["final"]
