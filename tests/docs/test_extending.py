@@ -1,0 +1,57 @@
+"""docs/extending*.md: the examples are those that tests/extending trains with, and every command is a valid one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from linnaeus_jax.checks.config import config_errors
+from linnaeus_jax.config import load_config
+from tests.docs.pages import blocks
+from tests.extending.common import EXAMPLES
+from tests.extending.conftest import forget_plugins
+from tests.metrics.plugins import forget_plugins as forget_metrics
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("extending*.md"))
+TRAIN = "python -m linnaeus_jax.main "
+
+
+def written() -> dict[str, str]:
+    """File -> what the pages write into it."""
+    return {block.marks["file"]: block.text for page in PAGES for block in blocks(page) if "file" in block.marks}
+
+
+def test_the_pages_show_the_examples_that_are_tested():
+    shown = {name: text for name, text in written().items() if (EXAMPLES / name).is_file()}
+    assert shown == {path.name: path.read_text() for path in EXAMPLES.glob("*_example.py")}
+
+
+def commands() -> list[str]:
+    text = "".join(block.text for page in PAGES for block in blocks(page) if block.language in ("text", "console"))
+    return re.findall(rf"^(?:\$ )?{TRAIN}(.*)$", text.replace("\\\n", " "), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_describe_a_run_that_could_begin(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in written().items():
+        Path(name).write_text(text)
+    forget_plugins()
+    forget_metrics(monkeypatch)
+    try:
+        argv = shlex.split(command)
+        argv[0] = argv[0].replace("configs/", f"{ROOT}/configs/")
+        config, workdir = load_config(argv)
+        assert config_errors(config) == []
+        assert workdir
+    finally:
+        forget_plugins()
+
+
+def test_every_example_has_a_command():
+    for name in written():
+        assert name == "mine.py" or any(f"plugins={name}" in command or f",{name}" in command for command in commands())
