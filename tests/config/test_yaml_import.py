@@ -270,6 +270,18 @@ def test_keys_with_one_value_are_accepted(tmp_path, caplog):
     assert "MODEL.IMG_SIZE has no effect: the model takes images of data.img_size" in caplog.messages
 
 
+def test_the_seed_is_kept_and_each_key_of_misc_has_its_own_reason(tmp_path, caplog):
+    config = load_yaml(write(tmp_path, "MISC: {SEED: 42, OUTPUT: out, SAVE_FREQ: 1, PRINT_FREQ: 50}"))
+    assert config.train.seed == 42
+    assert changed(config) == {"train.seed"}
+    assert [message.partition(" ")[0] for message in caplog.messages] == [
+        "MISC.OUTPUT",
+        "MISC.SAVE_FREQ",
+        "MISC.PRINT_FREQ",
+    ]
+    assert len({message.partition(": ")[2] for message in caplog.messages}) == 3
+
+
 def test_a_config_saved_by_an_earlier_version_loads():
     saved = get_config().to_dict()
     saved["model"] |= {"in_chans": 3, "img_size": 384}
