@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 LATEST_PYTHON = $(shell .ci/newest_python)
 
-.PHONY: help demo test test-slow test-latest campaign lint docs pictures bench setup clean
+.PHONY: help demo test test-slow test-latest campaign lint docs reference pictures bench setup clean
 
 help:
 	@echo "make demo       install, generate the demo data and train on it (about 3 minutes on 2 cores)"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the manual as web pages, in build/docs; a broken link is an error"
 	@echo "make pictures   draw the pictures of the manual again, from a real run"
+	@echo "make reference  write docs/reference/ anew from the code"
 	@echo "make bench      run the CPU benchmarks and write benchmarks/results/"
 
 $(READY): pyproject.toml constraints.txt
@@ -69,6 +70,9 @@ test-latest:
 	.venv-latest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e '.[dev,profile]'
 	.venv-latest/bin/python -m pip list | grep -iE '^(jax|jaxlib|flax|optax|orbax-checkpoint|grain|numpy) '
 	.venv-latest/bin/python -m pytest $(LATEST_TESTS)
+
+reference: $(READY)
+	$(BIN)/python -m docs.make_reference
 
 bench: $(READY)
 	for program in train_step bytes_moved heads_and_losses input_pipeline reading building host_work step_features debugging saving; do \

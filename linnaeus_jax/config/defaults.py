@@ -291,7 +291,7 @@ def train() -> Section:
         gradient_checkpointing=dict(
             # compute activations again in the backward pass to save memory; None: where a device lacks it, never on CPU
             enabled_normal_steps=placeholder(bool),
-            # the same for updates in which GradNorm measures
+            # the same for updates in which GradNorm measures; None: where a device lacks memory, never on CPU
             enabled_gradnorm_steps=placeholder(bool),
         ),
         ema=dict(

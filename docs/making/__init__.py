@@ -1,0 +1,1 @@
+"""How the pages below `docs/reference` are made from the code; `make reference` writes them."""

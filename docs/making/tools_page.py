@@ -1,0 +1,146 @@
+"""`reference/tools.md`: every command line, from its docstring and its argparse parser."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import pkgutil
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NoReturn
+from unittest import mock
+
+from docs.making.markdown import MADE, code, sentence, table
+from linnaeus_jax import tools
+from linnaeus_jax.config.flags import USAGE
+
+#: tool -> the page that explains it
+PAGES = {
+    "analyze_debug_logs": "event_log.md",
+    "autobatch": "performance.md",
+    "build_dataset": "your_data.md",
+    "bundle": "using_a_model.md",
+    "check": "performance.md",
+    "demo_baselines": "metadata.md",
+    "describe_dataset": "your_data.md",
+    "evaluate": "validation.md",
+    "export": "using_a_model.md",
+    "export_weights": "weights.md",
+    "filter_logs": "debug_flags.md",
+    "import_weights": "weights.md",
+    "make_demo": "your_data.md",
+    "model_info": "models.md",
+    "pack": "your_data.md",
+    "predict": "using_a_model.md",
+    "profile_summary": "profiling.md",
+    "replay": "overflow.md",
+    "replay_metrics": "wandb_tensorboard.md",
+    "report": "report.md",
+    "schedule": "schedules.md",
+    "serve": "using_a_model.md",
+    "show_augmentations": "augmentation.md",
+    "verify_dataset": "your_data.md",
+}
+
+INTRODUCTION = """# Command lines
+
+Every program of the package with its options. Each answers `--help`, and ends with status 0 when it has done what was
+asked, 2 when the user can mend what went wrong (one line says what), and 70 for a fault of the program, whose traceback
+is in the file that the message names. {exceptions}
+
+```bash
+python -m linnaeus_jax.tools.report --help
+```
+"""
+
+
+class _Found(BaseException):
+    """Carries a parser out of the program that would have used it."""
+
+    def __init__(self, parser: argparse.ArgumentParser, takes_more: bool) -> None:
+        super().__init__()
+        self.parser, self.takes_more = parser, takes_more
+
+
+def parser_of(name: str) -> tuple[argparse.ArgumentParser, bool]:
+    """The parser of a tool, caught when it is about to be used, and whether the tool reads a configuration, too."""
+
+    def caught(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _Found(self, False)
+
+    def caught_more(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _Found(self, True)
+
+    module = importlib.import_module(f"linnaeus_jax.tools.{name}")
+    with contextlib.ExitStack() as stack:
+        for method, function in (("parse_args", caught), ("parse_known_args", caught_more)):
+            stack.enter_context(mock.patch.object(argparse.ArgumentParser, method, function))
+        try:
+            module.main.__wrapped__([])
+        except _Found as found:
+            return found.parser, found.takes_more
+    raise RuntimeError(f"tools.{name} does not parse its command line by argparse")
+
+
+def names() -> list[str]:
+    """The tools, by name."""
+    return sorted(module.name for module in pkgutil.iter_modules(tools.__path__))
+
+
+def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[str, str, str, str]:
+    shown = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+    metavar = " ".join(shown) if isinstance(shown, tuple) else str(shown)
+    takes = (
+        "" if action.nargs == 0 else f" {metavar if action.choices is None else '{' + _joined(action.choices) + '}'}"
+    )
+    several = {"+": " ...", "*": " [...]"}.get(str(action.nargs), "")
+    if action.option_strings:
+        name = ", ".join(action.option_strings) + takes + several
+    else:
+        name = takes.strip() + several
+    default = action.default
+    text = ""
+    if action.nargs != 0 and default not in (None, argparse.SUPPRESS, "", (), []):
+        text = code(str(default))
+    needed = "yes" if action.required and action.nargs != "*" else ""
+    meaning = (action.help or "") % {"prog": parser.prog, "default": default} if action.help else ""
+    return code(name), text, needed, sentence(meaning) if meaning else ""
+
+
+def _joined(choices: Any) -> str:
+    return ",".join(map(str, choices))
+
+
+def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The arguments and options of a parser, but --help."""
+    yield from (action for action in parser._actions if not isinstance(action, argparse._HelpAction))
+
+
+def _tool(name: str) -> str:
+    parser, takes_config = parser_of(name)
+    first, _, rest = (parser.description or "").strip().partition("\n")
+    parts = [f"## {name}", first]
+    if rest.strip():
+        parts.append(f"```text\n{textwrap.dedent(rest).strip()}\n```")
+    rows = [_option(parser, action) for action in actions(parser)]
+    if rows:
+        parts.append(table(("argument or option", "default", "needed", "what it does"), rows))
+    if takes_config:
+        parts.append("`--config=FILE`, `--workdir=DIR` and `--config.<key>=VALUE` are those of [main](#main).")
+    if name in PAGES:
+        parts.append(f"See [{PAGES[name].removesuffix('.md')}](../{PAGES[name]}).")
+    return "\n\n".join(parts)
+
+
+def make() -> str:
+    """The text of the page."""
+    every = names()
+    exceptions = "`verify_dataset` and `analyze_debug_logs --strict` also end with 1 for what they find."
+    contents = "Programs: [main](#main), " + ", ".join(f"[{name}](#{name})" for name in every) + "."
+    train = (
+        "## main\n\nTrains, or goes on with a run: `python -m linnaeus_jax.main`. Every key of the\n"
+        f"[configuration](config.md) is an option `--config.<key>=VALUE`.\n\n```text\n{USAGE}\n```"
+    )
+    pieces = [MADE, INTRODUCTION.format(exceptions=exceptions).strip(), contents, train, *map(_tool, every)]
+    return "\n\n".join(pieces) + "\n"
