@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,8 @@ def original_keys() -> list[tuple[str, ...]]:
     return [path for path in flattened(yaml.safe_load(DEFAULTS.read_text())) if ".".join(path) not in BASES]
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines: list[tuple[str, ...]] = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -129,7 +129,8 @@ def test_tables_of_keys_are_those_of_the_program():
         section = re.search(rf"^## {title}\n.*?(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
         assert section, title
         rows = make()
-        changed = re.sub(r"(^\|.*\n)+", lambda found, rows=rows: rows, section[0], count=1, flags=re.MULTILINE)
+        (old,) = re.findall(r"(?:^\|.*\n)+", section[0], flags=re.MULTILINE)
+        changed = section[0].replace(old, rows)
         if os.environ.get("UPDATE_DOCS"):
             text = text.replace(section[0], changed)
             KEYS.write_text(text)
