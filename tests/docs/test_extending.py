@@ -10,10 +10,13 @@ import pytest
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import load_config
+from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.run.inputs import build_inputs
 from tests.docs.pages import blocks
 from tests.extending.common import EXAMPLES
 from tests.extending.conftest import forget_plugins
 from tests.metrics.plugins import forget_plugins as forget_metrics
+from tests.tiny import tiny_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("extending*.md"))
@@ -55,3 +58,16 @@ def test_commands_describe_a_run_that_could_begin(command, tmp_path, monkeypatch
 def test_every_example_has_a_command():
     for name in written():
         assert name == "mine.py" or any(f"plugins={name}" in command or f",{name}" in command for command in commands())
+
+
+def test_the_subsets_of_the_page_are_those_of_the_rows(tmp_path, monkeypatch):
+    forget_metrics(monkeypatch)
+    (tmp_path / "subset_example.py").write_text(written()["subset_example.py"])
+    config = tiny_config(tmp_path / "data", env__plugins=(str(tmp_path / "subset_example.py"),))
+    import_plugins(config)
+    dataset = build_inputs(config, devices=1, output_dir=None).dataset
+    names, rows = dataset.subset_names["hemisphere"], dataset.val
+    found = [names[i] if i >= 0 else "" for i in rows.subsets[:, list(dataset.subset_names).index("hemisphere")]]
+    sine, known = rows.meta[:, 4], rows.meta_valid[:, 1]
+    assert found == ["" if not k else "north" if z >= 0 else "south" for z, k in zip(sine, known, strict=True)]
+    assert set(found) == {"", "north", "south"}
