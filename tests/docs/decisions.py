@@ -3,7 +3,24 @@
 from __future__ import annotations
 
 #: blocks marked `needs:`, page -> (what it needs, first line of the block) -> why it cannot run in a test
-NOT_RUN: dict[str, dict[tuple[str, str], str]] = {}
+NOT_RUN: dict[str, dict[tuple[str, str], str]] = {
+    "docs/checkpoints.md": {
+        (
+            "account",
+            "python -m linnaeus_jax.main --config=configs/quickstart.py --config.env.output.bucket.enabled=True"
+            " --config.env.output.bucket.remote=b2:my-bucket/linnaeus --workdir=runs/demo",
+        ): "needs rclone and an account of a storage service; tests/run/test_remote_sync.py has a program in its place",
+    },
+    "docs/clusters.md": {
+        ("cluster", "#!/bin/bash"): "a batch script of Slurm; tests/docs/test_clusters.py runs it without Slurm",
+    },
+    "docs/performance.md": {
+        (
+            "gpu",
+            "python -m linnaeus_jax.tools.autobatch --config=configs/mformer_v1_sm.py --fractions 0.6,0.8",
+        ): "CPUs do not say how much memory they have; tests/run/test_autobatch.py gives it",
+    },
+}
 
 #: commands that something else types: page -> line -> file and name of a test, or a script that has the command
 TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
@@ -17,6 +34,17 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
         ),
         "python -m linnaeus_jax.tools.serve bundle": ("tests/tools/test_serve.py::test_stopping_answers_what_has_come"),
     },
+    "docs/clusters.md": dict.fromkeys(
+        (
+            "for i in 0 1; do",
+            (
+                "python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/two"
+                " --coordinator=localhost:8476 --processes=2 --process=$i &"
+            ),
+            "done; wait",
+        ),
+        "tests/docs/test_clusters.py::test_two_processes_on_one_machine",
+    ),
     "docs/your_data.md": dict.fromkeys(
         (
             "make setup",

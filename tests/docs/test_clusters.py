@@ -114,6 +114,24 @@ def test_processes_come_and_go(tmp_path):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_two_processes_on_one_machine(tmp_path):
+    """The page's loop, with the smallest model there is and a free port."""
+    script = block("bash", "for i in 0 1; do")
+    for shown, typed in (
+        ("configs/quickstart.py", f"tests/run/cluster_config.py:{tmp_path / 'data'},stop=2"),
+        ("runs/two", str(tmp_path / "two")),
+        ("localhost:8476", f"localhost:{free_port()}"),
+    ):
+        assert shown in script
+        script = script.replace(shown, typed)
+    get_config(str(tmp_path / "data"))  # both would write the data
+    subprocess.run(["bash", "-e", "-c", script], cwd=ROOT, env=environment(tmp_path), check=True, timeout=300)
+    logs = sorted(path.name for path in (tmp_path / "two" / "logs").glob("debug_log_rank?.txt"))
+    assert logs == ["debug_log_rank0.txt", "debug_log_rank1.txt"]
+    assert "stopped after 2 updates" in (tmp_path / "two" / "logs" / logs[0]).read_text()
+
+
 def test_the_manifest_names_what_it_uses():
     service, job = manifest()
     pod, name = job["spec"]["template"]["spec"], job["metadata"]["name"]
