@@ -6,7 +6,7 @@ Here stand the rules between keys and the checks that other rooms provide; `chec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -140,11 +140,18 @@ def _of_other_families(config: ConfigDict) -> list[str]:
         given = tuple(key for key in foreign if value_of(config, key) != value_of(default, key))
         if given:
             owners.setdefault(given, []).append(name)
-    return [
-        f"{', '.join(keys)} {'is a setting' if len(keys) == 1 else 'are settings'} of {' and '.join(names)}, but "
-        f"model.type = {config.model.type!r}: remove {'it' if len(keys) == 1 else 'them'}, or change model.type"
-        for keys, names in owners.items()
-    ]
+    return [_of_another_family(keys, names, config, default) for keys, names in owners.items()]
+
+
+def _of_another_family(keys: Sequence[str], names: Sequence[str], config: ConfigDict, default: ConfigDict) -> str:
+    """The error of keys that the families `names` read and the one of `config` does not."""
+    one = len(keys) == 1
+    defaults = " and ".join(repr(value_of(default, key)) for key in keys)
+    return (
+        f"{', '.join(keys)} {'is a setting' if one else 'are settings'} of {' and '.join(names)}, but model.type = "
+        f"{config.model.type!r}: remove {'it' if one else 'them'} (the default{'' if one else 's'}: {defaults}), or "
+        f"change model.type"
+    )
 
 
 def _family(config: ConfigDict) -> type[ModelFamily]:
