@@ -60,7 +60,8 @@ def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
     by_epochs = [path for path, unit in explicit if unit == "epochs"]
     by_steps = [path for path, unit in explicit if unit in ("steps", "fraction")]
     if by_epochs and by_steps:
-        yield f"{', '.join(by_epochs)} is given in epochs and {', '.join(by_steps)} in steps"
+        verb = "is" if len(by_epochs) == 1 else "are"
+        yield f"{', '.join(by_epochs)} {verb} given in epochs, but {', '.join(by_steps)} in updates or as a fraction"
 
 
 def _probability_findings(resolved: ResolvedSchedule) -> Iterator[str]:
