@@ -371,7 +371,7 @@ def public() -> list[str]:
 
 def make() -> str:
     """The text of the page."""
-    pieces = [MADE, INTRODUCTION]
+    pieces = [INTRODUCTION]
     links = []
     for heading, (_, names) in SECTIONS.items():
         anchor = re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
@@ -383,7 +383,7 @@ def make() -> str:
         if heading == "Registries":
             pieces.append(_registries())
         pieces += [_entry(name) for name in names]
-    return "\n\n".join(pieces) + "\n"
+    return "\n\n".join([*pieces, MADE]) + "\n"
 
 
 def _anchor(dotted: str) -> str:

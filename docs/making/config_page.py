@@ -420,7 +420,7 @@ def make() -> str:
     for top, sections in tops.items():
         sections.sort(key=lambda section, top=top: section != top)
     contents = [f"* [{top}](#{top}){_below(sections)}" for top, sections in tops.items()]
-    parts = [MADE, INTRODUCTION.format(most="10^12" if MAX_INTEGER == 10**12 else MAX_INTEGER), "\n".join(contents)]
+    parts = [INTRODUCTION.format(most="10^12" if MAX_INTEGER == 10**12 else MAX_INTEGER), "\n".join(contents)]
     for top, sections in tops.items():
         if top not in groups:
             parts.append(f"## {top}")
@@ -429,6 +429,7 @@ def make() -> str:
             parts.append(_section_note(section))
             columns = ("key", "default", "type: values", "meaning", "see")
             parts.append(table(columns, [_row(key) for key in groups[section]]))
+    parts.append(MADE)
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 

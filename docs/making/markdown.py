@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-#: said at the top of every page that is made here
-MADE = "<!-- Written by `make reference` from the code; a test compares. Change the code, not this file. -->"
+#: said at the end of every page that is made here
+MADE = (
+    "---\n\nThis page is written by `make reference` from the code, and a test compares: to change it, change the code."
+)
 
 
 def cell(text: str) -> str:

@@ -132,7 +132,7 @@ def make() -> str:
     """The text of the page."""
     parts = "\n".join(f"| {code(f'<{name}>')} | {meaning} |" for name, meaning in PARTS.items())
     columns = ("metric", "what it is", "unit", "better", "of", "in", "absent", "report")
-    pieces = [MADE, INTRODUCTION.replace("{parts}", parts)]
+    pieces = [INTRODUCTION.replace("{parts}", parts)]
     pieces.append(table(columns, [_metric_row(name, info) for name, info in BUILT_IN.items()]))
     pieces.append(
         "What has the unit `fraction` lies in [0, 1] and is shown to people in percent. In the tables below, rows "
@@ -145,4 +145,4 @@ def make() -> str:
     for heading, members in groups.items():
         columns = ("name", "what it is", "unit", "rows", "absent", "shown in")
         pieces += [f"## {heading}", table(columns, [_logged_row(logged) for logged in members])]
-    return "\n\n".join(pieces) + "\n"
+    return "\n\n".join([*pieces, MADE]) + "\n"

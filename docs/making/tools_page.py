@@ -142,5 +142,5 @@ def make() -> str:
         "## main\n\nTrains, or goes on with a run: `python -m linnaeus_jax.main`. Every key of the\n"
         f"[configuration](config.md) is an option `--config.<key>=VALUE`.\n\n```text\n{USAGE}\n```"
     )
-    pieces = [MADE, INTRODUCTION.format(exceptions=exceptions).strip(), contents, train, *map(_tool, every)]
+    pieces = [INTRODUCTION.format(exceptions=exceptions).strip(), contents, train, *map(_tool, every), MADE]
     return "\n\n".join(pieces) + "\n"

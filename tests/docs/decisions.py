@@ -20,6 +20,17 @@ NOT_RUN: dict[str, dict[tuple[str, str], str]] = {
             "python -m linnaeus_jax.tools.autobatch --config=configs/mformer_v1_sm.py --fractions 0.6,0.8",
         ): "CPUs do not say how much memory they have; tests/run/test_autobatch.py gives it",
     },
+    "docs/wandb_tensorboard.md": {
+        (
+            "account",
+            "python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/watched"
+            " --config.experiment.wandb.enabled=True",
+        ): "needs an account of W&B; tests/reporting/test_wandb_sink.py has a server in its place",
+        (
+            "account",
+            'python -m linnaeus_jax.tools.replay_metrics runs/demo --project=moths --name="demo, again"',
+        ): "needs an account of W&B; tests/reporting/test_wandb_sink.py has a server in its place",
+    },
 }
 
 #: commands that something else types: page -> line -> file and name of a test, or a script that has the command
