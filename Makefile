@@ -54,7 +54,7 @@ $(READY_DOCS): $(READY)
 	@touch $(READY_DOCS)
 
 docs: $(READY_DOCS)
-	$(BIN)/python -m sphinx -W -n --keep-going -q docs build/docs
+	$(BIN)/python -m sphinx -E -W -n --keep-going -q docs build/docs
 	@echo "the manual: build/docs/index.html"
 
 pictures: $(READY)

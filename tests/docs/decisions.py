@@ -70,6 +70,12 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
 
 #: commands that take minutes as they stand: page -> line -> what is typed behind them
 SHORTENED: dict[str, dict[str, str]] = {
+    "docs/first_run.md": {
+        # the run of the workspace, which is complete
+        "python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/demo": (
+            "--config.train.epochs=3 --config.experiment.tensorboard.enabled=true"
+        ),
+    },
     "README.md": {
         (
             "python -m linnaeus_jax.main --config=configs/quickstart.py --config.model.pretrained=weights.safetensors"

@@ -85,6 +85,13 @@ def test_what_is_typed_otherwise_stands_in_the_page(page):
         assert f"def {function}(" in text if function else command in text, where
 
 
+def test_the_first_run_types_what_make_demo_types():
+    recipe = re.search(r"^demo: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    demo = [line.strip().replace("$(BIN)/python", "python") for line in recipe[1].splitlines()]
+    assert demo in [block.text.splitlines() for block in blocks(DOCS / "first_run.md")]
+
+
 def test_the_index_has_every_page():
     index = DOCS / "index.md"
     linked = {(DOCS / target.partition("#")[0]).resolve() for _, target in links(index)}
