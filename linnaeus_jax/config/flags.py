@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import re
 import shlex
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -219,7 +220,7 @@ def _load_file(given: str) -> ConfigDict:
     except (Exception, GeneratorExit) as error:  # the file is the user's: what it raises is reported as its line
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         line = getattr(error, "lineno", None) or (lines[-1] if lines else 1)
-        raise ConfigError(f"{path}:{line}: {type(error).__name__}: {text_of(error)}") from None
+        raise ConfigError(f"{path}:{line}: {type(error).__name__}: {_reason(error)}") from None
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"--config={given}: get_config() returned {type(config).__name__}, not a ConfigDict")
     if missing := list(_missing(get_config(), config)):
@@ -233,6 +234,19 @@ def _load_file(given: str) -> ConfigDict:
     except RecursionError:
         raise ConfigError(f"--config={given}: a value of the configuration is nested without end") from None
     return config
+
+
+def _reason(error: BaseException) -> str:
+    """What a configuration file raised; of a key that there is not, how an entry of one's own is added.
+
+    ml_collections lists all neighbours of the key with their values.
+    """
+    if isinstance(error, AttributeError) and "since the config is locked" in str(error):
+        first, _, near = str(error.args[0]).partition(" Other fields present:")
+        hint = re.search(r"Did you mean .*", near)
+        add = "A new entry, such as a metadata component, is added within `with config.unlocked():`"
+        return " ".join(f"{first} {hint[0] if hint else add}".split())
+    return text_of(error)
 
 
 def _shipped(name: str) -> Path | None:

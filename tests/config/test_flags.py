@@ -167,6 +167,15 @@ def test_config_file_errors(argv, message):
             "from linnaeus_jax.config import get_config as d\n\ndef get_config():\n    c = d()\n    c.aug.epoch = 1\n",
             "bad.py:5: AttributeError",
         ),
+        (
+            "from linnaeus_jax.config import get_config as d\n\ndef get_config():\n    c = d()\n"
+            "    c.data.meta.components.HABITAT = {}\n    return c\n",
+            "config is locked. A new entry, such as a metadata component, is added within `with config.unlocked():`",
+        ),
+        (
+            "from linnaeus_jax.config import get_config as d\n\ndef get_config():\n    d().train.epoch = 1\n",
+            'Did you mean "epochs" instead of "epoch"?',
+        ),
         ("def get_config():\n    return 1 / 0\n", "bad.py:2: ZeroDivisionError: division by zero"),
     ],
 )
