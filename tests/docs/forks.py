@@ -122,6 +122,8 @@ def _run(
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[0] = directory
+    if (media := sys.modules.get("wandb.sdk.data_types._private")) is not None:
+        os.makedirs(media.MEDIA_TMP.name, exist_ok=True)  # made at the import; an earlier child removed it at its end
     module = importlib.import_module(program)
     sys.argv = [module.__file__ or program, *arguments]
     status = 1
