@@ -52,9 +52,9 @@ def filled(abstract: Any, seed: int) -> Any:
 
 
 def contents(root: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file of a directory with time and content, to see that nothing was touched."""
+    """Every file of a directory with time and content, to see that nothing was touched; but for compiled configs."""
     return {
         str(path.relative_to(root)): (path.stat().st_mtime_ns, path.read_bytes())
         for path in sorted(root.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.parent.name != "__pycache__"
     }
