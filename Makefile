@@ -58,7 +58,7 @@ docs: $(READY_DOCS)
 	@echo "the manual: build/docs/index.html"
 
 pictures: $(READY)
-	$(BIN)/python docs/pictures.py
+	$(BIN)/python -m docs.pictures
 
 # only where the newest releases can be had; LATEST_PYTHON=python3.X chooses another Python
 test-latest:

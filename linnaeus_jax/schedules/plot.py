@@ -82,9 +82,17 @@ def plot_schedule(
     epoch_axis = rate_axes.secondary_xaxis(
         "top", functions=(lambda k: np.interp(k, at, index), lambda e: np.interp(e, index, at))
     )
+    epoch_axis.set_xticks(_epoch_ticks(len(ends)))
     epoch_axis.set_xlabel("epochs")
     figure.suptitle(
         f"Schedule: {total} updates, {resolved.epochs} epochs, {resolved.totals.effective_batch_size} rows per update"
     )
     figure.savefig(path)
     return Path(path)
+
+
+def _epoch_ticks(epochs: int) -> list[int]:
+    """Whole epochs at even distances; none behind the last, which would be drawn at the end of the run."""
+    from matplotlib.ticker import MaxNLocator
+
+    return [int(tick) for tick in MaxNLocator(8, integer=True).tick_values(0, epochs) if tick <= epochs]

@@ -100,7 +100,9 @@ def test_the_index_has_every_page():
 
 def test_pictures_are_shown_and_small():
     shown = {(page.parent / target).resolve() for page in [*pages(), *OTHERS] for _, target in links(page)}
+    script = (DOCS / "pictures.py").read_text()
     for picture in sorted((DOCS / "pictures").iterdir()):
+        assert f'"{picture.name}":' in script, f"docs/pictures.py does not draw {picture.name}"
         assert picture in shown, f"no page shows {name(picture)}"
         assert picture.stat().st_size <= PICTURE, name(picture)
 

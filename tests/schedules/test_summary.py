@@ -9,7 +9,7 @@ from pathlib import Path
 import cv2
 import pytest
 
-from linnaeus_jax.schedules.plot import plot_schedule
+from linnaeus_jax.schedules.plot import _epoch_ticks, plot_schedule
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import schedule_summary, text_chart, write_summary
 from linnaeus_jax.schedules.triggers import firing_epochs
@@ -158,3 +158,10 @@ def test_command_line_errors_are_one_text(capsys):
     assert "lr_scheduler.name = 'foo'" in capsys.readouterr().err
     assert tool.main([config, "--steps_per_epoch=5", "--config.train.epoch=3"]) == 2
     assert "train.epochs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("epochs", "ticks"), [(1, [0, 1]), (24, [0, 3, 6, 9, 12, 15, 18, 21, 24]), (26, [0, 4, 8, 12, 16, 20, 24])]
+)
+def test_no_epoch_is_marked_behind_the_last(epochs, ticks):
+    assert _epoch_ticks(epochs) == ticks
