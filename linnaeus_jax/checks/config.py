@@ -28,7 +28,7 @@ from linnaeus_jax.models import ModelFamily, build_model
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.step.probes import registered_probes
 from linnaeus_jax.taxonomy.ranks import check_task_order
-from linnaeus_jax.weights.settings import setting_errors
+from linnaeus_jax.weights.settings import reads_weights, setting_errors
 
 #: classes of the task on which losses are tried
 TRIAL_CLASSES = 1000
@@ -192,4 +192,5 @@ def _loss_errors(config: ConfigDict) -> list[str]:
 
 
 def _optimizer_errors(config: ConfigDict) -> list[str]:
-    return read_groups(config.optimizer, stage_of=_family(config).stage_of)[2]
+    shapes: dict[str, tuple[int, ...]] | None = {} if reads_weights(config.model) else None  # read later
+    return read_groups(config.optimizer, checkpoint_shapes=shapes, stage_of=_family(config).stage_of)[2]

@@ -29,13 +29,14 @@ from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
+from linnaeus_jax.run.pretrained import loaded_names
 from linnaeus_jax.run.processes import check_agreement, together
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.compilation import compile_steps
 from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.step.process import keep_freed_memory, use_compilation_cache
-from linnaeus_jax.step.program import Program, build_program
+from linnaeus_jax.step.program import Program, build_program, model_from_config
 from linnaeus_jax.step.state import TrainState
 from linnaeus_jax.weights.importing import Import
 
@@ -132,7 +133,7 @@ def build_experiment(
         try:
             if schedule is None and config.data.autobatch.enabled:
                 resumes = config.train.auto_resume and checkpoints is not None and bool(checkpoints.steps())
-                choose_batch(config, directory, resumes=resumes)
+                choose_batch(config, directory, resumes=resumes, initial_weights=initial_weights)
             experiment = _decide(config, directory, checkpoints, schedule, initial_weights, write=write)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             text = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -183,15 +184,30 @@ def _decide(
         resolved, block = stored or _resolve(inputs), inputs.sampler.block
     else:
         resolved, block = schedule, 1
-    experiment = _assembled(directory, placement, inputs, resolved, block)
-    if initial_weights is None or (checkpoints is not None and checkpoints.steps()):
-        return experiment
-    weights = initial_weights(config, experiment.program.model, inputs.dataset)
+    resumes = checkpoints is not None and bool(checkpoints.steps())
+    weights, loaded = _weights(config, directory, inputs.dataset, None if resumes else initial_weights)
+    experiment = _assembled(directory, placement, inputs, resolved, block, loaded)
     return dataclasses.replace(experiment, weights=weights)
 
 
+def _weights(
+    config: ConfigDict, directory: RunDirectory, dataset: Dataset, initial_weights: InitialWeights | None
+) -> tuple[Import | None, frozenset[str] | None]:
+    """What a new run starts from, and the names of the parameters that it takes whole from there; of a run that has
+    started, its own record of them. None: it starts from the seed."""
+    if initial_weights is None:
+        return None, loaded_names(directory.metadata)
+    weights = initial_weights(config, model_from_config(config, dataset), dataset)
+    return weights, None if weights is None else weights.coverage.whole()
+
+
 def _assembled(
-    directory: RunDirectory, placement: Placement, inputs: Inputs, resolved: ResolvedSchedule, block: int
+    directory: RunDirectory,
+    placement: Placement,
+    inputs: Inputs,
+    resolved: ResolvedSchedule,
+    block: int,
+    loaded: frozenset[str] | None,
 ) -> Experiment:
     """The experiment over these inputs: model, objective, optimizer and what looks at them."""
     config = inputs.config
@@ -204,19 +220,23 @@ def _assembled(
         probes=debug.probes(),
         make_recorder=debug.make_recorder,
         gather=placement.gather if placement.fsdp else None,
+        loaded=loaded,
     )
     return Experiment(config, directory, placement, inputs, resolved, program, debug)
 
 
-def step_memory(config: ConfigDict, directory: RunDirectory) -> autobatch.StepMemory:
+def step_memory(
+    config: ConfigDict, directory: RunDirectory, initial_weights: InitialWeights | None
+) -> autobatch.StepMemory:
     """A function that compiles every step of a configuration, as `config` but for its batch, and says what the largest
     takes of each device; the labels are read now."""
     placement = Placement(fsdp=config.parallel.fsdp)
     read = build_inputs(config, devices=placement.device_count, output_dir=None, positions=placement.positions)
+    _, loaded = _weights(config, directory, read.dataset, initial_weights)
 
     def memory(candidate: ConfigDict) -> int:
         inputs = dataclasses.replace(read, config=candidate)
-        experiment = _assembled(directory, placement, inputs, _resolve(inputs), inputs.sampler.block)
+        experiment = _assembled(directory, placement, inputs, _resolve(inputs), inputs.sampler.block, loaded)
         steps = compile_steps(
             experiment.program,
             experiment.abstract_state,
@@ -229,7 +249,9 @@ def step_memory(config: ConfigDict, directory: RunDirectory) -> autobatch.StepMe
     return memory
 
 
-def choose_batch(config: ConfigDict, directory: RunDirectory, *, resumes: bool) -> None:
+def choose_batch(
+    config: ConfigDict, directory: RunDirectory, *, resumes: bool, initial_weights: InitialWeights | None = None
+) -> None:
     """Sets the batch of a configuration with `data.autobatch.enabled`: that of the run that goes on, else the largest
     that fits.
 
@@ -239,7 +261,8 @@ def choose_batch(config: ConfigDict, directory: RunDirectory, *, resumes: bool) 
     rows = autobatch.earlier_rows(directory) if resumes else None
     if rows is None:
         budget = autobatch.device_budget(config)
-        rows = autobatch.largest_batch(config, jax.device_count(), budget, step_memory(config, directory)).rows
+        memory = step_memory(config, directory, initial_weights)
+        rows = autobatch.largest_batch(config, jax.device_count(), budget, memory).rows
     log.info("autobatch: data.batch_size_per_device = %d", rows)
     config.data.batch_size, config.data.batch_size_per_device = None, rows
 

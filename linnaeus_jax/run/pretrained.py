@@ -8,13 +8,15 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from linnaeus_jax.data.dataset import Dataset
-from linnaeus_jax.files import write_json
+from linnaeus_jax.files import read_json, write_json
 from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.run.saved_weights import run_state_of
 from linnaeus_jax.weights.importing import Import, read_pretrained
 from linnaeus_jax.weights.settings import reads_weights
 
 log = logging.getLogger("linnaeus_jax")
+
+RECORD = "pretrained.json"
 
 
 def read_initial_weights(config: ConfigDict, model: ModelFamily, dataset: Dataset) -> Import | None:
@@ -29,6 +31,12 @@ def read_initial_weights(config: ConfigDict, model: ModelFamily, dataset: Datase
     return read_pretrained(config.model, model, classes, run_state_of(config.model))
 
 
+def loaded_names(metadata: Path) -> frozenset[str] | None:
+    """Canonical names of the leaves that a run took whole from pretrained weights, by its record; None without one."""
+    path = metadata / RECORD
+    return frozenset(read_json(path)["loaded"]) if path.exists() else None
+
+
 def record(weights: Import | None, metadata: Path, *, details: bool) -> None:
     """Writes metadata/pretrained.json with files, hashes and what became of every array, and says it in the log.
 
@@ -37,7 +45,7 @@ def record(weights: Import | None, metadata: Path, *, details: bool) -> None:
       metadata: directory of the run.
       details: also log the table.
     """
-    path = metadata / "pretrained.json"
+    path = metadata / RECORD
     if weights is None:
         path.unlink(missing_ok=True)
         return

@@ -187,6 +187,7 @@ def build_program(
     probes: Sequence[Probe] = (),
     make_recorder: Callable[[nn.Module], Recorder] | None = None,
     gather: Callable[[Any], Any] | None = None,
+    loaded: frozenset[str] | None = None,
 ) -> Program:
     """Builds everything static; nothing is computed on a device but shapes.
 
@@ -195,6 +196,7 @@ def build_program(
       probes: measurements to trace into the train step.
       make_recorder: builds what records every module call; None: nothing is recorded.
       gather: see `Placement.gather`; None: the parameters are whole on every device.
+      loaded: names of the parameters that begin as in pretrained weights; None: there are no such weights.
 
     Raises:
       ValueError: settings that do not fit the data or each other, naming key, value and fix.
@@ -222,7 +224,7 @@ def build_program(
         model=model,
         objective=objective,
         gradnorm_objective=gradnorm_objective,
-        settings=build_step_settings(config, dataset, resolved, model, parameters, probes),
+        settings=build_step_settings(config, dataset, resolved, model, parameters, probes, loaded),
         evaluation=evaluation,
         parameters=parameters,
         initial_weights=task_weights.initial_task_weights(
@@ -280,6 +282,7 @@ def build_step_settings(
     model: ModelFamily,
     parameters: tuple[ParameterInfo, ...],
     probes: Sequence[Probe],
+    loaded: frozenset[str] | None = None,
 ) -> StepSettings:
     """What happens to the gradient."""
     train = config.train
@@ -287,6 +290,7 @@ def build_step_settings(
         config.optimizer,
         parameters,
         layer_index=model.layer_index if config.optimizer.layer_decay != 1 else None,
+        checkpoint_shapes=None if loaded is None else {row.name: row.shape for row in parameters if row.name in loaded},
         stage_of=model.stage_of,
     )
     settings = StepSettings(

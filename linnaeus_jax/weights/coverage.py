@@ -59,6 +59,10 @@ class Coverage:
         """The rows of these statuses, in order."""
         return [row for row in self.rows if row.status in statuses]
 
+    def whole(self) -> frozenset[str]:
+        """Names of the leaves whose values are all of the file, in the shape that they had there."""
+        return frozenset(row.name for row in self.of(LOADED, MATCHED) if row.taken == row.parameters)
+
     def counts(self) -> dict[str, int]:
         """Number of rows by status."""
         return {status: len(self.of(status)) for status in STATUSES}

@@ -82,8 +82,12 @@ class Import:
         return map_leaves(params, change), state
 
     def to_json(self) -> dict[str, Any]:
-        """Files and coverage as JSON types, for the record of a run."""
-        return {"files": [file._asdict() for file in self.files], "coverage": self.coverage.to_json()}
+        """Files, coverage and what was loaded whole as JSON types, for the record of a run."""
+        return {
+            "files": [file._asdict() for file in self.files],
+            "coverage": self.coverage.to_json(),
+            "loaded": sorted(self.coverage.whole()),
+        }
 
 
 def read_pretrained(

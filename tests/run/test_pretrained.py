@@ -8,7 +8,10 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
+from safetensors.numpy import load_file, save_file
 
+from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.reporting.report import write_report
@@ -16,6 +19,7 @@ from linnaeus_jax.run import trainer
 from linnaeus_jax.run.experiment import build_experiment
 from linnaeus_jax.run.pretrained import read_initial_weights
 from linnaeus_jax.run.saved_weights import read_run
+from linnaeus_jax.tools import evaluate, export_weights
 from tests.step import toy
 from tests.tiny import tiny_config
 
@@ -86,3 +90,32 @@ def test_contradictions_are_config_errors(first, tmp_path):
     config = configured(first, model__pretrained="a.pth", model__pretrained_convnext="b.pth")
     with pytest.raises(ConfigError, match=r"model.pretrained_convnext = 'b.pth' is read with"):
         trainer.run(config, tmp_path / "run")
+
+
+def test_what_the_weights_lack_is_a_group(first, tmp_path):
+    """The filter `initialization`, also where the run goes on and the weights are gone."""
+    source = tmp_path / "weights.safetensors"
+    assert export_weights.main([str(first / "run"), str(source)]) == 0
+    arrays, (lacking, *_) = load_file(source), sorted(load_file(source))
+    save_file({name: array for name, array in arrays.items() if name != lacking}, source)
+    config = configured(first, model__pretrained=str(source), model__pretrained_strict=False)
+    with config.unlocked():
+        config.optimizer.parameter_groups.enabled = True
+        new = {"filter": {"type": "initialization"}, "lr_multiplier": 10.0}
+        config.optimizer.parameter_groups.new = ConfigDict(new)
+    complete_open_nodes(config)
+    directory = RunDirectory(tmp_path / "run")
+
+    def group() -> list[str]:
+        experiment = build_experiment(config, directory, initial_weights=read_initial_weights, write=False)
+        return [row.name for row in experiment.program.settings.optimizer.rows if row.group == "new"]
+
+    assert group() == [lacking]
+    trainer.run(config, directory.root)
+    source.unlink()
+    config.train.epochs = 2
+    trainer.run(config, directory.root)
+    assert evaluate.main([str(directory.root), "--json"]) == 0
+    config.model.pretrained = ""
+    with pytest.raises(ConfigError, match="needs pretrained weights to compare with"):
+        trainer.run(config, tmp_path / "other")
