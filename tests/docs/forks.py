@@ -11,6 +11,7 @@ import array
 import atexit
 import importlib
 import json
+import logging
 import os
 import pkgutil
 import signal
@@ -75,6 +76,7 @@ def serve(address: str) -> NoReturn:
     """Imports everything, then forks for each connection; says `ready` on standard output."""
     for module in (*programs(), *_LATE):
         importlib.import_module(module)
+    logging.getLogger().handlers.clear()  # of a library that has logged something while it was imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for here
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
