@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
@@ -43,6 +44,13 @@ def own_loggers() -> None:
             handler.close()
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def own_service() -> Iterator[None]:
+    """Lets programs that later tests start not use the process that does the work of W&B for this one."""
+    yield
+    os.environ.pop("WANDB_SERVICE", None)
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,7 @@ class WandbSink:
           new: never resume; else the run goes on if the server has it, and with `wandb.resume` it must.
           debug: write every payload to the debug log.
         """
+        directory = directory.absolute()  # the process in which W&B does its work may have another working directory
         directory.mkdir(parents=True, exist_ok=True)
         _keep_files_in(directory)
         self.debug = debug

@@ -133,7 +133,7 @@ class Made:
         for name in OPERATIONS[operation].files:
             source = self.directory / name
             if source.is_dir():
-                shutil.copytree(source, directory / name)
+                shutil.copytree(source, directory / name, symlinks=True)  # W&B's link may lead nowhere in a killed run
             else:
                 shutil.copy2(source, directory / name)
 

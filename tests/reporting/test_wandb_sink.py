@@ -182,6 +182,19 @@ def test_an_offline_run_that_was_killed_is_whole(tmp_path: Path) -> None:
     assert losses(files) == [(5, 0.5), (10, 1.0), (15, -1.0)]
 
 
+def test_the_working_directory_may_change_after_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's process is started once, in the directory of the first run, and shared with programs that are started."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        log = MetricsLog(Path("run/metrics_log.jsonl"))
+        sinks = open_sinks(log, make_config().experiment, config={}, facts={}, run_id=name)
+        sinks.write("train", 1, 0, {"train/loss": 1.0})
+        sinks.close()
+        (file,) = tmp_path.glob(f"{name}/run/wandb/offline-run-*/run-{name}.wandb")
+        wait_for_end(file)
+
+
 def test_a_damaged_file_is_named_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "wandb" / "offline-run-1-x" / "run-x.wandb"
     path.parent.mkdir(parents=True)
