@@ -55,7 +55,7 @@ class Bundle:
       taxonomy: of the classes.
       calibration: of probabilities.
       facts: what else is known, as JSON types: `title`, `step`, `weights` ("ema" or "last"), `licence`.
-      plugins: `env.plugins` that the model needs.
+      plugins: names of `env.plugins` that the model may need, without their directories.
     """
 
     source: Path
@@ -112,7 +112,7 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
         taxonomy,
         Calibration.none(taxonomy.tasks),
         facts,
-        tuple(config.env.plugins),
+        tuple(Path(name).name for name in config.env.plugins),
     )
 
 

@@ -85,10 +85,26 @@ def _part(name: str) -> str:
 
 
 _EPOCH = ("epoch",)
-_MASKING = "without metadata"
-_WITH_CACHE = "where no decoded pictures are kept"
-_WITH_GRADNORM = "at updates in which GradNorm does not measure"
-_WITH_QUEUES = "with data.worker_processes"
+_NO_METADATA = "without metadata"
+_NO_CACHE = "where no decoded pictures are kept"
+_NOT_MEASURED = "at updates in which GradNorm does not measure"
+_OTHER_PROCESSES = "with data.worker_processes"
+
+
+def _null_and_other(core: str, full: str) -> tuple[Logged, ...]:
+    """Repeated in the `core/` section: what is measured of null labels and of others, apart."""
+    return tuple(
+        Logged(
+            f"{core}_{group}_{metric}/<task>",
+            f"the same as `{full}{group}/{metric}_<task>`",
+            unit,
+            _EPOCH,
+            "without metrics.track_null_vs_non_null, or without such rows",
+        )
+        for group in ("null", "non_null")
+        for metric, unit in (("acc1", "%"), ("loss", "nats"))
+    )
+
 
 #: in the order of the reference; the first that fits a name counts
 LOGGED: tuple[Logged, ...] = (
@@ -150,34 +166,7 @@ LOGGED: tuple[Logged, ...] = (
         "in rows of stream `step`; an epoch has it at the end of the run alone",
     ),
     Logged("core/train_epoch_avg_<core metric>", "the mean over the epoch, `_pct` in percent", rows=_EPOCH),
-    Logged(
-        "core/train_epoch_avg_null_acc1/<task>",
-        "`train/epoch_avg_null/acc1_<task>`",
-        "%",
-        _EPOCH,
-        "without metrics.track_null_vs_non_null, or without such rows",
-    ),
-    Logged(
-        "core/train_epoch_avg_null_loss/<task>",
-        "`train/epoch_avg_null/loss_<task>`",
-        "nats",
-        _EPOCH,
-        "without metrics.track_null_vs_non_null, or without such rows",
-    ),
-    Logged(
-        "core/train_epoch_avg_non_null_acc1/<task>",
-        "`train/epoch_avg_non_null/acc1_<task>`",
-        "%",
-        _EPOCH,
-        "without metrics.track_null_vs_non_null, or without such rows",
-    ),
-    Logged(
-        "core/train_epoch_avg_non_null_loss/<task>",
-        "`train/epoch_avg_non_null/loss_<task>`",
-        "nats",
-        _EPOCH,
-        "without metrics.track_null_vs_non_null, or without such rows",
-    ),
+    *_null_and_other("core/train_epoch_avg", "train/epoch_avg_"),
     Logged("core/train_<core metric>", "the same as `train/<metric>`; `_pct` in percent"),
     # ---- schedules
     Logged("schedule/<ramp>", "probability that the schedule gave to the last update", shown="report: Schedules"),
@@ -201,26 +190,26 @@ LOGGED: tuple[Logged, ...] = (
         "meta_masking/actual_valid_pct/<component>/train",
         "rows of the last update whose component was known and not masked",
         "%",
-        absent=_MASKING,
+        absent=_NO_METADATA,
     ),
     # ---- GradNorm
-    Logged("gradnorm/avg_norm", "mean over the ranks of weight · gradient norm", absent=_WITH_GRADNORM),
-    Logged("gradnorm/loss/<task>", "loss of a rank as GradNorm measured it", "nats", absent=_WITH_GRADNORM),
-    Logged("gradnorm/norm/<task>", "norm of the gradient of a rank's loss, unweighted", absent=_WITH_GRADNORM),
-    Logged("gradnorm/target/<task>", "norm that GradNorm aims at", absent=_WITH_GRADNORM),
+    Logged("gradnorm/avg_norm", "mean over the ranks of weight · gradient norm", absent=_NOT_MEASURED),
+    Logged("gradnorm/loss/<task>", "loss of a rank as GradNorm measured it", "nats", absent=_NOT_MEASURED),
+    Logged("gradnorm/norm/<task>", "norm of the gradient of a rank's loss, unweighted", absent=_NOT_MEASURED),
+    Logged("gradnorm/target/<task>", "norm that GradNorm aims at", absent=_NOT_MEASURED),
     Logged(
         "gradnorm/ratio/<task>",
         "loss relative to the first one, relative to the mean of the ranks; above 1 learns slowly",
-        absent=_WITH_GRADNORM,
+        absent=_NOT_MEASURED,
     ),
     Logged(
         "gradnorm/weight/<task>",
         "weight of a rank from the next update on",
-        absent=_WITH_GRADNORM,
+        absent=_NOT_MEASURED,
         shown="report: Gradients",
     ),
-    Logged("gradnorm/weight_delta/<task>", "change of that weight", absent=_WITH_GRADNORM),
-    Logged("task_weights/task_<task>", "the same as `gradnorm/weight/<task>`", absent=_WITH_GRADNORM),
+    Logged("gradnorm/weight_delta/<task>", "change of that weight", absent=_NOT_MEASURED),
+    Logged("task_weights/task_<task>", "the same as `gradnorm/weight/<task>`", absent=_NOT_MEASURED),
     # ---- input pipeline
     Logged(
         "pipeline/wait_share",
@@ -233,15 +222,18 @@ LOGGED: tuple[Logged, ...] = (
     Logged("pipeline/throughput/preprocess", "pictures decoded per second and thread", "1/s"),
     Logged("pipeline/timing/prefetch_times", "time to put a batch together", "s"),
     Logged("pipeline/timing/preprocess_times", "time to decode a batch, summed over threads", "s"),
-    Logged("pipeline/queue_depths/batch_index_q", "batches that wait to be read", "batches", absent=_WITH_QUEUES),
-    Logged("pipeline/queue_depths/preprocess_q", "batches that are being read", "batches", absent=_WITH_QUEUES),
+    Logged("pipeline/queue_depths/batch_index_q", "batches that wait to be read", "batches", absent=_OTHER_PROCESSES),
+    Logged("pipeline/queue_depths/preprocess_q", "batches that are being read", "batches", absent=_OTHER_PROCESSES),
     Logged(
-        "pipeline/queue_depths/processed_batch_q", "batches that wait for the device", "batches", absent=_WITH_QUEUES
+        "pipeline/queue_depths/processed_batch_q",
+        "batches that wait for the device",
+        "batches",
+        absent=_OTHER_PROCESSES,
     ),
-    Logged("pipeline/cache/size", "share of data.prefetch.mem_cache_size in use", "%", absent=_WITH_CACHE),
-    Logged("pipeline/cache/hits", "pictures found in the cache so far", "pictures", absent=_WITH_CACHE),
-    Logged("pipeline/cache/misses", "pictures not found in the cache so far", "pictures", absent=_WITH_CACHE),
-    Logged("pipeline/cache/evictions", "pictures dropped from the cache so far", "pictures", absent=_WITH_CACHE),
+    Logged("pipeline/cache/size", "share of data.prefetch.mem_cache_size in use", "%", absent=_NO_CACHE),
+    Logged("pipeline/cache/hits", "pictures found in the cache so far", "pictures", absent=_NO_CACHE),
+    Logged("pipeline/cache/misses", "pictures not found in the cache so far", "pictures", absent=_NO_CACHE),
+    Logged("pipeline/cache/evictions", "pictures dropped from the cache so far", "pictures", absent=_NO_CACHE),
     # ---- plugins
     Logged("probe/<probe>/<value>", "what a probe of a plugin measured", "of the probe", ("probe",)),
     # ---- an epoch of training
@@ -282,17 +274,7 @@ LOGGED: tuple[Logged, ...] = (
     ),
     Logged("core/<core phase>_acc1/<task>", "the same as `<phase>/acc1_<task>`", "%", _EPOCH),
     Logged("core/<core phase>_<core metric>", "the same as `<phase>/<metric>`; `_pct` in percent", rows=_EPOCH),
-    *(
-        Logged(
-            f"core/<phase>_{group}_{metric}/<task>",
-            f"the same as `<phase>/{group}/{metric}_<task>`",
-            unit,
-            _EPOCH,
-            "without metrics.track_null_vs_non_null, or without such rows",
-        )
-        for group in ("null", "non_null")
-        for metric, unit in (("acc1", "%"), ("loss", "nats"))
-    ),
+    *_null_and_other("core/<phase>", "<phase>/"),
     Logged(
         "early_stop/reason",
         "condition that ended the run, a text: max_steps, patience, max_loss, min_lr or max_grad_norm",

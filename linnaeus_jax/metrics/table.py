@@ -68,7 +68,8 @@ def _both(label: str, formula: str, unit: str) -> MetricInfo:
 BUILT_IN: dict[str, MetricInfo] = {
     "loss": MetricInfo(
         "loss",
-        "training: the weighted total that is trained on, without masked null labels; validation: mean over tasks",
+        "training: the weighted total that is trained on, without masked null labels; validation: mean over tasks, "
+        "with class weights where they are on in validation",
         "nats",
         False,
         per_task=True,

@@ -20,7 +20,6 @@ from flax import linen as nn
 from linnaeus_jax.files import read_json, write_atomically
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
-from linnaeus_jax.learning.class_weights import mixture_weight
 from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
@@ -29,6 +28,8 @@ from linnaeus_jax.step.process import compiler_options, leave_gaps
 
 #: columns of a batch that every phase needs besides the image
 USED = ("label", "meta", "meta_valid", "weight", "row", "rarity", "taxa_subset")
+#: name of the sums of losses with class weights, float32 [T]; only where they are on
+CLASS_WEIGHTED = "loss_class_weighted"
 #: fields of each row that are read from the device in every phase, and in `val` besides
 SCORE_FIELDS, MISTAKE_FIELDS = ("score",), ("row", "label", "predicted")
 #: fields of rows that may be held on the device before they are read, in numbers of 4 bytes
@@ -97,9 +98,11 @@ class EvaluationProgram:
         return USED + subsets + (("group",) if self.extras.custom else ())
 
     def empty_sums(self) -> Sums:
-        """The sums of no row at all: those of `metrics.phase`, and int32 [C, 2] of rows and hits per class."""
+        """The sums of no row at all: those of `metrics.phase`, int32 [C, 2] of rows and hits per class, and losses with
+        class weights where they are on."""
         classes = {f"classes/{task}": jnp.zeros((c.num_classes, 2), jnp.int32) for task, c in self.criteria.items()}
-        return empty_sums(self.tasks, self.extras) | classes
+        weighted = {} if self.class_weights is None else {CLASS_WEIGHTED: jnp.zeros(len(self.tasks))}
+        return empty_sums(self.tasks, self.extras) | classes | weighted
 
     def phase(
         self,
@@ -142,12 +145,9 @@ class EvaluationProgram:
         self, task_weights: jax.Array, logits: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]
     ) -> Sums:
         label, weight, rarity = batch["label"], batch["weight"], batch["rarity"]
-        per_sample = losses.task_loss_sums(
-            logits, label, None, None, weight, jnp.ones_like(label, bool), self.criteria
-        ).per_sample
-        if self.class_weights is not None:
-            of_class = [mixture_weight(self.class_weights[task], label[:, t]) for t, task in enumerate(self.tasks)]
-            per_sample = per_sample * jnp.stack(of_class, axis=1)
+        numerator, per_sample = losses.task_loss_sums(
+            logits, label, None, None, weight, jnp.ones_like(label, bool), self.criteria, self.class_weights
+        )
         if self.null_possible:
             rarity = jnp.where(label[:, 0] == 0, -1, rarity)  # an unknown species is neither rare nor common
         return batch_sums(
@@ -160,7 +160,7 @@ class EvaluationProgram:
             extras=self.extras,
             membership={"taxa": batch["taxa_subset"], "rarity": rarity},
             columns=batch,
-        )
+        ) | ({} if self.class_weights is None else {CLASS_WEIGHTED: numerator})
 
     def _class_sums(self, predicted: jax.Array, batch: Mapping[str, jax.Array]) -> Sums:
         label, valid = batch["label"], batch["weight"] > 0
@@ -277,7 +277,13 @@ class Evaluator:
 
     def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray) -> dict[str, float]:
         values = summarise(sums, self.program.tasks, self.program.extras, scores)
-        return {"loss": values["loss_unweighted"], **values} if "loss_unweighted" in values else values
+        if "loss_unweighted" not in values:
+            return values
+        if CLASS_WEIGHTED not in sums:
+            return {"loss": values["loss_unweighted"], **values}
+        means = sums[CLASS_WEIGHTED] / sums["count"]
+        of_tasks = {f"loss_{task}": float(mean) for task, mean in zip(self.program.tasks, means, strict=True)}
+        return {"loss": float(np.mean(means)), **values, **of_tasks}
 
     def _curves(
         self, sums: Mapping[str, Mapping[str, np.ndarray]], scores: Mapping[str, np.ndarray]

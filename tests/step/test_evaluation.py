@@ -98,7 +98,7 @@ def test_predictions_are_rows_in_split_order(spied, captured) -> None:
             np.testing.assert_allclose(found.probability[:, t], 1 / np.exp(z - z.max(1)[:, None]).sum(1), rtol=1e-5)
 
 
-def test_class_weights_multiply_the_losses_and_nothing_else(spied, captured) -> None:
+def test_class_weights_are_in_the_losses_that_are_not_called_unweighted(spied, captured) -> None:
     program, inputs = spied
     rng = np.random.default_rng(0)
     class_weights = {task: rng.uniform(0.5, 2, inputs.dataset.num_classes[task]).astype(np.float32) for task in TASKS}
@@ -110,8 +110,8 @@ def test_class_weights_multiply_the_losses_and_nothing_else(spied, captured) -> 
         raw = np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(z)), label[:, t]]
         means.append(np.mean(raw * class_weights[task][label[:, t]]))
         assert found[f"loss_{task}"] == pytest.approx(means[-1], rel=1e-5)
-    assert found["loss_unweighted"] == pytest.approx(np.mean(means), rel=1e-5)
-    for name in ("chain_accuracy", "nll", "acc1_taxa_L10"):
+    assert found["loss"] == pytest.approx(np.mean(means), rel=1e-5)
+    for name in ("loss_unweighted", "loss_weighted", "chain_accuracy", "nll", "acc1_taxa_L10"):
         assert found[name] == pytest.approx(captured.metrics["val"][name])
 
 
