@@ -196,7 +196,7 @@ def _weights(
     """What a new run starts from, and the names of the parameters that it takes whole from there; of a run that has
     started, its own record of them. None: it starts from the seed."""
     if initial_weights is None:
-        return None, loaded_names(directory.metadata)
+        return None, loaded_names(directory)
     weights = initial_weights(config, model_from_config(config, dataset), dataset)
     return weights, None if weights is None else weights.coverage.whole()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from linnaeus_jax.data.dataset import Dataset
-from linnaeus_jax.files import read_json, write_json
+from linnaeus_jax.files import RunDirectory, read_json, write_json
 from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.run.saved_weights import run_state_of
 from linnaeus_jax.weights.importing import Import, read_pretrained
@@ -31,9 +31,14 @@ def read_initial_weights(config: ConfigDict, model: ModelFamily, dataset: Datase
     return read_pretrained(config.model, model, classes, run_state_of(config.model))
 
 
-def loaded_names(metadata: Path) -> frozenset[str] | None:
-    """Canonical names of the leaves that a run took whole from pretrained weights, by its record; None without one."""
-    path = metadata / RECORD
+def loaded_names(run: RunDirectory) -> frozenset[str] | None:
+    """Canonical names of the leaves that a run took whole from pretrained weights, by its record; None without one.
+
+    Raises:
+      DamagedFileError: the record is not what was written.
+    """
+    path = run.metadata / RECORD
+    run.check(path)
     return frozenset(read_json(path)["loaded"]) if path.exists() else None
 
 

@@ -23,7 +23,7 @@ from linnaeus_jax.reporting.wandb_sink import new_run_id
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.facts import run_facts
 from linnaeus_jax.run.host_state import HostState
-from linnaeus_jax.run.pretrained import record
+from linnaeus_jax.run.pretrained import RECORD, record
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.schedules.summary import schedule_summary, write_summary
 
@@ -39,6 +39,7 @@ READ_AGAIN = (
     "assets/taxonomy_tree.json",
     "assets/versions.json",
     "metadata/class_label_counts.json",
+    "metadata/task_label_density.json",
 )
 
 
@@ -65,7 +66,8 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
         write_assets(inputs.dataset, directory.assets, directory.metadata)
         write_summary(experiment.resolved, directory.assets)
     if resumed_step is None:
-        record(experiment.weights, directory.metadata, details=config.debug.checkpoint)
+        with directory.writing(directory.metadata / RECORD):
+            record(experiment.weights, directory.metadata, details=config.debug.checkpoint)
     write_json(directory.metadata / "epoch_coverage.json", inputs.coverage.to_json())
     log.info(
         "%d device(s) of kind %s; model in %s, float32 products: train.matmul_precision = %s, train.deterministic = %s",

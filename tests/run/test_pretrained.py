@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.errors import ConfigError, UserError
-from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.files import DIGESTS, RunDirectory
 from linnaeus_jax.reporting.report import write_report
 from linnaeus_jax.run import trainer
 from linnaeus_jax.run.experiment import build_experiment
@@ -40,7 +40,7 @@ def configured(first, **overrides):
 
 
 @pytest.mark.slow
-def test_a_run_takes_the_weights_of_another_once(first, tmp_path):
+def test_a_run_takes_the_weights_of_another_once(first, tmp_path, monkeypatch):
     source = first / "source"
     shutil.copytree(first / "run", source)
     config = configured(first, model__pretrained=str(source), train__seed=3)
@@ -65,8 +65,18 @@ def test_a_run_takes_the_weights_of_another_once(first, tmp_path):
     assert record["files"][0]["sha256"] == saved.state_file().sha256
     assert record["coverage"]["counts"]["loaded"] == len(jax.tree.leaves((state.params, state.model_state)))
     report = directory.root / "report.html"
+    read, check = [], RunDirectory.check
+
+    def noted(run, path):
+        read.append(path)
+        check(run, path)
+
+    monkeypatch.setattr(RunDirectory, "check", noted)
     write_report([directory.root], report)
     assert "Initial weights" in report.read_text()
+    digests = json.loads((directory.root / DIGESTS).read_text())
+    found = {path.relative_to(directory.root).as_posix() for path in read if path.is_file()}
+    assert "config.json" in found <= set(digests)  # damage would be seen
 
     # ---- resuming does not look at them again
     shutil.rmtree(source)
