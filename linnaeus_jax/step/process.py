@@ -16,8 +16,8 @@ import jax
 
 #: bytes of a cache; what was used longest ago goes first
 CACHE_BYTES = 2 * 2**30
-#: seconds of compilation from which a program is kept
-_WORTH_KEEPING = 0.1
+#: seconds of compilation from which a program is kept: even the smallest takes longer to compile than to read
+_WORTH_KEEPING = 0.0
 #: of glibc's mallopt: freed memory above which the heap shrinks, requests that get pages of their own, heaps
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 #: bytes of the gaps of a heap that `leave_gaps` leaves behind: the smallest, and a power of two above the largest
@@ -71,6 +71,8 @@ def use_compilation_cache(directory: str = "auto") -> str:
     return f"compiled programs are kept in {path}"
 
 
+#: of LLVM: half the time of the higher levels, whose code is no faster where libraries multiply the matrices
+_LLVM_LEVEL = {"xla_backend_optimization_level": "1"}
 #: operations are ordered for little memory instead of for many threads, which CPU programs have not enough of
 _LITTLE_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 #: no fusions by the YNNPACK library, which pay in training alone, and sums over rows that are not cut in pieces for it
@@ -82,11 +84,13 @@ _NO_LIBRARY_FUSIONS = {
 
 @functools.cache
 def compiler_options(*, training: bool) -> dict[str, str | bool]:
-    """Options of XLA for a train step, or for a forward pass: none but on CPU, and none that this version refuses."""
+    """Options of XLA for a train step, or for a forward pass: none but on CPU, none that this version refuses, and none
+    that XLA_FLAGS sets."""
     if jax.default_backend() != "cpu":
         return {}
-    wanted = _LITTLE_MEMORY if training else _NO_LIBRARY_FUSIONS
-    return {name: value for name, value in wanted.items() if _accepted(name, value)}
+    wanted = _LLVM_LEVEL | (_LITTLE_MEMORY if training else _NO_LIBRARY_FUSIONS)
+    given = {flag.split("=")[0] for flag in os.environ.get("XLA_FLAGS", "").split()}
+    return {name: value for name, value in wanted.items() if f"--{name}" not in given and _accepted(name, value)}
 
 
 @functools.cache
