@@ -11,6 +11,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "disabled")
 for flag in (
+    "--xla_backend_optimization_level=0",  # programs are compiled longer than they run
     "--xla_cpu_collective_call_terminate_timeout_seconds=300",
     "--xla_cpu_collective_timeout_seconds=300",
 ):

@@ -127,7 +127,7 @@ def test_values_and_order(remat):
 
 
 def test_layers_of_a_scan_come_last_first():
-    x = jax.random.normal(jax.random.key(1), (2, 4))
+    x = jax.random.normal(jax.random.key(2), (2, 4))  # none of its gradients is a difference near 0
     variables = Stack().init(jax.random.key(0), x)
     frames = {frame.name: frame for frame in backward(Stack(), variables, x).listing()}
     layers = [f"layers.{layer}{part}" for layer in (2, 1, 0) for part in (".wi", "")]
