@@ -116,12 +116,15 @@ def check_digests(directory: Path, name: str) -> None:
     """
     if not (directory / DIGESTS).is_file():
         return
-    for file, digest in read_json(directory / DIGESTS).items():
-        if file.partition("/")[0] == name:
-            if not (directory / file).is_file():
-                raise DamagedFileError(f"{directory / file} is missing")
-            if sha256_of(directory / file) != digest:
-                raise DamagedFileError(f"{directory / file} is damaged: its SHA-256 is not the one written with it")
+    digests = read_json(directory / DIGESTS)
+    known = [file for file in digests if file.partition("/")[0] == name]
+    if not known:
+        raise DamagedFileError(f"{directory / DIGESTS} is damaged: it has nothing of {name}")
+    for file in known:
+        if not (directory / file).is_file():
+            raise DamagedFileError(f"{directory / file} is missing")
+        if sha256_of(directory / file) != digests[file]:
+            raise DamagedFileError(f"{directory / file} is damaged: its SHA-256 is not the one written with it")
 
 
 def sealed(value: dict[str, Any]) -> dict[str, Any]:

@@ -72,11 +72,13 @@ PAGES = {
     "data.h5.train_val_split": "your_data.md",
     "data.hybrid.allow_missing_images": "my_run_is_broken.md",
     "data.hybrid.verify_images": "my_run_is_broken.md",
+    "data.img_size": "models.md",
     "data.meta": "metadata.md",
     "data.num_workers": "performance.md",
     "data.out_of_region": "validation.md",
     "data.partial": "losses.md",
     "data.prefetch": "performance.md",
+    "data.resize_mode": "augmentation.md",
     "data.sampler": "mixing.md",
     "data.task_keys_h5": "data_files.md",
     "data.worker_processes": "performance.md",
@@ -392,7 +394,7 @@ A wrong key is answered with the nearest right one, a value out of range with wh
 * A duration has one key for each unit: optimizer updates (`_steps`, `_interval`), a share of all updates of the run
   (`_fraction`), epochs (`_epochs`). Give one of them and leave the others `None`; `0` switches it off. Where all are
   `None`, the default counts that the table shows.
-* Integers are at most {most} in size.
+* Integers are at most {most} in size, and numbers finite and at most 10^30.
 * `<component>`, `<group>` and `<task>` stand for names: every entry has the keys that are shown.
 * Options of your own heads, losses, metrics and so on are keys, too, see [extending](../extending.md).
 """

@@ -131,7 +131,7 @@ def _group(logged: Logged) -> str:
 def make() -> str:
     """The text of the page."""
     parts = "\n".join(f"| {code(f'<{name}>')} | {meaning} |" for name, meaning in PARTS.items())
-    columns = ("metric", "what it is", "unit", "better", "of", "in", "absent", "report")
+    columns = ("metric", "what it is", "unit", "better", "of", "in", "when absent", "report")
     pieces = [INTRODUCTION.replace("{parts}", parts)]
     pieces.append(table(columns, [_metric_row(name, info) for name, info in BUILT_IN.items()]))
     pieces.append(
@@ -143,6 +143,6 @@ def make() -> str:
     for logged in LOGGED:
         groups.setdefault(_group(logged), []).append(logged)
     for heading, members in groups.items():
-        columns = ("name", "what it is", "unit", "rows", "absent", "shown in")
+        columns = ("name", "what it is", "unit", "rows", "when absent", "shown in")
         pieces += [f"## {heading}", table(columns, [_logged_row(logged) for logged in members])]
     return "\n\n".join([*pieces, MADE]) + "\n"

@@ -7,7 +7,7 @@ from functools import partial
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.checks.tables import caught, tuple_errors, value_errors
+from linnaeus_jax.checks.tables import caught, size_errors, tuple_errors, value_errors
 from linnaeus_jax.config.derived import active_components, gradnorm_enabled
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.alternatives import all_sets, set_errors
@@ -126,6 +126,7 @@ def validate_schedule_config(config: ConfigDict) -> list[str]:
     malformed = [error for key, error in tuple_errors(config) if key.startswith(READ)]
     errors = [*malformed, *(error for error in value_errors(config) if error.startswith(READ))]
     errors += [error for alternatives in all_sets(config) for error in set_errors(config, alternatives)]
+    errors += [error for error in size_errors(config, errors) if error.startswith(READ)]
     if malformed:
         return errors
     for check in (_kind_errors, _group_errors, _masking_errors, _mixing_errors, _early_stop_errors):

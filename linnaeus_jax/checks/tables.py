@@ -135,8 +135,9 @@ WITHIN = {
     "debug.underflow_overflow.max_frames_to_save": "[1, inf)",
     "debug.underflow_overflow.abort_after_batch_num": "[0, inf)",
 }
-#: of every key without an interval of its own
+#: sizes of numbers of every key; float32 holds the products of such
 MAX_INTEGER = 10**12
+MAX_FLOAT = 1e30
 #: upper bounds from here on only keep nonsense away, and are not shown to who is below the lower one
 FAR = 1000
 #: keys that must hold a text
@@ -230,11 +231,19 @@ def _interval_text(interval: str) -> str:
     return f"within {interval}"
 
 
-def value_errors(config: ConfigDict) -> Iterator[str]:
-    """Numbers out of range and unknown names, each text beginning with its key."""
+def size_errors(config: ConfigDict, errors: Sequence[str]) -> list[str]:
+    """Numbers that are too large for any key, each text beginning with its key, but for those that `errors` name."""
+    found = []
     for key, value in flatten(config.to_dict()).items():
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
-            yield f"{key} = {str(value)[:20]}... is out of range; integers are at most {MAX_INTEGER}"
+            found.append(f"{key} = {str(value)[:20]}... is out of range; integers are at most {MAX_INTEGER}")
+        elif isinstance(value, float) and not abs(value) <= MAX_FLOAT:
+            found.append(f"{key} = {value} is out of range; numbers are finite and at most {MAX_FLOAT:g}")
+    return [error for error in found if not any(error.partition(" ")[0] in other for other in errors)]
+
+
+def value_errors(config: ConfigDict) -> Iterator[str]:
+    """Numbers out of range and unknown names, each text beginning with its key."""
     for pattern, interval in WITHIN.items():
         for key, value in expand(config, pattern):
             if value is not None and not _inside(value, interval):

@@ -174,8 +174,8 @@ def data() -> Section:
             images_dir="",  # folder of the pictures
             train_images_dir="",  # folder of the training pictures, of data in two files; empty: images_dir
             val_images_dir="",  # folder of the validation pictures, of data in two files; empty: images_dir
-            file_extension=".jpg",  # added to every identifier of the labels file to make a file name
-            # a picture that cannot be read becomes a black one, with a warning; False: it ends the run
+            file_extension=".jpg",  # added to identifiers of the labels file that lack it, to make file names
+            # a picture that cannot be read is black and counts in no loss, with a warning; False: it ends the run
             allow_missing_images=False,
             verify_images=dict(
                 enabled=False,  # look for every picture before the start; rows without one are left out
@@ -447,7 +447,7 @@ def aug() -> Section:
             mode="pixel",  # what fills them: noise like the picture (pixel), one grey (const), uniform noise (rand)
             count=1,  # number of rectangles
             area_range=(0.02, 0.4),  # least and largest area erased, as a share of the picture
-            aspect_ratio=(0.3, 3.3),  # least and largest width / height of a rectangle
+            aspect_ratio=(0.3, 3.3),  # least and largest height / width of a rectangle
         ),
     )
 

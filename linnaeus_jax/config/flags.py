@@ -343,12 +343,10 @@ def _foreign_data(given: Mapping[str, Sequence[str]], notes: list[str]) -> Itera
         if option in given:
             source = Path(" ".join(given[option]))
             labels[option] = str(source.with_suffix(".h5"))
-            notes.append(
-                f"{labels[option]} stands for {source.name} as a labels file, see 'Your own data' in README.md"
-            )
+            notes.append(f"{labels[option]} stands for {source.name} as a labels file, see docs/your_data.md")
     if "metapath" not in labels:
         labels["metapath"] = "LABELS.h5"
-        notes.append("LABELS.h5 stands for your labels file, see 'Your own data' in README.md")
+        notes.append("LABELS.h5 stands for your labels file, see docs/your_data.md")
     if "val_metapath" not in labels:
         yield "data.h5.labels_path", labels["metapath"]  # split at start
         return

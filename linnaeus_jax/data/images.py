@@ -175,8 +175,8 @@ class EncodedImages:
     def _placeholder(self, message: str, error: Exception) -> None:
         if not self.allow_missing:
             raise ImageReadError(
-                f"{message}; restore the file, exclude it with data.hybrid.verify_images.enabled, or set "
-                "data.hybrid.allow_missing_images to train on without it"
+                f"{message}; restore the file, or set data.hybrid.allow_missing_images to train on without it "
+                "(data.hybrid.verify_images looks for missing files before the start)"
             ) from error
         with self._lock:
             self.placeholders += 1

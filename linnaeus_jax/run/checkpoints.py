@@ -310,7 +310,10 @@ class Checkpoints:
         if not path.exists():
             return None
         try:
-            return read_sealed(path)
+            state = read_sealed(path)
+            if not {"progress", "ranking"} <= set(state):
+                raise DamagedFileError(f"{path} is damaged: it holds no state of a run")
+            return state
         except DamagedFileError as error:
             log.warning("%s; the end of that epoch counts as not finished", error)
             return None

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     )
     options = parser.parse_args(argv)
     path, count = filter_logs(**vars(options))
-    hint = "" if count or not options.flags else "; was the flag on, in debug.* of the config?"
+    hint = "" if count or not options.flags else "; was its flag on (debug.* in config.json of the run)?"
     print(f"{count} records written to {path}{hint}")
 
 

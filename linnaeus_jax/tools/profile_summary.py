@@ -25,7 +25,9 @@ def show(summary: dict[str, Any], console: Console) -> None:
     span = f"steps {steps[0]} to {steps[-1]}, {summary['ms_per_step']:.2f} ms per step" if steps else "no steps marked"
     console.print(f"{summary['run']}: {span}, {summary['window_ms']:.2f} ms in all")
     if not summary["devices"]:
-        console.print("no operation is recorded: did the trace hold any step?")
+        console.print(
+            "no operation is recorded: the schedule began after the last update, or the run was killed; trace again"
+        )
         return
     keys = ("computing", "waiting_for_input", "other_idle", "idle")
     devices = [

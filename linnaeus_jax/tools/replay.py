@@ -72,8 +72,8 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
         print(f"first frame that is not finite: {error.where}")
         return 1
     if not outputs.finite:
-        hint = "the loss is where it breaks" if detector.gradients else "the loss or the gradient is; try --gradients"
-        print(f"every module call is finite: {hint} or --debug-nans")
+        where, more = ("loss", "") if detector.gradients else ("loss or its gradient", "--gradients or ")
+        print(f"every module call is finite, so the fault is in the {where}; try {more}--debug-nans")
         return 1
     print("finite this time: the other device, precision or version matters")
     return 0

@@ -14,12 +14,13 @@ from tests.campaign.forked import MAIN
 from tests.campaign.inputs_given import CHECK, DRAW, Given, Made
 
 LONG = 10**5
+EMPTY = "(" * 15 + ")" * 15
 #: kind of a key -> texts that no key of the kind may have
 NEVER = {
     int: ("inf", "-inf", "nan", "1e999", "9" * LONG, f"-{'9' * LONG}", "1.5", "many", "1,2", "{}", "1e300", "True"),
     float: ("inf", "-inf", "nan", "1e999", "9" * LONG, "many", "1,2", "{}", "1" * 400, "0x10", "True"),
     bool: ("2", "maybe", "1,2", "nan", "9" * LONG, "-1", "{}", "None"),
-    tuple: ("(" * LONG, "{1: 2}", "[1", "(" * 15 + ")" * 15, "[" * 19 + "1" + "]" * 19),
+    tuple: ("(" * LONG, "{1: 2}", "[1", EMPTY, "[" * 19 + "1" + "]" * 19),
 }
 #: texts for keys of texts: names that do not exist, things that paths and terminals cannot take
 TEXTS = ("no such thing", "../../outside", "line\nbreak", "x" * LONG, "\x1b[31mred", "[bold]", "{output_dir}/{nothing}")
@@ -64,7 +65,7 @@ def fuzzed(made: Made, rng: random.Random, count: int) -> list[Given]:
             reason = next((why for prefix, why in FREE.items() if key.startswith(prefix)), "")
             choices = [(text, reason) for text in TEXTS]
         else:
-            choices = [(text, "") for text in NEVER[kind or str]]
+            choices = [(text, "Python reads it as ()" if text == EMPTY else "") for text in NEVER[kind or str]]
             if kind in (int, float):
                 choices += [(text, "within the bounds of its key, and an update is drawn") for text in EDGES]
         given += [(key, text, reason) for text, reason in choices]
@@ -182,7 +183,7 @@ SENSIBLE = {
         "the run ends within the decay, of which the summary warns"
     ),
     "metrics.taxa_subsets=((birds,taxa_L10,424242),)": "other data may have the taxon; it is said",
-    "metrics.taxa_subsets=((birds,taxa_L10,-1),)": "other data may have the taxon; it is said",
+    "data.img_size=33": "a model takes pictures of any size",
 }
 
 

@@ -94,6 +94,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 #: things that are read without a fault there -> why that is right
 READABLE = {
+    ("analyze_debug_logs", "empty file"): "a log without events, of which it warns",
     ("verify_dataset, pictures", ""): "the fault is a finding about the data, as which it is listed",
     ("describe_dataset, pictures", "directory"): "the description counts the pictures that are not there",
 }
@@ -232,7 +233,7 @@ LABELS: dict[str, tuple[Callable[[h5py.File], None], str]] = {
     "labels with two columns": (_replaced("taxa_L10", np.ones((ROWS, 2), np.uint32)), ""),
     "negative labels": (_replaced("taxa_L10", np.full(ROWS, -5)), ""),
     "one class": (_replaced("taxa_L10", np.ones(ROWS, np.uint32)), "a data set may have one class"),
-    "all null": (_replaced("taxa_L10", np.zeros(ROWS, np.uint32)), ""),
+    "all null": (_replaced("taxa_L10", np.zeros(ROWS, np.uint32)), "a warning says it; the other ranks are learned"),
     "no labels": (lambda file: file.pop("taxa_L10"), ""),
     "no identifiers": (lambda file: file.pop("img_identifiers"), ""),
     "a group for labels": (_grouped("taxa_L10"), ""),

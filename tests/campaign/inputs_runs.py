@@ -89,6 +89,7 @@ UNUSED = {
     "assets/schedule_summary.json of main": "made anew at every start",
     "config.json of main": "the config is given again, and replaces it",
     "progress.json of main": "restored from the checkpoint",
+    "run_id.txt of main": "restored from the checkpoint",
 }
 #: program -> arguments; the damaged run is `run`
 PROGRAMS: dict[str, tuple[str, ...]] = {

@@ -8,6 +8,7 @@ import pytest
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.checks.tables import CHOICES, NOT_EMPTY, TUPLES, WITHIN, expand
+from linnaeus_jax.config.open_nodes import complete_open_nodes
 from linnaeus_jax.config.tree import assign
 from tests.tiny import tiny_config
 
@@ -46,6 +47,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "interval_steps = 10000000000000000000...",
         "at most 1000000000000",
     ),
+    ({"model.convnext_stages.layer_scale_init_value": float("inf")}, "layer_scale_init_value = inf", "finite"),
+    ({"lr_scheduler.base_lr": 1e300}, "lr_scheduler.base_lr = 1e+300", "at most 1e+30"),
     ({"model.rope_stages.depths": (10**6, 1)}, "(1, 1, 1000000, 1) blocks", "1000; lower their depths"),
     ({"lr_scheduler.stable_duration_fraction": 7.0}, "stable_duration_fraction = 7.0", "within [0, 1]"),
     ({"experiment.name": "../../x"}, "experiment.name = '../../x' becomes a directory", "no '..'"),
@@ -104,6 +107,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"aug.std": (0.2, 0.2)}, "aug.std = (0.2, 0.2)", "give 3"),
     ({"aug.std": (0.2, 0.2, 0.0)}, "aug.std = (0.2, 0.2, 0.0)", "above 0"),
     ({"metrics.taxa_subsets": (("all", "taxa_L30"),)}, "metrics.taxa_subsets holds ('all', 'taxa_L30')", "taxon id"),
+    ({"metrics.taxa_subsets": (("a/b", "taxa_L30", 1),)}, "holds ('a/b', 'taxa_L30', 1)", "cannot hold '/'"),
+    ({"metrics.taxa_subsets": (("a", "taxa_L30", 0),)}, "holds ('a', 'taxa_L30', 0)", "1 or more"),
     # ---- names and combinations
     ({"data.h5.labels_path": ""}, "no labels file", "set data.h5.labels_path"),
     ({"data.h5.images_path": ""}, "data.h5.images_path is empty", "set it"),
@@ -213,3 +218,16 @@ def test_tables_name_keys_of_the_tree(data):
     assign(config, ("lr_scheduler", "parameter_groups", "biases", "name"), "linear")
     for key in (*CHOICES, *WITHIN, *TUPLES, *NOT_EMPTY):
         assert list(expand(config, key)), key
+
+
+def test_keys_that_nothing_reads_are_unknown(data):
+    """An unlocked tree takes them."""
+    config = complete_open_nodes(tiny_config(data))
+    with config.unlocked():
+        config.train.epoch, config.nothing = 7, 1
+        config.data.meta.components.TEMPORAL.sources = "temporal"
+    assert config_errors(config) == [
+        "data.meta.components.TEMPORAL.sources: unknown key; did you mean data.meta.components.TEMPORAL.source?",
+        "nothing: unknown key",
+        "train.epoch: unknown key; did you mean train.epochs?",
+    ]

@@ -224,7 +224,7 @@ def test_other_programs_command_lines_end_with_the_replacement():
         "--enable_debug_logger",
         "--debug_log_dir=./logs/debug",
     ]
-    assert "/path/to/train.h5 stands for train.json as a labels file, see 'Your own data' in README.md" in notes
+    assert "/path/to/train.h5 stands for train.json as a labels file, see docs/your_data.md" in notes
     assert "## Your own data" in (ROOT / "README.md").read_text()
     assert "... other args ... is left out: no option before it" in notes
     _, notes = replacement(

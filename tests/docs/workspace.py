@@ -27,13 +27,13 @@ def environment() -> dict[str, str]:
 
 
 def made(parent: Path) -> Path:
-    """The workspace below a folder that all workers of a session share; the first that asks makes it."""
-    if os.environ.get(GIVEN):
-        return Path(os.environ[GIVEN])
-    folder = parent / "docs_workspace"
-    with FileLock(parent / "docs_workspace.lock"):
+    """The folder that the environment variable `GIVEN` names, else one below a folder that all workers of a session
+    share; the first that asks makes it."""
+    folder = Path(os.environ.get(GIVEN) or parent / "docs_workspace").absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            unfinished = parent / "docs_workspace_unfinished"
+            unfinished = folder.with_name(f"{folder.name}_unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
             _make(unfinished)
             unfinished.rename(folder)

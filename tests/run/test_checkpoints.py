@@ -59,6 +59,9 @@ def test_best_checkpoint():
     assert best_checkpoint(index, [50]) is None
 
 
+BOUNDARY = {"progress": {"epoch": 1}, "ranking": {}}
+
+
 def state(value: float = 0.0) -> dict:
     return {"params": {"kernel": jnp.full((2, 3), value, jnp.float32)}, "step": jnp.zeros((), jnp.int32)}
 
@@ -143,14 +146,14 @@ def test_boundary_files_without_a_checkpoint_are_removed_by_one_process(tmp_path
 def test_restore_gives_back_state_and_meta(opened):
     first = opened()
     first.save(10, state(1.5), {"host": {"value": 0.1}})
-    first.finish_boundary(10, {"done": True})
+    first.finish_boundary(10, BOUNDARY)
     first.wait()
     again = opened()
     step, found, meta = again.restore_newest(abstract(state()))
     assert step == 10
     assert float(found["params"]["kernel"][1, 2]) == 1.5
     assert meta == again.meta(10) == {"host": {"value": 0.1}}
-    assert again.finished_boundary(10) == {"done": True}
+    assert again.finished_boundary(10) == BOUNDARY
     assert again.finished_boundary(20) is None
     assert again.shapes(10) == {"params.kernel": (2, 3), "step": ()}
 
@@ -260,7 +263,7 @@ def test_no_damage_is_read_as_numbers(tmp_path, opened, where):
         content = file.read_bytes()
         flipped = bytearray(content)
         flipped[len(content) // 2] ^= 1
-        for damaged in (bytes(flipped), content[:-3], None):
+        for damaged in (bytes(flipped), content[:-3], b'{"a": 1}', None):
             file.unlink() if damaged is None else file.write_bytes(damaged)
             with pytest.raises(DamagedFileError, match=r"damaged|missing|no JSON"):
                 both_items(opened(), 20)
@@ -277,17 +280,17 @@ def test_checkpoints_and_boundary_files_without_digests_are_read(tmp_path, opene
     first.wait()
     (tmp_path / "ckpt_step_10" / "meta" / "metadata").write_text('{"host": {}}')
     (tmp_path / "ckpt_step_10" / DIGESTS).unlink()
-    (tmp_path / "boundary_10.json").write_text('{"progress": 1}')
+    (tmp_path / "boundary_10.json").write_text(json.dumps(BOUNDARY))
     again = opened()
     assert again.restore_newest(abstract(state()))[0] == 10
-    assert again.finished_boundary(10) == {"progress": 1}
+    assert again.finished_boundary(10) == BOUNDARY
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff\x00", b"[1]", b'{"sha256": "x", "a": 1}'])
+@pytest.mark.parametrize("damage", [b"", b"\xff\x00", b"[1]", b'{"sha256": "x", "a": 1}', b'{"a": 1}'])
 def test_a_damaged_boundary_file_does_not_count(tmp_path, opened, caplog, damage):
     checkpoints = opened()
-    checkpoints.finish_boundary(10, {"progress": {"epoch": 1}})
-    assert checkpoints.finished_boundary(10) == {"progress": {"epoch": 1}}
+    checkpoints.finish_boundary(10, BOUNDARY)
+    assert checkpoints.finished_boundary(10) == BOUNDARY
     checkpoints.boundary_file(10).write_bytes(damage)
     assert checkpoints.finished_boundary(10) is None
     assert "boundary_10.json" in caplog.text
