@@ -55,7 +55,7 @@ def experiment() -> Section:
             entity="",  # user or team in W&B; empty: the default of the account
             tags=(),  # tags of the run in W&B
             notes="",  # notes of the run in W&B
-            # True: the run must be on the server already, else W&B fails; False: go on with it if it is there
+            # True: the run must be on the server already, else W&B stays off; False: go on with it if it is there
             resume=False,
             # online sends at once, offline keeps files for `wandb sync`, disabled does nothing; online obeys WANDB_MODE
             mode="online",

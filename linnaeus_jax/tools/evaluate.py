@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--batch-size", type=int, default=0, help="default: as the run validated")
     parser.add_argument("--predictions", type=Path, help="write the predictions of every row to this .npz file")
     parser.add_argument("--logits", action="store_true", help="with all logits")
-    parser.add_argument("--report", type=Path, help="write a page of the evaluation as a bundle to this .html file")
+    parser.add_argument("--report", type=Path, help="write a page to this .html file; needs --labels and --images")
     parser.add_argument("--extension", help=tools.EXTENSION_HELP)
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     tools.plugins_option(parser)
@@ -178,7 +178,7 @@ def main(argv: Sequence[str]) -> None:
         raise EvaluateError("--labels and --images belong together; give both or neither")
     if options.split and options.labels:
         raise EvaluateError(
-            "--split means rows of the run's own labels file, so it excludes --labels; give one of both"
+            "--split means rows of the run's own labels file, so it excludes --labels; give one of them"
         )
     if options.logits and options.predictions is None:
         raise EvaluateError("--logits needs --predictions=FILE.npz, where they are written")

@@ -1,4 +1,4 @@
-"""Says what is on pictures, with a bundle or a run.
+"""Identifies what is on pictures, with a bundle or a run.
 
     python -m linnaeus_jax.tools.predict BUNDLE photos
     python -m linnaeus_jax.tools.predict BUNDLE photos --meta places.csv --out predictions.csv
