@@ -78,7 +78,8 @@ def summary_lines(summary: Summary, bundle: Bundle, min_confidence: float, sourc
         counts = ", ".join(f"{name} for {summary.inputs.get(name, 0):,}" for name in components)
         lines.append(f"metadata from {source}: {counts} of {read:,} pictures")
     if summary.notes:
-        lines.append(f"{summary.notes:,} pictures have notes on what was given and not used")
+        some = "1 picture has" if summary.notes == 1 else f"{summary.notes:,} pictures have"
+        lines.append(f"{some} notes on what was given and not used")
     if summary.unreadable:
         listed = "" if out is None else f", listed in {beside(out, UNREADABLE)}"
         lines.append(f"{summary.unreadable:,} of {summary.pictures:,} pictures cannot be read{listed}")
