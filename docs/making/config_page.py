@@ -394,7 +394,7 @@ A wrong key is answered with the nearest right one, a value out of range with wh
 * A duration has one key for each unit: optimizer updates (`_steps`, `_interval`), a share of all updates of the run
   (`_fraction`), epochs (`_epochs`). Give one of them and leave the others `None`; `0` switches it off. Where all are
   `None`, the default counts that the table shows.
-* Integers are at most {most} in size, and numbers finite and at most 10^30.
+* Integers are at most {most} in size, and numbers finite and at most 3.4 · 10^38.
 * `<component>`, `<group>` and `<task>` stand for names: every entry has the keys that are shown.
 * Options of your own heads, losses, metrics and so on are keys, too, see [extending](../extending.md).
 """

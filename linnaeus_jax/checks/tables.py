@@ -135,9 +135,9 @@ WITHIN = {
     "debug.underflow_overflow.max_frames_to_save": "[1, inf)",
     "debug.underflow_overflow.abort_after_batch_num": "[0, inf)",
 }
-#: sizes of numbers of every key; float32 holds the products of such
+#: sizes of numbers of every key; float32 holds no larger ones
 MAX_INTEGER = 10**12
-MAX_FLOAT = 1e30
+MAX_FLOAT = 3.4e38
 #: upper bounds from here on only keep nonsense away, and are not shown to who is below the lower one
 FAR = 1000
 #: keys that must hold a text
