@@ -1,4 +1,4 @@
-"""The shape of the house: which room may import which, no circles, the one way from device to host, sizes."""
+"""The shape of the house: which subpackage may import which, no circles, the one way from device to host, sizes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from linnaeus_jax.config.saved import flatten
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "linnaeus_jax"
 
-#: room -> rooms that it may import; all of them stand above it in this table, so that there is no circle
-ROOMS: dict[str, set[str]] = {
-    room: set(allowed.split())
-    for room, allowed in {
+#: subpackage -> subpackages that it may import; all of them stand above it in this table, so that there is no circle
+SUBPACKAGES: dict[str, set[str]] = {
+    subpackage: set(allowed.split())
+    for subpackage, allowed in {
         "files": "",
         "registry": "",
         "versions": "",
@@ -67,7 +67,7 @@ def imports_of(path: Path) -> set[str]:
     return found - {str(path.relative_to(PACKAGE))}
 
 
-def room_of(file: str) -> str:
+def subpackage_of(file: str) -> str:
     return Path(file).parts[0].removesuffix(".py")
 
 
@@ -79,22 +79,29 @@ IMPORTS = {str(path.relative_to(PACKAGE)): imports_of(path) for path in modules(
 
 
 def test_no_room_may_import_what_stands_below_it_in_the_table():
-    names = list(ROOMS)
-    for place, (room, allowed) in enumerate(ROOMS.items()):
-        assert allowed <= set(names[:place]), f"{room} may import {allowed - set(names[:place])}: a circle"
+    names = list(SUBPACKAGES)
+    for place, (subpackage, allowed) in enumerate(SUBPACKAGES.items()):
+        assert allowed <= set(names[:place]), f"{subpackage} may import {allowed - set(names[:place])}: a circle"
 
 
 @pytest.mark.parametrize("file", IMPORTS, ids=str)
 def test_imports_go_to_the_rooms_that_are_allowed(file):
-    room = room_of(file)
+    subpackage = subpackage_of(file)
     for other in IMPORTS[file]:
-        assert room_of(other) in ROOMS[room] | {room}, f"{file} imports {other}"
+        assert subpackage_of(other) in SUBPACKAGES[subpackage] | {subpackage}, f"{file} imports {other}"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_allowed_direction_is_used(room):
-    used = {room_of(other) for file, others in IMPORTS.items() if room_of(file) == room for other in others}
-    assert ROOMS[room] <= used, f"{room} does not import {ROOMS[room] - used}: take it out of the table"
+@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+def test_every_allowed_direction_is_used(subpackage):
+    used = {
+        subpackage_of(other)
+        for file, others in IMPORTS.items()
+        if subpackage_of(file) == subpackage
+        for other in others
+    }
+    assert SUBPACKAGES[subpackage] <= used, (
+        f"{subpackage} does not import {SUBPACKAGES[subpackage] - used}: take it out of the table"
+    )
 
 
 def build_rows(heading: str) -> list[list[str]]:
@@ -106,8 +113,10 @@ def build_rows(heading: str) -> list[list[str]]:
 
 
 def test_build_md_has_the_rooms_and_their_directions():
-    rows = {row[0].strip("`"): set(row[2].replace("–", "").replace(",", "").split()) for row in build_rows("Rooms")}
-    assert rows == ROOMS
+    rows = {
+        row[0].strip("`"): set(row[2].replace("–", "").replace(",", "").split()) for row in build_rows("Subpackages")
+    }
+    assert rows == SUBPACKAGES
 
 
 def test_build_md_has_every_door_with_its_example():

@@ -38,7 +38,7 @@ def test_no_source_file_is_ignored():
 
 
 def test_no_pattern_of_gitignore_reaches_a_source_folder():
-    """Files that do not exist yet: one in each folder, and in the folder of tests of each room of the package."""
+    """Files that do not exist yet: one in each folder, and in the folder of tests of each subpackage of the package."""
     folders = {parent for name in tracked() for parent in Path(name).parents if parent.parts}
     folders |= {Path("tests", *folder.parts[1:]) for folder in folders if folder.parts[0] == "linnaeus_jax"}
     names = [*tracked(), *(f"{folder}/new_file.{end}" for folder in folders for end in ("py", "json", "npz", "h5"))]

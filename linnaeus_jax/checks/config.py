@@ -1,6 +1,6 @@
 """All that can be said about a configuration without data or devices: every wrong value at once.
 
-Here stand the rules between keys and the checks that other rooms provide; `checks.tables` has the rules of single keys.
+Here stand the rules between keys, and the checks of other subpackages; `checks.tables` has the rules of single keys.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ def tuple_errors(config: ConfigDict) -> Iterator[tuple[str, str]]:
 
 
 def caught(check: Callable[[], object]) -> list[str]:
-    """The message, by lines, of what a check of another room raises."""
+    """The message, by lines, of what a check of another subpackage raises."""
     try:
         check()
     except (ValueError, KeyError, TypeError) as error:

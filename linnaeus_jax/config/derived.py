@@ -1,4 +1,4 @@
-"""What several rooms derive from the configuration, each rule once."""
+"""What several subpackages derive from the configuration, each rule once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command lines over the other rooms, and what they share."""
+"""Command lines over the other subpackages, and what they share."""
 
 from __future__ import annotations
 

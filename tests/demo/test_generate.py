@@ -1,4 +1,4 @@
-"""The demo data: a function of its seed, readable by the data room, and its ceilings are what they say."""
+"""The demo data: a function of its seed, readable by the data subpackage, and its ceilings are what they say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every tool through its `main`: good and bad arguments. What the larger ones compute is tested with their rooms."""
+"""Every tool through its `main`: good and bad arguments. What they compute is tested with its subpackage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models, random weights and files for the tests of this room."""
+"""Models, random weights and files for the tests of this subpackage."""
 
 from __future__ import annotations
 
