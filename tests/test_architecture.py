@@ -1,4 +1,4 @@
-"""The shape of the house: which subpackage may import which, no circles, the one way from device to host, sizes."""
+"""The structure of the package: which subpackage may import which, no circles, the one way from device to host, sizes."""
 
 from __future__ import annotations
 
