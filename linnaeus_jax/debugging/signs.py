@@ -40,7 +40,7 @@ warning zero_gradients: {count} steps with near-zero gradients
     Check that the loss is connected to the parameters and no task weight is 0
     Check for stop_gradient (detached values) between the loss and the parameters
 warning exploding_gradients: {count} steps with exploding gradients (norm > 1000)
-    Gradient explosion: clip gradients more (a smaller train.clip_grad)
+    Gradient explosion: stronger gradient clipping (a smaller train.clip_grad)
     Reduce the learning rate or lengthen the warm-up
 warning gradient_jumps: {count} sudden rises of the gradient norm to more than ten times the median of the steps before
     Look at the batches, the loss and the learning rate of these steps
@@ -68,7 +68,7 @@ note flat_start: nothing improves in the first {updates} updates: loss {loss:.4f
     The warm-up is slow: the learning rate is {rate:.2e} there and rises to {peak:.2e} later
 warning flat_start: nothing improves in the first {updates} updates: loss {loss:.4f} -> {later:.4f}
     Check the learning rate, the gradient norms and the parameter updates of these steps
-note too_short: only {logged} steps are logged: 20 are needed to judge loss and accuracy
+note too_short: only {logged} steps are logged: too few to judge loss and accuracy, which takes 20
 warning rising_loss: the loss is rising: loss {first:.4f} -> {last:.4f}, accuracy {gain:+.4f}
     Reduce the learning rate or lengthen the warm-up
     Compare with the gradient norms of the same steps
