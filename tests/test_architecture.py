@@ -1,4 +1,4 @@
-"""The structure of the package: which subpackage may import which, no circles, the one way from device to host, sizes."""
+"""Structure of the package: which subpackage may import which, no circles, the one way from device to host, sizes."""
 
 from __future__ import annotations
 
