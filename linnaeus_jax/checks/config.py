@@ -6,7 +6,7 @@ Here stand the rules between keys, and the checks of other subpackages; `checks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -15,8 +15,6 @@ from linnaeus_jax.checks.schedule import validate_schedule_config
 from linnaeus_jax.checks.tables import NOT_EMPTY, caught, size_errors, tuple_errors, value_errors
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import value_of
-from linnaeus_jax.config.open_nodes import OPEN_NODES, complete_open_nodes
-from linnaeus_jax.config.tree import FILTER_KEYS, nearest_key
 from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.metadata import component_layout, component_settings
 from linnaeus_jax.data.samplers import SamplerSettings
@@ -41,7 +39,7 @@ MAX_NAME = 120
 def config_errors(config: ConfigDict) -> list[str]:
     """Every problem of the configuration at once, each naming key, value and fix. Touches neither files nor devices."""
     malformed = dict(tuple_errors(config))
-    errors = [*_unknown_keys(config), *malformed.values(), *value_errors(config)]
+    errors = [*malformed.values(), *value_errors(config)]
     errors += [f"{key} is empty; give it a value" for key in NOT_EMPTY if not value_of(config, key)]
     checks: tuple[tuple[Callable[[ConfigDict], list[str]], tuple[str, ...]], ...] = (
         (_data_errors, ("data", "metrics", "schedule.mixup")),
@@ -61,26 +59,6 @@ def config_errors(config: ConfigDict) -> list[str]:
             errors += check(config)
     errors += size_errors(config, errors)
     return list(dict.fromkeys(errors))
-
-
-def _unknown_keys(config: ConfigDict) -> list[str]:
-    """Keys that nothing reads, which an unlocked tree takes: those of neither the defaults nor a registered plugin."""
-    known = complete_open_nodes(get_config())
-
-    def unknown(section: ConfigDict, like: ConfigDict, prefix: str) -> Iterator[str]:
-        opened = OPEN_NODES.get(prefix.removesuffix("."))
-        if prefix == "model.classification.heads.":
-            return  # the model names the options of a head
-        for key, value in section.items():
-            if opened and key not in opened[1]:
-                yield from unknown(value, opened[0](value), f"{prefix}{key}.")
-            elif key not in like:
-                yield f"{prefix}{key}"
-            elif isinstance(value, ConfigDict) and key not in FILTER_KEYS:
-                yield from unknown(value, like[key], f"{prefix}{key}.")
-
-    nearest = {key: nearest_key(known, key) for key in unknown(config, known, "")}
-    return [f"{key}: unknown key" + (f"; did you mean {near}?" if near else "") for key, near in nearest.items()]
 
 
 def _name_errors(config: ConfigDict) -> list[str]:

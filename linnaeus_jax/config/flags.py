@@ -85,15 +85,23 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, str | None]:
             if dotted == "env.plugins":
                 _complete(config)
         except KeyError:
-            near = nearest_key(config, dotted.lower())
-            errors.append(f"--config.{dotted}: unknown key" + (f"; did you mean --config.{near}?" if near else ""))
+            errors.append(_unknown_key(config, dotted, "--config."))
         except TypeError as error:
             errors.append(f"--config.{error}")
         except ValueError:
             errors.append(f"--config.{dotted} = {shown(text)}: expected a list such as 1,2 or (1,2)")
     if errors:
         raise ConfigError(errors)
-    return _complete(config), options.get("workdir")
+    _complete(config)
+    known = complete_open_nodes(get_config())
+    if unknown := list(_unknown(known, config)):
+        raise ConfigError([f"--config={options['config']}: {_unknown_key(known, key)}" for key in unknown])
+    return config, options.get("workdir")
+
+
+def _unknown_key(known: ConfigDict, key: str, prefix: str = "") -> str:
+    near = nearest_key(known, key.lower())
+    return f"{prefix}{key}: unknown key" + (f"; did you mean {prefix}{near}?" if near else "")
 
 
 def _complete(config: ConfigDict) -> ConfigDict:
@@ -102,8 +110,7 @@ def _complete(config: ConfigDict) -> ConfigDict:
     try:
         return complete_open_nodes(config)
     except KeyError as error:
-        near = nearest_key(config, error.args[0])
-        raise ConfigError(f"{error.args[0]}: unknown key" + (f"; did you mean {near}?" if near else "")) from None
+        raise ConfigError(_unknown_key(config, error.args[0])) from None
 
 
 def _name(token: str) -> str:
@@ -265,6 +272,15 @@ def _missing(default: ConfigDict, config: ConfigDict, prefix: str = "") -> Itera
                 yield name
         elif isinstance(value, ConfigDict) and key not in FILTER_KEYS:
             yield from _missing(value, config[key], f"{name}.")
+
+
+def _unknown(known: ConfigDict, config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """Keys that nothing reads, which an unlocked tree takes; entries of open nodes are completed by their kind."""
+    for key, value in config.items() if prefix.removesuffix(".") not in OPEN_NODES else ():
+        if key not in known:
+            yield f"{prefix}{key}"
+        elif isinstance(value, ConfigDict) and key not in FILTER_KEYS:
+            yield from _unknown(known[key], value, f"{prefix}{key}.")
 
 
 def _replacement(argv: Sequence[str]) -> str:

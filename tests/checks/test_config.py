@@ -8,7 +8,6 @@ import pytest
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.checks.tables import CHOICES, NOT_EMPTY, TUPLES, WITHIN, expand
-from linnaeus_jax.config.open_nodes import complete_open_nodes
 from linnaeus_jax.config.tree import assign
 from tests.tiny import tiny_config
 
@@ -218,16 +217,3 @@ def test_tables_name_keys_of_the_tree(data):
     assign(config, ("lr_scheduler", "parameter_groups", "biases", "name"), "linear")
     for key in (*CHOICES, *WITHIN, *TUPLES, *NOT_EMPTY):
         assert list(expand(config, key)), key
-
-
-def test_keys_that_nothing_reads_are_unknown(data):
-    """An unlocked tree takes them."""
-    config = complete_open_nodes(tiny_config(data))
-    with config.unlocked():
-        config.train.epoch, config.nothing = 7, 1
-        config.data.meta.components.TEMPORAL.sources = "temporal"
-    assert config_errors(config) == [
-        "data.meta.components.TEMPORAL.sources: unknown key; did you mean data.meta.components.TEMPORAL.source?",
-        "nothing: unknown key",
-        "train.epoch: unknown key; did you mean train.epochs?",
-    ]

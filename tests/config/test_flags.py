@@ -349,6 +349,20 @@ def test_config_files_that_are_none(tmp_path, body, message):
     assert message in found
 
 
+def test_keys_that_nothing_reads_are_unknown(tmp_path):
+    """An unlocked tree takes them; a filter is read as a whole."""
+    path = tmp_path / "more.py"
+    path.write_text(
+        "from linnaeus_jax.config import get_config as default\n\n"
+        "def get_config():\n    c = default(); c.unlock(); c.train.epoch = 7; c.nothing = 1\n"
+        "    c.loss.grad_weighting.task.exclude_config.more = 1; return c\n"
+    )
+    assert messages([f"--config={path}"]) == [
+        f"--config={path}: nothing: unknown key",
+        f"--config={path}: train.epoch: unknown key; did you mean train.epochs?",
+    ]
+
+
 def test_entries_of_open_nodes_may_be_left_out(tmp_path):
     path = tmp_path / "fewer.py"
     path.write_text(
