@@ -72,7 +72,7 @@ ALL = MetadataEncoder((GEO, MONTH, elevation(100)))
         ({}, [False, False, False], ""),
         ({"latitude": math.nan, "longitude": math.nan, "elevation": math.nan}, [False] * 3, ""),
         ({"latitude": "", "longitude": " ", "date": "  ", "elevation": ""}, [False] * 3, ""),
-        ({"date": np.datetime64("NaT")}, [False] * 3, ""),
+        ({"date": np.datetime64("NaT", "s")}, [False] * 3, ""),
         ({"date": math.nan}, [False] * 3, ""),
         ({"latitude": 0, "longitude": 0, "elevation": 0}, [True, False, True], ""),
         ({"latitude": "52.5", "longitude": "13.4"}, [True, False, False], ""),
