@@ -38,6 +38,8 @@ def loaded_names(run: RunDirectory) -> frozenset[str] | None:
       DamagedFileError: the record is not what was written.
     """
     path = run.metadata / RECORD
+    if not run.metadata.is_dir():  # a crash bundle, whose digests are its own
+        return None
     run.check(path)
     return frozenset(read_json(path)["loaded"]) if path.exists() else None
 
