@@ -78,14 +78,14 @@ def modules() -> list[Path]:
 IMPORTS = {str(path.relative_to(PACKAGE)): imports_of(path) for path in modules()}
 
 
-def test_no_room_may_import_what_stands_below_it_in_the_table():
+def test_no_subpackage_may_import_what_stands_below_it_in_the_table():
     names = list(SUBPACKAGES)
     for place, (subpackage, allowed) in enumerate(SUBPACKAGES.items()):
         assert allowed <= set(names[:place]), f"{subpackage} may import {allowed - set(names[:place])}: a circle"
 
 
 @pytest.mark.parametrize("file", IMPORTS, ids=str)
-def test_imports_go_to_the_rooms_that_are_allowed(file):
+def test_imports_go_to_the_subpackages_that_are_allowed(file):
     subpackage = subpackage_of(file)
     for other in IMPORTS[file]:
         assert subpackage_of(other) in SUBPACKAGES[subpackage] | {subpackage}, f"{file} imports {other}"
@@ -112,7 +112,7 @@ def build_rows(heading: str) -> list[list[str]]:
     return [row for row in table if len(row) == len(table[0])]
 
 
-def test_build_md_has_the_rooms_and_their_directions():
+def test_build_md_has_the_subpackages_and_their_directions():
     rows = {
         row[0].strip("`"): set(row[2].replace("–", "").replace(",", "").split()) for row in build_rows("Subpackages")
     }

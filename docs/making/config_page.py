@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 import linnaeus_jax.data.samplers  # noqa: F401  registers its entries
 from docs.making.markdown import MADE, code, sentence, table
-from linnaeus_jax.checks.tables import ANY_CASE, CHOICES, MAX_INTEGER, NOT_EMPTY, TUPLES, WITHIN, Items
+from linnaeus_jax.checks.tables import ANY_CASE, CHOICES, MAX_FLOAT, MAX_INTEGER, NOT_EMPTY, TUPLES, WITHIN, Items
 from linnaeus_jax.config import defaults, get_config, open_nodes
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.learning.augmentation import ERASE_MODES
@@ -394,7 +394,7 @@ A wrong key is answered with the nearest right one, a value out of range with wh
 * A duration has one key for each unit: optimizer updates (`_steps`, `_interval`), a share of all updates of the run
   (`_fraction`), epochs (`_epochs`). Give one of them and leave the others `None`; `0` switches it off. Where all are
   `None`, the default counts that the table shows.
-* Integers are at most {most} in size, and numbers finite and at most 3.4 · 10^38.
+* Integers are at most {most} in size, and numbers finite and at most {largest:g}.
 * `<component>`, `<group>` and `<task>` stand for names: every entry has the keys that are shown.
 * Options of your own heads, losses, metrics and so on are keys, too, see [extending](../extending.md).
 """
@@ -422,7 +422,10 @@ def make() -> str:
     for top, sections in tops.items():
         sections.sort(key=lambda section, top=top: section != top)
     contents = [f"* [{top}](#{top}){_below(sections)}" for top, sections in tops.items()]
-    parts = [INTRODUCTION.format(most="10^12" if MAX_INTEGER == 10**12 else MAX_INTEGER), "\n".join(contents)]
+    parts = [
+        INTRODUCTION.format(most="10^12" if MAX_INTEGER == 10**12 else MAX_INTEGER, largest=MAX_FLOAT),
+        "\n".join(contents),
+    ]
     for top, sections in tops.items():
         if top not in groups:
             parts.append(f"## {top}")

@@ -16,7 +16,6 @@ from linnaeus_jax.step.process import cache_directory
 COMPILED = """
 import sys, jax
 from linnaeus_jax.step import process
-process._WORTH_KEEPING = 0.0
 print(process.use_compilation_cache(sys.argv[1]))
 print(jax.jit(lambda x: x * 2 + 1)(3.0))
 """

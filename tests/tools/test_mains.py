@@ -1,4 +1,4 @@
-"""Every tool through its `main`: good and bad arguments. What they compute is tested with its subpackage."""
+"""Every tool through its `main`: good and bad arguments. What each computes is tested with its subpackage."""
 
 from __future__ import annotations
 
