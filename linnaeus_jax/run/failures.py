@@ -20,6 +20,9 @@ _AGAIN = "then give the same command again: it goes on from the newest checkpoin
 #: in the messages of JAX, and of Python where a thread has no room for its stack
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread")
 
+#: how asyncio's message of a task begins that failed when nobody waited for it any more
+_NOBODY_WAITS = "Task exception was never retrieved"
+
 
 class WorldError(TrainingError):
     """Storage, memory or data failed while a run went on."""
@@ -50,14 +53,19 @@ def background_errors() -> Iterator[None]:
 
     Orbax raises the same error again where the run waits for a save; of what else fails by the world's fault, as in the
     writer of TensorBoard, one line is shown. After a failed save, tensorstore's threads call the event loop that orbax
-    has closed, and print a traceback for every array. Other errors of threads are shown as ever.
+    has closed, and print a traceback for every array; asyncio logs arrays that fail right after the first one. Other
+    errors of threads are shown as ever.
     """
     files_only = {"files_only": True}
 
-    def told_elsewhere(record: logging.LogRecord) -> bool:
-        if record.exc_info:
+    def shown(record: logging.LogRecord) -> bool:
+        if record.name == "asyncio":
+            told = record.getMessage().startswith(_NOBODY_WAITS)
+        else:
+            told = bool(record.exc_info)
+        if told:
             log.error("%s", record.getMessage(), exc_info=record.exc_info, extra=files_only)
-        return not record.exc_info
+        return not told
 
     def ended(args: threading.ExceptHookArgs) -> None:
         failure = of_world(args.exc_value) if isinstance(args.exc_value, Exception) else None
@@ -74,10 +82,13 @@ def background_errors() -> Iterator[None]:
         else:
             before_ignored(args)
 
-    before, before_ignored, library = threading.excepthook, sys.unraisablehook, logging.getLogger("absl")
+    before, before_ignored = threading.excepthook, sys.unraisablehook
+    libraries = [logging.getLogger("absl"), logging.getLogger("asyncio")]
     threading.excepthook, sys.unraisablehook = ended, ignored
-    library.addFilter(told_elsewhere)
+    for library in libraries:
+        library.addFilter(shown)
     yield
     # not after an error: threads of a save that failed go on until the program ends
-    library.removeFilter(told_elsewhere)
+    for library in libraries:
+        library.removeFilter(shown)
     threading.excepthook, sys.unraisablehook = before, before_ignored

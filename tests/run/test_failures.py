@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
 import logging
 import sys
 import threading
@@ -55,6 +57,32 @@ def test_a_log_on_a_full_disk_says_so_once(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert " ".join(out.split()).count("cannot be written ([Errno 28] No space left on device)") == 1
     assert not err
+
+
+def test_arrays_of_a_save_that_failed_print_no_tracebacks(caplog, capfd):
+    async def write(steps: int) -> None:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        raise ValueError("No space left on device")
+
+    async def save() -> None:
+        # as orbax: the loop ends at the first error, when others have failed just now
+        await asyncio.gather(*map(write, range(10)))
+
+    caplog.set_level("DEBUG", "linnaeus_jax")
+    with background_errors():
+        loop = asyncio.new_event_loop()
+        with pytest.raises(ValueError, match="No space left"):
+            loop.run_until_complete(save())
+        loop.close()
+        gc.collect()
+        logging.getLogger("asyncio").error("another")
+    shown = [record.getMessage() for record in caplog.records if not getattr(record, "files_only", False)]
+    assert shown == ["another"]
+    hidden = [record for record in caplog.records if getattr(record, "files_only", False)]
+    assert hidden
+    assert all(record.exc_info for record in hidden)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_tracebacks_of_libraries_go_to_the_log_files(caplog, capsys, monkeypatch):
