@@ -4,4 +4,4 @@ from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, HierarchicalHead
 from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.mformer_v1 import MFormerV1
-from linnaeus_jax.models.names import ParameterInfo, parameter_table
+from linnaeus_jax.models.names import ParameterInfo, initial_variables, parameter_table

@@ -1,9 +1,9 @@
 """Initial values of parameters.
 
-`evaluate` computes those of a whole model without compiling a program of its own for every shape, which would take
-longer than the first updates. The model is traced once; of what was traced, only the keys are computed, one small
-operation at a time. Random numbers are then drawn for the next power of four, of which the first ones are the same, and
-everything else is done by numpy.
+`TracedInit.evaluate` computes those of a whole model without compiling a program of its own for every shape, which
+would take longer than the first updates. Of what was traced, only the keys are computed, one small operation at a time.
+Random numbers are then drawn for the next power of four, of which the first ones are the same, and everything else is
+done by numpy.
 """
 
 from __future__ import annotations
@@ -36,20 +36,51 @@ class _Drawn:
     finish: Callable[[Any], Any]  # of numbers in the shape of the value
 
 
-#: the values that were traced since `evaluate` began, by their id
+#: the values that were traced since `trace` began, by their id
 _traced: contextvars.ContextVar[dict[int, _Drawn] | None] = contextvars.ContextVar("traced", default=None)
 
 
-def evaluate(init: Callable[[jax.Array], Any], key: jax.Array) -> Any:
-    """`init(key)`, of which leaves that the initializers of this module returned are numpy arrays.
+@dataclass(frozen=True)
+class TracedInit:
+    """A function that makes initial values, as `trace` saw it.
 
-    Args:
-      init: pure; returns a tree of arrays, such as the variables of a model.
-      key: if traced, or if JAX draws parts of arrays otherwise than the whole, this is `init(key)`.
+    Attributes:
+      init: the function.
+      shapes: of what it returns, with dtypes.
     """
-    if isinstance(key, jax.core.Tracer) or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
-        return init(key)
-    described: list[_Drawn | None] = []
+
+    init: Callable[[jax.Array], Any]
+    shapes: Any
+    _jaxpr: ClosedJaxpr  # returns the leaves, then what is drawn for them and leaves that are computed
+    _finish: tuple[tuple[bool, Callable[[Any], Any]] | None, ...]  # of each leaf, and whether it needs what is drawn
+
+    def evaluate(self, key: jax.Array) -> Any:
+        """`init(key)`, of which leaves that the initializers of this module returned are numpy arrays.
+
+        Args:
+          key: if traced, or if JAX draws parts of arrays otherwise than the whole, this is `init(key)`.
+        """
+        if isinstance(key, jax.core.Tracer) or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
+            return self.init(key)
+        likes, tree = jax.tree.flatten(self.shapes)
+        used = [i >= len(likes) for i in range(len(self._jaxpr.out_avals))]
+        jaxpr, (key_is_used,) = partial_eval.dce_jaxpr(self._jaxpr.jaxpr, used)
+        compute = jaxpr_as_fun(ClosedJaxpr(jaxpr, self._jaxpr.consts))
+        computed = iter(compute(key) if key_is_used else compute())
+        leaves = []
+        for how, like in zip(self._finish, likes, strict=True):
+            if how is None:
+                leaves.append(next(computed))
+            else:
+                draws, finish = how
+                numbers = _first(np.asarray(next(computed)), like.shape) if draws else None
+                leaves.append(finish(numbers).astype(like.dtype))
+        return jax.tree.unflatten(tree, leaves)
+
+
+def trace(init: Callable[[jax.Array], Any]) -> TracedInit:
+    """Traces a pure function of a key that returns a tree of arrays, such as the variables of a model."""
+    finish: list[tuple[bool, Callable[[Any], Any]] | None] = []
 
     def needed(key: jax.Array) -> tuple[Any, list[jax.Array]]:
         traced: dict[int, _Drawn] = {}
@@ -59,23 +90,13 @@ def evaluate(init: Callable[[jax.Array], Any], key: jax.Array) -> Any:
         finally:
             _traced.reset(token)
         leaves = jax.tree.leaves(result)
-        described.extend(traced.get(id(leaf)) for leaf in leaves)
+        described = [traced.get(id(leaf)) for leaf in leaves]
+        finish.extend(None if how is None else (how.drawn is not None, how.finish) for how in described)
         drawn = [leaf if how is None else how.drawn for how, leaf in zip(described, leaves, strict=True)]
         return result, [x for x in drawn if x is not None]
 
-    closed, (shapes, wanted) = jax.make_jaxpr(needed, return_shape=True)(key)
-    likes, tree = jax.tree.flatten(shapes)
-    jaxpr, (key_is_used,) = partial_eval.dce_jaxpr(closed.jaxpr, [False] * len(likes) + [True] * len(wanted))
-    compute = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
-    computed = iter(compute(key) if key_is_used else compute())
-    leaves = []
-    for how, like in zip(described, likes, strict=True):
-        if how is None:
-            leaves.append(next(computed))
-        else:
-            numbers = None if how.drawn is None else _first(np.asarray(next(computed)), like.shape)
-            leaves.append(how.finish(numbers).astype(like.dtype))
-    return jax.tree.unflatten(tree, leaves)
+    jaxpr, (shapes, _) = jax.make_jaxpr(needed, return_shape=True)(jax.random.key(0))
+    return TracedInit(init, shapes, jaxpr, tuple(finish))
 
 
 def _first(numbers: Any, shape: Shape) -> Any:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax.models import initial
 from linnaeus_jax.models.family import ModelFamily
 
 Path = tuple[str, ...]
@@ -102,23 +103,29 @@ def _some(what: str, items: list[str]) -> list[str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _traced(model: ModelFamily) -> tuple[dict[str, Any], dict[Path, str]]:
-    """Shapes and dtypes of a model's variables, and the class names of its modules, by one abstract trace."""
+def _traced(model: ModelFamily) -> tuple[initial.TracedInit, dict[Path, str]]:
+    """How a model's variables begin, and the class names of its modules, by one abstract trace."""
     owners: dict[Path, str] = {}
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
         owners[context.module.path] = type(context.module).__name__
         return next_fun(*args, **kwargs)
 
-    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
+    def init(key: jax.Array) -> dict[str, Any]:
+        return dict(model.init(key, jnp.zeros((1, *model.img_size, 3)), jnp.zeros((1, model.meta_dim))))
+
     with nn.intercept_methods(note):
-        variables = jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image)
-    return variables, owners
+        return initial.trace(init), owners
+
+
+def initial_variables(model: ModelFamily, key: jax.Array) -> dict[str, Any]:
+    """A model's variables by collection, as a run begins with them; see `TracedInit.evaluate`."""
+    return dict(_traced(model)[0].evaluate(key))
 
 
 def abstract_variables(model: ModelFamily) -> dict[str, Any]:
     """Shapes and dtypes of a model's variables by collection."""
-    return dict(_traced(model)[0])
+    return dict(_traced(model)[0].shapes)
 
 
 def parameter_table(model: ModelFamily) -> list[ParameterInfo]:
@@ -127,10 +134,10 @@ def parameter_table(model: ModelFamily) -> list[ParameterInfo]:
     Raises:
       ValueError: a module has a `kernel` and a `scale`, which share the canonical name `weight`.
     """
-    variables, owners = _traced(model)
+    traced, owners = _traced(model)
     table = [
         ParameterInfo(name, path, tuple(leaf.shape), owners[path[:-1]])
-        for name, path, leaf in named_leaves(variables["params"])
+        for name, path, leaf in named_leaves(traced.shapes["params"])
     ]
     paths = {row.name: row.path for row in table}
     for row in table:

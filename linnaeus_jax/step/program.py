@@ -23,7 +23,7 @@ from linnaeus_jax.learning.smoothing import TaxonomySmoothing
 from linnaeus_jax.metrics import custom
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.names import split_result
-from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, initial, parameter_table
+from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, initial_variables, parameter_table
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
@@ -59,12 +59,7 @@ class Program:
 
     def initial_variables(self) -> tuple[Any, Any]:
         """(parameters, non-trainable collections) from the seed; fast outside of a trace, see `models/initial.py`."""
-        model = self.model
-
-        def init(key: jax.Array) -> dict[str, Any]:
-            return dict(model.init(key, jnp.zeros((1, *model.img_size, 3)), jnp.zeros((1, model.meta_dim))))
-
-        variables = initial.evaluate(init, stream(self.objective.seed, "init"))
+        variables = initial_variables(self.model, stream(self.objective.seed, "init"))
         return variables.pop("params"), variables
 
     def state_from(self, params: Any, model_state: Any) -> TrainState:

@@ -19,7 +19,7 @@ def test_evaluated_and_traced_values_are_the_same(init, shape):
     if init is initial.fan_out_normal and len(shape) < 4:
         pytest.skip("for kernels")
     key = jax.random.key(3)
-    found = initial.evaluate(lambda key: {"a": init(key, shape)}, key)["a"]
+    found = initial.trace(lambda key: {"a": init(key, shape)}).evaluate(key)["a"]
     expected = jax.jit(init, static_argnums=1)(key, shape)
     assert (found.shape, found.dtype) == (shape, np.float32)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
@@ -32,7 +32,7 @@ def test_what_is_made_from_drawn_values_is_evaluated_too():
         return value, jax.numpy.tanh(value) + initial.uniform(0.0, 1.0)(other, (5,)), initial.ones(key, (3,), np.int8)
 
     key = jax.random.key(1)
-    found, expected = initial.evaluate(init, key), jax.jit(init)(key)
+    found, expected = initial.trace(init).evaluate(key), jax.jit(init)(key)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
@@ -46,5 +46,6 @@ def test_few_programs_draw_many_shapes(monkeypatch):
         return draw(key, kind, count)
 
     monkeypatch.setattr(initial, "_draw", counted)
-    initial.evaluate(lambda key: [initial.normal(1.0)(key, (size,)) for size in range(1, 4000, 397)], jax.random.key(0))
+    traced = initial.trace(lambda key: [initial.normal(1.0)(key, (size,)) for size in range(1, 4000, 397)])
+    traced.evaluate(jax.random.key(0))
     assert counts == {1024, 4096}
