@@ -1,4 +1,4 @@
-"""The embedded default: mFormerV1-tiny on the generated demo set, about 4 minutes on 2 CPU cores.
+"""The embedded default: mFormerV1-tiny on the generated demo set, about 2 minutes on 2 CPU cores.
 
     python -m linnaeus_jax.tools.make_demo --out data/demo
     python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/demo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ def _run(argv: list[str]) -> None:
     from linnaeus_jax.config import load_config
     from linnaeus_jax.config.processes import find_processes, split_processes
 
+    # imports and tracing make millions of objects that stay: looking for garbage among them took a tenth of a start
+    gc.set_threshold(100_000, 50, 100)
     argv, given = split_processes(argv)
     config, workdir = load_config(argv)
     processes = find_processes(given, os.environ)

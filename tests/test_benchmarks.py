@@ -20,6 +20,7 @@ from benchmarks import (
     input_ratios,
     processes,
     saving,
+    start_up,
     step_common,
     step_features,
 )
@@ -163,6 +164,16 @@ def test_saving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [row["measure"] for row in rows] == list(saving.MEASURES)
     for row in rows:
         assert min(row["seconds"], row["seconds_without"], row["ratio"]) > 0
+
+
+@pytest.mark.slow
+def test_starts_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    start_up.main(["--pairs", "1", "--config.data.batch_size=16"])
+    rows = json.loads((tmp_path / "start_up.json").read_text())["rows"]
+    assert [row["start"] for row in rows] == list(start_up.STARTS)
+    assert all(0 < row["step_cpu"] + row["initial_state_cpu"] < row["first_update_cpu"] for row in rows)
+    assert 0 < rows[1]["ratio"] < 1
 
 
 @pytest.mark.slow
