@@ -7,6 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+#: of `gc`: imports and tracing make millions of objects that stay, and looking through them took a tenth of a start
+GARBAGE_THRESHOLDS = (100_000, 50, 100)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, trains, and returns the exit status."""
@@ -22,8 +25,7 @@ def _run(argv: list[str]) -> None:
     from linnaeus_jax.config import load_config
     from linnaeus_jax.config.processes import find_processes, split_processes
 
-    # imports and tracing make millions of objects that stay: looking for garbage among them took a tenth of a start
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     argv, given = split_processes(argv)
     config, workdir = load_config(argv)
     processes = find_processes(given, os.environ)

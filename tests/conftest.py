@@ -24,7 +24,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax
 import pytest
 
-gc.set_threshold(100_000, 50, 100)  # as in a run, see `main.py`
+from linnaeus_jax.main import GARBAGE_THRESHOLDS
+
+gc.set_threshold(*GARBAGE_THRESHOLDS)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 
