@@ -114,7 +114,8 @@ def _value(key: jax.Array, kind: str, shape: Shape, dtype: Dtype, finish: Callab
     if traced is None:
         numbers = _draw(key, kind, math.prod(shape)).reshape(shape)
         return jnp.asarray(finish(numbers), dtype)
-    drawn = _draw(key, kind, max(_LEAST, 4 ** math.ceil(math.log(math.prod(shape), 4))))
+    count = max(_LEAST, math.prod(shape))  # 0 for a layer of metadata in a model without them
+    drawn = _draw(key, kind, 4 ** math.ceil(math.log(count, 4)))
     value = jnp.asarray(finish(_first(drawn, shape)), dtype)
     traced[id(value)] = _Drawn(value, drawn, finish)
     return value

@@ -42,8 +42,8 @@ class Failed(AssertionError):
     """A command of a page failed, or printed something else than what the page shows."""
 
 
-def run(line: str, folder: Path, settings: dict[str, str] | None = None) -> str:
-    """What a script of bash prints; `Failed` where its exit status is not 0."""
+def run(line: str, folder: Path, settings: dict[str, str] | None = None) -> tuple[str, str]:
+    """What a script of bash prints on its standard output and error; `Failed` where its exit status is not 0."""
     done = subprocess.run(
         ["bash", "-e", "-c", line],
         cwd=folder,
@@ -55,7 +55,7 @@ def run(line: str, folder: Path, settings: dict[str, str] | None = None) -> str:
     )
     if done.returncode != 0:
         raise Failed(f"exit status {done.returncode} of: {line}\nprinted:\n{done.stdout}{done.stderr}")
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def matches(shown: str, printed: str) -> bool:
@@ -135,14 +135,15 @@ def _console(
     for command in commands(block):
         if f"$ {command.typed}" in skip:
             continue
-        printed = run(command.typed, folder, settings)
+        printed, errors = run(command.typed, folder, settings)
         if matches(command.output, printed):
             continue
         if update and ANYTHING not in command.output.splitlines():
             begin = f"$ {command.typed}\n"
             text = text.replace(begin + command.output, begin + _plain(printed), 1)
         else:
-            raise Failed(f"line {command.line}: $ {command.typed}\nshown:\n{command.output}\nprinted:\n{printed}")
+            found = f"shown:\n{command.output}\nprinted:\n{printed}{errors}"
+            raise Failed(f"line {command.line}: $ {command.typed}\n{found}")
     return text
 
 

@@ -14,7 +14,7 @@ from linnaeus_jax.models import initial
     [initial.zeros, initial.constant(0.1), initial.normal(0.02), initial.fan_out_normal, initial.uniform(-0.5, 0.25)],
     ids=["zeros", "constant", "normal", "fan_out_normal", "uniform"],
 )
-@pytest.mark.parametrize("shape", [(), (1,), (3, 3, 2, 60)])
+@pytest.mark.parametrize("shape", [(), (1,), (0, 8), (3, 3, 2, 60)])
 def test_evaluated_and_traced_values_are_the_same(init, shape):
     if init is initial.fan_out_normal and len(shape) < 4:
         pytest.skip("for kernels")
