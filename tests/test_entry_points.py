@@ -1,11 +1,17 @@
-"""Every program starts: `--help` in a process of its own, and clear one-line errors."""
+"""Every program starts: `--help` in a process of its own, and clear one-line errors.
+
+The processes are forks of one that has imported what the programs import; the program itself is executed anew.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,16 +25,44 @@ BENCHMARKS = sorted(
 PROGRAMS = ["linnaeus_jax.main", *(f"linnaeus_jax.tools.{t}" for t in TOOLS), *(f"benchmarks.{b}" for b in BENCHMARKS)]
 
 
-def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+class Done(NamedTuple):
+    status: int | None
+    stdout: str
+    stderr: str
+
+
+def execute(program: str, arguments: tuple[str, ...], folder: Path) -> None:
+    """What `python -m` does, with its output in files of a folder."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
+    os.chdir(ROOT)
+    sys.argv = [program, *arguments]
+    sys.modules.pop(program, None)  # as in a new process, where it is not imported but executed
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(PROGRAMS)
+    return found
+
+
+@pytest.fixture
+def start(processes, tmp_path):
+    def start(program: str, *arguments: str) -> Done:
+        process = processes.Process(target=execute, args=(program, arguments, tmp_path))
+        process.start()
+        process.join(120)
+        return Done(process.exitcode, *((tmp_path / name).read_text() for name in ("stdout", "stderr")))
+
+    return start
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_help(program):
+def test_help(start, program):
     done = start(program, "--help")
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.stderr
     assert "usage" in done.stdout.lower() or "--config" in done.stdout
 
 
@@ -41,9 +75,9 @@ def test_help(program):
         (["--cfg", "x.yaml", "--opts", "DEBUG.LOSS.TAXONOMY_SMOOTHING", "true"], ["--config"]),
     ],
 )
-def test_wrong_command_line_is_one_clear_message(arguments, words):
+def test_wrong_command_line_is_one_clear_message(start, arguments, words):
     done = start("linnaeus_jax.main", *arguments)
-    assert done.returncode == 2
+    assert done.status == 2
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
