@@ -35,7 +35,7 @@ from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.compilation import compile_steps
 from linnaeus_jax.step.placement import Placement
-from linnaeus_jax.step.process import keep_freed_memory, use_compilation_cache
+from linnaeus_jax.step.process import keep_freed_memory, use_batch_scheduling, use_compilation_cache
 from linnaeus_jax.step.program import Program, build_program, model_from_config
 from linnaeus_jax.step.state import TrainState
 from linnaeus_jax.weights.importing import Import
@@ -297,7 +297,10 @@ def set_up_jax(config: ConfigDict) -> str:
     flag = "--xla_gpu_deterministic_ops=true"
     if config.train.deterministic and flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    return use_compilation_cache(config.env.compilation_cache_dir)
+    notice = use_compilation_cache(config.env.compilation_cache_dir)
+    if jax.distributed.is_initialized() and jax.default_backend() == "cpu":
+        use_batch_scheduling()
+    return notice
 
 
 def _set_up_logging(config: ConfigDict, directory: RunDirectory | None) -> None:

@@ -1,7 +1,8 @@
-"""Settings of the whole process: XLA's persistent compilation cache, its options, and what happens to freed memory."""
+"""Settings of the whole process: XLA's persistent compilation cache, its options, freed memory, scheduling."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -144,6 +145,26 @@ def leave_gaps() -> None:
         if address is None or address > end - _LEAST_GAP:  # no gap, but the end of the heap
             libc.free(address)
             size //= 2
+
+
+def use_batch_scheduling() -> bool:
+    """Puts this process under Linux's policy SCHED_BATCH: no thread that wakes up interrupts another.
+
+    Gloo, which moves what processes exchange on CPU, has a thread that polls as long as the one that waits for the
+    exchange holds a lock. On the same core it interrupts that one and keeps it from letting go, milliseconds for each
+    array. Threads to come inherit the policy. Returns False where it is not set: on other systems, where it is
+    forbidden, and where another policy was chosen.
+    """
+    try:
+        if os.sched_getscheduler(0) != os.SCHED_OTHER:
+            return False
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 @functools.cache

@@ -10,6 +10,9 @@ from pathlib import Path
 import jax
 import pytest
 
+from linnaeus_jax import main
+from linnaeus_jax.config import get_config
+from linnaeus_jax.run import experiment, processes, trainer
 from linnaeus_jax.step import process
 from linnaeus_jax.step.process import cache_directory
 
@@ -87,3 +90,55 @@ def test_gaps_of_the_heap_are_used_no_more():
     if "no glibc" in done.stderr:
         pytest.skip("another C library")
     assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+BATCH = """
+import os, threading
+from linnaeus_jax.step import process
+end, threads = threading.Event(), []
+def another():
+    threads.append(threading.Thread(target=end.wait))
+    threads[-1].start()
+another()
+print(process.use_batch_scheduling(), process.use_batch_scheduling())
+another()
+print({os.sched_getscheduler(number) == os.SCHED_BATCH for number in (0, *(each.native_id for each in threads))})
+end.set()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux")
+def test_every_thread_is_scheduled_as_batch():
+    done = subprocess.run([sys.executable, "-c", BATCH], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["True False", "{True}"]  # a policy that was chosen stays
+
+
+def test_scheduling_that_is_forbidden_or_unknown_stays(monkeypatch):
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden, raising=False)
+    assert not process.use_batch_scheduling()
+    monkeypatch.delattr(os, "sched_getscheduler", raising=False)
+    assert not process.use_batch_scheduling()
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_only_processes_that_train_together_on_cpu_are_scheduled_as_batch(several, monkeypatch):
+    called: list[bool] = []
+    monkeypatch.setattr(experiment, "use_batch_scheduling", lambda: called.append(True))
+    monkeypatch.setattr(experiment, "keep_freed_memory", lambda: True)
+    monkeypatch.setattr(experiment, "use_compilation_cache", lambda _: "")
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several)
+    experiment.set_up_jax(get_config())
+    assert bool(called) == several
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_freed_memory_is_kept_before_joining_starts_threads(keep, monkeypatch, tmp_path):
+    called: list[str] = []
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: called.append("keep"))
+    monkeypatch.setattr(processes, "join", lambda _: called.append("join"))
+    monkeypatch.setattr(trainer, "run", lambda *_: called.append("run"))
+    assert main.main(["--config=configs/quickstart.py", f"--config.env.keep_freed_memory={keep}"]) == 0
+    assert called == ["keep"] * keep + ["join", "run"]
