@@ -7,7 +7,7 @@ import argparse
 from benchmarks import step_worker
 from linnaeus_jax.config.processes import find_processes
 from linnaeus_jax.run.processes import join
-from linnaeus_jax.step.process import keep_freed_memory, use_batch_scheduling
+from linnaeus_jax.step.process import use_batch_scheduling
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -16,8 +16,8 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("coordinator", "processes", "process"):
         parser.add_argument(f"--{name}", required=True, help=f"as of linnaeus_jax.main --{name}")
     args = parser.parse_args(argv)
-    keep_freed_memory()  # as a run does, before there are threads
-    join(find_processes({"coordinator": args.coordinator, "processes": args.processes, "process": args.process}, {}))
+    given = {"coordinator": args.coordinator, "processes": args.processes, "process": args.process}
+    join(find_processes(given, {}), keep_memory=True)
     use_batch_scheduling()  # as a run does
     step_worker.main([args.settings])
 

@@ -32,12 +32,9 @@ def _run(argv: list[str]) -> None:
     # jax and everything that needs it is imported only once the command line is known to be right
     from linnaeus_jax.run.processes import join
     from linnaeus_jax.run.trainer import run
-    from linnaeus_jax.step.process import keep_freed_memory
 
     gc.freeze()  # what is imported stays; nothing shall look through it again
-    if config.env.keep_freed_memory:
-        keep_freed_memory()  # before joining starts threads, which would have heaps of their own
-    join(processes)
+    join(processes, keep_memory=config.env.keep_freed_memory)
     run(config, workdir)
 
 

@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.exit_status import USER_ERROR
 from linnaeus_jax.config.processes import Processes
+from linnaeus_jax.step.process import keep_freed_memory
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -34,14 +35,20 @@ GRACE = 5
 _TOLD = 1000
 
 
-def join(processes: Processes | None) -> None:
+def join(processes: Processes | None, *, keep_memory: bool = False) -> None:
     """Starts `jax.distributed` where several processes make this run; before the first use of a device.
+
+    Args:
+      processes: None: this one trains alone.
+      keep_memory: freed memory stays with this process, see `keep_freed_memory`.
 
     Raises:
       UserError: process 0 cannot be reached.
     """
     if processes is None or jax.distributed.is_initialized():
         return
+    if keep_memory:
+        keep_freed_memory()  # now, since joining starts threads, which would have heaps of their own
     # JAX ends the process with a trace of C++ where it waits in vain
     waiting = threading.Timer(JOIN_TIMEOUT, _give_up, (processes.found, f"nothing after {JOIN_TIMEOUT} s"))
     waiting.daemon = True

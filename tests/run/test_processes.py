@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
+from linnaeus_jax import main
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.processes import Processes
-from linnaeus_jax.run import processes
+from linnaeus_jax.run import processes, trainer
 
 
 @pytest.fixture
@@ -103,3 +104,14 @@ def test_waiting_for_processes_has_an_end(monkeypatch, capfd):
     processes.join(Processes("coordinator a:1", {}))
     assert ended.is_set()
     assert "(coordinator a:1) did not find each other: nothing after 0.01 s; see" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_freed_memory_is_kept_before_joining_starts_threads(keep, monkeypatch):
+    called: list[str] = []
+    monkeypatch.setattr(processes, "keep_freed_memory", lambda: called.append("keep"))
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: called.append("join"))
+    monkeypatch.setattr(trainer, "run", lambda *_: called.append("run"))
+    given = ["--coordinator=a:1", "--processes=2", "--process=0"]
+    assert main.main(["--config=configs/quickstart.py", f"--config.env.keep_freed_memory={keep}", *given]) == 0
+    assert called == ["keep"] * keep + ["join", "run"]

@@ -10,9 +10,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from linnaeus_jax import main
 from linnaeus_jax.config import get_config
-from linnaeus_jax.run import experiment, processes, trainer
+from linnaeus_jax.run import experiment
 from linnaeus_jax.step import process
 from linnaeus_jax.step.process import cache_directory
 
@@ -132,13 +131,3 @@ def test_only_processes_that_train_together_on_cpu_are_scheduled_as_batch(severa
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several)
     experiment.set_up_jax(get_config())
     assert bool(called) == several
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_freed_memory_is_kept_before_joining_starts_threads(keep, monkeypatch, tmp_path):
-    called: list[str] = []
-    monkeypatch.setattr(process, "keep_freed_memory", lambda: called.append("keep"))
-    monkeypatch.setattr(processes, "join", lambda _: called.append("join"))
-    monkeypatch.setattr(trainer, "run", lambda *_: called.append("run"))
-    assert main.main(["--config=configs/quickstart.py", f"--config.env.keep_freed_memory={keep}"]) == 0
-    assert called == ["keep"] * keep + ["join", "run"]
