@@ -19,6 +19,7 @@ from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
 from tests.conftest import FIXTURES
 from tests.data.helpers import COMPONENTS, golden_config, golden_pixels
+from tests.npz import load_npz
 
 SETTINGS = tuple(f"S{i}" for i in range(9))
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40")
@@ -73,7 +74,7 @@ def test_reading_gives_the_golden_arrays(built, name):
     directory, golden_row = built
     config = golden_config(FIXTURES, name)
     config.data.h5.labels_path = str(directory / "labels.h5")
-    dataset, want = build_dataset(config), np.load(FIXTURES / f"data_{name}.npz")
+    dataset, want = build_dataset(config), load_npz(FIXTURES / f"data_{name}.npz")
     kept = np.sort(np.concatenate([dataset.train.rows, dataset.val.rows]))
     np.testing.assert_array_equal(golden_row[kept], want["kept"])
     for task in dataset.tasks:

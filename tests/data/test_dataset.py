@@ -11,6 +11,7 @@ import pytest
 from linnaeus_jax.data.dataset import build_dataset, resolve_sources, write_assets
 from tests.conftest import FIXTURES
 from tests.data.helpers import COMPONENTS, golden_config, golden_settings, small_config, write_labels
+from tests.npz import load_npz
 from tests.taxonomy.helpers import distances, leaves, roots
 
 SETTINGS = ("S0", "S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "twofile")
@@ -20,7 +21,7 @@ SETTINGS = ("S0", "S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "twofile")
 def built():
     """{setting: (dataset, golden arrays)}, each built once."""
     return {
-        name: (build_dataset(golden_config(FIXTURES, name)), dict(np.load(FIXTURES / f"data_{name}.npz")))
+        name: (build_dataset(golden_config(FIXTURES, name)), load_npz(FIXTURES / f"data_{name}.npz"))
         for name in SETTINGS
     }
 
@@ -95,7 +96,7 @@ def test_golden_parents(built, name):
 @pytest.mark.parametrize("name", ["S0", "S1", "S7", "twofile"])
 def test_golden_trees_from_labels(built, fixtures, name):
     """The tree of a run, from its labels; the rest of the tree's golden numbers stand in tests/taxonomy."""
-    tree, want = built[name][0].tree, np.load(fixtures / f"data_tree_{name}.npz")
+    tree, want = built[name][0].tree, load_npz(fixtures / f"data_tree_{name}.npz")
     np.testing.assert_array_equal(roots(tree), want["roots"])
     np.testing.assert_array_equal(leaves(tree), want["leaves"])
     for task in tree.task_keys:
@@ -107,7 +108,7 @@ def test_no_gaps_mode(fixtures):
     config.data.upward_major_mode = "no-gaps"
     dataset = build_dataset(config)
     kept = np.sort(np.concatenate([dataset.train.rows, dataset.val.rows]))
-    np.testing.assert_array_equal(kept, np.load(fixtures / "data_S6.npz")["alt_kept_nogap"])
+    np.testing.assert_array_equal(kept, load_npz(fixtures / "data_S6.npz")["alt_kept_nogap"])
 
 
 def test_golden_class_map_and_tree_file(built, fixtures, tmp_path):
@@ -144,7 +145,7 @@ def test_assets_say_what_the_dataset_says(built, tmp_path):
             np.testing.assert_allclose(row["mean_frequency"], np.mean(count), rtol=1e-12)
             np.testing.assert_allclose(row["std_dev_frequency"], np.std(count), rtol=1e-12)
             np.testing.assert_allclose(row["coefficient_of_variation"], np.std(count) / np.mean(count), rtol=1e-12)
-    ids = np.load(tmp_path / "assets" / "subset_ids.npz")
+    ids = load_npz(tmp_path / "assets" / "subset_ids.npz")
     for split in (dataset.train, dataset.val):
         np.testing.assert_array_equal(ids[f"rows_{split.name}"], split.rows)
         np.testing.assert_array_equal(ids[f"taxa_{split.name}"], split.taxa_subset_id)

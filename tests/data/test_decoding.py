@@ -25,6 +25,7 @@ from linnaeus_jax.data.decoding import (
     resize_image,
 )
 from tests.data.helpers import golden_pixels
+from tests.npz import load_npz
 
 LOSSLESS: dict[str, dict[str, Any]] = {"PNG": {}, "TIFF": {}, "BMP": {}, "WEBP": {"lossless": True, "exact": True}}
 
@@ -277,7 +278,7 @@ def test_what_was_not_reduced_keeps_the_area_rule():
 
 @pytest.mark.parametrize("case", range(7))
 def test_golden_resize(fixtures, case):
-    arrays = np.load(fixtures / "data_resize.npz")
+    arrays = load_npz(fixtures / "data_resize.npz")
     image, want = arrays[f"in{case}"], arrays[f"out{case}"]
     out = np.empty_like(want)
     resize_image(image, out)

@@ -10,10 +10,11 @@ import pytest
 from linnaeus_jax.data.plans import PlanSequence, plan_epoch
 from linnaeus_jax.data.samplers import SamplerSettings
 from tests.data.helpers import of_group
+from tests.npz import load_npz
 
 
 def cases(fixtures):
-    arrays = np.load(fixtures / "data_sampler.npz")
+    arrays = load_npz(fixtures / "data_sampler.npz")
     for case in json.loads((fixtures / "data_sampler.json").read_text()):
         yield case, arrays[f"g{case['case']}"].astype(np.int32)
 
@@ -67,7 +68,7 @@ def test_golden_counts_and_structure(fixtures):
 
 
 def test_golden_example_has_the_properties_we_test(fixtures):
-    arrays = np.load(fixtures / "data_sampler.npz")
+    arrays = load_npz(fixtures / "data_sampler.npz")
     example, group = arrays["example_batches"], arrays["g0"]
     assert len(np.unique(example)) == example.size
     pairs = example.reshape(-1, 2)
@@ -78,7 +79,7 @@ def test_golden_example_has_the_properties_we_test(fixtures):
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_kept_leftovers_and_labels(fixtures, mode, accumulation):
     """No row twice in an epoch; a mixed row's partner has its label; padding comes last, with weight 0."""
-    group = np.load(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
+    group = load_npz(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
     label = np.where(group < 0, 999, group)
     settings = SamplerSettings(grouped_mode=mode, batch_size=16, accumulation_steps=accumulation)
     plan = plan_epoch(of_group(group), settings, seed=3, epoch=0)
@@ -99,7 +100,7 @@ def test_kept_leftovers_and_labels(fixtures, mode, accumulation):
 
 
 def test_standard_is_a_permutation_without_partners(fixtures):
-    group = np.load(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
+    group = load_npz(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
     plan = plan_epoch(of_group(group), SamplerSettings(type="standard", batch_size=7), seed=0, epoch=0)
     assert plan.index.shape == (42, 1, 7)
     assert len(np.unique(plan.index)) == plan.index.size
@@ -108,7 +109,7 @@ def test_standard_is_a_permutation_without_partners(fixtures):
 
 @pytest.mark.parametrize("mode", ["mixed-pairs", "strict-group"])
 def test_processes_share_one_plan(fixtures, mode):
-    group = np.load(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
+    group = load_npz(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
     settings = SamplerSettings(grouped_mode=mode, batch_size=16, mix_block=2)
     whole = plan_epoch(of_group(group), settings, seed=0, epoch=2)
     sequences = [
@@ -124,7 +125,7 @@ def test_processes_share_one_plan(fixtures, mode):
 
 
 def test_levels_change_the_epochs(fixtures):
-    group = np.load(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
+    group = load_npz(fixtures / "data_sampler.npz")["g0"].astype(np.int32)
     coarse = np.where(group >= 0, 0, -1).astype(np.int32)
     settings = SamplerSettings(leftovers="drop", batch_size=16)
     plans = PlanSequence(

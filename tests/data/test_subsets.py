@@ -10,6 +10,7 @@ from linnaeus_jax.data.dataset import build_dataset, write_assets
 from linnaeus_jax.data.subsets import MAX_SUBSETS, with_known_subsets
 from linnaeus_jax.metrics import custom, register_subset
 from linnaeus_jax.run.inputs import split_arrays
+from tests.npz import load_npz
 from tests.tiny import TASKS, tiny_config
 
 ROWS = 120
@@ -69,7 +70,7 @@ def test_every_kind_of_column_and_function(dataset):
 def test_what_a_run_leaves_behind(dataset, tmp_path):
     write_assets(dataset, tmp_path / "assets", tmp_path / "metadata")
     assert dataset.subset_maps()["habitat"] == {"lake": 0, "wood": 1}
-    ids = np.load(tmp_path / "assets" / "subset_ids.npz")
+    ids = load_npz(tmp_path / "assets" / "subset_ids.npz")
     column = list(dataset.subset_names).index("zone")
     np.testing.assert_array_equal(ids["subset_zone_val"], dataset.val.subsets[:, column])
 

@@ -19,6 +19,7 @@ from linnaeus_jax.debugging.overflow import (
     frame_text,
     row_text,
 )
+from tests.npz import load_npz
 
 SCENARIOS = (
     "detect_default",
@@ -37,7 +38,7 @@ def events(fixtures):
 
 @pytest.fixture(scope="module")
 def arrays(fixtures):
-    return dict(np.load(fixtures / "observability_overflow.npz"))
+    return load_npz(fixtures / "observability_overflow.npz")
 
 
 def host_row(label, ref, arrays):

@@ -21,6 +21,7 @@ from linnaeus_jax.inference.pictures import Preprocessing
 from linnaeus_jax.models.names import params_from_torch
 from linnaeus_jax.tools import export
 from linnaeus_jax.weights.files import read_state
+from tests.npz import load_npz
 
 KNOWN = (Observation(), Observation(date="2024-05-17"), Observation(52.5, 13.4, "2024-05-17T12:00", 34))
 
@@ -84,7 +85,7 @@ def test_the_example_runs_without_this_package(model, bundle, given, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     assert [rank for _, rank, *_ in lines[::5]] == ["family", "genus", "species"]
-    result = np.load(tmp_path / "out.npz")
+    result = load_npz(tmp_path / "out.npz")
     np.testing.assert_array_equal(result["pixels"], given[0])
     without = model.forward(given[0], np.zeros_like(given[1]), np.zeros_like(given[2]))
     with_some = model.forward(*given)

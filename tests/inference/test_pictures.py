@@ -11,6 +11,7 @@ from PIL import Image
 
 from linnaeus_jax.data.decoding import resize_image
 from linnaeus_jax.inference.pictures import PictureError, Preprocessing
+from tests.npz import load_npz
 
 NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 
@@ -25,7 +26,7 @@ def encoded(form: str, orientation: int = 1, image: np.ndarray = NOISE) -> bytes
 
 @pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
 def test_normalised_pixels_of_the_original(fixtures, kind):
-    golden = np.load(fixtures / "observability_image_preproc.npz")
+    golden = load_npz(fixtures / "observability_image_preproc.npz")
     expected = golden[f"out_{kind}"]
     preprocessing = Preprocessing(expected.shape[1:], interpolation=kind)
     for picture in (golden[f"in_{kind}"], encoded("PNG", image=golden[f"in_{kind}"])):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.learning.class_weights import METHODS, class_weights, mixture_weight, task_class_weights
+from tests.npz import load_npz
 
 PARAMETERS = {"smoothing": "smoothing_factor", "capping": "cap", "exponential": "base", "logarithmic": "log_base"}
 
@@ -14,7 +15,7 @@ PARAMETERS = {"smoothing": "smoothing_factor", "capping": "cap", "exponential": 
 @pytest.mark.parametrize("vector", "abcd")
 @pytest.mark.parametrize("method", METHODS)
 def test_fixture(fixtures, vector, method):
-    archive = np.load(fixtures / "learning_classweights.npz")
+    archive = load_npz(fixtures / "learning_classweights.npz")
     for j in range(1 if method == "none" else 2):
         case = f"{vector}/{method}/{j}"
         parameter: dict[str, Any] = {PARAMETERS[method]: float(archive[f"{case}/param"])} if method != "none" else {}

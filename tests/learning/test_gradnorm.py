@@ -14,6 +14,7 @@ from linnaeus_jax.learning.gradnorm import (
     shared_norms,
     task_gradients,
 )
+from tests.npz import load_npz
 
 RULES: dict[str, dict[str, Any]] = {
     "mult1": {"rule": "mult", "kappa": 1.0},
@@ -25,7 +26,7 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("scenario", ["decay", "alpha0", "inactive"])
 def test_fixture_trajectories(fixtures, scenario, rule):
-    archive = np.load(fixtures / "learning_gradnorm.npz")
+    archive = load_npz(fixtures / "learning_gradnorm.npz")
     alpha = float(archive[f"{scenario}/alpha"])
     active = jnp.asarray(archive[f"{scenario}/active"])
 

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from linnaeus_jax.learning.class_weights import mixture_weight
 from linnaeus_jax.learning.losses import label_counts, make_criterion, task_loss_sums
 from linnaeus_jax.learning.smoothing import TaxonomySmoothing
+from tests.npz import load_npz
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L30")
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -24,12 +25,12 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def data(fixtures):
-    return np.load(fixtures / "learning_criteria.npz")
+    return load_npz(fixtures / "learning_criteria.npz")
 
 
 def smoothing_of(fixtures, data, k: int) -> TaxonomySmoothing:
     """The criteria fixture's smoothing matrices are those of tree A."""
-    trees = np.load(fixtures / "learning_smoothing.npz")
+    trees = load_npz(fixtures / "learning_smoothing.npz")
     alpha, beta, _ = data["smoothing_setting"]
     smoothing = TaxonomySmoothing.from_parents([trees[f"A/parent_{i}"] for i in range(3)], k, alpha=alpha, beta=beta)
     np.testing.assert_allclose(smoothing.dense_matrix(), data[f"smooth/{TASKS[k]}"], rtol=1e-5, atol=1e-6)

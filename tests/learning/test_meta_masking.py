@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from linnaeus_jax.learning import meta_masking as mm
+from tests.npz import load_npz
 
 NAMES = ("TEMPORAL", "SPATIAL", "ELEVATION")
 BOUNDS = ((0, 2), (2, 5), (5, 15))
@@ -17,7 +18,7 @@ BOUNDS = ((0, 2), (2, 5), (5, 15))
 
 @pytest.mark.parametrize("scenario", ["both", "full_only", "partial_only", "all", "off"])
 def test_explicit_draws(fixtures, scenario):
-    golden = np.load(fixtures / "learning_metamask.npz")
+    golden = load_npz(fixtures / "learning_metamask.npz")
     setting = json.loads((fixtures / "learning_metamask.json").read_text())
     bounds = [tuple(setting["bounds"][name]) for name in NAMES]
     combos, log_weights = mm.combo_table(setting["whitelist"], setting["weights"], NAMES)

@@ -19,13 +19,14 @@ from scipy import stats
 from linnaeus_jax.config import defaults
 from linnaeus_jax.learning import mixing
 from linnaeus_jax.learning.mixing import MixDraws, MixSettings
+from tests.npz import load_npz
 
 BOUNDS = ((0, 2), (2, 5))
 
 
 @pytest.fixture(scope="module")
 def golden(fixtures):
-    return np.load(fixtures / "learning_mixing.npz")
+    return load_npz(fixtures / "learning_mixing.npz")
 
 
 def mix_golden(golden, mix_settings, cutmix, aux=None):

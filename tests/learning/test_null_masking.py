@@ -9,6 +9,7 @@ import pytest
 
 from linnaeus_jax.learning.losses import label_counts, make_criterion, task_loss_sums
 from linnaeus_jax.learning.null_masking import inclusion_uniforms, loss_mask, null_mask
+from tests.npz import load_npz
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L30")
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -17,7 +18,7 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 @pytest.mark.parametrize(("kind", "weighted"), [("hard", "plain"), ("hard", "cw"), ("soft", "plain")])
 @pytest.mark.parametrize("mode", ["all", "sched", "none", "phase1", "val"])
 def test_masking_fixture(fixtures, mode, kind, weighted):
-    masking, criteria_data = np.load(fixtures / "learning_masking.npz"), np.load(fixtures / "learning_criteria.npz")
+    masking, criteria_data = load_npz(fixtures / "learning_masking.npz"), load_npz(fixtures / "learning_criteria.npz")
     label = jnp.asarray(np.stack([criteria_data[f"hard/{task}"] for task in TASKS], axis=1), jnp.int32)
     other, lam = None, None
     if kind == "soft":

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from linnaeus_jax.learning.losses import make_criterion
 from linnaeus_jax.learning.smoothing import TaxonomySmoothing, smoothing_matrix
+from tests.npz import load_npz
 
 TREES = {"A": 3, "B": 2, "C": 4}
 
@@ -29,7 +30,7 @@ def parents_of(archive, tree: str) -> list[np.ndarray]:
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("setting", ["a10b1", "a20b05", "a10b2nr"])
 def test_fixture_matrices(fixtures, tree, setting):
-    archive = np.load(fixtures / "learning_smoothing.npz")
+    archive = load_npz(fixtures / "learning_smoothing.npz")
     alpha, beta, _ = archive[f"setting/{setting}"]  # the third, uniform roots or not, changes nothing in a tree
     for level in range(TREES[tree]):
         smoothing = TaxonomySmoothing.from_parents(parents_of(archive, tree), level, alpha=alpha, beta=beta)
@@ -40,7 +41,7 @@ def test_fixture_matrices(fixtures, tree, setting):
 
 
 def test_free_standing_distances(fixtures):
-    archive = np.load(fixtures / "learning_smoothing.npz")
+    archive = load_npz(fixtures / "learning_smoothing.npz")
     matrix = smoothing_matrix(archive["free/dist"], alpha=0.15, beta=0.8)
     np.testing.assert_allclose(matrix, archive["free/mat_uniform0"], rtol=1e-5, atol=1e-6)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.learning.task_weights import STRATEGIES, initial_task_weights, per_task
+from tests.npz import load_npz
 
 TASKS = ("a", "b", "c")
 
@@ -11,7 +12,7 @@ TASKS = ("a", "b", "c")
 @pytest.mark.parametrize("case", [0, 1])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_fixture(fixtures, case, strategy):
-    archive = np.load(fixtures / "learning_classweights.npz")
+    archive = load_npz(fixtures / "learning_classweights.npz")
     weights = initial_task_weights(
         init_weights=(),
         init_strategy=strategy,

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from linnaeus_jax.data import splits
 from linnaeus_jax.metrics.extras import PhaseExtras, SubsetMetricWrapper, predict
 from linnaeus_jax.metrics.phase import accuracy, add, batch_sums, empty_sums, summarise
+from tests.npz import load_npz
 
 SUBSETS = {"taxa": ("a", "b"), "rarity": ("r0", "r1", "r2", "r3")}
 
@@ -20,7 +21,7 @@ SUBSETS = {"taxa": ("a", "b"), "rarity": ("r0", "r1", "r2", "r3")}
 @pytest.fixture(scope="module")
 def golden(fixtures):
     expected = json.loads((fixtures / "observability_metrics.json").read_text())
-    arrays = dict(np.load(fixtures / "observability_metrics.npz"))
+    arrays = load_npz(fixtures / "observability_metrics.npz")
     tasks = expected["tasks_sorted"]
     batch = {
         "logits": {task: arrays[f"logits_{task}"] for task in tasks},

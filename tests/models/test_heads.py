@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, HierarchicalHead, Refinement, head_specs
 from linnaeus_jax.models.hierarchy import ParentLinks
 from linnaeus_jax.registry import HEADS
+from tests.npz import load_npz
 
 FEATURES, ROWS = 6, 4
 #: four ranks with a null class each, an orphan and a parent without children
@@ -53,7 +54,7 @@ def golden_params(golden: dict[str, np.ndarray], tasks: dict[str, int], name: st
 
 @pytest.fixture(scope="module")
 def golden(fixtures):
-    return dict(np.load(fixtures / "models_heads.npz"))
+    return load_npz(fixtures / "models_heads.npz")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_golden_gradients(golden, cfg, golden_heads):
 
 @pytest.mark.parametrize("variant", sorted(GOLDEN.keys() - {"cc_hard_T0.5"}))
 def test_golden_numbers_of_a_whole_model(fixtures, variant):
-    golden = np.load(fixtures / "models_v1_tiny.npz")
+    golden = load_npz(fixtures / "models_v1_tiny.npz")
     cfg = json.loads(str(golden["cfg"]))
     heads = ClassificationHeads(golden_specs(cfg, GOLDEN[variant]))
     params = golden_params(golden, cfg["tasks"], "param/head.{task}.fc.{kind}")

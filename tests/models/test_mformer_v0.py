@@ -23,6 +23,7 @@ from tests.models.golden import (
     value_and_grad,
     watched,
 )
+from tests.npz import load_npz
 
 COMPONENTS = (("TEMPORAL", 2), ("SPATIAL", 3))
 TASKS = {"taxa_L10": 5, "taxa_L20": 3}
@@ -33,7 +34,7 @@ DEAD = {"aggregate.bias", "stage_1.0._bn2.bias", "stage_1.1._bn2.bias", "stage_4
 
 @pytest.fixture(scope="module")
 def golden(fixtures):
-    return dict(np.load(fixtures / "models_v0_tiny.npz"))
+    return load_npz(fixtures / "models_v0_tiny.npz")
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from linnaeus_jax.models.transformer import TransformerStage
 from tests.models import golden as golden_numbers
 from tests.models.builds import build
 from tests.models.golden import check_gradient_norms, cosine_loss, count, watched
+from tests.npz import load_npz
 
 COMPONENTS = (("TEMPORAL", 2), ("SPATIAL", 3))
 TASKS = {"taxa_L10": 5, "taxa_L20": 3}
@@ -24,7 +25,7 @@ TASKS = {"taxa_L10": 5, "taxa_L20": 3}
 
 @pytest.fixture(scope="module")
 def golden(fixtures):
-    return dict(np.load(fixtures / "models_v1_tiny.npz"))
+    return load_npz(fixtures / "models_v1_tiny.npz")
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.models import relative
+from tests.npz import load_npz
 
 
 @pytest.fixture(scope="module")
 def golden(fixtures):
-    return dict(np.load(fixtures / "models_relpos.npz"))
+    return load_npz(fixtures / "models_relpos.npz")
 
 
 @pytest.mark.parametrize(("height", "width", "extra"), [(2, 2, 1), (2, 3, 3), (4, 4, 2)])

@@ -7,11 +7,12 @@ import pytest
 
 from linnaeus_jax.models import rotary
 from linnaeus_jax.models.names import from_torch_layout
+from tests.npz import load_npz
 
 
 @pytest.fixture(scope="module")
 def golden(fixtures):
-    return dict(np.load(fixtures / "models_rope.npz"))
+    return load_npz(fixtures / "models_rope.npz")
 
 
 @pytest.fixture(scope="module")

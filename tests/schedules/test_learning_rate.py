@@ -11,6 +11,7 @@ import pytest
 from linnaeus_jax.schedules import apply_lr_scaling, build_scheduler
 from linnaeus_jax.schedules.learning_rate import learning_rate
 from linnaeus_jax.schedules.resolved import LearningRateSpec
+from tests.npz import load_npz
 from tests.schedules.helpers import make_schedule
 
 _UNSET = {f"lr_scheduler.warmup_{unit}": 0 for unit in ("steps", "fraction", "epochs")}
@@ -30,8 +31,8 @@ def schedule_of(case):
 
 def test_fixture_resolved_and_host(fixtures):
     cases = json.loads((fixtures / "scheduling_lr_cases.json").read_text())
-    wanted = np.load(fixtures / "scheduling_lr.npz")
-    assert set(cases) == set(wanted.files)
+    wanted = load_npz(fixtures / "scheduling_lr.npz")
+    assert set(cases) == set(wanted)
     for name, case in cases.items():
         resolved = schedule_of(case)
         assert resolved.total_steps == case["total_steps"]
@@ -52,7 +53,7 @@ def test_fixture_resolved_and_host(fixtures):
 
 def test_fixture_traced(fixtures):
     cases = json.loads((fixtures / "scheduling_lr_cases.json").read_text())
-    wanted = np.load(fixtures / "scheduling_lr.npz")
+    wanted = load_npz(fixtures / "scheduling_lr.npz")
     rows = []
     for name, case in cases.items():
         schedules = build_scheduler(schedule_of(case))
@@ -66,8 +67,8 @@ def test_fixture_traced(fixtures):
 
 
 def test_defective_curves_are_not_produced(fixtures):
-    defective = np.load(fixtures / "scheduling_lr_asrun_defective.npz")
-    for key in defective.files:
+    defective = load_npz(fixtures / "scheduling_lr_asrun_defective.npz")
+    for key in defective:
         name, warmup = key.split("_w")
         settings = {
             "data.batch_size": 1024,

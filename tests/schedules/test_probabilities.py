@@ -12,6 +12,7 @@ from linnaeus_jax.schedules.learning_rate import learning_rate
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolved import Ramp
 from linnaeus_jax.schedules.step_function import linear_ramp
+from tests.npz import load_npz
 from tests.schedules.helpers import make_schedule
 from tests.schedules.test_learning_rate import spec_of
 
@@ -33,7 +34,7 @@ def schedule_of(case):
 
 def test_fixture(fixtures):
     cases = json.loads((fixtures / "scheduling_prob_cases.json").read_text())
-    wanted = np.load(fixtures / "scheduling_prob.npz")
+    wanted = load_npz(fixtures / "scheduling_prob.npz")
     members = {
         "meta": "meta_mask",
         "partial_active": "partial_active",

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
+from tests.npz import load_npz
 from tests.taxonomy.helpers import distances, leaves, roots
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L30", "taxa_L40")
@@ -18,7 +19,7 @@ LEVELS = {"S0": TASKS, "S1": TASKS, "S7": (TASKS[0], *TASKS[2:]), "twofile": TAS
 
 
 def golden_tree(fixtures, name):
-    data = np.load(fixtures / f"data_{name}.npz")
+    data = load_npz(fixtures / f"data_{name}.npz")
     tasks = LEVELS[name]
     sizes = {task: len(data[f"classes_{task}"]) for task in tasks}
     parents = {task: np.full(sizes[task], -1) for task in tasks[:-1]}
@@ -26,7 +27,7 @@ def golden_tree(fixtures, name):
         child, above = data[f"parent_{task}"].T
         parent[child] = above
     tree = TaxonomyTree(tasks, sizes, parents, null_possible=name != "S1")
-    return tree, np.load(fixtures / f"data_tree_{name}.npz")
+    return tree, load_npz(fixtures / f"data_tree_{name}.npz")
 
 
 @pytest.mark.parametrize("name", LEVELS)

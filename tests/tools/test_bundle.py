@@ -14,6 +14,7 @@ import pytest
 
 from linnaeus_jax.inference.bundle_files import read_bundle
 from linnaeus_jax.tools import bundle as tool
+from tests.npz import load_npz
 from tests.run.saved_run import contents, save_run
 from tests.tiny import tiny_config
 
@@ -136,7 +137,7 @@ def test_a_moved_bundle_answers_as_the_run_does(tmp_path, capsys):
     environment = {**os.environ, "PYTHONPATH": str(Path(tool.__file__).parents[2])}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = np.load(tmp_path / "found.npz")
+    found = load_npz(tmp_path / "found.npz")
     for name, phase in phases.items():
         for task, expected in evaluation.predictions[phase].logits.items():
             for how in ("all", "one", "order"):

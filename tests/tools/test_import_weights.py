@@ -12,6 +12,7 @@ from linnaeus_jax.run.saved_weights import read_run
 from linnaeus_jax.tools import export_weights, import_weights
 from linnaeus_jax.weights.files import read_state
 from linnaeus_jax.weights.importing import read_pretrained
+from tests.npz import load_npz
 from tests.run.saved_run import contents, save_run
 from tests.tiny import tiny_config
 
@@ -120,7 +121,7 @@ def test_rows_of_other_classes_are_written_with_their_ids(call, saved, tmp_path)
 
 
 def test_a_stitched_start_becomes_one_file(call, tmp_path, fixtures):
-    golden, out = np.load(fixtures / "models_stitch.npz"), tmp_path / "out.safetensors"
+    golden, out = load_npz(fixtures / "models_stitch.npz"), tmp_path / "out.safetensors"
     for part in ("convnext", "ropevit"):
         arrays = {name.removeprefix(f"{part}/"): golden[name] for name in golden if name.startswith(f"{part}/")}
         save_file(arrays, tmp_path / f"{part}.safetensors")

@@ -13,6 +13,7 @@ from linnaeus_jax.weights import coverage as cov
 from linnaeus_jax.weights.files import read_state
 from linnaeus_jax.weights.importing import read_pretrained
 from linnaeus_jax.weights.settings import reads_weights, setting_errors
+from tests.npz import load_npz
 from tests.weights.helpers import CLASSES, SMALL, assert_same, model_of, save_export, save_original, section, trees
 
 
@@ -116,7 +117,7 @@ def test_squared_scale_of_an_own_file_is_refused(export, model):
 @pytest.mark.parametrize(("family", "fixture"), [("mFormerV1", "models_v1_tiny"), ("mFormerV0", "models_v0_tiny")])
 def test_weights_of_the_original(fixtures, tmp_path, family, fixture):
     """Every array of the original's own models, none left over."""
-    golden = np.load(fixtures / f"{fixture}.npz")
+    golden = load_npz(fixtures / f"{fixture}.npz")
     cfg = json.loads(str(golden["cfg"]))
     kw = cfg["kw"]
     if family == "mFormerV1":

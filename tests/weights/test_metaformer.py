@@ -10,6 +10,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.weights import coverage as cov
 from linnaeus_jax.weights.bias_tables import grid_of
 from linnaeus_jax.weights.importing import read_pretrained
+from tests.npz import load_npz
 from tests.weights.helpers import CLASSES, SMALL, SMALL_V0, model_of, save_export, save_original, section, trees
 
 TABLE = "stage_3.0.attn.relative_position_bias_table"
@@ -87,7 +88,7 @@ def test_v0_and_v1_are_told_apart(original):
 
 @pytest.mark.parametrize("case", ["4_6", "3_2"])
 def test_tables_of_the_fixture(fixtures, case, tmp_path, original):
-    golden = np.load(fixtures / "models_relpos.npz")
+    golden = load_npz(fixtures / "models_relpos.npz")
     old, new = map(int, case.split("_"))
     table = golden[f"interp_{case}/table"]
     arrays = load_file(original) | {TABLE: table}

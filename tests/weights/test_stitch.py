@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.weights import coverage as cov
 from linnaeus_jax.weights.importing import read_pretrained
+from tests.npz import load_npz
 from tests.weights.helpers import model_of, section
 
 SOURCE = "stitched_convnext_ropevit"
@@ -18,7 +19,7 @@ SOURCE = "stitched_convnext_ropevit"
 
 @pytest.fixture(scope="module")
 def golden(fixtures):
-    return dict(np.load(fixtures / "models_stitch.npz"))
+    return load_npz(fixtures / "models_stitch.npz")
 
 
 @pytest.fixture(scope="module")
