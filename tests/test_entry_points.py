@@ -54,6 +54,7 @@ def start(processes, tmp_path):
         process = processes.Process(target=execute, args=(program, arguments, tmp_path))
         process.start()
         process.join(120)
+        process.kill()  # one that has not ended
         return Done(process.exitcode, *((tmp_path / name).read_text() for name in ("stdout", "stderr")))
 
     return start

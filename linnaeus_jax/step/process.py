@@ -158,7 +158,6 @@ def use_batch_scheduling() -> bool:
     try:
         if os.sched_getscheduler(0) != os.SCHED_OTHER:
             return False
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
