@@ -107,16 +107,14 @@ def keep_freed_memory() -> bool:
     """Lets glibc keep freed memory for the next update instead of giving it back to the system.
 
     An update of a CPU frees gigabytes of temporaries, and each page of them would be cleared by the system and mapped
-    again at the next one. The process stays as large as it ever was, and somewhat larger, since one heap serves all
-    threads. Returns False where the C library is another one.
+    again at the next one. The process stays as large as it ever was, which is two updates' temporaries where XLA has
+    begun the next update before it freed those of the last. Returns False where the C library is another one.
     """
     libc = _libc()
     if libc is None:
         return False
-    accepted = [
-        libc.mallopt(name, value)
-        for name, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1))
-    ]
+    settings = (_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)  # -1: the heap never shrinks
+    accepted = [libc.mallopt(name, value) for name, value in settings]
     _kept.update(heap=min(accepted) == 1)
     return _kept["heap"]
 

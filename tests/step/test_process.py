@@ -91,6 +91,26 @@ def test_gaps_of_the_heap_are_used_no_more():
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
+KEPT = """
+from linnaeus_jax.step import process
+libc = process._libc()
+if libc is None or not process.keep_freed_memory():
+    raise SystemExit("no glibc")
+blocks = [libc.malloc(2**30) for _ in range(3)]  # addresses; no page of them is touched
+before = libc.sbrk(0)
+for block in blocks:
+    libc.free(block)
+print(libc.sbrk(0) == before)
+"""
+
+
+def test_gigabytes_of_freed_memory_stay_too():
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=False)
+    if "no glibc" in done.stderr:
+        pytest.skip("another C library")
+    assert done.stdout.split() == ["True"], done.stderr
+
+
 BATCH = """
 import os, threading
 from linnaeus_jax.step import process
