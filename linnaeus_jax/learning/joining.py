@@ -83,13 +83,12 @@ class Joining:
         form = flatten_dict(joined)
         leaves = {path: form["single", *path] for path in self._single}
         for name, parts in self._vectors.items():
-            vector, start = form["joined", name], 0
-            for part in parts:
-                if vector is None or isinstance(vector, optax.MaskedNode):
-                    leaves[part.path] = vector
-                    continue
-                leaves[part.path] = vector[start : start + part.size].reshape(part.shape)
-                start += part.size
+            vector = form["joined", name]
+            if vector is None or isinstance(vector, optax.MaskedNode):
+                leaves |= {part.path: vector for part in parts}
+            else:
+                values = jax.lax.split(vector, [part.size for part in parts])
+                leaves |= {part.path: value.reshape(part.shape) for part, value in zip(parts, values, strict=True)}
         return unflatten_dict(leaves)
 
     def join_state(self, state: Any) -> Any:

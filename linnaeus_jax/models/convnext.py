@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from linnaeus_jax.models.initial import constant
+from linnaeus_jax.models.initial import constant, parameter
 from linnaeus_jax.models.layers import Conv2d, Dtype, Gelu, LayerNorm, Linear, Residual, drop_path_scales
 
 CONVNEXT_EPS = 1e-6
@@ -53,7 +53,7 @@ class ConvNeXtBlock(nn.Module):
         hidden = Linear(4 * dim, dtype=self.dtype, name="pwconv1")(y)
         y = Linear(dim, dtype=self.dtype, name="pwconv2")(Gelu(name="act")(hidden), gelu_of=hidden)
         if self.layer_scale > 0:
-            gamma = self.param("gamma", constant(self.layer_scale), (dim,))
+            gamma = parameter(self, "gamma", constant(self.layer_scale), (dim,))
             y = y * gamma.astype(self.dtype)[None, None, None]
         return Residual(name="residual")(x_BHWC, y, scale_B)
 

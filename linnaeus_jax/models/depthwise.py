@@ -147,8 +147,9 @@ def _taps_summed(x: jax.Array, kernel: jax.Array) -> jax.Array:
     total = jnp.zeros(x.shape, padded.dtype)
     for index in range(size * size):
         dy, dx = divmod(index, size)
-        tap = lax.broadcast_in_dim(taps[index : index + 1], x.shape, (0, 3))  # 5 operations for each tap
-        total += padded[:, dy : dy + height, dx : dx + width] * tap
+        # 5 operations for each tap, whose slices are traced faster than indexing is
+        tap = lax.broadcast_in_dim(lax.slice_in_dim(taps, index, index + 1), x.shape, (0, 3))
+        total += lax.slice(padded, (0, dy, dx, 0), (x.shape[0], dy + height, dx + width, x.shape[3])) * tap
     return total.astype(x.dtype)
 
 

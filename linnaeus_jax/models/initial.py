@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,8 +33,9 @@ class _Drawn:
     """How an initial value comes from what is drawn for it."""
 
     value: jax.Array  # as traced
-    drawn: jax.Array | None  # as traced; float32 numbers, at least as many as the value has; None: nothing is drawn
-    finish: Callable[[Any], Any]  # of numbers in the shape of the value
+    drawn: jax.Array | None  # as traced; float32 numbers, at least as many as are needed; None: nothing is drawn
+    shape: Shape | None  # of the numbers that are needed
+    finish: Callable[[Any], Any]  # of numbers in that shape
 
 
 #: the values that were traced since `trace` began, by their id
@@ -52,7 +54,7 @@ class TracedInit:
     init: Callable[[jax.Array], Any]
     shapes: Any
     _jaxpr: ClosedJaxpr  # returns the leaves, then what is drawn for them and leaves that are computed
-    _finish: tuple[tuple[bool, Callable[[Any], Any]] | None, ...]  # of each leaf, and whether it needs what is drawn
+    _finish: tuple[tuple[Shape | None, Callable[[Any], Any]] | None, ...]  # of each leaf, and of what shape of numbers
 
     def evaluate(self, key: jax.Array) -> Any:
         """`init(key)`, of which leaves that the initializers of this module returned are numpy arrays.
@@ -72,15 +74,15 @@ class TracedInit:
             if how is None:
                 leaves.append(next(computed))
             else:
-                draws, finish = how
-                numbers = _first(np.asarray(next(computed)), like.shape) if draws else None
+                shape, finish = how
+                numbers = None if shape is None else _first(np.asarray(next(computed)), shape)
                 leaves.append(finish(numbers).astype(like.dtype))
         return jax.tree.unflatten(tree, leaves)
 
 
 def trace(init: Callable[[jax.Array], Any]) -> TracedInit:
     """Traces a pure function of a key that returns a tree of arrays, such as the variables of a model."""
-    finish: list[tuple[bool, Callable[[Any], Any]] | None] = []
+    finish: list[tuple[Shape | None, Callable[[Any], Any]] | None] = []
 
     def needed(key: jax.Array) -> tuple[Any, list[jax.Array]]:
         traced: dict[int, _Drawn] = {}
@@ -91,9 +93,9 @@ def trace(init: Callable[[jax.Array], Any]) -> TracedInit:
             _traced.reset(token)
         leaves = jax.tree.leaves(result)
         described = [traced.get(id(leaf)) for leaf in leaves]
-        finish.extend(None if how is None else (how.drawn is not None, how.finish) for how in described)
-        drawn = [leaf if how is None else how.drawn for how, leaf in zip(described, leaves, strict=True)]
-        return result, [x for x in drawn if x is not None]
+        finish.extend(None if how is None else (how.shape, how.finish) for how in described)
+        needs = [leaf if how is None else how.drawn for how, leaf in zip(described, leaves, strict=True)]
+        return result, [x for x in needs if x is not None]
 
     jaxpr, (shapes, _) = jax.make_jaxpr(needed, return_shape=True)(jax.random.key(0))
     return TracedInit(init, shapes, jaxpr, tuple(finish))
@@ -108,17 +110,30 @@ def _draw(key: jax.Array, kind: str, count: int) -> jax.Array:
     return {"normal": jax.random.normal, "uniform": jax.random.uniform}[kind](key, (count,))
 
 
-def _value(key: jax.Array, kind: str, shape: Shape, dtype: Dtype, finish: Callable[[Any], Any]) -> jax.Array:
-    """The value, made from float32 numbers of `shape` of a kind: those that `jax.random` draws for it."""
+def drawn(key: jax.Array, kind: str, shape: Shape, dtype: Dtype, finish: Callable[[Any], Any]) -> jax.Array:
+    """`finish` of float32 numbers of `shape` of a kind, those that `jax.random` draws for it.
+
+    Args:
+      kind: "normal", or "uniform" in [0, 1).
+      finish: computes with numpy arrays as with JAX's.
+    """
     traced = _traced.get()
     if traced is None:
-        numbers = _draw(key, kind, math.prod(shape)).reshape(shape)
-        return jnp.asarray(finish(numbers), dtype)
+        return jnp.asarray(finish(_draw(key, kind, math.prod(shape)).reshape(shape)), dtype)
     count = max(_LEAST, math.prod(shape))  # 0 for a layer of metadata in a model without them
-    drawn = _draw(key, kind, 4 ** math.ceil(math.log(count, 4)))
-    value = jnp.asarray(finish(_first(drawn, shape)), dtype)
-    traced[id(value)] = _Drawn(value, drawn, finish)
+    numbers = _draw(key, kind, 4 ** math.ceil(math.log(count, 4)))
+    value = jnp.asarray(finish(_first(numbers, shape)), dtype)
+    traced[id(value)] = _Drawn(value, numbers, shape, finish)
     return value
+
+
+def parameter(module: nn.Module, name: str, init: Initializer, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:
+    """`module.param`, which checks the shape by tracing `init` at every use: a tenth of the time that a step is traced.
+    Here only a parameter of another shape, or of none, is left to it and its messages."""
+    value = None if module.is_initializing() else module.get_variable("params", name)
+    if isinstance(value, jax.Array) and value.shape == tuple(shape):
+        return value
+    return module.param(name, init, shape, dtype)
 
 
 def constant(value: float) -> Initializer:
@@ -127,7 +142,7 @@ def constant(value: float) -> Initializer:
     def init(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:
         full = jnp.full(shape, value, dtype)
         if (traced := _traced.get()) is not None:
-            traced[id(full)] = _Drawn(full, None, lambda _: np.full(shape, value))
+            traced[id(full)] = _Drawn(full, None, None, lambda _: np.full(shape, value))
         return full
 
     return init
@@ -140,7 +155,7 @@ def normal(stddev: float) -> Initializer:
     """N(0, stddev²)."""
 
     def init(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:
-        return _value(key, "normal", shape, dtype, lambda numbers: numbers * np.float32(stddev))
+        return drawn(key, "normal", shape, dtype, lambda numbers: numbers * np.float32(stddev))
 
     return init
 
@@ -154,6 +169,6 @@ def uniform(low: float, high: float) -> Initializer:
     """Uniform in [low, high)."""
 
     def init(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:
-        return _value(key, "uniform", shape, dtype, lambda unit: unit * np.float32(high - low) + np.float32(low))
+        return drawn(key, "uniform", shape, dtype, lambda unit: unit * np.float32(high - low) + np.float32(low))
 
     return init

@@ -34,8 +34,12 @@ class Linear(nn.Dense):
     @nn.compact
     def __call__(self, x: jax.Array, gelu_of: jax.Array | None = None) -> jax.Array:
         """Maps [..., D] to [..., features]. `gelu_of`: what `x` is the GELU of, kept in its place for the gradient."""
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype)
-        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        kernel = initial.parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype)
+        bias = (
+            initial.parameter(self, "bias", self.bias_init, (self.features,), self.param_dtype)
+            if self.use_bias
+            else None
+        )
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         if bias is None:
             return operations.matmul(x, kernel, self.precision)
@@ -54,8 +58,8 @@ class LayerNorm(nn.LayerNorm):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]  # of all that Flax offers, this is used
         """Maps [..., D] to [..., D]."""
-        scale = self.param("scale", self.scale_init, (x.shape[-1],), self.param_dtype)
-        bias = self.param("bias", self.bias_init, (x.shape[-1],), self.param_dtype)
+        scale = initial.parameter(self, "scale", self.scale_init, (x.shape[-1],), self.param_dtype)
+        bias = initial.parameter(self, "bias", self.bias_init, (x.shape[-1],), self.param_dtype)
         return operations.layer_norm(x, scale, bias, self.epsilon, self.dtype or x.dtype)
 
 
@@ -80,8 +84,8 @@ class Conv2d(nn.Module):
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         in_channels = 1 if self.depthwise else x_BHWC.shape[-1]
         shape = (self.kernel_size, self.kernel_size, in_channels, self.features)
-        kernel = self.param("kernel", self.kernel_init, shape).astype(self.dtype)
-        bias = self.param("bias", initial.zeros, (self.features,)) if self.use_bias else None
+        kernel = initial.parameter(self, "kernel", self.kernel_init, shape).astype(self.dtype)
+        bias = initial.parameter(self, "bias", initial.zeros, (self.features,)) if self.use_bias else None
         x_BHWC = x_BHWC.astype(self.dtype)
         padding = ((self.padding,) * 2,) * 2 if isinstance(self.padding, int) else self.padding
         if self.depthwise:
@@ -115,8 +119,8 @@ class BatchNorm2d(nn.Module):
     def __call__(self, x_BHWC: jax.Array, *, train: bool, row_weight_B: jax.Array | None = None) -> jax.Array:
         """Maps [B, H, W, C] to [B, H, W, C] of `dtype`."""
         shape = (x_BHWC.shape[-1],)
-        scale = self.param("scale", initial.ones, shape)
-        bias = self.param("bias", initial.zeros, shape)
+        scale = initial.parameter(self, "scale", initial.ones, shape)
+        bias = initial.parameter(self, "bias", initial.zeros, shape)
         running_mean = self.variable("batch_stats", "running_mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "running_var", jnp.ones, shape, jnp.float32)
         x_BHWC = x_BHWC.astype(jnp.float32)
@@ -318,6 +322,6 @@ class Conv1d(nn.Module):
 
     @nn.compact
     def __call__(self, tokens_B2D: jax.Array) -> jax.Array:
-        kernel = self.param("kernel", initial.uniform(-(0.5**0.5), 0.5**0.5), (1, 2, 1)).astype(self.dtype)
-        bias = self.param("bias", initial.zeros, (1,)).astype(self.dtype)
+        kernel = initial.parameter(self, "kernel", initial.uniform(-(0.5**0.5), 0.5**0.5), (1, 2, 1)).astype(self.dtype)
+        bias = initial.parameter(self, "bias", initial.zeros, (1,)).astype(self.dtype)
         return jnp.sum(tokens_B2D * kernel, axis=1, keepdims=True) + bias[None, None]

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.heads import ClassificationHeads
+from linnaeus_jax.models.initial import parameter
 from linnaeus_jax.models.layers import ClsProjection, Conv1d, LayerNorm, MetaHead, weight_init
 from linnaeus_jax.models.transformer import ATTN_IMPLS, SelfAttention, TransformerStage
 
@@ -145,7 +146,7 @@ class MetaFormer(ModelFamily, kw_only=True):
     ) -> None:
         """Makes everything behind the convolutions; `attention` are the arguments that the family's attention adds."""
         dims = self.token_dims
-        self.cls_tokens = [self.param(f"cls_token_{s + 1}", weight_init, (1, 1, dims[s])) for s in range(2)]
+        self.cls_tokens = [parameter(self, f"cls_token_{s + 1}", weight_init, (1, 1, dims[s])) for s in range(2)]
         self.meta_heads = [
             [MetaHead(dims[s], self.dtype, name=f"meta_{name.lower()}_head_{s + 1}") for name, _ in self.components]
             for s in range(2)

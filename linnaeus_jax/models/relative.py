@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax.models.initial import parameter
 from linnaeus_jax.models.layers import weight_init
 from linnaeus_jax.models.transformer import SelfAttention
 
@@ -121,6 +122,6 @@ class RelativeAttention(SelfAttention):
     @nn.nowrap
     def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
         shape = (table_rows(self.table_grid), self.num_heads)
-        table = self.param("relative_position_bias_table", weight_init, shape)
+        table = parameter(self, "relative_position_bias_table", weight_init, shape)
         extra = qk_BN2hd.shape[1] - grid[0] * grid[1]
         return qk_BN2hd, gathered_bias(resize_table(table, self.table_grid, grid), grid, extra)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from linnaeus_jax.models.initial import uniform
+from linnaeus_jax.models.initial import drawn, parameter
 from linnaeus_jax.models.layers import Dtype
 from linnaeus_jax.models.operations import wide
 from linnaeus_jax.models.transformer import SelfAttention
@@ -56,13 +57,17 @@ def freqs_init(init: str, theta: float) -> Callable[..., jax.Array]:
 
     def draw(key: jax.Array, shape: tuple[int, int, int], dtype: Dtype = jnp.float32) -> jax.Array:
         _, heads, pairs = shape
-        phi = uniform(0.0, 2 * math.pi)(key, (heads, 1), dtype)
-        if init == "random_direction":
-            magnitude = theta ** (-jnp.arange(pairs, dtype=dtype) / pairs)
-        else:
-            magnitude = jnp.tile(theta ** (-2.0 * jnp.arange(pairs // 2, dtype=dtype) / pairs), 2)
-            phi = phi + jnp.repeat(jnp.asarray([0.0, jnp.pi / 2], dtype), pairs // 2)[None]
-        return jnp.stack([magnitude[None] * jnp.cos(phi), magnitude[None] * jnp.sin(phi)])
+        count = pairs if init == "random_direction" else pairs // 2
+        turns = [0.0] if init == "random_direction" else [0.0, math.pi / 2]
+        magnitude = np.tile(theta ** (-np.arange(count) / count), len(turns))
+        across = np.repeat(turns, count)
+
+        def turned(unit_h1: Any) -> Any:
+            xp = unit_h1.__array_namespace__()
+            phi = unit_h1 * np.float32(2 * math.pi) + xp.asarray(across[None], np.float32)
+            return xp.asarray(magnitude[None, None], np.float32) * xp.stack([xp.cos(phi), xp.sin(phi)])
+
+        return drawn(key, "uniform", (heads, 1), dtype, turned)
 
     return draw
 
@@ -144,7 +149,7 @@ class RotaryAttention(SelfAttention):
         head_dim = qk_BN2hd.shape[-1]
         if self.rope_mixed:
             init = freqs_init(self.rope_init, self.rope_theta)
-            angles = mixed_angles(self.param("freqs", init, (2, self.num_heads, head_dim // 2)), grid)
+            angles = mixed_angles(parameter(self, "freqs", init, (2, self.num_heads, head_dim // 2)), grid)
         else:
             angles = axial_angles(grid, head_dim, self.rope_theta)[:, None]
         extra = qk_BN2hd.shape[1] - grid[0] * grid[1]

@@ -134,7 +134,6 @@ def leave_gaps() -> None:
     libc = _libc()
     if libc is None or not _kept["heap"]:
         return
-    gc.collect()
     gc.freeze()  # nor shall Python look through the compiler's objects again
     libc.malloc_trim(0)
     end, size = libc.sbrk(0), _LARGEST_GAP

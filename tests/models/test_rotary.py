@@ -58,8 +58,8 @@ def test_whole_attention_layer(golden, cfg, mode, prefix):
 
 
 def test_initial_frequencies_follow_the_angles(golden, cfg, monkeypatch):
-    angle = jnp.asarray(golden["init/angle"])[:, None]
-    monkeypatch.setattr(rotary, "uniform", lambda low, high: lambda key, shape, dtype: angle)
+    turn = jnp.asarray(golden["init/angle"] / (2 * np.pi), jnp.float32)[:, None]
+    monkeypatch.setattr(rotary, "drawn", lambda key, kind, shape, dtype, finish: finish(turn))
     draw = rotary.freqs_init("random_direction", cfg["theta"])
     np.testing.assert_allclose(draw(None, golden["init/freqs"].shape), golden["init/freqs"], atol=1e-6)
 
