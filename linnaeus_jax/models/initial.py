@@ -132,6 +132,7 @@ def parameter(module: nn.Module, name: str, init: Initializer, shape: Shape, dty
     Here only a parameter of another shape, or of none, is left to it and its messages."""
     value = None if module.is_initializing() else module.get_variable("params", name)
     if isinstance(value, jax.Array) and value.shape == tuple(shape):
+        module.scope.reserve(name, "params")
         return value
     return module.param(name, init, shape, dtype)
 
