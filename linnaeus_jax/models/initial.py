@@ -128,8 +128,14 @@ def drawn(key: jax.Array, kind: str, shape: Shape, dtype: Dtype, finish: Callabl
 
 
 def parameter(module: nn.Module, name: str, init: Initializer, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:
-    """`module.param`, which checks the shape by tracing `init` at every use: a tenth of the time that a step is traced.
-    Here only a parameter of another shape, or of none, is left to it and its messages."""
+    """The parameter of a module, as `module.param` makes and returns it.
+
+    `Module.param` checks the shape by tracing `init` at every use, a tenth of the time that a step is traced. Here that
+    is left to it only where there is no parameter yet, or none of this shape.
+
+    Raises:
+      ScopeParamNotFoundError, ScopeParamShapeError: the variables are not those of the module.
+    """
     value = None if module.is_initializing() else module.get_variable("params", name)
     if isinstance(value, jax.Array) and value.shape == tuple(shape):
         module.scope.reserve(name, "params")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.errors import ScopeParamNotFoundError, ScopeParamShapeError
 
-from linnaeus_jax.models import initial
+from linnaeus_jax.models import initial, rotary
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,52 @@ def test_what_is_made_from_drawn_values_is_evaluated_too():
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("start", rotary.ROPE_INITS)
+def test_rotary_frequencies_are_evaluated_without_a_program_of_their_own(start):
+    key, shape = jax.random.key(2), (2, 3, 8)
+    init = rotary.freqs_init(start, 10.0)
+    traced = initial.trace(lambda key: init(key, shape))
+    assert traced._finish[0] is not None
+    np.testing.assert_allclose(traced.evaluate(key), jax.jit(init, static_argnums=1)(key, shape), rtol=1e-6, atol=1e-6)
+
+
+class Scaled(nn.Module):
+    """x * scale, with a scale of a given size."""
+
+    size: int
+    twice: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        def init(key, shape, dtype):
+            calls.append(shape)
+            return jnp.ones(shape, dtype)
+
+        for _ in range(1 + self.twice):
+            x = x * initial.parameter(self, "scale", init, (self.size,))
+        return x
+
+
+calls: list[tuple[int, ...]] = []
+
+
+def test_a_parameter_is_taken_without_its_initializer():
+    variables = Scaled(3).init(jax.random.key(0), jnp.ones(3))
+    calls.clear()
+    np.testing.assert_array_equal(Scaled(3).apply(variables, jnp.full(3, 2.0)), 2.0)
+    assert not calls
+
+
+def test_a_wrong_parameter_is_refused_as_flax_does():
+    variables = Scaled(3).init(jax.random.key(0), jnp.ones(3))
+    with pytest.raises(ScopeParamShapeError, match="scale"):
+        Scaled(2).apply(variables, jnp.ones(2))
+    with pytest.raises(ScopeParamNotFoundError, match="scale"):
+        Scaled(3).apply({"params": {"other": jnp.ones(3)}}, jnp.ones(3))
+    with pytest.raises(ValueError, match="scale"):
+        Scaled(3, twice=True).apply(variables, jnp.ones(3))
 
 
 def test_few_programs_draw_many_shapes(monkeypatch):
