@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import hashlib
 import os
 import platform
@@ -134,7 +133,6 @@ def leave_gaps() -> None:
     libc = _libc()
     if libc is None or not _kept["heap"]:
         return
-    gc.freeze()  # nor shall Python look through the compiler's objects again
     libc.malloc_trim(0)
     end, size = libc.sbrk(0), _LARGEST_GAP
     while size >= _LEAST_GAP:
