@@ -20,8 +20,8 @@ _AGAIN = "then give the same command again: it goes on from the newest checkpoin
 #: in the messages of JAX, and of Python where a thread has no room for its stack
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread")
 
-#: how asyncio's message of a task begins that failed when nobody waited for it any more
-_NOBODY_WAITS = "Task exception was never retrieved"
+#: how asyncio's messages begin of a task and of a call in a thread that failed when nobody waited for it any more
+_NOBODY_WAITS = ("Task exception was never retrieved", "Future exception was never retrieved")
 
 
 class WorldError(TrainingError):
@@ -53,8 +53,8 @@ def background_errors() -> Iterator[None]:
 
     Orbax raises the same error again where the run waits for a save; of what else fails by the world's fault, as in the
     writer of TensorBoard, one line is shown. After a failed save, tensorstore's threads call the event loop that orbax
-    has closed, and print a traceback for every array; asyncio logs arrays that fail right after the first one. Other
-    errors of threads are shown as ever.
+    has closed, and print a traceback for every array; asyncio logs arrays and files that fail right after the first
+    one. Other errors of threads are shown as ever.
     """
     files_only = {"files_only": True}
 

@@ -50,6 +50,9 @@ def test_rotary_frequencies_are_evaluated_without_a_program_of_their_own(start):
     np.testing.assert_allclose(traced.evaluate(key), jax.jit(init, static_argnums=1)(key, shape), rtol=1e-6, atol=1e-6)
 
 
+calls: list[tuple[int, ...]] = []
+
+
 class Scaled(nn.Module):
     """x * scale, with a scale of a given size."""
 
@@ -65,9 +68,6 @@ class Scaled(nn.Module):
         for _ in range(1 + self.twice):
             x = x * initial.parameter(self, "scale", init, (self.size,))
         return x
-
-
-calls: list[tuple[int, ...]] = []
 
 
 def test_a_parameter_is_taken_without_its_initializer():

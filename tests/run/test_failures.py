@@ -74,6 +74,8 @@ def test_arrays_of_a_save_that_failed_print_no_tracebacks(caplog, capfd):
         loop = asyncio.new_event_loop()
         with pytest.raises(ValueError, match="No space left"):
             loop.run_until_complete(save())
+        # as of a file that orbax writes in a thread
+        loop.create_future().set_exception(OSError(errno.ENOSPC, "No space left on device"))
         loop.close()
         gc.collect()
         logging.getLogger("asyncio").error("another")
