@@ -20,8 +20,8 @@ _AGAIN = "then give the same command again: it goes on from the newest checkpoin
 #: in the messages of JAX, and of Python where a thread has no room for its stack
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread")
 
-#: how asyncio's messages begin of a task and of a call in a thread that failed when nobody waited for it any more
-_NOBODY_WAITS = ("Task exception was never retrieved", "Future exception was never retrieved")
+#: in asyncio's messages of a task, a call in a thread or a group of them that failed when nobody waited for it any more
+_NOBODY_WAITS = "exception was never retrieved"
 
 
 class WorldError(TrainingError):
@@ -60,7 +60,7 @@ def background_errors() -> Iterator[None]:
 
     def shown(record: logging.LogRecord) -> bool:
         if record.name == "asyncio":
-            told = record.getMessage().startswith(_NOBODY_WAITS)
+            told = _NOBODY_WAITS in record.getMessage()
         else:
             told = bool(record.exc_info)
         if told:

@@ -65,9 +65,12 @@ def test_arrays_of_a_save_that_failed_print_no_tracebacks(caplog, capfd):
             await asyncio.sleep(0)
         raise ValueError("No space left on device")
 
+    async def shards(steps: int) -> None:
+        await asyncio.gather(*map(write, range(steps, 10)))
+
     async def save() -> None:
         # as orbax: the loop ends at the first error, when others have failed just now
-        await asyncio.gather(*map(write, range(10)))
+        await asyncio.gather(*map(write, range(10)), *map(shards, range(10)))
 
     caplog.set_level("DEBUG", "linnaeus_jax")
     with background_errors():
