@@ -48,7 +48,6 @@ from linnaeus_jax.config import get_config
 from linnaeus_jax.models import build_model
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS, depthwise_conv
 from linnaeus_jax.schedules.probabilities import Probabilities
-from linnaeus_jax.schedules.step_function import StepFunction
 from linnaeus_jax.step.program import Program
 
 Row = dict[str, Any]
@@ -72,16 +71,13 @@ class Options:
 def with_constants(program: Program) -> Program:
     """The same program with learning rates and probabilities that do not depend on the step."""
 
-    def constant(value: float | bool) -> StepFunction:
-        return StepFunction(lambda xp, k: value)
-
     rates = {name: optax.constant_schedule(1e-4) for name in program.settings.learning_rates}
     fixed = Probabilities(
-        meta_mask=constant(0.5),
-        partial_active=constant(True),
-        partial_mask=constant(0.5),
-        null_mask=constant(0.5),
-        mix=constant(0.5),
+        meta_mask=optax.constant_schedule(0.5),
+        partial_active=optax.constant_schedule(True),
+        partial_mask=optax.constant_schedule(0.5),
+        null_mask=optax.constant_schedule(0.5),
+        mix=optax.constant_schedule(0.5),
     )
     return dataclasses.replace(
         program,

@@ -24,12 +24,12 @@ from linnaeus_jax.debugging import due_reasons, flags
 from linnaeus_jax.debugging.flags import DebugFlags
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import schedule_summary
+from linnaeus_jax.schedules.values import on_host
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.input_stages import stage_images
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.probes import Probe, ProbeInputs
 from linnaeus_jax.step.program import Program
-from linnaeus_jax.step.train_step import scheduled_probabilities
 
 #: images on which the effect of the augmentation is shown
 SHOWN_IMAGES = 16
@@ -66,9 +66,13 @@ class RunFacts:
             "accumulation": totals.accumulation_steps,
         }
 
+    @functools.cached_property
+    def _rates(self) -> Callable[[int], dict[str, np.ndarray]]:
+        return on_host(self.program.settings.learning_rates)
+
     def learning_rates(self, step: int) -> dict[str, float]:
         """Group -> rate of `step`."""
-        return {group: float(rate(step)) for group, rate in self.program.settings.learning_rates.items()}
+        return {group: rate.item() for group, rate in self._rates(step).items()}
 
 
 class FlagReports:
@@ -234,7 +238,7 @@ class FlagReports:
         totals, levels = facts.resolved.totals, facts.resolved.mixing.level_of_epoch
         rows = len(facts.dataset.val)
         events = due_reasons.epoch_end_events(facts.resolved, due, epoch, step, validation_rows=rows, stopped=stopped)
-        probabilities = scheduled_probabilities(facts.program.objective, step - 1)
+        probabilities = on_host(facts.program.objective.probabilities.by_name())(step - 1)
         values = {
             **{f"learning rate of {group}": rate for group, rate in facts.learning_rates(step - 1).items()},
             **{name: float(probability) for name, probability in probabilities.items()},

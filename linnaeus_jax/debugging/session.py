@@ -34,6 +34,7 @@ from linnaeus_jax.debugging.frame_recorder import FrameRecorder
 from linnaeus_jax.debugging.overflow import OverflowDetected, OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
 from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.schedules.values import on_host
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.objective import Recorder
 from linnaeus_jax.step.placement import fetch
@@ -128,9 +129,9 @@ class DebugSession:
 
     def describe(self, program: Program, batch_index: Callable[[int], int]) -> None:
         """Sets the names and numbers that the event log shows of `program`."""
-        rates = program.settings.learning_rates
+        rates = on_host(program.settings.learning_rates)
         self.event_facts.rows = program.settings.optimizer.rows
-        self.event_facts.learning_rate = lambda step: max(rate(step) for rate in rates.values())
+        self.event_facts.learning_rate = lambda step: max(rate.item() for rate in rates(step).values())
         self.event_facts.batch_index = batch_index
 
     def first_batch(self, batch: Mapping[str, Any]) -> None:

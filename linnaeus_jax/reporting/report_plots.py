@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import curves
+from linnaeus_jax.schedules.values import on_host
 from linnaeus_jax.taxonomy.ranks import task_name
 
 #: points per curve; more could not be told apart on 1200 pixels
@@ -214,22 +215,20 @@ def schedules(run: RunRecord) -> tuple[str, float | None]:
             "version, or remove the file to leave the schedules out"
         ) from error
     steps = np.unique(np.linspace(0, resolved.total_steps - 1, 4 * POINTS).astype(np.int64))
-    rates, worst = build_scheduler(resolved), None
+    rates, probabilities, worst = on_host(build_scheduler(resolved)), on_host(curves(resolved)), None
     names = [spec.group for spec in resolved.learning_rates if not spec.frozen]
     # panel, name, what is planned at given steps, metric that says what was applied
-    planned: list[tuple[str, str, Callable[[np.ndarray], Any], str]]
-    planned = [("learning rate", name, rates[name], f"train/lr/{name}") for name in names]
-    for name, curve in curves(resolved).items():
-        planned.append(("probabilities", name, np.vectorize(curve, otypes=[float]), APPLIED[name]))
+    planned = [("learning rate", name, rates, f"train/lr/{name}") for name in names]
+    planned += [("probabilities", name, probabilities, APPLIED[name]) for name in curves(resolved)]
     drawn: dict[str, list[Curve]] = {"learning rate": [], "probabilities": []}
     for index, (panel, name, plan, metric) in enumerate(planned):
         color = COLORS[index % len(COLORS)]
-        drawn[panel].append(Curve(f"{name}, planned", steps, plan(steps), color))
+        drawn[panel].append(Curve(f"{name}, planned", steps, plan(steps)[name], color))
         updates, applied = run.series(metric)
         if len(updates):
             x = updates - 1  # a row after `n` updates tells what the last of them used, that of step n - 1
             if panel == "learning rate":
-                expected = plan(x)
+                expected = plan(x)[name]
                 gap = float(np.max(np.abs(applied - expected) / np.maximum(np.abs(expected), 1e-30)))
                 worst = max(worst or 0.0, gap)
             every = max(1, len(x) // 60)

@@ -1,4 +1,4 @@
-"""What the learning rate does after warmup: one class for each value of `lr_scheduler.name`.
+"""Learning-rate schedules: one class for each value of `lr_scheduler.name`, which joins schedules of optax.
 
 Cosine annealing: Loshchilov & Hutter, arXiv:1608.03983 (one cycle). Warmup-stable-decay: Hu et al., arXiv:2404.06395.
 """
@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any, ClassVar, dataclass_transform
 
+import optax
 from ml_collections import ConfigDict
 
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.resolved import LearningRateSpec
-from linnaeus_jax.schedules.step_function import linear
+from linnaeus_jax.schedules.values import linear
 
 
 @dataclass_transform(frozen_default=True)
 class ScheduleKind:
-    """Base of every kind. A subclass becomes a frozen dataclass, whose fields are the options below `lr_scheduler`.
+    """(spec) -> `optax.Schedule`. A subclass becomes a frozen dataclass, whose fields are options below `lr_scheduler`.
 
-    `__post_init__` raises ValueError for options out of range.
+    It defines `after_warmup`, or, to warm up in its own way, the whole curve (`__call__`). `__post_init__` raises
+    ValueError for options out of range.
     """
 
     #: the rate is constant between the drops of `spec.decay_steps`, and `min_lr` does not bound it
@@ -30,14 +31,20 @@ class ScheduleKind:
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True)(cls)
 
-    def rate(self, xp: ModuleType, k: Any, spec: LearningRateSpec) -> Any:
-        """Rates between 0 and `spec.peak`.
+    def __call__(self, spec: LearningRateSpec) -> optax.Schedule:
+        """The rate of each step, between 0 and `spec.peak` > 0: a linear warmup joined with `after_warmup`.
 
         Args:
-          xp: numpy on the host, jax.numpy inside the compiled update.
-          k: integers, any shape: the updates since the end of warmup, 0 for the first of them.
-          spec: rates and durations of the parameter group; `spec.decay_span` updates follow warmup.
+          spec: rates and durations of the parameter group.
         """
+        after = self.after_warmup(spec)
+        if not spec.warmup_steps:
+            return after
+        warmup = optax.linear_schedule(spec.warmup_lr, spec.peak, spec.warmup_steps)
+        return optax.join_schedules([warmup, after], [spec.warmup_steps])
+
+    def after_warmup(self, spec: LearningRateSpec) -> optax.Schedule:
+        """The rate by the updates since the end of warmup: 0 for the first of `spec.decay_span`."""
         raise NotImplementedError
 
     def durations(self, scheduler: ConfigDict, span: int, decay_steps: Callable[[], int]) -> dict[str, int]:
@@ -59,35 +66,43 @@ class ScheduleKind:
         yield from ()
 
 
-def cosine(xp: ModuleType, k: Any, peak: float, low: float, steps: int) -> Any:
-    """Half a period of a cosine from `peak` > 0 at 0 to `low` at `steps`."""
-    share = low / peak
-    return peak * ((1 - share) * (0.5 * (1 + xp.cos(xp.pi * xp.minimum(k, steps) / steps))) + share)
+def cosine(peak: float, low: float, steps: int) -> optax.Schedule:
+    """`optax.cosine_decay_schedule` from `peak` > 0 at 0 to `low` at `steps`."""
+    return optax.cosine_decay_schedule(peak, steps, alpha=low / peak)
 
 
 @SCHEDULES.register("cosine")
 class Cosine(ScheduleKind):
-    def rate(self, xp: ModuleType, k: Any, spec: LearningRateSpec) -> Any:
-        return cosine(xp, k, spec.peak, spec.min_lr, spec.decay_span)
+    """`optax.linear_schedule` (warmup), then `optax.cosine_decay_schedule`."""
+
+    def after_warmup(self, spec: LearningRateSpec) -> optax.Schedule:
+        return cosine(spec.peak, spec.min_lr, spec.decay_span)
 
 
 @SCHEDULES.register("linear")
 class Linear(ScheduleKind):
-    def rate(self, xp: ModuleType, k: Any, spec: LearningRateSpec) -> Any:
-        return linear(xp, k, spec.peak, spec.min_lr, spec.decay_span)
+    """`optax.linear_schedule` (warmup), then `optax.linear_schedule`."""
+
+    def after_warmup(self, spec: LearningRateSpec) -> optax.Schedule:
+        return linear(spec.peak, spec.min_lr, spec.decay_span)
 
 
 @SCHEDULES.register("step")
 class Step(ScheduleKind):
-    """The rate is multiplied by `decay_rate` every `decay_steps` updates after warmup; constant where that is 0."""
+    """`optax.linear_schedule` (warmup), then `optax.exponential_decay` by the number of drops.
+
+    The rate is multiplied by `decay_rate` every `decay_steps` updates after warmup; constant where that is 0.
+    """
 
     stepwise = True
 
-    def rate(self, xp: ModuleType, k: Any, spec: LearningRateSpec) -> Any:
+    def after_warmup(self, spec: LearningRateSpec) -> optax.Schedule:
         if not spec.decay_steps:
-            return spec.peak
-        # integers are divided: a quotient in float32 would misplace drops beyond 2**24 updates
-        return spec.peak * xp.power(spec.decay_rate, k // spec.decay_steps)
+            return optax.constant_schedule(spec.peak)
+        # Drops are counted by dividing integers: the quotient of `staircase=True` misplaces them beyond 2**24 updates,
+        # and `piecewise_constant_schedule` has a term for each drop.
+        after_drops = optax.exponential_decay(spec.peak, 1, spec.decay_rate)
+        return lambda count: after_drops(count // spec.decay_steps)
 
     def durations(self, scheduler: ConfigDict, span: int, decay_steps: Callable[[], int]) -> dict[str, int]:
         return {"decay_steps": decay_steps()}
@@ -99,13 +114,16 @@ class Step(ScheduleKind):
 
 @SCHEDULES.register("wsd")
 class WarmupStableDecay(ScheduleKind):
-    """`peak` for `stable_steps` updates, then down to `min_lr` over `decay_steps`, linearly or along a cosine."""
+    """`optax.linear_schedule` (warmup), `optax.constant_schedule`, then `optax.linear_schedule` or a cosine decay.
 
-    def rate(self, xp: ModuleType, k: Any, spec: LearningRateSpec) -> Any:
+    The rate is `peak` for `stable_steps` updates and falls to `min_lr` over `decay_steps`.
+    """
+
+    def after_warmup(self, spec: LearningRateSpec) -> optax.Schedule:
         shape = linear if spec.decay_type == "linear" else cosine
+        decay = shape(spec.peak, spec.min_lr, spec.decay_steps)
         # the first update after the stable phase is already one notch below the peak
-        decay = shape(xp, k - spec.stable_steps + 1, spec.peak, spec.min_lr, spec.decay_steps)
-        return xp.where(k < spec.stable_steps, spec.peak, decay)
+        return optax.join_schedules([optax.constant_schedule(spec.peak), decay], [spec.stable_steps - 1])
 
     def durations(self, scheduler: ConfigDict, span: int, decay_steps: Callable[[], int]) -> dict[str, int]:
         return {

@@ -12,6 +12,7 @@ from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Due, due_at_epoch_end, gradnorm_due
+from linnaeus_jax.schedules.values import on_host
 
 
 class OpsSchedule:
@@ -22,6 +23,8 @@ class OpsSchedule:
         self.progress = TrainingProgress() if progress is None else progress
         self.learning_rates = build_scheduler(resolved)
         self.probabilities = build_probabilities(resolved)
+        self._rates = on_host(self.learning_rates)
+        self._probabilities = on_host(vars(self.probabilities))
         self.early_stop_state = early_stop.initial_state(resolved.early_stop)
         self.stop_reason: str | None = None
 
@@ -30,24 +33,27 @@ class OpsSchedule:
 
     def get_lr(self, step: int | None = None) -> dict[str, float]:
         """Learning rate of each parameter group."""
-        return {group: rate(self._step(step)) for group, rate in self.learning_rates.items()}
+        return {group: rate.item() for group, rate in self._rates(self._step(step)).items()}
+
+    def _probability(self, name: str, step: int | None) -> Any:
+        return self._probabilities(self._step(step))[name].item()
 
     def get_meta_mask_prob(self, step: int | None = None) -> float:
-        return self.probabilities.meta_mask(self._step(step))
+        return self._probability("meta_mask", step)
 
     def get_partial_mask_enabled(self, step: int | None = None) -> bool:
-        return self.probabilities.partial_active(self._step(step))
+        return self._probability("partial_active", step)
 
     def get_partial_mask_prob(self, step: int | None = None) -> float:
         """The ramp alone; it acts only where `get_partial_mask_enabled`."""
-        return self.probabilities.partial_mask(self._step(step))
+        return self._probability("partial_mask", step)
 
     def get_null_mask_prob(self, step: int | None = None) -> float:
         """Probability that a sample with a null label stays in the loss."""
-        return self.probabilities.null_mask(self._step(step))
+        return self._probability("null_mask", step)
 
     def get_mixup_prob(self, step: int | None = None) -> float:
-        return self.probabilities.mix(self._step(step))
+        return self._probability("mix", step)
 
     def should_update_gradnorm(self, step: int | None = None) -> bool:
         """Whether update `step` changes the task weights."""

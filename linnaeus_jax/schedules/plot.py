@@ -12,6 +12,7 @@ from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import EVENTS, curves
 from linnaeus_jax.schedules.triggers import firing_epochs
+from linnaeus_jax.schedules.values import on_host
 
 _POINTS = 2000
 
@@ -39,11 +40,11 @@ def plot_schedule(
     figure = Figure(figsize=(12, 9), dpi=100, layout="constrained")
     rate_axes, probability_axes, event_axes = figure.subplots(3, 1, sharex=True, height_ratios=(4, 3, 2))
 
-    rates = build_scheduler(resolved)
+    rates, probabilities = (on_host(named)(steps) for named in (build_scheduler(resolved), curves(resolved)))
     colors = {spec.group: f"C{index % 10}" for index, spec in enumerate(specs)}
     for spec in specs:
         label = f"{spec.group} ({spec.name}, peak {spec.peak:.3g})"
-        rate_axes.plot(steps, rates[spec.group](steps), color=colors[spec.group], label=label)
+        rate_axes.plot(steps, rates[spec.group], color=colors[spec.group], label=label)
     for group, (when, values) in (applied or {}).items():
         if group in colors:
             label = f"{group}, applied"
@@ -59,8 +60,8 @@ def plot_schedule(
         rate_axes.legend(loc="best", fontsize=9)
     rate_axes.grid(alpha=0.3)
 
-    for name, curve in curves(resolved).items():
-        probability_axes.plot(steps, curve(steps), label=name)
+    for name, values in probabilities.items():
+        probability_axes.plot(steps, values, label=name)
     probability_axes.set_ylabel("probability")
     probability_axes.set_ylim(-0.03, 1.03)
     if probability_axes.lines:

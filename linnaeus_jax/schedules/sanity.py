@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.schedules.learning_rate import learning_rate
+from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end, firing_epochs, interval_epochs, measured_epochs
+from linnaeus_jax.schedules.values import on_cpu, values_at
 
 
-def _lr_findings(spec: LearningRateSpec, total: int) -> Iterator[str]:
+def _lr_findings(spec: LearningRateSpec, total: int, steps: np.ndarray, rates: np.ndarray) -> Iterator[str]:
     who = f"group {spec.group!r}"
     if spec.warmup_steps >= total:
         yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, so only the ramp is seen"
     elif spec.warmup_steps >= total / 2:
         yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, half of the run or more"
     yield from (f"{who}: {text}" for text in spec.kind.findings(spec))
-    steps = np.unique(np.linspace(0, total - 1, 1000).astype(np.int64))
-    rates = learning_rate(spec)(steps)
     wrong = steps[~((rates >= 0) & (rates < np.inf))]
     if len(wrong):
         yield f"{who}: the rate of schedule {spec.name!r} is negative or not finite, first at step {wrong[0]}"
@@ -114,9 +114,12 @@ def validate_schedule_sanity(resolved: ResolvedSchedule) -> list[str]:
     findings = list(resolved.notes)
     if totals.reference_bs != 512:
         findings.append(f"lr_scheduler.reference_bs = {totals.reference_bs} differs from the usual 512")
+    steps = np.linspace(0, total - 1, 1000).astype(np.int32)
+    with on_cpu():  # a thousand rates are known sooner than a program is compiled for them
+        rates = values_at(build_scheduler(resolved), jnp.asarray(steps))
     for spec in resolved.learning_rates:
         if not spec.frozen:
-            findings += _lr_findings(spec, total)
+            findings += _lr_findings(spec, total, steps, np.asarray(rates[spec.group]))
     if all(spec.frozen or spec.peak == 0 for spec in resolved.learning_rates):
         findings.append("every learning rate is 0: this run trains nothing and only evaluates")
     findings += _interval_findings(resolved)

@@ -6,15 +6,19 @@ Everything shown comes from the resolved schedule and the functions that the tra
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import optax
+
 from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.schedules.learning_rate import build_scheduler
-from linnaeus_jax.schedules.ops_schedule import OpsSchedule
+from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolved import Interval, LearningRateSpec, Ramp, ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Stage, exhaustive_combos, firing_epochs, phase_name
+from linnaeus_jax.schedules.values import on_host
 
 _WIDTH = 72
 _LABEL = 23
@@ -29,19 +33,16 @@ EVENTS = {
 }
 
 
-def curves(resolved: ResolvedSchedule) -> dict[str, Callable[[Any], Any]]:
-    """Every probability that is in use, by name, as a function of steps; the partial one with its window applied."""
-    ops = OpsSchedule(resolved)
-    named: dict[str, tuple[bool, Callable[[Any], Any]]] = {
-        "meta mask": (resolved.meta_masking.enabled, ops.get_meta_mask_prob),
-        "partial mask": (
-            resolved.partial_masking.enabled,
-            lambda k: ops.get_partial_mask_prob(k) * ops.get_partial_mask_enabled(k),
-        ),
-        "null inclusion": (resolved.null_masking.enabled, ops.get_null_mask_prob),
-        "mixing": (resolved.mixing.prob.enabled, ops.get_mixup_prob),
+def curves(resolved: ResolvedSchedule) -> dict[str, optax.Schedule]:
+    """Every probability that is in use, by name; the partial one with its window applied."""
+    schedules = build_probabilities(resolved).by_name()
+    named = {
+        "meta mask": (resolved.meta_masking.enabled, "meta_mask_prob"),
+        "partial mask": (resolved.partial_masking.enabled, "partial_mask_prob"),
+        "null inclusion": (resolved.null_masking.enabled, "null_mask_prob"),
+        "mixing": (resolved.mixing.prob.enabled, "mixup_prob"),
     }
-    return {name: curve for name, (enabled, curve) in named.items() if enabled}
+    return {name: schedules[logged] for name, (enabled, logged) in named.items() if enabled}
 
 
 def _elided(items: Sequence[Any]) -> str:
@@ -217,15 +218,17 @@ def text_chart(resolved: ResolvedSchedule) -> list[str]:
     total = resolved.total_steps
     columns = [min(total - 1, (2 * column + 1) * total // (2 * _WIDTH)) for column in range(_WIDTH)]
 
-    def row(label: str, curve: Callable[[int], float], scale: float) -> str:
+    def row(label: str, values: np.ndarray, scale: float) -> str:
         top = len(_LEVELS) - 1
-        ink = "".join(_LEVELS[max(0, min(top, round(top * curve(k) / scale)))] for k in columns)
+        ink = "".join(_LEVELS[max(0, min(top, round(top * value / scale)))] for value in values.tolist())
         return f"{label[:_LABEL]:<{_LABEL}} |{ink}| {scale:.3g}"
 
-    specs = {spec.group: spec for spec in resolved.learning_rates if not spec.frozen and spec.peak > 0}
+    peaks = {spec.group: spec.peak for spec in resolved.learning_rates if not spec.frozen and spec.peak > 0}
     rates = build_scheduler(resolved)
-    lines = [row(f"lr {group}", rates[group], spec.peak) for group, spec in specs.items()]
-    lines += [row(f"p {name}", curve, 1.0) for name, curve in curves(resolved).items()]
+    shown = {f"lr {group}": (rates[group], peak) for group, peak in peaks.items()}
+    shown |= {f"p {name}": (curve, 1.0) for name, curve in curves(resolved).items()}
+    values = on_host({label: schedule for label, (schedule, _) in shown.items()})(columns)
+    lines = [row(label, values[label], scale) for label, (_, scale) in shown.items()]
     ends = resolved.totals.boundaries
     for event, epochs in firing_epochs(resolved).items():
         if epochs:

@@ -13,6 +13,7 @@ from flax import struct
 
 from linnaeus_jax.learning import gradnorm, losses, optimizers
 from linnaeus_jax.metrics.phase import add
+from linnaeus_jax.schedules.values import values_at
 from linnaeus_jax.step import probes
 from linnaeus_jax.step.objective import Measured, Objective, Targets
 from linnaeus_jax.step.state import IntervalSums, TrainState
@@ -89,7 +90,7 @@ class StepSettings:
 
     probes: Sequence[probes.Probe]
     optimizer: optimizers.Optimizer
-    learning_rates: Mapping[str, Callable[[Any], Any]]  # by group, of the step
+    learning_rates: Mapping[str, optax.Schedule]  # by group
     clip_mode: str
     clip_limit: float
     ema_decay: float | None
@@ -236,17 +237,6 @@ def _optimizer_update(
     return Updated(Trainable(params, opt_state, ema), updates, clipped_norm)
 
 
-def scheduled_probabilities(objective: Objective, step: jax.Array | int) -> dict[str, jax.Array]:
-    """Scheduled probabilities of the step by name."""
-    probabilities = objective.probabilities
-    return {
-        "meta_mask_prob": probabilities.meta_mask(step),
-        "partial_mask_prob": probabilities.partial_mask(step) * probabilities.partial_active(step),
-        "mixup_prob": probabilities.mix(step),
-        "null_mask_prob": probabilities.null_mask(step),
-    }
-
-
 def apply(
     objective: Objective, settings: StepSettings, state: TrainState, sums: GradSums, targets: Targets, batch: Batch
 ) -> tuple[TrainState, StepOutputs]:
@@ -269,7 +259,7 @@ def apply(
         labelled = losses.label_counts(~targets.null, batch["weight"])
         gradnorm_state, gradnorm_metrics = settings.gradnorm.new_weights(state.gradnorm, sums.gradnorm, labelled)
 
-    rates = {name: rate(state.step) for name, rate in settings.learning_rates.items()}
+    rates = values_at(settings.learning_rates, state.step)
 
     if settings.clip_mode == "adaptive":  # it looks at the units of single leaves
         clipped, _ = optimizers.clip(sums.grads, "adaptive", settings.clip_limit, params=trained, ndim=optimizer.ndim)
@@ -283,7 +273,7 @@ def apply(
         updates = update(old, state.step, joined_grads, rates).updates
         return joining.split(jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates))
 
-    scheduled, measured = scheduled_probabilities(objective, state.step), sums.measured
+    scheduled, measured = values_at(objective.probabilities.by_name(), state.step), sums.measured
     inputs = probes.ProbeInputs(
         step=state.step,
         params=state.params,

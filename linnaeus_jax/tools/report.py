@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+
 from linnaeus_jax import tools
 from linnaeus_jax.reporting.report import write_report
 
@@ -22,6 +24,7 @@ def main(argv: Sequence[str]) -> None:
         "--out", type=Path, help="the HTML file; default: RUN/report.html, or comparison.html here for several runs"
     )
     options = parser.parse_args(argv)
+    jax.config.update("jax_platforms", "cpu")  # schedules are evaluated, no accelerator is needed
     default = options.runs[0] / "report.html" if len(options.runs) == 1 else Path("comparison.html")
     print(write_report(options.runs, options.out or default))
 

@@ -1,4 +1,4 @@
-"""Dry run of the schedule: checks, resolves, prints and draws it without building a model or touching a device.
+"""Dry run of the schedule: checks, resolves, prints and draws it without building a model or starting an accelerator.
 
     python -m linnaeus_jax.tools.schedule --config=configs/x.py [--out=DIR] [--config.train.epochs=3]
 
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -123,6 +124,7 @@ def main(argv: Sequence[str]) -> None:
         "--out", type=Path, help="directory for schedule_summary.txt, schedule_summary.json and schedule.png"
     )
     options, rest = parser.parse_known_args(argv)
+    jax.config.update("jax_platforms", "cpu")
     config, _ = load_config(rest)
     run(config, **vars(options))
 

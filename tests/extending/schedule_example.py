@@ -1,16 +1,12 @@
-"""A schedule of the user's own: polynomial decay from the peak to `min_lr`, as in the training of DeepLab.
+"""Schedules of the user's own: polynomial decay, and the inverse square root, which has a warmup of its own.
 
-In the config, beside `env.plugins = ("path/to/schedule_example.py",)`:
-
-    lr_scheduler.name = "polynomial"
-    lr_scheduler.polynomial.power = 0.9
-
-Warmup, peak, floor and the length of the run are those of every schedule; one parameter group alone takes it with
-`lr_scheduler.parameter_groups.<group>.name = "polynomial"`.
+config.env.plugins = ("schedule_example.py",)
+config.lr_scheduler.name = "polynomial"  # or of one group: config.lr_scheduler.parameter_groups.<group>.name
+config.lr_scheduler.polynomial.power = 0.9
 """
 
-from types import ModuleType
-from typing import Any
+import jax.numpy as jnp
+import optax
 
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.kinds import ScheduleKind
@@ -27,6 +23,14 @@ class Polynomial(ScheduleKind):
         if self.power <= 0:
             raise ValueError(f"power = {self.power} must be above 0; 1 is a linear decay")
 
-    def rate(self, xp: ModuleType, k: Any, spec: LearningRateSpec) -> Any:
-        progress = xp.minimum(k, spec.decay_span) / spec.decay_span
-        return spec.min_lr + (spec.peak - spec.min_lr) * (1 - progress) ** self.power
+    def after_warmup(self, spec: LearningRateSpec) -> optax.Schedule:
+        return optax.polynomial_schedule(spec.peak, spec.min_lr, self.power, spec.decay_span)
+
+
+@SCHEDULES.register("inverse_sqrt")
+class InverseSquareRoot(ScheduleKind):
+    """Vaswani et al., arXiv:1706.03762: the peak after `warmup_steps`, which are part of the formula."""
+
+    def __call__(self, spec: LearningRateSpec) -> optax.Schedule:
+        warmup = max(1, spec.warmup_steps)
+        return lambda step: spec.peak * jnp.minimum((step + 1) / warmup, jnp.sqrt(warmup / (step + 1)))

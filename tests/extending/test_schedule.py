@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +14,7 @@ from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules import ResolvedSchedule, build_scheduler
+from linnaeus_jax.schedules.values import on_host
 from linnaeus_jax.tools import report
 from linnaeus_jax.tools import schedule as tool
 from tests.extending.common import EXAMPLES, train_resume_evaluate
@@ -32,7 +31,8 @@ def forget(monkeypatch):
     """The example is not imported and not registered."""
     for name in [name for name in sys.modules if name.endswith("schedule_example.py")]:
         monkeypatch.delitem(sys.modules, name)
-    SCHEDULES.entries.pop("polynomial", None)
+    for name in ("polynomial", "inverse_sqrt"):
+        SCHEDULES.entries.pop(name, None)
 
 
 @pytest.fixture
@@ -75,10 +75,18 @@ def test_one_group_alone_takes_it_and_the_dry_run_shows_it(config, capsys, tmp_p
     heads, default = resolved.learning_rates
     assert (heads.name, heads.options, default.name) == ("polynomial", {"power": 2.0}, "cosine")
     assert ResolvedSchedule.from_dict(json.loads(json.dumps(resolved.to_dict()))) == resolved
-    rate, steps = build_scheduler(resolved)["heads"], np.arange(45)
-    np.testing.assert_allclose(jax.jit(rate)(jnp.asarray(steps, jnp.int32)), rate(steps), rtol=2e-6)
-    assert rate(3) < rate(4) == pytest.approx(heads.peak)
-    assert rate(40) == rate(44) == pytest.approx(heads.min_lr)
+    rates = on_host(build_scheduler(resolved))(np.arange(45))["heads"]
+    assert rates[3] < rates[4] == pytest.approx(heads.peak)
+    assert rates[40] == rates[44] == pytest.approx(heads.min_lr)
+
+
+def test_a_schedule_has_a_warmup_of_its_own(config, capsys):
+    config.lr_scheduler.name = "inverse_sqrt"
+    resolved = tool.run(config, (10,))
+    assert "inverse_sqrt" in capsys.readouterr().out
+    rates = on_host(build_scheduler(resolved))(np.arange(40))["default"] / resolved.learning_rates[0].peak
+    np.testing.assert_allclose(rates[:8], np.arange(1, 9) / 8, rtol=1e-6)
+    np.testing.assert_allclose(rates[8:], np.sqrt(8 / np.arange(9, 41)), rtol=1e-6)
 
 
 def test_a_wrong_option_is_one_clear_error(config):
@@ -88,7 +96,10 @@ def test_a_wrong_option_is_one_clear_error(config):
     assert error == "lr_scheduler.polynomial: power = -1.0 must be above 0; 1 is a linear decay"
     config.lr_scheduler.name = "quadratic"
     (error,) = validate_schedule_config(config)
-    assert "lr_scheduler.name = 'quadratic' is unknown; choose one of cosine, linear, step, wsd, polynomial" in error
+    assert (
+        "lr_scheduler.name = 'quadratic' is unknown; choose one of cosine, linear, step, wsd, polynomial, inverse_sqrt"
+        in error
+    )
 
 
 @pytest.mark.parametrize(

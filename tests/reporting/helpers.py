@@ -20,6 +20,7 @@ from linnaeus_jax.reporting.run_record import PLUGIN_METRICS_FILE
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.summary import write_summary
+from linnaeus_jax.schedules.values import on_host
 from tests.schedules.helpers import make_config, make_schedule
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L40")
@@ -135,14 +136,16 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
 
 def write_rows(path: Path, resolved: Any, rng: np.random.Generator, skill: float) -> None:
     log = MetricsLog(path)
-    rates, probabilities = build_scheduler(resolved), build_probabilities(resolved)
+    steps = np.arange(STEPS * EPOCHS)
+    rates = on_host(build_scheduler(resolved))(steps)
+    masking = on_host(build_probabilities(resolved).by_name())(steps)["meta_mask_prob"]
     for step in range(EVERY, STEPS * EPOCHS + 1, EVERY):
         epoch, progress = (step - 1) // STEPS, step / (STEPS * EPOCHS)
         now = phase_values(rng, skill * progress)
         row: dict[str, Any] = {f"train/step_avg_{name}": value for name, value in now.items() if "/" not in name}
         row |= names.update_row(now, {})
-        row |= {f"train/lr/{group}": rate(step - 1) for group, rate in rates.items()}
-        row["schedule/meta_mask_prob"] = probabilities.meta_mask(step - 1)
+        row |= {f"train/lr/{group}": float(rate[step - 1]) for group, rate in rates.items()}
+        row["schedule/meta_mask_prob"] = float(masking[step - 1])
         row["train/grad_norm"] = float(np.exp(rng.normal()))
         row["train/skipped_updates"] = int(step > 100)
         row |= {f"gradnorm/weight/{task}": 1 + 0.3 * float(rng.normal()) * progress for task in TASKS}

@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from linnaeus_jax.schedules import apply_lr_scaling, build_scheduler
 from linnaeus_jax.schedules.learning_rate import learning_rate
 from linnaeus_jax.schedules.resolved import LearningRateSpec
+from linnaeus_jax.schedules.values import on_host
 from tests.npz import load_npz
 from tests.schedules.helpers import make_schedule
 
@@ -29,7 +30,7 @@ def schedule_of(case):
     return make_schedule(settings, steps_per_epoch=case["steps_per_epoch"], epochs=epochs)
 
 
-def test_fixture_resolved_and_host(fixtures):
+def test_fixture(fixtures):
     cases = json.loads((fixtures / "scheduling_lr_cases.json").read_text())
     wanted = load_npz(fixtures / "scheduling_lr.npz")
     assert set(cases) == set(wanted)
@@ -37,33 +38,16 @@ def test_fixture_resolved_and_host(fixtures):
         resolved = schedule_of(case)
         assert resolved.total_steps == case["total_steps"]
         specs = {spec.group: spec for spec in resolved.learning_rates}
-        schedules = build_scheduler(resolved)
+        rates = on_host(build_scheduler(resolved))(np.arange(max(map(len, wanted[name]))))
         for expected, row in zip(case["resolved"], wanted[name]):
             spec = specs[expected["group"]]
             for key in ("peak", "min_lr", "warmup_lr"):
                 assert getattr(spec, key) == pytest.approx(expected[key], rel=1e-12), (name, key)
             for key in set(expected) - {"group", "peak", "min_lr", "warmup_lr"}:
                 assert getattr(spec, key) == expected[key], (name, key)
-            rates = schedules[spec.group](np.arange(len(row)))
-            assert rates.dtype == np.float64
-            np.testing.assert_allclose(rates, row, rtol=1e-12, atol=1e-12 * spec.peak, err_msg=name)
-            assert schedules[spec.group](3) == rates[3]
-            assert isinstance(schedules[spec.group](3), float)
-
-
-def test_fixture_traced(fixtures):
-    cases = json.loads((fixtures / "scheduling_lr_cases.json").read_text())
-    wanted = load_npz(fixtures / "scheduling_lr.npz")
-    rows = []
-    for name, case in cases.items():
-        schedules = build_scheduler(schedule_of(case))
-        for expected, row in zip(case["resolved"], wanted[name]):
-            rows.append((schedules[expected["group"]], expected["peak"], row, name))
-    steps = jnp.arange(max(len(row) for _, _, row, _ in rows), dtype=jnp.int32)
-    traced = jax.jit(lambda k: [schedule(k) for schedule, *_ in rows])(steps)
-    for values, (_, peak, row, name) in zip(traced, rows):
-        assert values.dtype == jnp.float32
-        np.testing.assert_allclose(values[: len(row)], row, rtol=0, atol=1e-6 * peak, err_msg=name)
+            found = rates[spec.group][: len(row)]
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, row, rtol=0, atol=1e-6 * spec.peak, err_msg=name)
 
 
 def test_defective_curves_are_not_produced(fixtures):
@@ -81,11 +65,11 @@ def test_defective_curves_are_not_produced(fixtures):
             "optimizer.parameter_groups.enabled": True,
             "optimizer.parameter_groups.second.lr_multiplier": 0.2,
         }
-        schedules = build_scheduler(make_schedule(settings, epochs=2))
+        found = on_host(build_scheduler(make_schedule(settings, epochs=2)))(np.arange(defective[key].shape[1]))
         for group, row in zip(("default", "second"), defective[key]):
-            rates = schedules[group](np.arange(len(row)))
+            rates = found[group]
             assert np.max(np.abs(rates - row)) > 0.01 * row.max(), key
-            assert rates[int(warmup)] == pytest.approx(2.0 * (1.0 if group == "default" else 0.2), rel=1e-12)
+            assert rates[int(warmup)] == pytest.approx(2.0 * (1.0 if group == "default" else 0.2), rel=1e-6)
 
 
 def test_scaling_fixture(fixtures):
@@ -113,22 +97,41 @@ def spec_of(**changes):
 
 def test_long_runs_stay_exact():
     """Beyond 2**24 a float32 cannot hold the step: drops stay at their update, curves within the tolerance."""
-    drop, total = 3_000_001, 50_000_000
-    schedules = [
-        learning_rate(spec_of(name="step", decay_rate=0.5, decay_steps=drop, total_steps=total, warmup_steps=7)),
-        learning_rate(spec_of(total_steps=total, warmup_steps=20_000_001)),
-        learning_rate(spec_of(name="linear", total_steps=total, warmup_steps=20_000_001)),
-    ]
-    edges = [7 + n * drop for n in range(1, 16)] + [20_000_001, total]
-    steps = np.array(sorted({edge + offset for edge in edges for offset in (-1, 0, 1)}), np.int32)
-    for schedule, values in zip(schedules, jax.jit(lambda k: [s(k) for s in schedules])(jnp.asarray(steps))):
-        np.testing.assert_allclose(values, schedule(steps), rtol=0, atol=1e-6)
+    drop, total, warmup = 3_000_001, 50_000_000, 20_000_001
+    specs = {
+        "step": spec_of(name="step", decay_rate=0.5, decay_steps=drop, total_steps=total, warmup_steps=7),
+        "cosine": spec_of(total_steps=total, warmup_steps=warmup),
+        "linear": spec_of(name="linear", total_steps=total, warmup_steps=warmup),
+    }
+    edges = [7 + n * drop for n in range(1, 16)] + [warmup, total]
+    steps = np.array(sorted({edge + offset for edge in edges for offset in (-1, 0, 1)}))
+    found = on_host({name: learning_rate(spec) for name, spec in specs.items()})(steps)
+    np.testing.assert_array_equal(found["step"], np.float32(0.5) ** ((steps - 7) // drop))
+    after = np.clip((steps - warmup) / (total - warmup), 0, 1)
+    for name, curve in (("cosine", 0.5 * (1 + np.cos(np.pi * after))), ("linear", 1 - after)):
+        expected = np.where(steps < warmup, steps / warmup, curve)
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-6)
 
 
-def test_random_specs_traced_equals_host():
+def reference(spec, k):
+    """The rate of update k by the formulas of the specification, in float64."""
+    if k < spec.warmup_steps:
+        return spec.warmup_lr + (spec.peak - spec.warmup_lr) * k / spec.warmup_steps
+    k -= spec.warmup_steps
+    if spec.name == "step":
+        return spec.peak * spec.decay_rate ** (k // spec.decay_steps)
+    linear, length = spec.name == "linear", spec.decay_span
+    if spec.name == "wsd":
+        linear, length, k = spec.decay_type == "linear", spec.decay_steps, max(0, k - spec.stable_steps + 1)
+    share = min(k, length) / length
+    share = share if linear else 0.5 * (1 - np.cos(np.pi * share))
+    return spec.peak + (spec.min_lr - spec.peak) * share
+
+
+def test_random_specs():
     rng = np.random.default_rng(0)
     specs = []
-    for _ in range(24):
+    for _ in range(60):
         peak, total = 10 ** rng.uniform(-6, 0), int(rng.integers(2, 300))
         specs.append(
             spec_of(
@@ -144,14 +147,21 @@ def test_random_specs_traced_equals_host():
                 decay_type=str(rng.choice(["cosine", "linear"])),
             )
         )
-    schedules = [learning_rate(spec) for spec in specs]
-    steps = np.arange(320, dtype=np.int32)
-    traced = jax.jit(lambda k: [schedule(k) for schedule in schedules])(jnp.asarray(steps))
-    for spec, schedule, values in zip(specs, schedules, traced):
-        host = schedule(steps)
-        np.testing.assert_allclose(values, host, rtol=0, atol=1e-6 * spec.peak, err_msg=str(spec))
-        assert host.min() >= 0
-        assert host.max() <= spec.peak * (1 + 1e-12)
+    found = on_host({str(index): learning_rate(spec) for index, spec in enumerate(specs)})(np.arange(320))
+    for spec, rates in zip(specs, found.values()):
+        expected = [reference(spec, k) for k in range(320)]
+        np.testing.assert_allclose(rates, expected, rtol=0, atol=5e-7 * spec.peak, err_msg=str(spec))
+        assert rates.min() >= 0
+
+
+def test_printed_and_applied_rates_are_the_same_numbers():
+    """The dry run compiles what the update traces: not one bit differs."""
+    schedule = learning_rate(spec_of(name="wsd", warmup_steps=7, stable_steps=20, decay_steps=60, peak=3e-4))
+    shown = on_host({"default": schedule})(np.arange(100))["default"]
+    applied = jax.jit(lambda k: schedule(k))
+    np.testing.assert_array_equal(shown, [applied(k) for k in range(100)])
+    transform = optax.inject_hyperparams(optax.sgd)(learning_rate=schedule)  # any optax optimizer takes it
+    assert transform.init(np.zeros(2)).hyperparams["learning_rate"] == shown[0]
 
 
 def test_zero_and_frozen_groups():
@@ -160,16 +170,12 @@ def test_zero_and_frozen_groups():
         "optimizer.parameter_groups.still.frozen": True,
         "optimizer.parameter_groups.zero.lr_multiplier": 0.0,
     }
-    schedules = build_scheduler(make_schedule(settings, epochs=2))
-    for group in ("still", "zero"):
-        assert schedules[group](5) == 0.0
-        assert float(schedules[group](jnp.int32(5))) == 0.0
-    assert schedules["default"](19) > 0
+    rates = on_host(build_scheduler(make_schedule(settings, epochs=2)))(19)
+    assert rates["still"] == rates["zero"] == 0.0 < rates["default"]
 
 
 def test_step_schedule_without_decay_is_constant():
     resolved = make_schedule({"lr_scheduler.name": "step", "lr_scheduler.decay_steps": 0, **_UNSET}, epochs=2)
-    schedule = build_scheduler(resolved)["default"]
-    assert schedule(0) == schedule(19) == resolved.learning_rates[0].peak
-    assert float(schedule(jnp.int32(19))) == pytest.approx(schedule(19), rel=1e-6)
+    rates = on_host(build_scheduler(resolved))(np.array([0, 19]))["default"]
+    np.testing.assert_array_equal(rates, np.float32(resolved.learning_rates[0].peak))
     assert any("never drops" in warning for warning in resolved.warnings)

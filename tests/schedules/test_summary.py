@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -134,15 +135,17 @@ def test_tool_counts_updates_from_rows(capsys):
         tool.run(config, dataset_size=13)
 
 
-def test_command_line_starts_no_device(tmp_path):
+def test_command_line_starts_no_accelerator(tmp_path):
     """The example of grouped fine-tuning, as a user would run it."""
     code = (
-        "import sys; from linnaeus_jax.tools.schedule import main; status = main(sys.argv[1:]);"
-        "from jax._src import xla_bridge; assert not xla_bridge._backends; sys.exit(status)"
+        "import jax, sys; from linnaeus_jax.tools.schedule import main; status = main(sys.argv[1:]);"
+        "from jax._src import xla_bridge; assert [*xla_bridge._backends] == [jax.config.jax_platforms] == ['cpu'];"
+        "sys.exit(status)"
     )
     arguments = ["--config=configs/finetune_groups.py", "--dataset_size=5000", f"--out={tmp_path}"]
     command = [sys.executable, "-c", code, *arguments, "--config.train.epochs=4"]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=120)
+    env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
     assert "heads: linear" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {
