@@ -197,6 +197,16 @@ def test_shares_at_scale():
         np.testing.assert_allclose(shares, want / want.sum() * 999_936)
 
 
+def test_a_fraction_of_a_draw_comes_in_that_fraction_of_the_epochs():
+    """Systematic sampling is unbiased: each epoch has an offset of its own, uniform in [0, 1)."""
+    label, rng = np.repeat(np.arange(4), 5), np.random.default_rng(0)
+    shares, total = np.array([2.25, 3.5, 0.9, 3.35]), np.zeros(4)
+    for _ in range(2000):
+        keys = rng.integers(0, 2**64, len(label) + 1, dtype=np.uint64)
+        total += np.bincount(label[draw_rows(label, shares, 10, keys)], minlength=4)
+    np.testing.assert_allclose(total / 2000, shares, atol=0.05)  # four standard deviations
+
+
 def test_rows_without_a_label_keep_their_share():
     label = np.repeat([0, 1, 2], [50, 40, 10]).astype(np.int32)
     for balance in ("sqrt", "equal"):

@@ -189,6 +189,10 @@ def test_null_rows_are_kept_out_of_groups(fixtures):
     genus_group = build_dataset(config).train.group("taxa_L20")
     assert (genus_group[taxon[:, 1] == 0] == -1).all()
     assert (genus_group[(taxon[:, 0] == 0) & (taxon[:, 1] != 0)] >= 0).any()
+    split = build_dataset(config).train  # rows that are null at the rank by which they are grouped are never mixed
+    for column, task in enumerate(split.table.tasks):
+        assert (split.group(task)[taxon[:, column] == 0] == -1).all()
+    assert (split.group("taxa_L10") >= 0).any()
     with pytest.raises(ValueError, match="taxa_L99"):
         split.group("taxa_L99")
 

@@ -67,7 +67,11 @@ def test_both_null_patterns_of_elevation():
     values = [[0, 1, 0, 1], [0, 0, 0, 0], [1e-9, 1 - 1e-6, 0, 1], [0, 1, 0.1, 0.99], [0, -1, 0, 1]]
     assert build(item, values)[1][:, 0].tolist() == [False, False, False, True, True]
     assert build(ComponentSettings("ELEVATION", "height", (), 4), values)[1][:, 0].tolist()[:3] == [False] * 3
+    assert build(ComponentSettings("ELEVATION", "height", (), 4), values)[1][:, 0].tolist() == [False] * 3 + [True] * 2
     assert build(ComponentSettings("SPATIAL", "spatial", (), 4), values)[1][0, 0]  # only elevations have this null
+    # judged on the full vector: a column that says 0 m at one scale beside others that do not is an elevation
+    part = ComponentSettings("ELEVATION", "elevation_broadrange_2", ("month_sin", "month_cos"), 2)
+    assert build(part, values, NAMES)[1][:, 0].tolist() == [False, False, False, True, True]
 
 
 def test_elevation_of_odd_width_is_null(caplog):

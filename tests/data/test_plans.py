@@ -136,6 +136,9 @@ def test_levels_change_the_epochs(fixtures):
     assert plans.total == sum(lengths)
     assert plans.locate(lengths[0]) == (1, 0)
     assert plans.locate(plans.total - 1) == (2, lengths[2] - 1)
+    for epoch in (0, 1, 0, 2):
+        plans.plan(epoch)
+    assert list(plans._plans) == [0, 2]  # those used last; more would fill the memory of a long run
     with pytest.raises(IndexError, match="outside the run"):
         plans.locate(plans.total)
     with pytest.raises(ValueError, match="fill no batch"):

@@ -268,6 +268,29 @@ def test_erased_pixels_are_noise(mode, law):
         assert abs(np.corrcoef(after[changed][1:, 0], after[changed][:-1, 0])[0, 1]) < 0.12
 
 
+def test_erased_pixels_follow_the_moments_of_their_channel():
+    image = np.empty((64, 64, 3), np.float32)
+    image[:, ::2], image[:, 1::2] = (40, 120, 205), (60, 120, 195)  # means 50, 120, 200; deviations 10, 0, 5
+    settings = AugmentSettings(erase_prob=1.0, erase_mode="pixel", erase_area=(0.3, 0.3), erase_ratio=(0.9, 1.1))
+    noise = jax.random.normal(jax.random.key(0), (2 * image.size,))
+    uniform = jnp.asarray([[0.0, 0.1, 0, 0, 0], [0.5, 0.5, 0.3, 0.3, 0.5]])
+    out = np.asarray(augmentation.random_erase(jnp.asarray(image), uniform, noise, settings))
+    erased = out[(out != image).any(axis=-1)]
+    assert 1100 < len(erased) < 1300
+    np.testing.assert_allclose(erased.mean(axis=0), (50, 120, 200), atol=1.5)
+    np.testing.assert_allclose(erased.std(axis=0), (10, 0, 5), atol=0.8)
+
+
+def test_statistics_of_a_slot_leave_out_the_fill_of_later_slots_alone():
+    image = jnp.full((4, 8, 3), 40, jnp.uint8).at[:, 4:].set(60).at[:, :1].set(pixel_ops.FILL)
+    mask = jnp.zeros((4, 8), bool).at[:, :1].set(True)
+    op = OP_CODE["autocontrast"]
+    for slot, filled, top in ((0, {0: mask}, pixel_ops.FILL), (1, {0: mask}, pixel_ops.FILL), (0, {1: mask}, 60)):
+        out = augmentation._color_slot(image, op, jnp.float32(0), filled, slot, ("autocontrast",))
+        np.testing.assert_array_equal(out[:, 4:], (60 - 40) * 255 // (top - 40))
+        np.testing.assert_array_equal(out[:, 1:4], 0)
+
+
 def test_stages_can_be_looked_at():
     stages = augmentation.cumulative_settings(FULL)
     assert [name for name, _ in stages] == ["input", "crop", "flip", "randaugment", "colour jitter", "random erasing"]

@@ -118,7 +118,7 @@ def batch(size, block, rng) -> tuple[Any, Any, Any, Any, Any, Any]:
         for g in range(3):
             members = start + np.flatnonzero(group[start : start + block] == g)
             partner[members] = np.roll(members, 1)
-    image = rng.random((size, 6, 6, 3), np.float32)
+    image = rng.random((size, 10, 6, 3), np.float32)  # higher than wide: neither side may stand for the other
     valid = rng.random((size, 2)) < 0.6
     meta = np.where(valid[:, [0, 0, 1, 1, 1]], rng.random((size, 5)), 0).astype(np.float32)
     return image, meta, valid, rng.integers(0, 9, (size, 2)).astype(np.int32), partner, group

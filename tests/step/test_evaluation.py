@@ -136,6 +136,16 @@ def test_counts_do_not_depend_on_batches_or_devices(spied, captured, batch_size,
             assert found.metrics[phase][name] == pytest.approx(value, rel=1e-5), f"{phase} {name}"
 
 
+def test_rows_of_unknown_species_are_in_no_rarity_bin(spied, captured) -> None:
+    program, inputs = spied
+    split, names = inputs.dataset.train, inputs.dataset.rarity_names
+    known = split.labels[:, 0] != 0
+    assert 0 < known.sum() < len(known)
+    expected = np.bincount(split.rarity[known], minlength=len(names))
+    assert not np.array_equal(expected, np.bincount(split.rarity, minlength=len(names)))
+    np.testing.assert_array_equal(captured.sums["val"]["subset/rarity/count"], expected)
+
+
 def test_the_host_runs_two_batches_ahead_and_reads_once(spied, monkeypatch) -> None:
     added: list[int] = []
     waited: list[int] = []

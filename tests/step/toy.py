@@ -19,13 +19,19 @@ class Toy(ModelFamily):
     """Mean colour and metadata through `stem` and `aggregate`, then one `head.<task>` each."""
 
     statistics: bool  # normalise by the batch's statistics: a state that is not trained
+    dropout: float
 
-    variants: ClassVar = {"tiny": {"statistics": False}, "statistics": {"statistics": True}}
+    variants: ClassVar = {
+        "tiny": {"statistics": False, "dropout": 0.0},
+        "statistics": {"statistics": True, "dropout": 0.0},
+        "dropout": {"statistics": False, "dropout": 0.5},
+    }
 
     def setup(self) -> None:
         self.stem = nn.Dense(8, name="stem")
         self.aggregate = nn.Dense(8, name="aggregate")
         self.heads = {spec.task: nn.Dense(spec.num_classes, name=f"head.{spec.task}") for spec in self.head_specs}
+        self.drop = nn.Dropout(self.dropout)
         if self.statistics:
             self.final_norm = nn.BatchNorm(momentum=0.5, name="final_norm")
 
@@ -37,6 +43,7 @@ class Toy(ModelFamily):
     ) -> jax.Array:
         meta = jnp.zeros((len(features), self.meta_dim)) if meta is None else meta
         x = nn.tanh(self.aggregate(nn.tanh(self.stem(jnp.concatenate([features, meta], axis=1)))))
+        x = self.drop(x, deterministic=not train)
         return self.final_norm(x, use_running_average=not train) if self.statistics else x
 
     def classify(self, features: jax.Array, *, train: bool = False, refine: bool = True) -> dict[str, jax.Array]:

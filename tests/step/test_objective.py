@@ -1,0 +1,137 @@
+"""What an update draws, what it counts and what it leaves alone, each asked of the parts of the step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.step.train_step import apply, grad_sums
+from tests.step import toy
+from tests.step.programs import build
+from tests.tiny import tiny_config
+
+TOY = {"model__type": "toy", "data__batch_size": 8}
+GRADNORM = {"loss__grad_weighting__task__type": "gradnorm", "loss__grad_weighting__task__gradnorm_enabled": True}
+NULLS = {"schedule__null_masking__enabled": True, "schedule__null_masking__start_prob": 1.0}
+
+
+def made(directory, monkeypatch, **overrides):
+    """Program and first update of the toy model: (program, batch [A, B], initial state)."""
+    toy.register(monkeypatch)
+    program, inputs, _ = build(tiny_config(directory, **TOY, **overrides), directory)
+    with inputs.train_loader(0, 1) as loader:
+        batch = {name: jnp.asarray(np.asarray(x)) for name, x in next(loader)[1].items()}
+    return program, batch, jax.jit(program.initial_state)()
+
+
+def at(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def test_images_masks_mixing_and_null_labels_are_drawn_anew_at_each_step(tmp_path, monkeypatch):
+    overrides = {
+        "aug__color_jitter": 0.4,
+        "schedule__mixup__prob__enabled": True,
+        "schedule__mixup__prob__start_prob": 1.0,
+    }
+    overrides |= {"schedule__meta_masking__start_prob": 0.5, "schedule__meta_masking__end_prob": 0.5}
+    overrides |= {"schedule__null_masking__enabled": True, "schedule__null_masking__start_prob": 0.5}
+    overrides |= {"train__accumulation_steps": 2, "schedule__null_masking__end_prob": 0.5}
+    program, batch, _ = made(tmp_path, monkeypatch, **overrides)
+    objective = program.objective
+    batch["label"] = batch["label"].at[..., 0].set(0)  # every species is unknown
+
+    @jax.jit
+    def drawn(step):
+        targets, _ = objective.prepare(batch, step)
+        parts = [objective.inputs(at(batch, index), at(targets, index), step) for index in range(2)]
+        return targets.draws.lam, targets.loss_mask, [part[0] for part in parts], [part[3] for part in parts]
+
+    first, again, second = drawn(jnp.int32(0)), drawn(jnp.int32(0)), drawn(jnp.int32(1))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    lam, loss_mask, images, masked = first
+    assert np.unique([*lam, *second[0]]).size == 4  # of each micro-batch of each update
+    assert (loss_mask != second[1]).any()
+    for index in range(2):
+        assert (np.abs(images[index] - second[2][index]).max(axis=(1, 2, 3)) > 1e-3).all()
+        assert (np.asarray(masked[index]) != np.asarray(second[3][index])).any()
+
+
+def test_dropout_is_drawn_anew_for_each_step_and_micro_batch(tmp_path, monkeypatch):
+    program, batch, state = made(tmp_path, monkeypatch, model__variant="dropout")
+    targets, counts = program.objective.prepare(batch, state.step)
+    micro, target = at(batch, 0), at(targets, 0)
+
+    @jax.jit
+    def losses(step, index):
+        return program.objective.task_losses(state.params, {}, micro, target, counts, step, index)[0]
+
+    found = {(step, index): losses(jnp.int32(step), jnp.int32(index))[0] for step in (0, 1) for index in (0, 1)}
+    assert len({float(loss) for loss in found.values()}) == 4
+    assert losses(jnp.int32(1), jnp.int32(0))[0] == found[1, 0]
+
+
+def test_a_loss_that_is_not_finite_is_skipped_even_with_finite_gradients(tmp_path, monkeypatch):
+    program, batch, state = made(tmp_path, monkeypatch)
+    targets, counts = program.objective.prepare(batch, state.step)
+
+    @jax.jit
+    def updated(bad):
+        sums = grad_sums(program.objective, state.params, {}, batch, targets, counts, jnp.ones(3), state.step)
+        sums = sums.replace(task_losses=sums.task_losses.at[1].add(bad))
+        return apply(program.objective, program.settings, state, sums, targets, batch)
+
+    good, outputs = updated(0.0)
+    assert outputs.finite
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(good.params), jax.tree.leaves(state.params)))
+    for bad in (np.nan, np.inf):
+        after, outputs = updated(bad)
+        assert np.isfinite(outputs.grad_norm)
+        assert not outputs.finite
+        assert int(after.skipped) == 1
+        jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
+        jax.tree.map(np.testing.assert_array_equal, after.opt_state, state.opt_state)
+
+
+def test_a_skipped_update_moves_no_task_weight(tmp_path, monkeypatch):
+    """The measurement without metadata is finite, the update, whose metadata are not, is skipped."""
+    program, batch, state = made(tmp_path, monkeypatch, **GRADNORM, schedule__meta_masking__enabled=False)
+    assert program.settings.gradnorm.zero_metadata
+    step = jax.jit(program.train_step("gradnorm"))
+    moved, outputs = step(state, batch)
+    assert np.abs(moved.gradnorm.weights - state.gradnorm.weights).max() > 1e-3
+    after, outputs = step(state, batch | {"meta": jnp.full_like(batch["meta"], np.nan)})
+    assert not outputs.finite
+    assert np.isfinite(outputs.gradnorm["loss"]).all()
+    jax.tree.map(np.testing.assert_array_equal, after.gradnorm, state.gradnorm)
+
+
+def test_gradnorm_measures_the_mean_over_the_labelled_rows(tmp_path, monkeypatch):
+    """Null labels train here, so that the labels that count are more than those that are measured."""
+    program, batch, state = made(tmp_path, monkeypatch, **GRADNORM, **NULLS)
+    batch["label"] = batch["label"].at[0, :3, 0].set(0)
+    targets, counts = program.objective.prepare(batch, state.step)
+    labelled = np.asarray(batch["label"][0] != 0)
+    assert counts[0] > labelled[:, 0].sum()
+    sums = jax.jit(
+        lambda: grad_sums(
+            program.objective,
+            state.params,
+            {},
+            batch,
+            targets,
+            counts,
+            jnp.ones(3),
+            state.step,
+            measure=program.settings.gradnorm,
+        )
+    )()
+    image, meta, valid, _ = program.objective.inputs(at(batch, 0), at(targets, 0), state.step)
+    logits = program.model.apply(
+        {"params": state.params}, image, jnp.zeros_like(meta), meta_valid_BK=jnp.zeros_like(valid)
+    )
+    for t, (task, z) in enumerate(logits.items()):
+        per_row = np.asarray(program.objective.criteria[task](z, batch["label"][0][:, t]))
+        assert sums.gradnorm.losses[t] == pytest.approx(per_row[labelled[:, t]].mean(), rel=1e-5), task
