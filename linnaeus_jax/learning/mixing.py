@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from linnaeus_jax.learning.branches import computed_if
 from linnaeus_jax.learning.meta_masking import Bounds, column_components
 
 
@@ -213,22 +214,9 @@ def mix(
     take_partner = mixed[:, None] & partner_valid & (~valid | (draws.pick >= 0.5)[:, None])
     columns = column_components(bounds, meta.shape[1])
     return Mixed(
-        image=_blended_if(draws.active, blend, image),
+        image=computed_if(draws.active, blend, image, store=True),
         meta=jnp.where(take_partner[:, columns], partner_meta, meta),
         valid=jnp.where(take_partner, partner_valid, valid),
         partner_label=of_partner(label),
         lam=lam,
     )
-
-
-def _blended_if(active: jax.Array, blend: Callable[[jax.Array], jax.Array], image: jax.Array) -> jax.Array:
-    """`blend(image)` where `active`, else `image`, which is stored and not augmented again by everything that reads it.
-
-    A branch saves unmixed batches the work. On a GPU the host would have to wait for `active` in every update before
-    it could go on, which costs more than to blend in vain.
-    """
-    if jax.default_backend() == "gpu":
-        image = jax.lax.optimization_barrier(image)
-        return jnp.where(active, blend(image), image)
-    chosen: jax.Array = jax.lax.cond(active, blend, lambda image: image, image)
-    return chosen

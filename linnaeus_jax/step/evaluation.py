@@ -24,7 +24,7 @@ from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
-from linnaeus_jax.step.process import compiler_options, leave_gaps
+from linnaeus_jax.step.process import LARGEST_COMPILER_GAP, compiler_options, leave_gaps
 
 #: columns of a batch that every phase needs besides the image
 USED = ("label", "meta", "meta_valid", "weight", "row", "rarity", "taxa_subset")
@@ -272,7 +272,7 @@ class Evaluator:
     def _after_compilation(self) -> None:
         programs = self._features._cache_size() + self._phase._cache_size()  # type: ignore[attr-defined]
         if programs != self._programs:
-            leave_gaps()
+            leave_gaps(LARGEST_COMPILER_GAP)
         self._programs = programs
 
     def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray) -> dict[str, float]:

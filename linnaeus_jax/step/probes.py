@@ -109,6 +109,7 @@ def measure(probes: Sequence[Probe], inputs: ProbeInputs) -> dict[str, Any]:
             results[probe.name] = probe.measure(inputs)
             continue
         shapes = jax.eval_shape(probe.measure, inputs)
+        # a conditional on every backend: what is seldom due shall not be computed in every update
         results[probe.name] = jax.lax.cond(
             inputs.step % probe.every == 0,
             probe.measure,

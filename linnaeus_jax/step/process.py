@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import tempfile
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import jax
@@ -22,6 +23,8 @@ _WORTH_KEEPING = 0.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 #: bytes of the gaps of a heap that `leave_gaps` leaves behind: the smallest, and a power of two above the largest
 _LEAST_GAP, _LARGEST_GAP = 2**13, 2**26
+#: bytes that a gap of the compiler hardly exceeds, while temporaries of updates do
+LARGEST_COMPILER_GAP = 2**20
 
 
 def cache_directory() -> Path:
@@ -102,16 +105,27 @@ def _accepted(name: str, value: str) -> bool:
     return True
 
 
+def only_cpus() -> bool:
+    """Whether this process can have no other devices than CPUs; asked without starting a backend."""
+    if jax.config.jax_platforms:
+        return jax.config.jax_platforms == "cpu"
+    accelerators = ("jax_plugins", "libtpu")
+    return not entry_points(group="jax_plugins") and not any(map(importlib.util.find_spec, accelerators))
+
+
 def keep_freed_memory() -> bool:
-    """Lets glibc keep freed memory for the next update instead of giving it back to the system.
+    """Lets glibc keep freed memory for the next update instead of giving it back to the system; once for a process.
+
+    Only where CPUs compute: elsewhere the host frees no temporaries of updates, and its decoding threads want heaps of
+    their own, which shrink.
 
     An update of a CPU frees gigabytes of temporaries, and each page of them would be cleared by the system and mapped
     again at the next one. The process stays as large as it ever was, which is two updates' temporaries where XLA has
     begun the next update before it freed those of the last. Returns False where the C library is another one.
     """
     libc = _libc()
-    if libc is None:
-        return False
+    if libc is None or _kept["heap"] or not only_cpus():
+        return _kept["heap"]
     settings = (_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)  # -1: the heap never shrinks
     accepted = [libc.mallopt(name, value) for name, value in settings]
     _kept.update(heap=min(accepted) == 1)
@@ -122,19 +136,22 @@ def keep_freed_memory() -> bool:
 _kept = {"heap": False}
 
 
-def leave_gaps() -> None:
+def leave_gaps(largest: int = _LARGEST_GAP) -> None:
     """After a compilation: its memory goes back to the system, and the gaps that it left in the heap are used no more.
 
     A compiler leaves tens of thousands of gaps of all sizes. glibc keeps those of similar size in sorted lists, which
     each larger request walks: a quarter of the time of a small model's updates. The gaps are allocated and never freed;
     they are addresses without memory, but for the page that each begins in. Does nothing unless `keep_freed_memory`
     did, since there is more than one heap otherwise.
+
+    Args:
+      largest: bytes, a power of two; larger gaps stay, since after the first update they are freed temporaries.
     """
     libc = _libc()
     if libc is None or not _kept["heap"]:
         return
     libc.malloc_trim(0)
-    end, size = libc.sbrk(0), _LARGEST_GAP
+    end, size = libc.sbrk(0), largest
     while size >= _LEAST_GAP:
         address = libc.malloc(size)
         if address is None or address > end - _LEAST_GAP:  # no gap, but the end of the heap

@@ -12,6 +12,7 @@ import optax
 from flax import struct
 
 from linnaeus_jax.learning import gradnorm, losses, optimizers
+from linnaeus_jax.learning.branches import computed_if
 from linnaeus_jax.metrics.phase import add
 from linnaeus_jax.schedules.values import values_at
 from linnaeus_jax.step import probes
@@ -294,15 +295,16 @@ def apply(
         updates=applied_updates,
     )
     probe_results = probes.measure(settings.probes, inputs)
-    # A branch of its own is compiled alike with and without probes: its operands, the gradients, are arrays in memory,
-    # and XLA fuses nothing across its border. So probes change no bit of the parameters, and no update of a whole
-    # vector is computed again for each leaf that is cut from it. The branch runs after the probes so that it may write
-    # over the parameters; XLA would copy them for probes that could run later.
-    new, clipped_norm = jax.lax.cond(
-        finite & probes.true_after(probe_results),
-        lambda: update(old, state.step, joined_grads, rates)[::2],
-        lambda: (old, norm),
-    )
+
+    # On a CPU a branch of its own is compiled alike with and without probes: its operands, the gradients, are arrays in
+    # memory, and XLA fuses nothing across its border. So probes change no bit of the parameters, and no update of a
+    # whole vector is computed again for each leaf that is cut from it. The branch runs after the probes so that it may
+    # write over the parameters; XLA would copy them for probes that could run later.
+    def updated(kept: tuple[Trainable, jax.Array]) -> tuple[Trainable, jax.Array]:
+        made = update(kept[0], state.step, joined_grads, rates)
+        return made.new, made.clipped_norm
+
+    new, clipped_norm = computed_if(finite & probes.true_after(probe_results), updated, (old, norm))
 
     def accepted(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)

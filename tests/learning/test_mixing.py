@@ -18,6 +18,7 @@ from scipy import stats
 
 from linnaeus_jax.config import defaults
 from linnaeus_jax.learning import mixing
+from linnaeus_jax.learning.branches import computed_if
 from linnaeus_jax.learning.mixing import MixDraws, MixSettings
 from tests.npz import load_npz
 
@@ -235,5 +236,8 @@ def test_a_select_does_what_the_branch_does(active, monkeypatch):
     image, results = jnp.arange(6.0), []
     for backend in ("cpu", "gpu"):
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-        results.append(mixing._blended_if(jnp.bool_(active), lambda x: 2 * x, image))
+        jaxpr = jax.make_jaxpr(lambda on: computed_if(on, lambda x: 2 * x, image, store=True))(jnp.bool_(active))
+        assert ("cond" in str(jaxpr)) == (backend == "cpu")
+        results.append(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, jnp.bool_(active))[0])
+    np.testing.assert_array_equal(results[0], image * (1 + active))
     np.testing.assert_array_equal(results[0], results[1])

@@ -137,7 +137,7 @@ def test_counts_do_not_depend_on_batches_or_devices(spied, captured, batch_size,
 
 
 def test_rows_of_unknown_species_are_in_no_rarity_bin(spied, captured) -> None:
-    program, inputs = spied
+    _, inputs = spied
     split, names = inputs.dataset.train, inputs.dataset.rarity_names
     known = split.labels[:, 0] != 0
     assert 0 < known.sum() < len(known)

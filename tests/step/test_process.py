@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -82,6 +83,29 @@ assert blocks[0] <= libc.malloc(20_000) <= blocks[-1]
 process.leave_gaps()
 print(libc.malloc(20_000) > blocks[-1])
 """
+
+
+@pytest.mark.parametrize(("platforms", "expected"), [("cpu", True), ("cuda,cpu", False), ("tpu", False)])
+def test_freed_memory_is_kept_where_cpus_compute(platforms, expected, monkeypatch):
+    monkeypatch.setattr(process, "_kept", {"heap": False})
+    calls = []
+    libc = SimpleNamespace(mallopt=lambda *setting: calls.append(setting) or 1)
+    monkeypatch.setattr(process, "_libc", lambda: libc)
+    monkeypatch.setattr(process.jax, "config", SimpleNamespace(jax_platforms=platforms))
+    assert process.keep_freed_memory() == process.keep_freed_memory() == expected
+    assert len(calls) == 3 * expected  # once for a process
+
+
+def test_an_installed_accelerator_may_be_used(monkeypatch):
+    monkeypatch.setattr(process.jax, "config", SimpleNamespace(jax_platforms=None))
+    monkeypatch.setattr(process, "entry_points", lambda group: [])
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
+    assert process.only_cpus()
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: name if name == "libtpu" else None)
+    assert not process.only_cpus()
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(process, "entry_points", lambda group: ["xla_cuda13"])
+    assert not process.only_cpus()
 
 
 def test_gaps_of_the_heap_are_used_no_more():
