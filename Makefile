@@ -6,13 +6,14 @@ READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 LATEST_PYTHON = $(shell .ci/newest_python)
 
-.PHONY: help demo test test-slow test-latest campaign lint docs reference pictures bench setup clean
+.PHONY: help demo test test-slow test-latest campaign mutations lint docs reference pictures bench setup clean
 
 help:
 	@echo "make demo       install, generate the demo data and train on it (about 3 minutes on 2 cores)"
 	@echo "make test       install and run the tests (8 to 11 minutes on 2 cores)"
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
 	@echo "make campaign PART=kills|inputs|damage|faults  hundreds of random kills, bad inputs, damaged files, faults"
+	@echo "make mutations  single-place faults, and whether the tests see them (half an hour)"
 	@echo "make test-latest  the tests with the newest Python here and the newest JAX, in .venv-latest"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the manual as web pages, in build/docs; a broken link is an error"
@@ -42,6 +43,9 @@ test-slow: $(READY)
 
 campaign: $(READY)
 	$(BIN)/python -m tests.campaign $(PART)
+
+mutations: $(READY)
+	$(BIN)/python -m tests.mutations
 
 lint: $(READY)
 	$(BIN)/ruff check .
