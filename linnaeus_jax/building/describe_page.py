@@ -155,7 +155,7 @@ def sections(
     return {
         "Rows and classes": _faults(found) + _origin(found) + note(RANK_NOTE) + table(RANK_COLUMNS, rank_rows(found))
         + plots("long_tail", "depth"),
-        "Where": f'<div class="scroll map">{image(figures["map"], "map")}</div>' if "map" in figures else "",
+        "Where": f'<div class="map">{image(figures["map"], "map")}</div>' if "map" in figures else "",
         "When and how high": plots("months", "hours", "elevation") if figures.keys() & MOMENTS else "",
         "Metadata": plots("coverage", beside=parts) if (parts := _components(found)) else "",
         "Split": plots("split", beside=_split(found)) if len(found.sides) > 1 else "",

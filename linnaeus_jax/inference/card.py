@@ -100,8 +100,12 @@ python -m linnaeus_jax.tools.predict bundle pictures/ --out predictions.csv
 python -m linnaeus_jax.tools.serve bundle
 python -c "import linnaeus_jax; print(linnaeus_jax.load('bundle').predict('picture.jpg')[0].answer)"
 ```
-
-Place, date and elevation of the pictures make the answers better; each may be missing."""
+"""
+    if bundle.encoder.components:
+        names = ", ".join(component.name for component in bundle.encoder.components)
+        text += f"\n\nMetadata of the pictures ({names}) make the answers better; each may be missing."
+    else:
+        text += "\n\nThe model looks at the picture alone: place, date and elevation change nothing."
     if not bundle.plugins:
         return text
     names = ", ".join(one_cell(name.rpartition("/")[2]) for name in bundle.plugins)

@@ -49,6 +49,7 @@ class Labelled:
       meta: float32 [N, D]; valid: bool [N, K], as the model takes them.
       names: of the taxa in the file.
       notes: what of the model the file does not have.
+      split: whose rows these are; "": all of the file.
     """
 
     path: Path
@@ -59,6 +60,7 @@ class Labelled:
     valid: NDArray[np.bool_]
     names: TaxonNames
     notes: tuple[str, ...]
+    split: str = ""
 
     @property
     def unknown(self) -> NDArray[np.bool_]:
@@ -130,7 +132,7 @@ def _read_labelled(bundle: Bundle, labels: Path, split: str) -> Labelled:
         label[label[:, place] >= 0, place] += bundle.taxonomy.first
     names = read_taxon_names([str(labels)], classes)
     meta, valid = _metadata(bundle, table, rows)
-    return Labelled(labels, rows, taxon, label, meta, valid, names, tuple(notes))
+    return Labelled(labels, rows, taxon, label, meta, valid, names, tuple(notes), split)
 
 
 def _offered(labels: Path) -> dict[str, tuple[str, ...]]:

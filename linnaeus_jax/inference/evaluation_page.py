@@ -54,6 +54,7 @@ def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
     ]
     return {
         "labels": str(labelled.path),
+        "split": labelled.split or "all rows",
         "rows": len(labelled.rows),
         "notes": list(labelled.notes),
         "metadata": {
@@ -124,6 +125,7 @@ def _overview(bundle: Bundle, numbers: Mapping[str, Any]) -> str:
         ("model", f"{bundle.settings.get('type')} {bundle.settings.get('variant')}"),
         ("after updates", bundle.facts.get("step")),
         ("labels file", Path(numbers["labels"]).name),
+        ("split", numbers["split"]),
         ("rows with a taxon", numbers["rows"]),
         *((f"rows with {name}", f"{100 * share:.1f} %") for name, share in numbers["metadata"].items()),
     ]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 11.6  # inches at 100 pixels
+#: inches of a figure that a telephone shows as a whole
+NARROW = 6.0
 #: Okabe & Ito's palette, which people with colour-blindness can tell apart, without its yellow
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#7A5195")
 DASHES = ("-", "--", ":", "-.")
@@ -20,14 +22,16 @@ MARKERS = ("", "o", "s", "^", "D", "v", "P")
 
 
 def image(figure: Figure, title: str) -> str:
-    """The figure as SVG within the page."""
+    """The figure as SVG within the page; on a narrow screen a wide one keeps a size that can be read, and scrolls."""
     import matplotlib
 
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "linnaeus_jax"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     data = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
+    picture = f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
+    wide = " wide-figure" if figure.get_figwidth() > NARROW else ""
+    return f'<div class="scroll{wide}">{picture}</div>'
 
 
 def literal(text: str) -> str:

@@ -25,7 +25,9 @@ td.best{font-weight:700;background:#e8f4ec}.side{display:flex;flex-wrap:wrap;gap
 overflow-wrap:anywhere}
 figure img{width:auto;height:96px;max-width:128px;margin:2px 0}
 .plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,500px),1fr));gap:4px 20px;align-items:start}
-.map img{min-width:600px}.wide{flex:1 0 100%}table.text th{text-align:left}
+.map img{min-width:600px}.side>div{min-width:0;max-width:100%}.wide{flex:1 0 100%}
+@media(max-width:700px){.wide-figure img{width:auto;max-width:none;min-width:820px}}
+table.text th{text-align:left}
 ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{overflow-x:auto}
 """
 

@@ -174,9 +174,12 @@ def overview(runs: Runs, tasks: Tasks) -> str:
         facts[label] = [float(f"{scale * np.median(values):.3g}") if len(values) else None for values in series]
     scores = [("best validation loss (epoch)", "loss", BUILT_IN["loss"])]
     scores += [(f"best, {BUILT_IN[name].heading} (epoch)", name, BUILT_IN[name]) for name in CHAINS]
-    scores += [(f"best top-1 {task_name(task)} [%] (epoch)", f"acc1_{task}", BUILT_IN["acc1"]) for task in tasks]
-    for label, name, info in scores:
-        pairs = [best(run, f"val/{name}", higher=info.higher_is_better) for run in records]
+    named = [(label, [f"val/{name}"] * len(records), info) for label, name, info in scores]
+    for task in tasks:  # over the rows that the table of the phases counts, too
+        names = [accuracy_names(run, "val", [task])[0] for run in records]
+        named.append((f"best top-1 {task_name(task)} [%] (epoch)", names, BUILT_IN["acc1"]))
+    for label, names, info in named:
+        pairs = [best(run, name, higher=info.higher_is_better) for run, name in zip(records, names, strict=True)]
         top = (max if info.higher_is_better else min)((pair[0] for pair in pairs if pair), default=None)
         facts[label] = [
             (f"{info.scale * pair[0]:.4g} ({pair[1]})", "best" if len(runs) > 1 and pair[0] == top else "")

@@ -56,9 +56,11 @@ def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
             yield f"{path}_steps = {interval.steps} is over a quarter of {total} updates: {len(regular)} regular runs"
         if not at_end.get(name, True):
             yield f"the final epoch has no {name}; set {path.rsplit('.', 1)[0]}.at_end = True"
+    # the whole run in one interval is its end in any unit
+    at_the_end = {path: interval.unit == "fraction" and interval.value >= 1 for path, interval in named.values()}
     explicit = [(path, interval.unit) for path, interval in named.values() if interval.explicit]
     by_epochs = [path for path, unit in explicit if unit == "epochs"]
-    by_steps = [path for path, unit in explicit if unit in ("steps", "fraction")]
+    by_steps = [path for path, unit in explicit if unit in ("steps", "fraction") and not at_the_end[path]]
     if by_epochs and by_steps:
         verb = "is" if len(by_epochs) == 1 else "are"
         yield f"{', '.join(by_epochs)} {verb} given in epochs, but {', '.join(by_steps)} in updates or as a fraction"

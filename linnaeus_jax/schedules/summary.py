@@ -37,8 +37,8 @@ def curves(resolved: ResolvedSchedule) -> dict[str, optax.Schedule]:
     """Every probability that is in use, by name; the partial one with its window applied."""
     schedules = build_probabilities(resolved).by_name()
     named = {
-        "meta mask": (resolved.meta_masking.enabled, "meta_mask_prob"),
-        "partial mask": (resolved.partial_masking.enabled, "partial_mask_prob"),
+        "meta mask": (resolved.meta_masking.enabled and resolved.validation.has_metadata, "meta_mask_prob"),
+        "partial mask": (resolved.partial_masking.enabled and resolved.validation.has_metadata, "partial_mask_prob"),
         "null inclusion": (resolved.null_masking.enabled, "null_mask_prob"),
         "mixing": (resolved.mixing.prob.enabled, "mixup_prob"),
     }
@@ -159,10 +159,12 @@ def _ramp(resolved: ResolvedSchedule, name: str, ramp: Ramp) -> str:
 
 
 def _probabilities(resolved: ResolvedSchedule) -> list[str]:
-    partial = resolved.partial_masking
-    lines = [_ramp(resolved, "full metadata masking", resolved.meta_masking)]
-    lines.append(_ramp(resolved, "partial metadata masking", partial.prob))
-    if partial.enabled:
+    partial, metadata = resolved.partial_masking, resolved.validation.has_metadata
+    lines = ["metadata masking: none, since no metadata component is in use"]
+    if metadata:
+        lines = [_ramp(resolved, "full metadata masking", resolved.meta_masking)]
+        lines.append(_ramp(resolved, "partial metadata masking", partial.prob))
+    if metadata and partial.enabled:
         end = "the end" if partial.end_steps is None else _when(resolved, partial.end_steps)
         lines.append(f"  active from {_when(resolved, partial.start_steps)} to {end}")
         weights = partial.weights or (1.0,) * len(partial.whitelist)

@@ -50,6 +50,18 @@ def test_a_card_names_the_plugins(bundle, tmp_path):
     assert "not part of the bundle: my_heads.py. Where its model" in (tmp_path / "README.md").read_text()
 
 
+def test_a_card_says_what_the_model_looks_at(bundle, tmp_path):
+    write_card(bundle, None, tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    names = ", ".join(component.name for component in bundle.encoder.components)
+    assert f"Metadata of the pictures ({names}) make the answers better" in text
+    alone = dataclasses.replace(bundle, encoder=dataclasses.replace(bundle.encoder, components=()))
+    write_card(alone, None, tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "looks at the picture alone: place, date and elevation change nothing" in text
+    assert "better" not in text
+
+
 def test_texts_of_data_are_no_markup():
     text = "<img src=x onerror=alert(1)> [a](javascript:b) `c` *d* | &lt;"
     assert one_cell(text) == r"\<img src=x onerror=alert(1)\> \[a\](javascript:b) \`c\` \*d\* \| \&lt;"

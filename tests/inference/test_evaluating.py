@@ -130,13 +130,14 @@ def test_the_tool_and_its_page(bundle, data, tmp_path, capsys):
     given = [str(tmp_path / "bundle"), f"--labels={data.labels}", f"--images={data.images}", "--batch-size=8"]
     assert evaluate.main([*given, "--json", f"--report={out}"]) == 0
     numbers = json.loads(capsys.readouterr().out)
-    assert numbers["rows"] == 7
+    assert (numbers["rows"], numbers["split"]) == (7, "all rows")
     page = out.read_text()
     for words in ("Taxa that the model does not know", "Parus major [11]", "data:image/jpeg", "most often taken for"):
         assert words in page
     for forbidden in ("http://", "https://", str(tmp_path)):
         assert forbidden not in page
-    assert evaluate.main([*given, "--split=val"]) == 0
+    assert evaluate.main([*given, "--split=val", f"--report={out}"]) == 0
+    assert '<td class="left">val</td>' in out.read_text()
     said = capsys.readouterr().out
     assert "bundle on labels.h5, 5 rows" in said
     assert "SPATIAL is in no dataset of the file" in said

@@ -165,6 +165,17 @@ def test_numbers_of_the_tables(run: Path) -> None:
     assert any("skipped because of non-finite values: 1" in text for text in warnings(record))
 
 
+def test_accuracies_of_the_overview_are_those_of_the_table(run: Path) -> None:
+    """Both are over the rows with a label, where labels can be missing."""
+    record = RunRecord.load(run)
+    overview, phases = (SECTIONS[name]({"run": record}, TASKS) for name in ("Overview", "Results per phase"))
+    for task in TASKS:
+        value, epoch = best(record, f"val/non_null/acc1_{task}", higher=True)
+        assert value != best(record, f"val/acc1_{task}", higher=True)[0]
+        assert f"{value:.4g} ({epoch})" in overview
+        assert f"{value:.2f}" in phases  # the last measurement is the best of this run
+
+
 def test_applied_learning_rates_are_compared_with_the_plan(run: Path, tmp_path: Path) -> None:
     record = RunRecord.load(run)
     assert schedules(record)[1] == 0.0

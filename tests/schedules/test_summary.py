@@ -10,6 +10,7 @@ from pathlib import Path
 import cv2
 import pytest
 
+from linnaeus_jax.config import load_config
 from linnaeus_jax.schedules.plot import _epoch_ticks, plot_schedule
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import schedule_summary, text_chart, write_summary
@@ -168,3 +169,17 @@ def test_command_line_errors_are_one_text(capsys):
 )
 def test_no_epoch_is_marked_behind_the_last(epochs, ticks):
     assert _epoch_ticks(epochs) == ticks
+
+
+def test_without_metadata_nothing_is_masked():
+    off = {f"data.meta.components.{name}.enabled": False for name in ("TEMPORAL", "SPATIAL", "ELEVATION")}
+    resolved = make_schedule({**off, "schedule.meta_masking.partial.enabled": False}, epochs=3)
+    text = schedule_summary(resolved)
+    assert "metadata masking: none, since no metadata component is in use" in text
+    assert "full metadata masking" not in text
+    assert "meta mask" not in text
+
+
+def test_the_shipped_quickstart_warns_of_nothing():
+    config, _ = load_config([f"--config={_ROOT}/configs/quickstart.py"])
+    assert tool.run(config, dataset_size=4800).warnings == ()
