@@ -202,6 +202,17 @@ def test_mistakes_are_those_of_the_predictions(captured) -> None:
             assert (entry["label"], entry["predicted"]) == (rows.label[k, t], rows.predicted[k, t])
 
 
+def test_padding_is_no_hit_of_a_class(spied) -> None:
+    evaluation = spied[0].evaluation
+    label = jnp.array([[1, 1, 1], [1, 1, 1], [0, 0, 0]])
+    predicted = jnp.array([[1, 2, 1], [1, 1, 1], [0, 0, 0]])
+    batch = {"label": label, "weight": jnp.array([1.0, 0.0, 0.0])}  # as padding, rows of any label
+    for task, hits in zip(TASKS, (1, 0, 1), strict=True):
+        counts = evaluation._class_sums(predicted, batch)[f"classes/{task}"]
+        assert counts[1].tolist() == [1, hits]
+        assert counts.sum() == 1 + hits
+
+
 def test_counts_of_classes_are_kept_of_one_phase(spied, captured) -> None:
     rows = captured.predictions["val"]
     for t, task in enumerate(TASKS):
