@@ -243,6 +243,11 @@ def model() -> Section:
             stride_seqs=(),  # stride of each block, one tuple per stage; empty: the first block of each stage halves
         ),
         compat="",  # metafg: padding and norms of published MetaFormer weights; empty: those of this program
+        # ---- EfficientNet
+        efficientnet=dict(
+            # side in pixels of the pictures that SAME padding is computed for; 0: that of the data; None: the variant's
+            nominal_size=placeholder(int),
+        ),
         # ---- heads and how they are computed
         classification=dict(
             heads=ConfigDict(),

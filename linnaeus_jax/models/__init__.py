@@ -1,5 +1,6 @@
 """Models: hierarchical image classifiers that also take metadata, in Flax Linen, channels last."""
 
+from linnaeus_jax.models.efficientnet import EfficientNet
 from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, HierarchicalHead
 from linnaeus_jax.models.mformer_v0 import MFormerV0

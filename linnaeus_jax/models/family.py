@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from linnaeus_jax.models.heads import HeadSpec, Parents, head_specs
+from linnaeus_jax.models.fusion import LateFusion
+from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, Parents, head_specs
 from linnaeus_jax.models.layers import Dtype
 from linnaeus_jax.registry import MODELS
 
@@ -20,12 +24,14 @@ RNG_STREAMS = ("dropout", "drop_path", "gumbel")
 class ModelFamily(nn.Module, kw_only=True):
     """Base of the model families, each registered with `@MODELS.register("Name")` and chosen by `model.type`.
 
-    A family defines `encode_image`, `encode_tokens` and, in `setup`, `self.head = ClassificationHeads(self.head_specs,
-    name="head")`. They are separate so that several evaluations of the same images under different metadata share the
-    part that no metadata enter. What it keeps besides parameters, such as running statistics, lies in the collection
-    `batch_stats`; it moves where `train` is set and the caller has made it mutable. Further fields are settings: those
-    with a default value are the keys `model.<Name>.<field>`, the others stand in `variants`. Parameters have the names
-    of their modules; where these are those of a torch model, so are the canonical names (`models/names.py`).
+    A classifier is a trunk, metadata and heads. A family defines the trunk: `setup`, which makes its modules and calls
+    `setup_classifier`, and `encode_image`, the part that no metadata enter, apart so that several evaluations of the
+    same images under different metadata share it. Metadata join late (`LateFusion`), or the family
+    defines `encode_tokens`, in which they meet the picture. What a family keeps besides parameters, such as running
+    statistics, lies in the collection `batch_stats`; it moves where `train` is set and the caller has made it mutable.
+    Further fields are settings: those with a default value are the keys `model.<Name>.<field>`, the others stand in
+    `variants`. Parameters have the names of their modules; where these are those of a torch model, so are the canonical
+    names (`models/names.py`).
 
     Attributes:
       components: (name, columns) of every metadata component, in the order of the columns of `meta_BD`.
@@ -54,9 +60,16 @@ class ModelFamily(nn.Module, kw_only=True):
     keys: ClassVar[Mapping[str, str]] = {}
     layer_index: ClassVar[Callable[[Any, str], int] | None] = None
 
+    @nn.nowrap
+    def setup_classifier(self) -> None:
+        """Makes what is not the trunk's: heads, and the fusion where metadata join late. Called in `setup`."""
+        self.head = ClassificationHeads(self.head_specs, name="head")
+        if self.components and type(self).encode_tokens is ModelFamily.encode_tokens:
+            self.fusion = LateFusion(dtype=self.dtype, name="fusion")
+
     @classmethod
     def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
-        """The model that a `model` section describes; an option that is None takes the variant's value.
+        """The model that a `model` section describes; a setting that is None or empty takes the variant's value.
 
         Args:
           model: the `model` section.
@@ -65,8 +78,15 @@ class ModelFamily(nn.Module, kw_only=True):
         Raises:
           ValueError: settings that do not fit, one line each with key, value and fix.
         """
-        options = {key: value for key, value in model.get(model["type"], {}).items() if value is not None}
-        return cls(**{**cls.variants.get(model["variant"], {}), **options}, **given)
+        return cls(**cls.settings(model), **given)
+
+    @classmethod
+    def settings(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        """Field -> value: those of the variant, and over them those of the section, under `keys` and `model.<Name>`."""
+        found = {field: functools.reduce(operator.getitem, key.split("."), model) for field, key in cls.keys.items()}
+        found |= model.get(model["type"], {})
+        given = {field: value for field, value in found.items() if value is not None and value != ()}
+        return {**cls.variants.get(model["variant"], {}), **given}
 
     @staticmethod
     def stage_of(name: str) -> str:
@@ -115,9 +135,22 @@ class ModelFamily(nn.Module, kw_only=True):
           train: whether dropout, drop path and statistics of the batch act, with the streams `RNG_STREAMS`.
           refine: False gives the logits of every head by itself, without those of the coarser ranks.
         """
-        features = self.encode_image(image_BHWC, row_weight_B=row_weight_B, train=train)
-        feats_BD = self.encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
+        feats_BD = self.embed(image_BHWC, meta_BD, meta_valid_BK=meta_valid_BK, row_weight_B=row_weight_B, train=train)
         return self.classify(feats_BD, train=train, refine=refine)
+
+    @nn.nowrap
+    def embed(
+        self,
+        image_BHWC: jax.Array,
+        meta_BD: jax.Array | None = None,
+        *,
+        meta_valid_BK: jax.Array | None = None,
+        row_weight_B: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """Features [B, D] of pictures and metadata, as the heads get them; arguments as of a call."""
+        features = self.encode_image(image_BHWC, row_weight_B=row_weight_B, train=train)
+        return self.encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
 
     def encode_image(self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False) -> Any:
         """The part that no metadata enter: images -> features of any shape."""
@@ -131,8 +164,19 @@ class ModelFamily(nn.Module, kw_only=True):
         meta_valid_BK: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """Output of `encode_image` and metadata -> features [B, D] for the heads."""
-        raise NotImplementedError
+        """Output of `encode_image` and metadata -> features [B, D] for the heads; here: late fusion of [B, D]."""
+        if not self.components:
+            return jnp.asarray(features)
+        batch, known_BK = features.shape[0], None
+        if self.missing_metadata == "mask":
+            known_BK = jnp.full((batch, len(self.components)), meta_BD is not None)
+            known_BK = known_BK if meta_valid_BK is None or meta_BD is None else meta_valid_BK.astype(bool)
+        meta_BD = self.checked_meta(meta_BD, batch)
+        if known_BK is not None:
+            columns = np.repeat(np.arange(len(self.components)), [count for _, count in self.components])
+            meta_BD = jnp.where(known_BK[:, columns], meta_BD, jnp.zeros_like(meta_BD))
+        fused: jax.Array = self.fusion(features, meta_BD, known_BK)
+        return fused
 
     def classify(self, feats_BD: jax.Array, *, train: bool = False, refine: bool = True) -> dict[str, jax.Array]:
         """Features [B, D] -> {task: float32 logits [B, C]}."""

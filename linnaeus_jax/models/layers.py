@@ -174,6 +174,14 @@ class Relu(nn.Module):
         return jax.nn.relu(x)
 
 
+class Relu6(nn.Module):
+    """min(max(x, 0), 6)."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.nn.relu6(x)
+
+
 class Swish(nn.Module):
     """x * sigmoid(x) (Ramachandran et al. 2017)."""
 

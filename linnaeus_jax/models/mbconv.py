@@ -70,10 +70,11 @@ class ConvStem(nn.Module):
 
 
 class MBConv(nn.Module):
-    """1x1 convolution to four times the channels, depthwise 3x3, squeeze-and-excitation, 1x1 convolution.
+    """1x1 convolution to `expansion` times the channels, depthwise, squeeze-and-excitation, 1x1 convolution.
 
-    BatchNorm and swish follow the first two, BatchNorm the last. Where shapes allow it the input is added; `scale_B`
-    [B] are then the multipliers of drop connect, see `Residual`.
+    BatchNorm and an activation follow the first two, BatchNorm the last. An expansion of 1 leaves the first out,
+    `squeeze` 0 the squeeze-and-excitation. Where shapes allow it the input is added; `scale_B` [B] are then the
+    multipliers of drop connect, see `Residual`.
     """
 
     features: int
@@ -81,6 +82,12 @@ class MBConv(nn.Module):
     padding: Padding
     depthwise_impl: str = "auto"
     dtype: Dtype = jnp.float32
+    kernel_size: int = 3
+    expansion: int = EXPANSION
+    squeeze: float = SQUEEZE
+    activation: type[nn.Module] = Swish
+    epsilon: float = MBCONV_EPS
+    momentum: float = 0.1
 
     @nn.compact
     def __call__(
@@ -93,7 +100,7 @@ class MBConv(nn.Module):
     ) -> jax.Array:
         """Maps [B, H, W, C] to [B, H', W', features], H' and W' by stride and padding."""
         channels = x_BHWC.shape[-1]
-        hidden, squeezed = EXPANSION * channels, max(1, int(channels * SQUEEZE))
+        hidden, squeezed = self.expansion * channels, max(1, int(channels * self.squeeze))
 
         def conv(features: int, name: str, **settings: Any) -> Conv2d:
             return Conv2d(
@@ -101,24 +108,27 @@ class MBConv(nn.Module):
             )
 
         def norm(x: jax.Array, name: str) -> jax.Array:
-            layer = BatchNorm2d(epsilon=MBCONV_EPS, dtype=self.dtype, name=name)
+            layer = BatchNorm2d(epsilon=self.epsilon, momentum=self.momentum, dtype=self.dtype, name=name)
             return layer(x, train=train, row_weight_B=row_weight_B)
 
-        y = norm(conv(hidden, "_expand_conv", use_bias=False)(x_BHWC), "_bn0")
+        y = x_BHWC
+        if self.expansion != 1:
+            y = self.activation(name="act0")(norm(conv(hidden, "_expand_conv", use_bias=False)(y), "_bn0"))
         depthwise = conv(
             hidden,
             "_depthwise_conv",
-            kernel_size=3,
+            kernel_size=self.kernel_size,
             stride=self.stride,
             padding=self.padding,
             depthwise=True,
             use_bias=False,
             depthwise_impl=self.depthwise_impl,
         )
-        y = Swish(name="act1")(norm(depthwise(Swish(name="act0")(y)), "_bn1"))
-        squeeze = jnp.mean(y, axis=(1, 2), keepdims=True, dtype=jnp.float32).astype(self.dtype)
-        squeeze = Swish(name="se_act")(conv(squeezed, "_se_reduce")(squeeze))
-        y = y * Sigmoid(name="se_gate")(conv(hidden, "_se_expand")(squeeze))
+        y = self.activation(name="act1")(norm(depthwise(y), "_bn1"))
+        if self.squeeze:
+            squeeze = jnp.mean(y, axis=(1, 2), keepdims=True, dtype=jnp.float32).astype(self.dtype)
+            squeeze = self.activation(name="se_act")(conv(squeezed, "_se_reduce")(squeeze))
+            y = y * Sigmoid(name="se_gate")(conv(hidden, "_se_expand")(squeeze))
         y = norm(conv(self.features, "_project_conv", use_bias=False)(y), "_bn2")
         if self.stride == 1 and channels == self.features:
             return Residual(name="residual")(x_BHWC, y, scale_B)

@@ -7,8 +7,6 @@ row-major order].
 
 from __future__ import annotations
 
-import functools
-import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -19,7 +17,6 @@ import jax.numpy as jnp
 
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
 from linnaeus_jax.models.family import ModelFamily
-from linnaeus_jax.models.heads import ClassificationHeads
 from linnaeus_jax.models.initial import parameter
 from linnaeus_jax.models.layers import ClsProjection, Conv1d, LayerNorm, MetaHead, weight_init
 from linnaeus_jax.models.transformer import ATTN_IMPLS, SelfAttention, TransformerStage
@@ -62,9 +59,7 @@ class MetaFormer(ModelFamily, kw_only=True):
     @classmethod
     def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
         """See `ModelFamily.build`; None or an empty tuple takes the variant's value, and a dropout rate of 0."""
-        settings = {field: functools.reduce(operator.getitem, key.split("."), model) for field, key in cls.keys.items()}
-        fields: dict[str, Any] = {"drop_rate": 0.0, "attn_drop_rate": 0.0, **cls.variants[model["variant"]]}
-        fields |= {field: value for field, value in settings.items() if value is not None and value != ()}
+        fields: dict[str, Any] = {"drop_rate": 0.0, "attn_drop_rate": 0.0, **cls.settings(model)}
         for field in ("mlp_ratio", "drop_rate", "attn_drop_rate"):
             value = fields[field] if isinstance(fields[field], Sequence) else (fields[field],)
             fields[field] = tuple(map(float, value)) * (2 if len(value) == 1 else 1)
@@ -169,7 +164,6 @@ class MetaFormer(ModelFamily, kw_only=True):
             self.cl_1_fc = ClsProjection(dims[1], self.dtype, name="cl_1_fc")
             self.aggregate = Conv1d(self.dtype, name="aggregate")
         self.final_norm = None if final_norm is None else LayerNorm(dtype=self.dtype, name=final_norm)
-        self.head = ClassificationHeads(self.head_specs, name="head")
 
     @nn.nowrap
     def _attention(self, stage: int) -> dict[str, Any]:

@@ -172,6 +172,7 @@ class MFormerV0(MetaFormer):
         rates = drop_path_rates(self.attention_depths, self.drop_path_rate, endpoint=False)
         final_norm = None if self.only_last_cls else "norm"
         self._setup_tokens(RelativeAttention, tables, rates, ("stage_3", "stage_4"), final_norm)
+        self.setup_classifier()
 
     def encode_image(
         self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False

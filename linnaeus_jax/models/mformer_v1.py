@@ -116,6 +116,7 @@ class MFormerV1(MetaFormer):
         self.downsample = [Downsample(self.dims[i + 1], self.dtype, name=f"downsample_layers.{i}") for i in range(3)]
         rope = {field: getattr(self, field) for field in ("rope_theta", "rope_mode", "rope_init", "rope_mixed")}
         self._setup_tokens(RotaryAttention, (rope, rope), rates[2:], ("stages.2", "stages.3"), "final_norm")
+        self.setup_classifier()
 
     def encode_image(
         self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False

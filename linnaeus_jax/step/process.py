@@ -107,8 +107,9 @@ def _accepted(name: str, value: str) -> bool:
 
 def only_cpus() -> bool:
     """Whether this process can have no other devices than CPUs; asked without starting a backend."""
-    if jax.config.jax_platforms:
-        return jax.config.jax_platforms == "cpu"
+    chosen: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if chosen:
+        return chosen == "cpu"
     accelerators = ("jax_plugins", "libtpu")
     return not entry_points(group="jax_plugins") and not any(map(importlib.util.find_spec, accelerators))
 

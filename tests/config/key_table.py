@@ -362,6 +362,10 @@ add(
     stride_seqs=Row(((1, 1), (2,)), refused("model.attention_stages.stride_seqs"), True, V0),
 )
 add(
+    "model.efficientnet",
+    nominal_size=Row(96, at("model.nominal_size"), 96, {**VARIANT, "model.type": "EfficientNet"}),
+)
+add(
     "model.classification",
     hierarchy_mode=Row(
         "reference_unrefined",

@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from linnaeus_jax.models import ClassificationHeads, ModelFamily
+from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.models.layers import Conv2d, LayerNorm, Linear
 from linnaeus_jax.registry import MODELS
 
@@ -37,7 +37,7 @@ class SmallNet(ModelFamily):
         ]
         self.meta = Linear(self.meta_width, dtype=self.dtype, name="meta")
         self.norm = LayerNorm(dtype=self.dtype, name="norm")
-        self.head = ClassificationHeads(self.head_specs, name="head")
+        self.setup_classifier()  # the heads
 
     def encode_image(
         self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False

@@ -284,7 +284,7 @@ def test_erased_pixels_follow_the_moments_of_their_channel():
 def test_statistics_of_a_slot_leave_out_the_fill_of_later_slots_alone():
     image = jnp.full((4, 8, 3), 40, jnp.uint8).at[:, 4:].set(60).at[:, :1].set(pixel_ops.FILL)
     mask = jnp.zeros((4, 8), bool).at[:, :1].set(True)
-    op = OP_CODE["autocontrast"]
+    op = jnp.int32(OP_CODE["autocontrast"])
     for slot, filled, top in ((0, {0: mask}, pixel_ops.FILL), (1, {0: mask}, pixel_ops.FILL), (0, {1: mask}, 60)):
         out = augmentation._color_slot(image, op, jnp.float32(0), filled, slot, ("autocontrast",))
         np.testing.assert_array_equal(out[:, 4:], (60 - 40) * 255 // (top - 40))

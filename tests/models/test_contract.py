@@ -52,6 +52,10 @@ FORMS = ({"remat": True}, {"scan_layers": True}, {"remat": True, "scan_layers": 
 #: family -> parameter of the smallest variant -> why its gradient is zero in training
 DEAD: dict[str, dict[str, str]] = {
     "mFormerV1": {"aggregate.bias": "the LayerNorm that follows takes away what is added to all channels"},
+    "EfficientNet": {
+        f"_blocks.{block}._bn2.bias": "the 1x1 convolutions that follow pass it on to BatchNorms, which take it away"
+        for block in range(10)
+    },
     "mFormerV0": {
         "aggregate.bias": "the LayerNorm that follows takes away what is added to all channels",
         "stage_1.0._bn2.bias": "the 1x1 convolution that follows passes it on to a BatchNorm, which takes it away",

@@ -89,7 +89,12 @@ print(libc.malloc(20_000) > blocks[-1])
 def test_freed_memory_is_kept_where_cpus_compute(platforms, expected, monkeypatch):
     monkeypatch.setattr(process, "_kept", {"heap": False})
     calls = []
-    libc = SimpleNamespace(mallopt=lambda *setting: calls.append(setting) or 1)
+
+    def mallopt(*setting: int) -> int:
+        calls.append(setting)
+        return 1
+
+    libc = SimpleNamespace(mallopt=mallopt)
     monkeypatch.setattr(process, "_libc", lambda: libc)
     monkeypatch.setattr(process.jax, "config", SimpleNamespace(jax_platforms=platforms))
     assert process.keep_freed_memory() == process.keep_freed_memory() == expected
