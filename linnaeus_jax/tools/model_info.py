@@ -201,7 +201,8 @@ def show_all(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any], consol
         for row in rows
     ]
     # wider than a narrow terminal rather than with names in pieces
-    console.print(table("every registered variant", columns, cells), width=max(console.width, 100), crop=False)
+    wide = console if console.width >= 100 else Console(width=100)
+    wide.print(table("every registered variant", columns, cells))
     console.print(
         "no metadata: without metadata heads; GMAC: by the side of the picture in pixels; kept: for the backward pass, "
         f"per picture, {given['dtype']}, {REMAT} = {given['recomputes']}",
