@@ -95,7 +95,7 @@ def test_extra_tokens_are_not_encoded(golden, cfg):
     ("channels", "heads", "shared", "tokens"), [(2, 3, False, 4), (2, 3, True, 4), (2, 1, True, 1), (4, 3, True, 4)]
 )
 def test_gradients_of_turned_pairs(channels, heads, shared, tokens):
-    """The written backward pass is that of the formula, also where an axis that is summed, or that of pairs, has size 1."""
+    """The written backward pass is that of the formula, also where an axis that is summed or of pairs has size 1."""
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (2, tokens, 2, heads, channels))
     angles = jax.random.normal(keys[1], (tokens, 1 if shared else heads, channels // 2))
