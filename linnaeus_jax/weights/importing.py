@@ -126,7 +126,7 @@ def read_pretrained(
     fitted = _Fitting(model, targets, mapped, classes, files[0], classes_of(files[0], given["pretrained_classes"]))
     fitted.fill()
     problems = fitted.problems()
-    if problems and given["pretrained_strict"]:
+    if problems and (given["pretrained_strict"] or fitted.useless()):
         raise UserError(problems)
     if not fitted.arrays:
         raise UserError(f"nothing in {files[0].path} fits the model; {_names_of(files[0])}")
@@ -262,6 +262,13 @@ class _Fitting:
             f"{self.file.path} does not fit the model{says}: {'; '.join(problems)}. Let model.type, model.variant, its "
             "sizes and the metadata components be those of the weights, or take what fits with "
             "model.pretrained_strict=False"
+        )
+
+    def useless(self) -> bool:
+        """Whether something is missing that the rest is of no use without."""
+        needed, lost = self.mapped.needed, (cov.INITIAL, cov.OTHER_SHAPE)
+        return needed is not None and any(
+            row.status in lost and not row.allowed and needed.fullmatch(row.name) for row in self.rows
         )
 
     def _row(self, target: Target, status: str, note: str = "", *, share: float = 0.0, allowed: bool = True) -> None:

@@ -29,7 +29,7 @@ COPIED_HEAD = re.compile(
 ARCHITECTURES = {
     "mFormerV0": re.compile(r"stage_3\.0\.attn\.relative_position_bias_table"),
     "mFormerV1": re.compile(r"stages\.2\.0\.attn\.qkv\.weight"),
-    "ConvNeXt": re.compile(r"downsample_layers\.0\.0\.weight"),
+    "ConvNeXt": re.compile(r"downsample_layers\.0\.0\.weight|stages\.0\.blocks\.0\.conv_dw\.weight"),
     "ViT": re.compile(r"blocks\.0\.attn\.qkv\.weight"),
     "Swin Transformer": re.compile(r"layers\.0\.blocks\.0\.attn\.qkv\.weight"),
     "ResNet": re.compile(r"layer1\.0\.conv1\.weight"),
@@ -49,6 +49,7 @@ class Mapped:
       origin: canonical name -> name in the file, where it is another.
       skipped: name in the file -> why it is not used, of arrays that the kind of file is known to have.
       stays: canonical name -> why it may stay at its initial value; "" where it must be in the file.
+      needed: canonical names that the rest is of no use without, whatever `model.pretrained_strict` says.
       notes: remarks for people.
     """
 
@@ -56,6 +57,7 @@ class Mapped:
     origin: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     stays: Callable[[str], str] = _never
+    needed: re.Pattern[str] | None = None
     notes: list[str] = field(default_factory=list)
 
     def put(self, name: str, array: np.ndarray, origin: str) -> None:
