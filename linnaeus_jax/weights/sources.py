@@ -132,7 +132,7 @@ def metaformer(file: StateFile) -> Mapped:
             mapped.skipped[name] = reason
         elif re.match(r"head\b|head_|meta_.*head_", name):
             mapped.skipped[name] = "heads and metadata heads of a MetaFormer are not taken"
-        elif name.endswith(".relative_position_bias_table"):
+        elif name.endswith(".relative_position_bias_table") and array.ndim:
             mapped.put(name, np.concatenate([array[:-1], array[:1]]), name)
         else:
             mapped.put(name, array, name)
@@ -148,16 +148,17 @@ def unscale_squared(mapped: Mapped, heads_of: Callable[[str], int]) -> int:
     """Folds head_dim^-0.5 into the rows of q, for checkpoints that were trained with that scale applied twice.
 
     Args:
-      heads_of: canonical name of a `qkv` parameter -> number of heads.
+      heads_of: canonical name of a `qkv` parameter -> number of heads; 0 for what is none of the model's.
 
     Returns:
       The number of attention layers.
     """
     layers = 0
     for name, array in mapped.arrays.items():
-        if re.search(r"\.attn\.qkv\.(weight|bias)$", name):
-            dim = array.shape[0] // 3
-            scale = np.float32((dim // heads_of(name)) ** -0.5)
+        heads = heads_of(name) if re.search(r"\.attn\.qkv\.(weight|bias)$", name) else 0
+        if heads and array.ndim and len(array) >= 3 * heads:  # another shape is found when it is fitted
+            dim = len(array) // 3
+            scale = np.float32((dim // heads) ** -0.5)
             mapped.arrays[name] = np.concatenate([array[:dim] * scale, array[dim:]])
             layers += name.endswith("weight")
     return layers

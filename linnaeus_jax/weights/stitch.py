@@ -108,9 +108,8 @@ def _check_freqs(file: StateFile, targets: dict[str, Target]) -> None:
     if any(OF_FREQS.fullmatch(name) for name in targets) and not any(name in file.arrays for name in FREQS):
         raise UserError(
             f"model.pretrained_ropevit = {str(file.path)!r} holds no learned rotary frequencies "
-            f"({' or '.join(FREQS)}), and its blocks are of no use with random ones; give a RoPE-ViT of the kind mixed, "
-            "or for one of the kind axial set model.rope_stages.rope_mixed=False and the rope_theta that it was trained "
-            "with (its authors': 100)"
+            f"({' or '.join(FREQS)}), and its blocks are of no use with random ones; give one of the kind mixed, "
+            "or for one of the kind axial set model.rope_stages.rope_mixed=False and rope_theta (100 at its authors)"
         )
 
 
@@ -132,7 +131,7 @@ def _ropevit(file: StateFile, mapped: Mapped, targets: dict[str, Target], depth:
             layer = re.fullmatch(r"(attn\.proj|mlp\.fc2)\.(weight|bias)", block[2])
             scale = next((gamma for gamma, scaled in SCALED.items() if layer and scaled == layer[1]), "")
             gamma = file.arrays.get(f"blocks.{block[1]}.{scale}")
-            if gamma is not None and len(gamma) == len(array):
+            if gamma is not None and gamma.shape == array.shape[:1]:
                 array = array * gamma.reshape(-1, *(1,) * (array.ndim - 1))
             mapped.put(f"stages.2.{block[1]}.{block[2]}", array, origin)
         elif UNUSED_ROPEVIT.match(source):

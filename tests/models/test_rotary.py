@@ -106,6 +106,6 @@ def test_gradients_of_turned_pairs(channels, heads, shared, tokens):
         pairs = jnp.stack([x[..., ::2] * cos - x[..., 1::2] * sin, x[..., 1::2] * cos + x[..., ::2] * sin], -1)
         return jnp.vdot(pairs.reshape(x.shape), weight)
 
-    ours = jax.grad(lambda *args: jnp.vdot(rotary.rotate(*args, "rotary"), weight), (0, 1))(x, angles)
+    ours = jax.grad(lambda x, angles: jnp.vdot(rotary.rotate(x, angles, "rotary"), weight), (0, 1))(x, angles)
     for found, wanted in zip(ours, jax.grad(by_hand, (0, 1))(x, angles), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
