@@ -181,6 +181,12 @@ def test_values_of_a_big_endian_machine(tmp_path):
     assert state.arrays["b"] == 1
 
 
+def test_values_that_count_with_the_other_sign(tmp_path):
+    made = tensor("FloatStorage", "0", 2, 0, (2,), (1,), {"neg": True})
+    path = saved(tmp_path / "x.pt", pickled({"a": made}), {"0": struct.pack("<2f", 1.5, -2)})
+    np.testing.assert_array_equal(read_state(path).arrays["a"], [-1.5, 2])
+
+
 @pytest.mark.parametrize(
     ("made", "words"),
     [
