@@ -121,8 +121,15 @@ FAULTS = [
         ("jnp.where(active & ~state.initialized, losses, state.initial_losses)", "losses"),
     ),
     *faults(
+        "weights/torch_files.py",
+        "tests/weights/test_torch_files.py",
+        ("values[tensor.offset :], tensor.shape", "values, tensor.shape"),
+        ("if self._big and storage.dtype.itemsize > 1:", "if not self._big and storage.dtype.itemsize > 1:"),
+        ("np.negative(array) if tensor.negative else array", "array"),
+    ),
+    *faults(
         "models/transformer.py",
-        "tests/models/test_attention.py",
+        "tests/models/test_attention.py tests/models/test_dropout.py",
         ("keys = (subkey(key, 0), subkey(key, 1))", "keys = (subkey(key, 0), subkey(key, 0))"),
         ("grad = (grad * scale).astype(q.dtype)", "grad = grad.astype(q.dtype)"),
     ),

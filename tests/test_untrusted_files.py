@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "linnaeus_jax"
 CALLS = {
     "pickle.load": (),
     "pickle.loads": ("data/worker_processes.py",),  # of an exception that this process has pickled itself
-    "pickle.Unpickler": ("weights/files.py",),  # its classes are inert: it looks for what a file asks for
+    "pickle.Unpickler": (),
+    "pickle._Unpickler": ("weights/pickles.py",),  # whatever a file names becomes a record, which does nothing
     "cloudpickle.load": (),
     "cloudpickle.loads": (),
     "joblib.load": (),

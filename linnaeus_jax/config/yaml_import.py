@@ -28,7 +28,7 @@ from linnaeus_jax.config.open_nodes import OPEN_NODES, complete_open_nodes
 from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key
-from linnaeus_jax.config.yaml_names import ALIASES, COMPATIBILITY, HARMLESS, ROUTING
+from linnaeus_jax.config.yaml_names import ALIASES, COMPATIBILITY, HARMLESS, ROUTING, VARIANTS
 from linnaeus_jax.config.yaml_size import MAX_DEPTH, check_size, read_text
 from linnaeus_jax.registry import ALL
 
@@ -112,6 +112,7 @@ def load_yaml(path: str | Path, inside: Path | None = None) -> ConfigDict:
     _check_widths(merged, errors)
     _check_image_size(config, merged, errors)
     _join_bucket(merged)
+    _name_variant(merged)
     ignored = dict[str, list[str]]()
     for target, entry in sorted(merged.items(), key=lambda item: item[0][-1] != "type"):  # a type brings its options
         try:
@@ -367,6 +368,21 @@ def _join_bucket(merged: dict[tuple[str, ...], _Entry]) -> None:
         merged[_REMOTE] = dataclasses.replace(remote, value=f"{remote.value}:{bucket.value}")
         logger.warning("%s is now part of env.output.bucket.remote = %s", bucket.spelled, merged[_REMOTE].shown)
         del merged[_BUCKET]
+
+
+def _name_variant(merged: dict[tuple[str, ...], _Entry]) -> None:
+    """The size that MODEL.NAME or the name of the file that holds the widths says, e.g. mFormerV1_lg."""
+    name, family = merged.get(("model", "name")), merged.get(("model", "type"))
+    widths = merged.get(("model", "attention_stages", "dims")) or merged.get(("model", "convnext_stages", "dims"))
+    says = [(name, str(name.value))] if name else []
+    says += [(widths, widths.where.partition(".")[0])] if widths else []
+    for entry, text in says:
+        kind, _, size = text.partition("_")
+        if size in VARIANTS.get(kind, ()) and (family is None or family.value == kind):
+            merged.setdefault(("model", "variant"), dataclasses.replace(entry, value=size))
+            if entry is name:
+                del merged[("model", "name")]
+            return
 
 
 def _set(config: ConfigDict, target: tuple[str, ...], entry: _Entry) -> None:

@@ -21,9 +21,13 @@ ALIASES = {
     "EXPERIMENT.NOTES": "experiment.wandb.notes",
     "AUG.AUTOAUG.COLOR_JITTER": "aug.color_jitter",
     "MISC.SEED": "train.seed",
+    "MODEL.ATTENTION_STAGES.EMBED_DIMS": "model.attention_stages.dims",
     "META.MASK_MODE": "model.missing_metadata",
     "DATA.META.MASK_MODE": "model.missing_metadata",
 }
+
+#: families and their sizes, as MODEL.NAME has them: FAMILY_SIZE
+VARIANTS = {"mFormerV0": ("sm", "md", "lg"), "mFormerV1": ("sm", "md", "lg", "xl")}
 
 #: options of a head that has one way to route
 ROUTING = ("routing_strategy", "temperature")

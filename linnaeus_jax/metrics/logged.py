@@ -91,11 +91,11 @@ _NOT_MEASURED = "at updates in which GradNorm does not measure"
 _OTHER_PROCESSES = "with data.worker_processes"
 
 
-def _null_and_other(core: str, full: str) -> tuple[Logged, ...]:
-    """Repeated in the `core/` section: what is measured of null labels and of others, apart."""
+def _null_and_other(pattern: str, full: str) -> tuple[Logged, ...]:
+    """Other names of what is measured of null labels and of others, apart."""
     return tuple(
         Logged(
-            f"{core}_{group}_{metric}/<task>",
+            pattern.format(group=group, metric=metric),
             f"the same as `{full}{group}/{metric}_<task>`",
             unit,
             _EPOCH,
@@ -166,7 +166,9 @@ LOGGED: tuple[Logged, ...] = (
         "in rows of stream `step`; an epoch has it at the end of the run alone",
     ),
     Logged("core/train_epoch_avg_<core metric>", "the mean over the epoch, `_pct` in percent", rows=_EPOCH),
-    *_null_and_other("core/train_epoch_avg", "train/epoch_avg_"),
+    *_null_and_other("core/train_epoch_avg_{group}_{metric}/<task>", "train/epoch_avg_"),
+    *_null_and_other("core/train_{group}_{metric}/<task>", "train/epoch_avg_"),
+    *_null_and_other("train/{group}/{metric}_<task>", "train/epoch_avg_"),
     Logged("core/train_<core metric>", "the same as `train/<metric>`; `_pct` in percent"),
     # ---- schedules
     Logged("schedule/<ramp>", "probability that the schedule gave to the last update", shown="report: Schedules"),
@@ -274,7 +276,7 @@ LOGGED: tuple[Logged, ...] = (
     ),
     Logged("core/<core phase>_acc1/<task>", "the same as `<phase>/acc1_<task>`", "%", _EPOCH),
     Logged("core/<core phase>_<core metric>", "the same as `<phase>/<metric>`; `_pct` in percent", rows=_EPOCH),
-    *_null_and_other("core/<phase>", "<phase>/"),
+    *_null_and_other("core/<phase>_{group}_{metric}/<task>", "<phase>/"),
     Logged(
         "early_stop/reason",
         "condition that ended the run, a text: max_steps, patience, max_loss, min_lr or max_grad_norm",

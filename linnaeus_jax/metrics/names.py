@@ -1,7 +1,8 @@
 """The documented names of logged values, in one place: pure functions from measurements to `{name: value}`.
 
-One name is one quantity. `train/...` is of the last update alone, `train/step_avg_...` the mean over the updates since
-the last row of W&B, `train/epoch_avg_...` the mean over an epoch; validation phases are always means over the split.
+One name is one quantity. `train/...` is of the last update alone (but `train/null/...` and `train/non_null/...`, which
+no update measures, of the epoch), `train/step_avg_...` the mean over the updates since the last row of W&B,
+`train/epoch_avg_...` the mean over an epoch; validation phases are always means over the split.
 
 Of losses, `train/loss` is the weighted total that is trained on, without the null labels that are masked, and
 `val/loss` the mean over the tasks. Comparable are `train/epoch_avg_loss_unweighted` and `val/loss_unweighted`, and in
@@ -60,6 +61,9 @@ def core_prefix(phase: str) -> str:
 def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str] | None = None) -> Row:
     """All names of the results of one phase: those of `result_name`, percentages, `core/...`, the alias `val_mask/...`.
 
+    What an epoch of training measured of null labels and of others apart also has its documented names, without
+    `epoch_avg`: no update measures it, so they can be of nothing else.
+
     Args:
       values: as of `phase.summarise`, with `loss`.
       null_tasks: tasks whose values are also shown apart for null and other labels; None: all. The accuracy
@@ -71,11 +75,13 @@ def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str]
         group, _, rest = name.partition("/")
         if group in ("null", "non_null"):
             kind, _, task = rest.partition("_")
-            if null_tasks is not None and task not in null_tasks:
-                if (group, kind) == ("non_null", "acc1"):  # what a person wants to know of a rank
-                    row[result_name(phase, name)] = value
+            apart = null_tasks is None or task in null_tasks
+            if not apart and (group, kind) != ("non_null", "acc1"):  # what a person wants to know of every rank
                 continue
-            row[f"core/{core if phase == 'train' else phase}_{group}_{kind}/{task}"] = value
+            if phase == "train":
+                row[f"train/{name}"] = value
+            for prefix in ((phase, core) if phase == "train" else (phase,)) if apart else ():
+                row[f"core/{prefix}_{group}_{kind}/{task}"] = value
         row[result_name(phase, name)] = value
         if name in CORE:
             row[f"core/{core}_{CORE[name]}"] = value

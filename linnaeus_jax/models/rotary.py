@@ -124,7 +124,7 @@ def _turn_bwd(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.
     # A product with ones: XLA on CPU sums over the first axis twenty times slower.
     batch, *shape = by_angle.shape
     by_angle = (jnp.ones((1, batch), by_angle.dtype) @ by_angle.reshape(batch, -1)).reshape(1, *shape)
-    shared = tuple(axis for axis in range(1, angles.ndim) if angles.shape[axis] == 1 != by_angle.shape[axis])
+    shared = tuple(axis for axis in range(1, angles.ndim - 1) if angles.shape[axis] == 1 != by_angle.shape[axis])
     by_angle = by_angle.sum(shared, keepdims=True)
     by_angle = by_angle.reshape(*angles.shape, 2).sum(-1)
     return _turned(grad, angles, -1.0).astype(grad.dtype), by_angle

@@ -228,7 +228,22 @@ def _per_epoch(name: str, value: int | Sequence[int], epochs: int) -> tuple[int,
     counts = (value,) * epochs if isinstance(value, int) else tuple(int(count) for count in value)
     if min(counts) <= 0:
         raise ValueError(f"{name} = {counts} must be positive; is the training set empty, or smaller than one batch?")
+    if len(counts) != epochs:
+        raise ValueError(
+            f"{name} has {len(counts)} numbers for {epochs} epochs (train.epochs); give one for each, or one"
+        )
     return counts
+
+
+def _check_counts(totals: Totals) -> None:
+    """An update takes as many micro-batches as accumulate; the last of an epoch takes what is left."""
+    size = totals.accumulation_steps
+    for epoch, (steps, parts) in enumerate(zip(totals.steps_per_epoch, totals.micro_batches_per_epoch, strict=True)):
+        if steps != -(-parts // size):
+            raise ValueError(
+                f"steps_per_epoch = {steps} contradicts micro_batches_per_epoch = {parts} in epoch {epoch}: with "
+                f"train.accumulation_steps = {size} they are {-(-parts // size)} updates; give those"
+            )
 
 
 def resolve_all_schedule_params(
@@ -253,7 +268,8 @@ def resolve_all_schedule_params(
       The schedule, with all its warnings.
 
     Raises:
-      ValueError: an epoch has no update, or checkpoints are ranked by a phase that never runs.
+      ValueError: an epoch has no update, the numbers of updates and micro-batches contradict each other, or checkpoints
+        are ranked by a phase that never runs.
     """
     scheduler, epochs = config.lr_scheduler, config.train.epochs
     accumulation = max(1, config.train.accumulation_steps)
@@ -270,6 +286,7 @@ def resolve_all_schedule_params(
         scaling=scheduler.scaling.lower(),
         lr_factor=apply_lr_scaling(1.0, effective, reference_bs=scheduler.reference_bs, rule=scheduler.scaling.lower()),
     )
+    _check_counts(totals)
     resolver = _Resolver(config, totals)
     masking, null, task = config.schedule.meta_masking, config.schedule.null_masking, config.loss.grad_weighting.task
     meta_end = resolver.end_or_fallback("meta_end", masking.enabled)

@@ -25,14 +25,18 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "good": "gr
 
 @tools.command()
 def main(argv: Sequence[str]) -> int:
-    """Command line. Exit status: 0; 1 with --strict where there are warnings or errors; 2 where there is no log."""
+    """Command line. Exit status: 0; 1 where there is no log; 2 with --strict where there are warnings or errors."""
     parser = tools.parser("analyze_debug_logs", __doc__)
     parser.add_argument("logs", nargs="+", type=Path, help="debug_log_*.jsonl files of one run, or their directory")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if there are warnings or errors")
+    parser.add_argument("--strict", action="store_true", help="exit with 2 if there are warnings or errors")
     parser.add_argument("--plot", type=tools.picture, metavar="PNG", help="draw the curves into this file")
     options = parser.parse_args(argv)
-    files = log_files(options.logs)
+    try:
+        files = log_files(options.logs)
+    except FileNotFoundError as error:
+        print(shown(str(error)), file=sys.stderr)
+        return 1
     analysis = analyse(files)
     if not analysis["total_events"] and analysis["malformed_lines"]:
         raise UserError(
@@ -48,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     if options.plot:
         print(f"written: {plot(files, options.plot)}", file=sys.stderr)
     bad = any(sign["level"] in ("error", "warning") for sign in analysis["findings"])
-    return 1 if options.strict and bad else 0
+    return 2 if options.strict and bad else 0
 
 
 if __name__ == "__main__":

@@ -32,14 +32,17 @@ def read_classes(path: str | Path) -> ClassRows:
     """
     path = Path(path).expanduser()
     try:
-        tree = json.loads(path.read_text())
-        return {
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        found = {
             task: {0 if taxon == "null" else int(taxon): int(index) for taxon, index in classes.items()}
             for task, classes in tree.items()
         }
+        if bad := [index for classes in found.values() for index in classes.values() if index < 0]:
+            raise ValueError(f"class index {bad[0]}")
+        return found
     except OSError as error:
         raise UserError(f"model.pretrained_classes = {str(path)!r} cannot be read: {error}") from error
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(
             f"model.pretrained_classes = {str(path)!r} is no class_to_idx.json: {{task: {{taxon id: class index}}}} is "
             f"needed ({error})"

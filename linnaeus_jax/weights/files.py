@@ -1,29 +1,26 @@
 """Files of weights: reading them without running anything that they hold, and writing them.
 
-Read are .safetensors files, and files of `torch.save` whose pickle asks for nothing but tensors and the settings that
-training programs keep beside them, which are not made; the latter need PyTorch (the extra `linnaeus_jax[torch]`).
-Whatever is wrong with a file is one `UserError`, raised before anything of
-it is used.
+Read are .safetensors files and files of `torch.save`, of which only the arrays are made (`torch_files.py`). Whatever is
+wrong with a file is one `UserError`, raised before anything of it is used.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import re
-import zipfile
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ml_dtypes  # noqa: F401  # gives numpy the dtypes bfloat16 and float8, which safetensors files may hold
 import numpy as np
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import replaced_file, sha256_of
+from linnaeus_jax.weights import torch_files
+from linnaeus_jax.weights.pickles import Record
+from linnaeus_jax.weights.torch_files import Tensor
 
 #: suffixes of files that `torch.save` writes
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
@@ -33,25 +30,6 @@ FACTS = "linnaeus_jax"
 CONTAINERS = ("model", "state_dict_ema", "state_dict", "model_state_dict", "ema")
 #: what wrappers of a PyTorch model put in front of every name
 PREFIXES = ("module.", "_orig_mod.", "model.")
-#: first number of a file of `torch.save` from before the zip format
-TORCH_MAGIC = 0x1950A86A20F9469CFC6C
-#: what the pickle of a tensor asks for
-TENSOR_PARTS = re.compile(
-    r"collections\.OrderedDict|_codecs\.encode|torch\.(\w*Storage|Size|device|Tensor|b?float\d\w*|u?int\d+|double|half|long|bool)"
-    r"|torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_\w+|torch\.storage\.\w*Storage|torch\.nn\.parameter\.Parameter"
-)
-#: settings and numbers that training programs keep beside the tensors; inert objects take their place
-BESIDE_TENSORS = (
-    "argparse.Namespace",
-    "yacs.config.CfgNode",
-    "pathlib.PosixPath",
-    "numpy.dtype",
-    "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar",
-)
-#: those of them that are dicts, whose entries PyTorch sets in dicts alone
-DICTS_BESIDE = ("yacs.config.CfgNode",)
-NEEDS_TORCH = "pip install 'linnaeus_jax[torch]' (or pip install torch), or convert it where PyTorch is installed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +53,8 @@ class StateFile:
     @property
     def facts(self) -> dict[str, Any]:
         """What this program wrote about the weights (`exporting.facts`); {} in files of other programs."""
-        facts = self.metadata.get(FACTS, {})
-        return facts if isinstance(facts, dict) else {}
+        facts: dict[str, Any] = self.metadata.get(FACTS, {})
+        return facts
 
 
 def read_state(path: str | Path, containers: Sequence[str] = CONTAINERS) -> StateFile:
@@ -87,8 +65,8 @@ def read_state(path: str | Path, containers: Sequence[str] = CONTAINERS) -> Stat
       containers: keys under which the parameters may lie, the first that is there counts; else the whole file is taken.
 
     Raises:
-      UserError: no such file, not a file of weights, truncated, a pickle that would run code, no array, an array with
-        NaN or infinity or of a dtype that is no number, or PyTorch is needed and missing.
+      UserError: no such file, not a file of weights, truncated, far larger when unpacked, no array, an array with NaN
+        or infinity or of a dtype that is no number, or facts about the weights that are none.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -100,7 +78,7 @@ def read_state(path: str | Path, containers: Sequence[str] = CONTAINERS) -> Stat
     if path.suffix == ".safetensors":
         arrays, metadata = _read_safetensors(path)
     elif path.suffix in TORCH_SUFFIXES:
-        arrays = _take_container(path, _read_torch(path), containers, notes)
+        arrays = _read_torch(path, containers, notes)
     else:
         raise UserError(f"{path} is no file of weights; known are .safetensors and {', '.join(TORCH_SUFFIXES)}")
     if not arrays:
@@ -148,146 +126,116 @@ def check_target(path: str | Path) -> Path:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
             metadata: dict[str, Any] = dict(file.metadata() or {})
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
-    except (SafetensorError, OSError, ValueError, TypeError, AttributeError, UnicodeDecodeError) as error:
+    except Exception as error:  # a damaged file may raise anything
         raise UserError(
             f"{path} cannot be read as .safetensors: {_one_line(error)}; truncated or of another kind; fetch it anew"
         ) from error
     if FACTS in metadata:
         try:
             metadata[FACTS] = json.loads(metadata[FACTS])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: its metadata {FACTS!r} are no JSON ({error}); export the run again") from error
+        _check_facts(path, metadata[FACTS])
     return arrays, metadata
 
 
-def _read_torch(path: Path) -> Any:
-    """The tree of a file of `torch.save`, with tensors as leaves."""
-    _refuse_code(path)
-    try:
-        import torch
-    except ImportError as error:
-        raise UserError(f"{path} is a file of PyTorch, which is not installed: {NEEDS_TORCH}") from error
-    try:
-        inert = [(OrderedDict if name in DICTS_BESIDE else _Inert, name) for name in BESIDE_TENSORS]
-        with torch.serialization.safe_globals(inert):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(_refused(path, _one_line(error))) from error
-    except Exception as error:  # a damaged file may raise anything
-        raise UserError(f"{path} cannot be read by PyTorch: {_one_line(error)}; is it truncated?") from error
+def _check_facts(path: Path, facts: Any) -> None:
+    """Raises UserError where what the file says of its weights has not the form that `exporting.facts` gives it."""
+    if not isinstance(facts, dict):
+        raise UserError(f"{path}: its metadata {FACTS!r} are a {type(facts).__name__}, not an object; export it again")
+    for key, (fits, form) in _FACTS.items():
+        if key in facts and not fits(facts[key]):
+            shown = json.dumps(facts[key])
+            shown = f"{shown[:60]}..." if len(shown) > 63 else shown
+            raise UserError(f"{path}: {key!r} of its metadata {FACTS!r} is {shown}; {form} is needed; export it again")
 
 
-class _Inert:
-    """Stands for whatever a pickle makes out of tensors; takes every call and does nothing."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-class _AsksForCode(Exception):
-    """Names what a pickle asks for beside tensors."""
+def _whole(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value < 1 << 63
 
 
-class _Looker(pickle.Unpickler):
-    """Goes through a pickle with inert objects and stops at the first thing that is no tensor."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if TENSOR_PARTS.fullmatch(f"{module}.{name}") or f"{module}.{name}" in BESIDE_TENSORS:
-            return _Inert
-        raise _AsksForCode(f"{module}.{name}")
-
-    def persistent_load(self, pid: Any) -> Any:
-        return _Inert()
+def _sizes(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(_whole(side, 1) and side < 1 << 20 for side in value)
 
 
-def _refuse_code(path: Path) -> None:
-    """Raises UserError where a file of `torch.save` is damaged, is none, or asks for anything but tensors."""
-    try:
-        with path.open("rb") as file:
-            for stream in _pickles(path, file):
-                _Looker(stream).load()
-    except _AsksForCode as error:
-        raise UserError(_refused(path, str(error))) from error
-    except UserError:
-        raise
-    except Exception as error:  # a damaged pickle may raise anything
-        raise UserError(f"{path} is truncated or no file of weights ({_one_line(error)}); fetch it again") from error
+def _ids(value: Any) -> bool:
+    lists = value.values() if isinstance(value, dict) else (None,)
+    return all(isinstance(ids, list) and all(_whole(taxon, -1) for taxon in ids) for ids in lists)
 
 
-def _pickles(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """The pickles of a file of `torch.save`: one in a zip archive, or four in a row before version 1.6."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            members = archive.namelist()
-            if any(name.endswith("/constants.pkl") for name in members):
-                raise UserError(
-                    f"{path} is a TorchScript program, which would run code, and was refused; save its weights alone "
-                    "(torch.save(model.state_dict(), file))"
-                )
-            pickles = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
-            if not pickles:
-                raise UserError(f"{path} is an archive, but none of torch.save; give a file of weights")
-            yield io.BytesIO(archive.read(pickles[0]))
-        return
-    if file.read(2) == b"PK":
-        raise UserError(f"{path} is truncated: the end of the archive is missing; fetch it again")
-    file.seek(0)
-    if _Looker(file).load() != TORCH_MAGIC:
-        raise UserError(f"{path} is a pickle, but no file of torch.save; give a file of weights")
-    for _ in range(3):  # version, system, the tree
-        yield file
+#: key of the facts that is used -> (what it must be, in words)
+_FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("model", "variant"), (lambda value: isinstance(value, str), "a text")),
+    **dict.fromkeys(("tasks", "notes", "left_at_initial"), (_texts, "a list of texts")),
+    "img_size": (_sizes, "[height, width] in pixels"),
+    "classes": (_ids, "{task: [taxon ids]}"),
+    "head types": (lambda value: isinstance(value, dict) and _texts(list(value.values())), "{task: name}"),
+    "original": (lambda value: isinstance(value, bool), "true or false"),
+}
 
 
-def _refused(path: Path, what: str) -> str:
+def _read_torch(path: Path, containers: Sequence[str], notes: list[str]) -> dict[str, np.ndarray]:
+    """The arrays of a file of `torch.save` under their names, from the first container that there is."""
+    with torch_files.opened(path) as file:
+        tree = _entries(file.tree)
+        if tree is None:
+            raise UserError(_holds(path, f"{_kind(file.tree)} instead of names and arrays", file.not_made))
+        found = [key for key in containers if _tensors(_entries(tree.get(key)) or {})]
+        taken = _entries(tree[found[0]]) if found else tree
+        tensors = _tensors(taken or {})
+        if not tensors:
+            keys = ", ".join(f"{key!r:.60}" for key in list(tree)[:5] if isinstance(key, str | int)) or "none"
+            raise UserError(_holds(path, f"no array (its keys: {keys})", file.not_made))
+        if found:
+            others = f"; {', '.join(map(repr, found[1:]))} beside it not used" if found[1:] else ""
+            notes.append(f"taken from its key {found[0]!r}{others}")
+            if taken and len(tensors) < len(taken):
+                notes.append(f"{len(taken) - len(tensors)} entries that are no arrays not used")
+        if file.not_made:
+            notes.append(f"objects of Python beside the arrays not made: {_names(file.not_made)}")
+        return {name: file.array(name, tensor) for name, tensor in tensors.items()}
+
+
+def _entries(value: Any) -> Mapping[Any, Any] | None:
+    """What lies under keys, also in a kind of dict that was not made; None: nothing does."""
+    return value.entries if isinstance(value, Record) else value if isinstance(value, dict) else None
+
+
+def _tensors(tree: Mapping[Any, Any]) -> dict[str, Tensor]:
+    return {
+        str(name): value for name, value in tree.items() if isinstance(name, str | int) and isinstance(value, Tensor)
+    }
+
+
+def _kind(value: Any) -> str:
+    return f"the object {_names([value.name])}" if isinstance(value, Record) else f"a {type(value).__name__}"
+
+
+def _names(names: Iterable[str]) -> str:
+    """The first of the names that a pickle asks for; what is no name is shown as a text."""
+    shown = [name if re.fullmatch(r"[\w.<>]{1,100}", name) else f"{name!r:.100}" for name in names]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+def _holds(path: Path, what: str, not_made: Sequence[str]) -> str:
+    """The message about a file without arrays."""
+    if not not_made:
+        return f"{path} holds {what}; is it a file of weights?"
     return (
-        f"{path} asks for more than tensors and would run code when read: {what}; it was refused and nothing of it was "
-        "run. If you trust whoever made it, let PyTorch save its tensors alone, which does run it: "
-        "torch.save(torch.load(FILE, weights_only=False)['model'], 'weights.pth')"
+        f"{path} holds {what}, but objects that would run code when read: {_names(not_made)}; it was refused and "
+        "nothing of it was run. If you trust whoever made it, let PyTorch save its tensors alone, which does run it: "
+        "torch.save(torch.load(FILE, weights_only=False).state_dict(), 'weights.pth')"
     )
-
-
-def _take_container(path: Path, tree: Any, containers: Sequence[str], notes: list[str]) -> dict[str, Any]:
-    """The tensors of a PyTorch file under their names, from the first container that there is."""
-    if not isinstance(tree, Mapping):
-        raise UserError(f"{path} holds a {type(tree).__name__} instead of names and arrays; is it a file of weights?")
-    found = [key for key in containers if isinstance(tree.get(key), Mapping) and _tensors(tree[key])]
-    taken = tree[found[0]] if found else tree
-    if found:
-        others = f"; {', '.join(map(repr, found[1:]))} beside it not used" if found[1:] else ""
-        notes.append(f"taken from its key {found[0]!r}{others}")
-    tensors = _tensors(taken)
-    if not tensors:
-        keys = ", ".join(map(repr, list(taken)[:5])) or "none"
-        raise UserError(f"{path} holds no array (its keys: {keys}); is it a file of weights?")
-    if found and len(tensors) < len(taken):
-        notes.append(f"{len(taken) - len(tensors)} entries that are no arrays not used")
-    return {name: _from_torch(path, name, tensor) for name, tensor in tensors.items()}
-
-
-def _tensors(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    import torch
-
-    return {str(name): value for name, value in tree.items() if isinstance(value, torch.Tensor)}
-
-
-def _from_torch(path: Path, name: str, tensor: Any) -> np.ndarray:
-    try:
-        tensor = tensor.detach()
-        return np.asarray((tensor.float() if tensor.is_floating_point() else tensor).contiguous().numpy())
-    except (TypeError, RuntimeError) as error:
-        raise UserError(f"{path}: {name} ({tensor.dtype}) cannot be used: {_one_line(error)}") from error
 
 
 def _as_number(path: Path, name: str, array: np.ndarray) -> np.ndarray:

@@ -126,7 +126,7 @@ def read_pretrained(
     fitted = _Fitting(model, targets, mapped, classes, files[0], classes_of(files[0], given["pretrained_classes"]))
     fitted.fill()
     problems = fitted.problems()
-    if problems and given["pretrained_strict"]:
+    if problems and (given["pretrained_strict"] or fitted.useless()):
         raise UserError(problems)
     if not fitted.arrays:
         raise UserError(f"nothing in {files[0].path} fits the model; {_names_of(files[0])}")
@@ -153,7 +153,8 @@ def _map(file: StateFile, settings: Mapping[str, Any], model: ModelFamily) -> Ma
                 "scale once; use 'standard'"
             )
         heads: Sequence[int] = getattr(model, "num_heads")  # noqa: B009  # of mFormerV1, see `setting_errors`
-        layers = sources.unscale_squared(mapped, lambda name: heads[int(name.split(".")[1]) - 2])
+        of_stage = {"2": heads[0], "3": heads[1]}
+        layers = sources.unscale_squared(mapped, lambda name: of_stage.get(name.split(".")[1], 0))
         mapped.notes.append(f"pretrained_attn_scale: the second scale is folded into q of {layers} attention layers.")
     if isinstance(model, MFormerV0) and model.only_last_cls:
         for name in [name for name in mapped.arrays if name.startswith("norm.")]:
@@ -264,6 +265,13 @@ class _Fitting:
             "model.pretrained_strict=False"
         )
 
+    def useless(self) -> bool:
+        """Whether something is missing that the rest is of no use without."""
+        needed, lost = self.mapped.needed, (cov.INITIAL, cov.OTHER_SHAPE)
+        return needed is not None and any(
+            row.status in lost and not row.allowed and needed.fullmatch(row.name) for row in self.rows
+        )
+
     def _row(self, target: Target, status: str, note: str = "", *, share: float = 0.0, allowed: bool = True) -> None:
         """A row of which `share` of the values come from the file."""
         if origin := self.mapped.origin.get(target.name, ""):
@@ -306,7 +314,7 @@ class _Fitting:
     def _table(self, target: Target, array: np.ndarray) -> None:
         """A bias table of another grid, resized by bicubic interpolation."""
         size = self.file.facts.get("img_size")
-        from_grid = grid_of(len(array), self.model, tuple(size) if size else None)
+        from_grid = grid_of(len(array), self.model, tuple(size) if size else None) if array.ndim else None
         to_grid = grid_of(target.shape[0], self.model, self.model.img_size)
         if from_grid is None or to_grid is None or array.shape[1:] != target.shape[1:]:
             self._other_shape(target, array)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from linnaeus_jax.config.outgoing import redacted
 
 METAFORMER, STITCHED = "metaformer", "stitched_convnext_ropevit"
 #: values of model.pretrained_source; "" is a full model, of this program or of the original
@@ -21,6 +24,12 @@ DEFAULTS: dict[str, Any] = {
     "pretrained_classes": "",
     "pretrained_attn_scale": "standard",
 }
+
+
+#: those that name files
+FILES = ("pretrained", "pretrained_convnext", "pretrained_ropevit", "pretrained_classes")
+#: how an address begins, whether or not it passed as a path, which has single slashes
+ADDRESS = re.compile(r"[A-Za-z][\w+.-]+:/")
 
 
 def pretrained_settings(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,6 +50,12 @@ def setting_errors(model: Mapping[str, Any]) -> list[str]:
     source = given["pretrained_source"]
     stitched = {key: given[key] for key in ("pretrained_convnext", "pretrained_ropevit")}
     errors = []
+    if addresses := {key: str(given[key]) for key in FILES if ADDRESS.match(str(given[key]))}:
+        return [
+            f"model.{key} = {redacted(path)!r} is an address; files are read from this machine alone: download it, and "
+            "give the path"
+            for key, path in addresses.items()
+        ]
     if source not in SOURCES:
         choices = ", ".join(map(repr, SOURCES))
         return [f"model.pretrained_source = {source!r} is unknown; choose one of {choices}"]

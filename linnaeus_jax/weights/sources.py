@@ -29,7 +29,7 @@ COPIED_HEAD = re.compile(
 ARCHITECTURES = {
     "mFormerV0": re.compile(r"stage_3\.0\.attn\.relative_position_bias_table"),
     "mFormerV1": re.compile(r"stages\.2\.0\.attn\.qkv\.weight"),
-    "ConvNeXt": re.compile(r"downsample_layers\.0\.0\.weight"),
+    "ConvNeXt": re.compile(r"downsample_layers\.0\.0\.weight|stages\.0\.blocks\.0\.conv_dw\.weight"),
     "ViT": re.compile(r"blocks\.0\.attn\.qkv\.weight"),
     "Swin Transformer": re.compile(r"layers\.0\.blocks\.0\.attn\.qkv\.weight"),
     "ResNet": re.compile(r"layer1\.0\.conv1\.weight"),
@@ -49,6 +49,7 @@ class Mapped:
       origin: canonical name -> name in the file, where it is another.
       skipped: name in the file -> why it is not used, of arrays that the kind of file is known to have.
       stays: canonical name -> why it may stay at its initial value; "" where it must be in the file.
+      needed: canonical names that the rest is of no use without, whatever `model.pretrained_strict` says.
       notes: remarks for people.
     """
 
@@ -56,6 +57,7 @@ class Mapped:
     origin: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     stays: Callable[[str], str] = _never
+    needed: re.Pattern[str] | None = None
     notes: list[str] = field(default_factory=list)
 
     def put(self, name: str, array: np.ndarray, origin: str) -> None:
@@ -130,7 +132,7 @@ def metaformer(file: StateFile) -> Mapped:
             mapped.skipped[name] = reason
         elif re.match(r"head\b|head_|meta_.*head_", name):
             mapped.skipped[name] = "heads and metadata heads of a MetaFormer are not taken"
-        elif name.endswith(".relative_position_bias_table"):
+        elif name.endswith(".relative_position_bias_table") and array.ndim:
             mapped.put(name, np.concatenate([array[:-1], array[:1]]), name)
         else:
             mapped.put(name, array, name)
@@ -146,16 +148,17 @@ def unscale_squared(mapped: Mapped, heads_of: Callable[[str], int]) -> int:
     """Folds head_dim^-0.5 into the rows of q, for checkpoints that were trained with that scale applied twice.
 
     Args:
-      heads_of: canonical name of a `qkv` parameter -> number of heads.
+      heads_of: canonical name of a `qkv` parameter -> number of heads; 0 for what is none of the model's.
 
     Returns:
       The number of attention layers.
     """
     layers = 0
     for name, array in mapped.arrays.items():
-        if re.search(r"\.attn\.qkv\.(weight|bias)$", name):
-            dim = array.shape[0] // 3
-            scale = np.float32((dim // heads_of(name)) ** -0.5)
+        heads = heads_of(name) if re.search(r"\.attn\.qkv\.(weight|bias)$", name) else 0
+        if heads and array.ndim and len(array) >= 3 * heads:  # another shape is found when it is fitted
+            dim = len(array) // 3
+            scale = np.float32((dim // heads) ** -0.5)
             mapped.arrays[name] = np.concatenate([array[:dim] * scale, array[dim:]])
             layers += name.endswith("weight")
     return layers

@@ -2,7 +2,7 @@
 
 Their names -> the model's: the stem and stages 0 and 1 with all downsampling come from the ConvNeXt, stage 2 from the
 first blocks of the ViT. The layer scales of the ViT are folded into the rows of `attn.proj` and `mlp.fc2`, because the
-rotary blocks have none.
+rotary blocks have none. Files under the names of timm (Wightman 2019) are read as those of the authors.
 """
 
 from __future__ import annotations
@@ -24,6 +24,18 @@ STAYS = re.compile(r"stages\.[3-9]\.|head\.|meta_|cls_token_2$|norm_[12]\.|cl_1_
 #: parts of the files that have no place in the model
 UNUSED_CONVNEXT = re.compile(r"stages\.[23]\.|norm\.|head\.")
 UNUSED_ROPEVIT = re.compile(r"patch_embed\.|pos_embed|freqs_t_[xy]$|norm\.|fc_norm\.|head\.|head_dist\.|dist_token")
+#: names of a ConvNeXt in timm -> those of its authors
+TIMM_CONVNEXT = (
+    (re.compile(r"stem\.(\d)\."), r"downsample_layers.0.\1."),
+    (re.compile(r"stages\.(\d)\.downsample\.(\d)\."), r"downsample_layers.\1.\2."),
+    (re.compile(r"stages\.(\d)\.blocks\.(\d+)\.conv_dw\."), r"stages.\1.\2.dwconv."),
+    (re.compile(r"stages\.(\d)\.blocks\.(\d+)\.mlp\.fc([12])\."), r"stages.\1.\2.pwconv\3."),
+    (re.compile(r"stages\.(\d)\.blocks\.(\d+)\."), r"stages.\1.\2."),
+)
+#: the frequencies of a RoPE-ViT, of its authors and in timm
+FREQS = ("freqs", "rope.freqs")
+#: those of the model; its blocks from the file turn by these, so no initial ones may take their place
+OF_FREQS = re.compile(r"stages\.2\.\d+\.attn\.freqs")
 #: layer scale of a block of the ViT -> the layer whose rows it multiplies
 SCALED = {"gamma_1": "attn.proj", "gamma_2": "mlp.fc2"}
 
@@ -51,7 +63,8 @@ def stitched(convnext: StateFile, ropevit: StateFile, targets: dict[str, Target]
         block = re.match(r"stages\.2\.(\d+)\.", name)
         return f"the RoPE-ViT has {blocks} blocks" if block and int(block[1]) >= blocks else ""
 
-    mapped = Mapped(stays=stays)
+    mapped = Mapped(stays=stays, needed=OF_FREQS)
+    _check_freqs(ropevit, targets)
     _convnext(convnext, mapped)
     _ropevit(ropevit, mapped, targets, depth)
     mapped.notes.append(
@@ -62,8 +75,10 @@ def stitched(convnext: StateFile, ropevit: StateFile, targets: dict[str, Target]
 
 
 def _convnext(file: StateFile, mapped: Mapped) -> None:
-    for source, array in file.arrays.items():
-        origin = f"convnext/{source}"
+    for given, array in file.arrays.items():
+        source, origin = _of_authors(given), f"convnext/{given}"
+        if array.ndim == 4 and array.shape[2:] == (1, 1) and ".pwconv" in source:
+            array = array[:, :, 0, 0]  # timm also has these layers as convolutions of one pixel
         down = re.fullmatch(r"downsample_layers\.(\d)\.([01])\.(weight|bias)", source)
         if down and down[1] == "0":
             mapped.put(f"stem.{down[2]}.{down[3]}", array, origin)
@@ -78,6 +93,26 @@ def _convnext(file: StateFile, mapped: Mapped) -> None:
             mapped.put(origin, array, origin)  # unknown
 
 
+def _of_authors(name: str) -> str:
+    """The name that the authors of ConvNeXt gave what timm calls `name`; itself where it is another."""
+    return next((pattern.sub(theirs, name, 1) for pattern, theirs in TIMM_CONVNEXT if pattern.match(name)), name)
+
+
+def _table_of(array: np.ndarray) -> np.ndarray:
+    """Frequencies [2, blocks, heads, d / 2], as timm has them, as [2, blocks, heads * d / 2]."""
+    return array.reshape(*array.shape[:2], -1) if array.ndim == 4 and array.size else array
+
+
+def _check_freqs(file: StateFile, targets: dict[str, Target]) -> None:
+    """Raises UserError where the model learns frequencies and the blocks of the file were trained with others."""
+    if any(OF_FREQS.fullmatch(name) for name in targets) and not any(name in file.arrays for name in FREQS):
+        raise UserError(
+            f"model.pretrained_ropevit = {str(file.path)!r} holds no learned rotary frequencies "
+            f"({' or '.join(FREQS)}), and its blocks are of no use with random ones; give one of the kind mixed, "
+            "or for one of the kind axial set model.rope_stages.rope_mixed=False and rope_theta (100 at its authors)"
+        )
+
+
 def _ropevit(file: StateFile, mapped: Mapped, targets: dict[str, Target], depth: int) -> None:
     for source, array in file.arrays.items():
         origin = f"ropevit/{source}"
@@ -86,7 +121,7 @@ def _ropevit(file: StateFile, mapped: Mapped, targets: dict[str, Target], depth:
             mapped.put("cls_token_1", array, origin)
             if targets["cls_token_2"].shape == array.shape:
                 mapped.put("cls_token_2", array, origin)
-        elif source == "freqs":
+        elif source in FREQS:
             _freqs(array, mapped, targets, depth, origin)
         elif block and int(block[1]) >= depth:
             mapped.skipped[origin] = f"stage 2 of the model has {depth} blocks"
@@ -96,7 +131,7 @@ def _ropevit(file: StateFile, mapped: Mapped, targets: dict[str, Target], depth:
             layer = re.fullmatch(r"(attn\.proj|mlp\.fc2)\.(weight|bias)", block[2])
             scale = next((gamma for gamma, scaled in SCALED.items() if layer and scaled == layer[1]), "")
             gamma = file.arrays.get(f"blocks.{block[1]}.{scale}")
-            if gamma is not None and len(gamma) == len(array):
+            if gamma is not None and gamma.shape == array.shape[:1]:
                 array = array * gamma.reshape(-1, *(1,) * (array.ndim - 1))
             mapped.put(f"stages.2.{block[1]}.{block[2]}", array, origin)
         elif UNUSED_ROPEVIT.match(source):
@@ -107,11 +142,12 @@ def _ropevit(file: StateFile, mapped: Mapped, targets: dict[str, Target], depth:
 
 def _freqs(array: np.ndarray, mapped: Mapped, targets: dict[str, Target], depth: int, origin: str) -> None:
     """The one table [2, blocks, heads * d / 2] as one [2, heads, d / 2] for each block."""
-    wanted = [name for name in targets if re.fullmatch(r"stages\.2\.\d+\.attn\.freqs", name)]
+    wanted = [name for name in targets if OF_FREQS.fullmatch(name)]
     if not wanted:
         mapped.skipped[origin] = "the model has axial rotary positions (model.rope_stages.rope_mixed)"
         return
     _, heads, pairs = targets[wanted[0]].shape
+    array = _table_of(array)
     if array.ndim == 3:
         for block in range(min(depth, array.shape[1])):
             table = array[:, block]

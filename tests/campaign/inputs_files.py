@@ -167,7 +167,9 @@ def tools(made: Made) -> Iterator[Given]:
                 _filled(arguments, made),
                 partial(_make, thing, f"bad{suffix}"),
                 READABLE.get((place, thing)) or READABLE.get((place, "")) or "",
-                status=int(place == "verify_dataset, pictures"),
+                status=int(
+                    place in ("verify_dataset, pictures", "analyze_debug_logs")
+                ),  # of what is not there, or of findings
                 trained=_needs_trained(arguments),
             )
     for place, (tool, arguments) in OUTPUTS.items():

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -83,6 +84,26 @@ def test_messages_of_errors_hold_neither(capsys, tmp_path, monkeypatch):
     assert told.count(f"https://{REDACTED}@host/x \\x1b[2J") == 2
     (written,) = tmp_path.glob("*.traceback.txt")
     assert "s3cr3t" not in told + written.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (f"https://me:{SECRET.replace('/', '')}@host/x", f"https://{REDACTED}@host/x"),
+        ("https://me@host/x", f"https://{REDACTED}@host/x"),
+        ("https://me:p@ss@host/x", f"https://{REDACTED}@host/x"),
+        (str(Path("https://me:secret@host/x.pth")), f"https:/{REDACTED}@host/x.pth"),
+        (str(Path("below") / "sftp://me:p@ss@host//x"), f"below/sftp:/{REDACTED}@host/x"),
+        ("HTTPS:///me:secret@host", f"HTTPS:///{REDACTED}@host"),
+        ("remote:/photos@home/2024:05", "remote:/photos@home/2024:05"),
+        ("https://host/a@b and you@example.org", "https://host/a@b and you@example.org"),
+        ("C:/me@home: x", "C:/me@home: x"),
+    ],
+)
+def test_logins_within_addresses(text, wanted):
+    """Also where a `Path` has made one slash of two."""
+    assert shown(text) == wanted
+    assert redacted({"path": text}) == {"path": wanted}
 
 
 @pytest.mark.parametrize("key", ["API_KEY", "REMOTE"])

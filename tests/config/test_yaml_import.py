@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,9 @@ from linnaeus_jax.config import ConfigError, get_config, load_yaml
 from linnaeus_jax.config.open_nodes import meta_component
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import known_keys
+from linnaeus_jax.config.yaml_names import VARIANTS
+from linnaeus_jax.models import build_model
+from linnaeus_jax.registry import MODELS
 from linnaeus_jax.step.program import model_from_config
 
 FILES = ("debug_example", "debug_profiler", "debug_scenarios", "metrics", "scheduling")
@@ -537,3 +541,78 @@ def test_bases_that_double_end(tmp_path):
     (tmp_path / "12.yaml").write_text("TRAIN: {EPOCHS: 3}\n")
     with pytest.raises(ConfigError, match="more than 200 documents"):
         load_yaml(tmp_path / "0.yaml")
+
+
+PUBLISHED = {
+    "mFormerV0_sm": "{EMBED_DIMS: [64, 96], OUT_CHANNELS: [96, 192], DEPTHS: [2, 3], STRIDE_SEQS: [[2, 1], [1, 1, 1]]}|"
+    "{ATTENTION_TYPE: RelativeAttention, EMBED_DIMS: [384, 768], DEPTHS: [5, 2], NUM_HEADS: [8, 8], "
+    "MLP_RATIO: [4.0, 4.0], STRIDE_SEQS: [[2, 1, 1, 1, 1], [2, 1]]}",
+    "mFormerV0_md": "{EMBED_DIMS: [64, 96], OUT_CHANNELS: [96, 192], DEPTHS: [2, 6], "
+    "STRIDE_SEQS: [[2, 1], [1, 1, 1, 1, 1, 1]]}|{EMBED_DIMS: [384, 768], DEPTHS: [14, 2], NUM_HEADS: [8, 8], "
+    "MLP_RATIO: [4.0, 4.0], STRIDE_SEQS: [[2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [2, 1]]}",
+    "mFormerV0_lg": "{EMBED_DIMS: [128, 128], OUT_CHANNELS: [128, 256], DEPTHS: [2, 6], "
+    "STRIDE_SEQS: [[2, 1], [1, 1, 1, 1, 1, 1]]}|{EMBED_DIMS: [512, 1024], DEPTHS: [14, 2], NUM_HEADS: [8, 8], "
+    "MLP_RATIO: [4.0, 4.0], STRIDE_SEQS: [[2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [2, 1]]}",
+    "mFormerV1_lg": "{DEPTHS: [3, 3, 27, 3], DIMS: [192, 384, 768, 1536]}|{DEPTHS: [10, 2], NUM_HEADS: [12, 24]}",
+    "mFormerV1_xl": "{DEPTHS: [3, 3, 27, 3], DIMS: [256, 512, 1024, 2048]}|{DEPTHS: [22, 2], NUM_HEADS: [16, 32]}",
+}
+
+
+def published(name, *, model_name=None):
+    """The architecture file of a published size, as Polli Linnaeus spells it."""
+    first, second = PUBLISHED[name].split("|")
+    sections = (
+        ("CONV_STAGES", "ATTENTION_STAGES") if name.startswith("mFormerV0") else ("CONVNEXT_STAGES", "ROPE_STAGES")
+    )
+    named = "" if model_name is None else f"  NAME: {model_name}\n"
+    return f"MODEL:\n  TYPE: {name.partition('_')[0]}\n{named}  {sections[0]}: {first}\n  {sections[1]}: {second}\n"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes_are_those_that_their_files_say(tmp_path, fixtures, name, caplog):
+    counts = json.loads((fixtures / "models_counts.json").read_text())
+    config = load_yaml(write(tmp_path, published(name, model_name=name)))
+    assert (config.model.type, config.model.variant) == tuple(name.split("_"))
+    assert "MODEL.NAME" not in caplog.text
+    model = build_model(
+        config.model,
+        components=[(component, dim) for component, dim, _ in counts["meta"]],
+        num_classes=counts["num_classes"],
+        img_size=224,
+        parents={},
+    )
+    family, _, variant = name.partition("_")
+    sizes = {field: value for field, value in MODELS[family].variants[variant].items() if isinstance(value, tuple)}
+    assert {field: getattr(model, field) for field in sizes} == sizes
+    if family == "mFormerV1":
+        return  # tests/models counts it
+    params = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 224, 224, 3), np.float32))["params"]
+    total = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+    assert total == counts["variants"][name]["224"]["total"]
+
+
+@pytest.mark.parametrize("model_name", [None, "", "moths"])
+def test_the_name_of_the_file_says_the_size_too(tmp_path, model_name):
+    (tmp_path / "mFormerV0_lg.yaml").write_text(published("mFormerV0_lg", model_name=model_name))
+    assert load_yaml(tmp_path / "mFormerV0_lg.yaml").model.variant == "lg"
+    base = write(tmp_path, "MODEL: {BASE: [mFormerV0_lg.yaml]}\n")
+    assert load_yaml(base).model.variant == "lg"
+    given = write(tmp_path, "MODEL: {BASE: [mFormerV0_lg.yaml], VARIANT: md}\n")
+    assert load_yaml(given).model.variant == "md"
+
+
+@pytest.mark.parametrize("name", ["mFormerV1_huge", "mFormerV0_lg", "lg", "mFormerV1_lg_2"])
+def test_a_name_that_is_no_size_of_the_family_has_no_effect(tmp_path, caplog, name):
+    config = load_yaml(write(tmp_path, f"MODEL: {{TYPE: mFormerV1, NAME: {name}}}"))
+    assert config.model.variant == "sm"
+    assert "MODEL.NAME has no effect" in caplog.text
+
+
+def test_sizes_that_names_say_are_those_of_the_families():
+    for family, sizes in VARIANTS.items():
+        assert set(sizes) == set(MODELS[family].variants) - {"tiny"}
+
+
+def test_two_names_of_the_widths_must_agree(tmp_path):
+    with pytest.raises(ConfigError, match="two names of one key"):
+        load_yaml(write(tmp_path, "MODEL: {ATTENTION_STAGES: {EMBED_DIMS: [8, 16], DIMS: [8, 32]}}"))

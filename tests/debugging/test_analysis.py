@@ -196,7 +196,7 @@ def test_every_bad_sign_is_diagnosed(tmp_path, capsys, events, level, sign, word
     text = " ".join([found[sign]["message"], *found[sign]["advice"]])
     for word in words:
         assert word in text
-    assert analyze_debug_logs.main([str(tmp_path), "--strict"]) == (0 if level == "note" else 1)
+    assert analyze_debug_logs.main([str(tmp_path), "--strict"]) == (0 if level == "note" else 2)
     assert analyze_debug_logs.main([str(tmp_path)]) == 0
     assert found[sign]["message"] in capsys.readouterr().out
 
@@ -398,7 +398,8 @@ def test_command_line(fixtures, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["total_events"] == 57
     assert matplotlib.image.imread(tmp_path / "out.png").shape[:2] == (1000, 1200)
     for missing in (tmp_path / "no.jsonl", tmp_path):
-        assert analyze_debug_logs.main([str(missing)]) == 2
+        for strict in ((), ("--strict",), ("--json",)):
+            assert analyze_debug_logs.main([str(missing), *strict]) == 1
         assert str(missing) in capsys.readouterr().err
 
 

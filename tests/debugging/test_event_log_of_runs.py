@@ -36,7 +36,7 @@ def diagnosis(root: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, set[
     (summary,) = (root / "logs" / "debug").glob("debug_summary_*.json")
     signs = {finding["sign"] for finding in json.loads(summary.read_text())["findings"]}
     capsys.readouterr()
-    assert analyze_debug_logs.main([str(root / "logs" / "debug"), "--strict"]) == 1
+    assert analyze_debug_logs.main([str(root / "logs" / "debug"), "--strict"]) == 2
     return capsys.readouterr().out, signs
 
 

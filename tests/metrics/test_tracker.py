@@ -13,6 +13,7 @@ import pytest
 
 from linnaeus_jax.metrics import custom, names, register
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
+from linnaeus_jax.metrics.logged import described
 from linnaeus_jax.metrics.phase import add, batch_sums, empty_sums, summarise
 from linnaeus_jax.metrics.tracker import Metric, MetricsTracker
 from tests.metrics.plugins import forget_plugins
@@ -123,6 +124,30 @@ def test_one_name_is_one_quantity():
     assert row["train/epoch_duration_sec"] == 2.0
     assert row["train/subset/metadata/masked/count"] == 3
     assert tracker.final_metrics()["final_train_loss"] == values["loss"]
+
+
+@pytest.mark.parametrize("null_tasks", [None, ("taxa_L10",)])
+def test_the_documented_names_of_null_and_other_labels_in_training(null_tasks):
+    """The eight names per rank are of the epoch, the same number as those with `epoch_avg`."""
+    values = some_values(1)
+    row = names.phase_row("train", values, null_tasks)
+    for group in ("null", "non_null"):
+        for kind in ("acc1", "loss"):
+            number = values[f"{group}/{kind}_taxa_L10"]
+            for name in (
+                f"train/{group}/{kind}_taxa_L10",
+                f"train/epoch_avg_{group}/{kind}_taxa_L10",
+                f"core/train_{group}_{kind}/taxa_L10",
+                f"core/train_epoch_avg_{group}_{kind}/taxa_L10",
+            ):
+                assert row[name] == number
+                logged = described(name)
+                assert logged is not None
+                assert "epoch" in logged.rows
+    assert ("train/null/acc1_taxa_L20" in row) == (null_tasks is None)
+    assert row["train/non_null/acc1_taxa_L20"] == row["train/epoch_avg_non_null/acc1_taxa_L20"]
+    assert ("core/train_non_null_acc1/taxa_L20" in row) == (null_tasks is None)
+    assert not any(name.startswith("train/null") for name in names.update_row(values, {}))
 
 
 def test_nothing_stale_is_logged_again():

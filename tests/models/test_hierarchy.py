@@ -203,3 +203,16 @@ def test_nothing_between_two_ranks():
 
     traced = jax.make_jaxpr(jax.grad(loss, (0, 1)))(jnp.zeros((ROWS, classes)), jnp.zeros((ROWS, count)))
     assert max(sizes(traced.jaxpr)) <= 2 * ROWS * classes
+
+
+@pytest.mark.parametrize("logit", [100.0, 1000.0, 1e30])
+def test_a_class_without_a_parent_that_is_far_ahead_leaves_the_gradients_finite(logit):
+    """Its exponential overflows, and it is in no sum: neither NaN nor anything else of it reaches the others."""
+    parents, count = TREES["null, orphan, childless parent"]
+    orphans = np.asarray(parents) < 0
+    x, y = (jnp.asarray(draw, jnp.float32) for draw in draws(TREES["null, orphan, childless parent"]))
+    links = ParentLinks(parents, count)
+    _, pull = jax.vjp(links.logsumexp_of_children, x)
+    _, pull_far = jax.vjp(links.logsumexp_of_children, x.at[:, orphans].set(logit))
+    np.testing.assert_array_equal(pull_far(y)[0], pull(y)[0])
+    np.testing.assert_array_equal(pull_far(y)[0][:, orphans], 0)

@@ -89,3 +89,23 @@ def test_extra_tokens_are_not_encoded(golden, cfg):
     zeros = jnp.zeros((x.shape[1], *golden["freqs"].shape[1:]))
     for mode in rotary.ROPE_MODES:
         np.testing.assert_array_equal(rotary.rotate(x, zeros, mode), x)
+
+
+@pytest.mark.parametrize(
+    ("channels", "heads", "shared", "tokens"), [(2, 3, False, 4), (2, 3, True, 4), (2, 1, True, 1), (4, 3, True, 4)]
+)
+def test_gradients_of_turned_pairs(channels, heads, shared, tokens):
+    """The written backward pass is that of the formula, also where an axis that is summed or of pairs has size 1."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (2, tokens, 2, heads, channels))
+    angles = jax.random.normal(keys[1], (tokens, 1 if shared else heads, channels // 2))
+    weight = jax.random.normal(keys[2], x.shape)
+
+    def by_hand(x, angles):
+        cos, sin = (function(angles)[None, :, None] for function in (jnp.cos, jnp.sin))
+        pairs = jnp.stack([x[..., ::2] * cos - x[..., 1::2] * sin, x[..., 1::2] * cos + x[..., ::2] * sin], -1)
+        return jnp.vdot(pairs.reshape(x.shape), weight)
+
+    ours = jax.grad(lambda x, angles: jnp.vdot(rotary.rotate(x, angles, "rotary"), weight), (0, 1))(x, angles)
+    for found, wanted in zip(ours, jax.grad(by_hand, (0, 1))(x, angles), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)

@@ -251,6 +251,33 @@ def test_wrong_counts():
         resolve_all_schedule_params(config, steps_per_epoch=0, dataset_size=1, micro_batches_per_epoch=0)
 
 
+@pytest.mark.parametrize(
+    ("accumulation", "steps", "parts", "right"),
+    [
+        (1, 10, 11, 11),
+        (1, 11, 10, 10),
+        (4, 10, 10, 3),
+        (4, 3, 13, 4),
+        (4, [3, 3], [10, 8], 2),
+        (0, 10, 20, 20),
+    ],
+)
+def test_updates_that_contradict_the_micro_batches(accumulation, steps, parts, right):
+    config = make_config({"train.epochs": 2, "train.accumulation_steps": accumulation})
+    with pytest.raises(ValueError, match=rf"contradicts micro_batches_per_epoch = .*they are {right} updates"):
+        resolve_all_schedule_params(config, steps_per_epoch=steps, dataset_size=100, micro_batches_per_epoch=parts)
+    with pytest.raises(ValueError, match="has 3 numbers for 2 epochs"):
+        resolve_all_schedule_params(config, steps_per_epoch=[1] * 3, dataset_size=100, micro_batches_per_epoch=1)
+
+
+def test_the_last_update_of_an_epoch_may_be_short():
+    config = make_config({"train.epochs": 2, "train.accumulation_steps": 4})
+    resolved = resolve_all_schedule_params(
+        config, steps_per_epoch=[3, 2], dataset_size=100, micro_batches_per_epoch=[9, 8]
+    )
+    assert resolved.totals.steps_per_epoch == (3, 2)
+
+
 def test_epochs_to_steps():
     assert epochs_to_steps(2.3, (10, 10, 10)) == int(2.3 * 10)
     assert epochs_to_steps(1.5, (10, 20)) == 20

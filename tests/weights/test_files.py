@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import pickle
 import sys
 import types
 import zipfile
 from collections import OrderedDict
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +20,7 @@ from safetensors.numpy import save_file
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.weights import files
 from linnaeus_jax.weights.files import read_state, write_state
+from linnaeus_jax.weights.torch_files import MAGIC
 
 ARRAYS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.zeros(2, np.float32)}
 
@@ -111,10 +114,51 @@ def test_truncated_safetensors(tmp_path, length):
     assert "truncated" in refusal(path)
 
 
-def test_metadata_that_are_no_json(tmp_path):
+@pytest.mark.parametrize("text", ["{", "", "[" * 100_000, '{"a":' * 100_000, "NaN{"])
+def test_metadata_that_are_no_json(tmp_path, text):
     path = tmp_path / "x.safetensors"
-    save_file(ARRAYS, path, {files.FACTS: "{"})
+    save_file(ARRAYS, path, {files.FACTS: text})
     assert "no JSON" in refusal(path)
+
+
+NO_FACT: list[Any] = [None, -1, 1.5, [None], [[]], [["a"]], {"a": None}, {"a": [{}]}, {"a": [1.5]}, {"a": {"b": 1}}]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [],
+        3,
+        "text",
+        None,
+        *({key: value} for key in files._FACTS for value in NO_FACT),
+        {"img_size": [0, 32]},
+        {"img_size": [1e400, 32]},
+        {"img_size": [32]},
+        {"img_size": [True, True]},
+        {"classes": {"a": [10**30]}},
+        {"classes": {"a": "text"}},
+    ],
+)
+def test_facts_that_are_none(tmp_path, facts):
+    """Each is one message that names the key, before anything of it is used."""
+    path = tmp_path / "x.safetensors"
+    save_file(ARRAYS, path, {files.FACTS: json.dumps(facts)})
+    text = refusal(path)
+    assert "export it again" in text
+    assert len(text) < 400 + len(str(path))
+    if isinstance(facts, dict):
+        assert repr(next(iter(facts))) in text
+
+
+@pytest.mark.parametrize(
+    "header", ["{", "[]", '{"a":1}', '{"a":' * 9000, '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,9]}}']
+)
+def test_headers_of_safetensors_that_are_none(tmp_path, header):
+    path = tmp_path / "x.safetensors"
+    for length in (len(header), 2**62, 2**64 - 1):
+        path.write_bytes(length.to_bytes(8, "little") + header.encode() + bytes(4))
+        assert "cannot be read as .safetensors" in refusal(path)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -133,7 +177,7 @@ def test_complex_numbers_are_refused(tmp_path):
     assert "b.weight" in refusal(path)
 
 
-# ---- files of torch.save, without PyTorch
+# ---- files of torch.save; how their arrays are read is tested in test_torch_files.py
 
 
 class Runs:
@@ -170,10 +214,7 @@ def hostile(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["alone", "among arrays", "protocol 0", "protocol 2", "builtins"])
-@pytest.mark.parametrize("with_torch", [True, False])
-def test_a_pickle_that_runs_code_is_refused(tmp_path, monkeypatch, kind, with_torch):
-    if not with_torch:
-        monkeypatch.setitem(sys.modules, "torch", None)
+def test_a_pickle_that_runs_code_is_refused(tmp_path, kind):
     mark, pickles = hostile(tmp_path)
     path = as_torch_file(tmp_path / "x.pth", pickles[kind])
     text = refusal(path)
@@ -185,12 +226,30 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path, monkeypatch, kind, with_to
 def test_a_pickle_that_runs_code_in_the_old_format_is_refused(tmp_path):
     mark, pickles = hostile(tmp_path)
     path = tmp_path / "x.pt"
-    before: tuple[object, ...] = (files.TORCH_MAGIC, 1001, {})
+    before: tuple[object, ...] = (MAGIC, 1001, {})
     head = b"".join(pickle.dumps(part, protocol=2) for part in before)
     path.write_bytes(head + pickles["protocol 2"])
-    assert "would run code" in refusal(path)
+    assert "truncated" in refusal(path)
+    path.write_bytes(head + pickles["protocol 2"] + pickle.dumps([], protocol=2))
+    assert "would run code when read: posix.system" in refusal(path)
     path.write_bytes(pickles["protocol 2"])
-    assert "would run code" in refusal(path)
+    assert "a pickle, but no file of torch.save" in refusal(path)
+    assert not mark.exists()
+
+
+def test_code_beside_the_weights_is_not_run(tmp_path, fixtures):
+    """The arrays are read, and the note says what was not made."""
+    mark, pickles = hostile(tmp_path)
+    path = tmp_path / "x.pth"
+    with zipfile.ZipFile(fixtures / "weights_tiny.pth") as archive, zipfile.ZipFile(path, "w") as copy:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name.endswith("data.pkl"):
+                content = content[:-1] + pickles["protocol 2"][2:-1].join([b"X\x04\x00\x00\x00more", b"s."])
+            copy.writestr(name, content)
+    state = read_state(path)
+    assert "norm.weight" in state.arrays
+    assert "objects of Python beside the arrays not made: posix.system" in state.notes
     assert not mark.exists()
 
 
@@ -213,34 +272,15 @@ def test_what_is_no_file_of_torch(tmp_path):
     assert "truncated or no file of weights" in refusal(path)
 
 
-def test_without_torch_the_command_is_named(fixtures, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    text = refusal(fixtures / "weights_tiny.pth")
-    assert "pip install 'linnaeus_jax[torch]'" in text
-
-
-# ---- with PyTorch
-
-
-def test_pytorch_itself_runs_no_code(tmp_path, monkeypatch):
-    """Even if the look at the pickle missed something."""
-    pytest.importorskip("torch")
-    monkeypatch.setattr(files, "_refuse_code", lambda path: None)
-    mark, pickles = hostile(tmp_path)
-    for pickled in pickles.values():
-        refusal(as_torch_file(tmp_path / "x.pth", pickled))
-    assert not mark.exists()
-
-
 def test_a_way_into_pytorch_that_runs_code_is_refused(tmp_path):
-    torch = pytest.importorskip("torch")
     inner = pickle.dumps(Runs(eval, "1"))
-    path = as_torch_file(tmp_path / "x.pth", pickle.dumps(Runs(torch.storage._load_from_bytes, inner)))
+    path = as_torch_file(
+        tmp_path / "x.pth", b"ctorch.storage\n_load_from_bytes\n" + pickle.dumps((inner,), 2)[2:-1] + b"R."
+    )
     assert "would run code when read: torch.storage._load_from_bytes" in refusal(path)
 
 
 def test_a_file_of_torch(fixtures):
-    pytest.importorskip("torch")
     state = read_state(fixtures / "weights_tiny.pth")
     assert sorted(state.arrays) == ["cls_token_1", "half", "norm.bias", "norm.num_batches_tracked", "norm.weight"]
     np.testing.assert_array_equal(state.arrays["norm.weight"], np.arange(4, dtype=np.float32))
@@ -281,7 +321,7 @@ def test_other_contents_of_torch(tmp_path):
     torch.save({"epoch": 3, "note": "x"}, path)
     assert "holds no array (its keys: 'epoch', 'note')" in refusal(path)
     torch.save([torch.ones(2)], path)
-    assert "holds a list instead of names and arrays" in refusal(path)
+    assert "holds a list instead of names and arrays; is it a file of weights?" in refusal(path)
     torch.save(torch.nn.Linear(2, 2), path)
     assert "would run code when read: torch.nn.modules.linear.Linear" in refusal(path)
     torch.save({"a": torch.ones(2, dtype=torch.complex64)}, path)

@@ -384,3 +384,26 @@ def test_settings_that_contradict_each_other(keys, parts):
     assert reads_weights(settings) == any(
         settings.get(key) for key in ("pretrained", "pretrained_convnext", "pretrained_ropevit")
     )
+
+
+@pytest.mark.parametrize("key", ["pretrained", "pretrained_convnext", "pretrained_ropevit", "pretrained_classes"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://user:secret@host/w.pth",
+        "https:/user:secret@host/w.pth",
+        "s3://user:secret@bucket/w",
+        "hf://a/b",
+        "file:///w",
+    ],
+)
+def test_an_address_is_refused_as_one(key, address):
+    (error,) = setting_errors(section(**{key: address}))
+    assert f"model.{key} = '{address.partition('/')[0]}" in error
+    assert "is an address" in error
+    assert "secret" not in error
+
+
+@pytest.mark.parametrize("path", ["w:/x.pth", "runs/a:b/c", "a@b:c.pth", "./https:/x"])
+def test_a_path_with_a_colon_is_none(path):
+    assert not [error for error in setting_errors(section(pretrained=path)) if "address" in error]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -114,3 +115,70 @@ def test_what_does_not_fit(golden, files, tmp_path):
     path = save(tmp_path / "x.safetensors", golden, "convnext", **{"stages.1.0.gamma": None})
     with pytest.raises(UserError, match=r"missing in the file: stages.1.0.gamma"):
         taken(golden, path, files["ropevit"])
+
+
+# ---- names of timm
+
+
+#: names of the authors -> those that timm gives the same arrays (timm 1.0.31, convnext_tiny)
+TIMM = (
+    (r"downsample_layers\.0\.", "stem."),
+    (r"downsample_layers\.(\d)\.", r"stages.\1.downsample."),
+    (r"stages\.(\d)\.(\d+)\.dwconv\.", r"stages.\1.blocks.\2.conv_dw."),
+    (r"stages\.(\d)\.(\d+)\.pwconv(\d)\.", r"stages.\1.blocks.\2.mlp.fc\3."),
+    (r"stages\.(\d)\.(\d+)\.", r"stages.\1.blocks.\2."),
+    (r"norm\.", "head.norm."),
+    (r"head\.(?!norm)", "head.fc."),
+)
+
+
+def of_timm(name):
+    return next((re.sub(old, new, name, count=1) for old, new in TIMM if re.match(old, name)), name)
+
+
+def timm_files(tmp_path, golden, *, as_convolutions=False):
+    arrays = {
+        part: {n.removeprefix(f"{part}/"): golden[n] for n in golden if n.startswith(f"{part}/")} for part in FILES
+    }
+    renamed = {of_timm(name): array for name, array in arrays["convnext"].items()}
+    if as_convolutions:  # conv_mlp=True
+        renamed = {n: a[..., None, None] if ".mlp.fc" in n and a.ndim == 2 else a for n, a in renamed.items()}
+    freqs = arrays["ropevit"].pop("freqs")
+    arrays["ropevit"]["rope.freqs"] = freqs.reshape(*freqs.shape[:2], 2, -1)
+    save_file(renamed, tmp_path / "convnext.safetensors")
+    save_file(arrays["ropevit"], tmp_path / "ropevit.safetensors")
+    return {part: tmp_path / f"{part}.safetensors" for part in FILES}
+
+
+FILES = ("convnext", "ropevit")
+
+
+@pytest.mark.parametrize("as_convolutions", [False, True])
+def test_files_of_timm_are_read_as_those_of_the_authors(golden, files, tmp_path, as_convolutions):
+    found = timm_files(tmp_path, golden, as_convolutions=as_convolutions)
+    done, wanted = taken(golden, **found), taken(golden, **files)
+    assert done.arrays.keys() == wanted.arrays.keys()
+    for name, value in wanted.arrays.items():
+        np.testing.assert_array_equal(done.arrays[name], value, err_msg=name)
+    assert any("convnext/stages.1.downsample.1.weight" in row.note for row in done.coverage.rows)
+
+
+def test_timm_names_alone_are_recognised(golden, tmp_path):
+    found = timm_files(tmp_path, golden)
+    with pytest.raises(UserError, match=r"looks like ConvNeXt, but model.type is 'mFormerV1'; for a ConvNeXt with"):
+        read_pretrained(section(pretrained=str(found["convnext"])), model_and_keys(golden)[0], {})
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_blocks_without_their_frequencies_are_refused(golden, files, tmp_path, strict):
+    """Random ones would make them worthless, so no setting goes on with them."""
+    path = save(tmp_path / "x.safetensors", golden, "ropevit", freqs=None)
+    with pytest.raises(
+        UserError, match=r"holds no learned rotary frequencies .* set model.rope_stages.rope_mixed=False"
+    ):
+        taken(golden, files["convnext"], path, strict=strict)
+    taken(golden, files["convnext"], path, strict=strict, **axial_keys())
+    for shape in ((2, 3, 8), (2, 3, 2, 5), (3, 3, 12), (2, 12), (2, 0, 12), (0,), (), (2, 3, 2, 2, 3)):
+        path = save(tmp_path / "x.safetensors", golden, "ropevit", freqs=np.zeros(shape, np.float32))
+        with pytest.raises(UserError, match=r"freqs"):
+            taken(golden, files["convnext"], path, strict=strict)
