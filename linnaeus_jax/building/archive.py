@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
-from linnaeus_jax.building.delimited import Dialect, TextSource
+from linnaeus_jax.building.delimited import Dialect, TextSource, check_encoding
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
@@ -235,8 +235,5 @@ def _character(text: str, where: str) -> str | None:
 
 def _encoding(name: str, where: str) -> str | None:
     """None for UTF-8, which is checked line by line."""
-    try:
-        "".encode(name)
-    except LookupError:
-        raise UserError(f"{where}: encoding {printable(name)!r} is unknown") from None
+    check_encoding(name, where)
     return None if name.lower().replace("-", "") in ("utf8", "ascii", "usascii") else name

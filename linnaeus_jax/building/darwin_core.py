@@ -266,7 +266,7 @@ def _is_picture(media: pl.DataFrame) -> pl.Series:
         suffix,
         pl.lit(False),
     )
-    return media.select((~other).alias("picture")).to_series()
+    return media.with_columns((~other).alias("picture"))["picture"]  # a select would give one row of literals alone
 
 
 def _by_media(occurrences: pl.DataFrame, media: pl.DataFrame, matcher: Matcher, name: str) -> pl.DataFrame:
@@ -348,7 +348,7 @@ def _match(media: pl.DataFrame, records_of: pl.DataFrame, matcher: Matcher) -> p
     found = matcher.match_media(wanted).with_columns(picture.arg_true().alias("place"))
     kinds = [name for name in (columns.MEDIA_TYPE, columns.MEDIA_FORMAT) if name in media.columns]
     kind = pl.concat_str([pl.col(kinds).cast(pl.String)] if kinds else [pl.lit("")], separator=" ", ignore_nulls=True)
-    said = media.filter(~picture).select(kind).to_series()
+    said = media.filter(~picture).with_columns(kind.alias("said"))["said"]
     other = pl.DataFrame(
         [
             (~picture).arg_true().alias("place"),

@@ -20,6 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from linnaeus_jax.building import rows
+from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
 BLOCK = 1 << 24
@@ -82,6 +83,15 @@ def clean_text(name: str) -> pl.Expr:
     return pl.when(text.is_in(NOT_GIVEN)).then(None).otherwise(text).alias(name)
 
 
+def check_encoding(name: str, where: str) -> None:
+    """Raises UserError for what is no encoding of text; `where` names the file."""
+    try:
+        "".encode(name)
+        codecs.getincrementaldecoder(name)
+    except (LookupError, ValueError):  # ValueError: a null character in the name
+        raise UserError(f"{where}: encoding {printable(name)!r} is unknown; name another, e.g. UTF-8") from None
+
+
 class Utf8Blocks:
     """The bytes of a file as UTF-8, in blocks.
 
@@ -92,13 +102,15 @@ class Utf8Blocks:
 
     def __init__(self, source: TextSource, encoding: str | None) -> None:
         self.latin_lines = self.replaced = 0
-        self._stream = source.stream
+        self._stream, self._name, self._encoding = source.stream, source.name, encoding
         first = self._stream.read(BLOCK)
         if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            encoding = "utf-16"
+            self._encoding = encoding = "utf-16"
         self._decoder: codecs.IncrementalDecoder | None = None
-        if encoding and codecs.lookup(encoding).name not in ("utf-8", "ascii"):
-            self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        if encoding:
+            check_encoding(encoding, source.name)
+            if codecs.lookup(encoding).name not in ("utf-8", "ascii"):
+                self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
         self._first: bytes | None = self._utf8(first).removeprefix(codecs.BOM_UTF8)
         self._returns_end_lines = b"\n" not in self._first and b"\r" in self._first
 
@@ -112,7 +124,10 @@ class Utf8Blocks:
     def _utf8(self, data: bytes) -> bytes:
         if self._decoder is None:
             return data
-        text = self._decoder.decode(data, final=not data)
+        try:
+            text = self._decoder.decode(data, final=not data)
+        except UnicodeError as error:  # of the few encodings that replace nothing
+            raise UserError(f"{self._name} cannot be read as {self._encoding}: {error}") from None
         self.replaced += text.count("\ufffd")
         return text.encode()
 

@@ -250,8 +250,9 @@ def _accepted(frame: pl.DataFrame, links: Links) -> pl.DataFrame:
     if not by_gbif:
         return frame
     pairs = [
-        (number, "accepted_id"),
-        *([(name, "accepted_name")] if {name, "accepted_name"} <= set(frame.columns) else []),
+        (own, accepted)
+        for own, accepted in ((number, "accepted_id"), (name, "accepted_name"))
+        if {own, accepted} <= set(frame.columns)
     ]
     below = pl.col("_rank").is_null() | (pl.col("_rank") <= columns.level_number(SPECIES))
     return frame.with_columns(
