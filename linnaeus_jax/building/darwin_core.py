@@ -47,6 +47,7 @@ def read(
     pictures: Path | None = None,
     mapping: Mapping[str, str] | None = None,
     rank_map: Mapping[str, str] | None = None,
+    names: str = "auto",
     doi: str | None = None,
     follow_links: bool = False,
     leave_out: Sequence[Path] = (),
@@ -61,6 +62,7 @@ def read(
         archive lies in, whose other pictures are left aside.
       mapping: standard column -> term of the occurrences, which wins over usual names.
       rank_map: rank -> "NAME_TERM[:ID_TERM]".
+      names: whether names are scientific, one of `scientific_names.MODES`.
       doi: of the download; None: found in the archive.
       follow_links: whether links may lead out of the picture folder.
       leave_out: folders to leave out of the picture folder.
@@ -78,7 +80,8 @@ def read(
             media_rows, _, about_media = _read_file(opened, media, media=True, progress=progress)
             notes += about_media
         doi = doi or _find_doi(opened, metadata)
-    occurrences, levels, more = identify(occurrences, links, core.names[0])
+    mode = "scientific" if names == "auto" else names  # what the terms of Darwin Core are for
+    occurrences, levels, more = identify(occurrences, links, core.names[0], mode)
     occurrences = records.standard_splits(_without_repeats(occurrences))
     if doi:
         occurrences = occurrences.with_columns(pl.lit(doi).alias("doi"))
@@ -93,8 +96,8 @@ def read(
         rest = rows.standard_frame(unclaimed(listing, frame[rows.PICTURE]), levels)
         frame = pl.concat([frame, rest], how="diagonal")
         warnings += listing.warnings()
-    names = (*core.names, *(media.names if media else ()))
-    files = (archive,) if archive.is_file() else tuple(archive / name for name in names)
+    members = (*core.names, *(media.names if media else ()))
+    files = (archive,) if archive.is_file() else tuple(archive / name for name in members)
     said = (*warnings, *notes, *more, *records.lost_pictures(frame, root))
     return SourceRows(frame, root, levels, files, records.links_of(frame, links), said)
 

@@ -18,7 +18,17 @@ from linnaeus_jax.building.observations import Observations, read_observations
 from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.pixels import Outcome
 from linnaeus_jax.building.plan import BuildPlan
-from linnaeus_jax.building.rows import DETAIL, DUPLICATE_PICTURE, LINE, OCCURRENCE, PICTURE, REASON, SUBSET
+from linnaeus_jax.building.rows import (
+    DETAIL,
+    DUPLICATE_PICTURE,
+    LINE,
+    OCCURRENCE,
+    PICTURE,
+    REASON,
+    SUBSET,
+    label_column,
+    written_column,
+)
 from linnaeus_jax.building.splits import SIDES, VAL, SplitRows, assign_sides
 from linnaeus_jax.building.starter_config import starter_config
 from linnaeus_jax.building.text import printable
@@ -29,6 +39,7 @@ from linnaeus_jax.taxonomy.ranks import task_name
 TABLES: dict[str, tuple[str, ...]] = {
     "rejected.csv": ("line", "picture", "reason", "detail"),
     "blanked.csv": ("line", "picture", "component", "value", "reason"),
+    "names.csv": ("task", "written", "name", "rows"),
     "synonyms.csv": ("task", "name", "accepted", "taxon_id", "rows"),
     "small_classes.csv": ("task", "taxon_id", "name", "rows"),
     "moved.csv": ("line", "picture", "occurrence", "given", "split"),
@@ -65,7 +76,8 @@ class Finished:
         totals = self.totals
         counts = {f"rejected ({reason})": count for reason, count in totals["rejected"].items()}
         counts |= {f"blanked ({component})": count for component, count in totals["blanked"].items()}
-        counts |= {"rows with a synonym": totals["synonyms"], "classes below the minimum": totals["small_classes"]}
+        counts |= {"rows with a name that was changed": totals["names"], "rows with a synonym": totals["synonyms"]}
+        counts |= {"classes below the minimum": totals["small_classes"]}
         counts |= {"pictures moved to the side of their occurrence": totals["moved"]}
         return {what: count for what, count in counts.items() if count}
 
@@ -114,6 +126,7 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     tables = {
         "rejected.csv": rejected.select(TABLES["rejected.csv"]),
         "blanked.csv": observations.blanked.sort("line", maintain_order=True),
+        "names.csv": _names(frame, plan.taxa.tasks),
         "synonyms.csv": _table("synonyms.csv", plan.taxa.synonyms),
         "small_classes.csv": _table("small_classes.csv", plan.taxa.small_classes),
         "moved.csv": _moved(frame[rows], sides),
@@ -123,6 +136,7 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
         "used": len(rows),
         "rejected": dict(Counter(rejected[REASON].to_list()).most_common()),
         "blanked": dict(Counter(observations.blanked["component"].to_list()).most_common()),
+        "names": int(tables["names.csv"]["rows"].sum()),
         "synonyms": sum(synonym.rows for synonym in plan.taxa.synonyms),
         "small_classes": len(plan.taxa.small_classes),
         "moved": tables["moved.csv"].height,
@@ -146,6 +160,20 @@ def _table(name: str, entries: Sequence[Any]) -> pl.DataFrame:
     text = {"task", "name", "accepted"}
     schema = {column: pl.String if column in text else pl.Int64 for column in columns}
     return pl.DataFrame([[getattr(entry, column) for column in columns] for entry in entries], schema, orient="row")
+
+
+def _names(frame: pl.DataFrame, tasks: Sequence[str]) -> pl.DataFrame:
+    """Names of the ranks in use that were changed when they were read; "" where the text names no taxon of the rank."""
+    found = [pl.DataFrame(schema={name: pl.Int64 if name == "rows" else pl.String for name in TABLES["names.csv"]})]
+    for task in tasks:
+        level = task.removeprefix("taxa_")
+        written, name = written_column(level), label_column("name", level)
+        if written not in frame.columns:
+            continue
+        pairs = frame.select(pl.col(written).alias("written"), pl.col(name).cast(pl.String).fill_null("").alias("name"))
+        counted = pairs.drop_nulls().group_by("written", "name").agg(pl.len().cast(pl.Int64).alias("rows"))
+        found.append(counted.select(pl.lit(task).alias("task"), "written", "name", "rows").sort("name", "written"))
+    return pl.concat(found)
 
 
 def _moved(frame: pl.DataFrame, sides: NDArray[np.uint8] | None) -> pl.DataFrame:

@@ -52,6 +52,7 @@ def read(
     separator: str | None = None,
     quotes: str = "csv",
     encoding: str | None = None,
+    names: str = "auto",
     doi: str | None = None,
     follow_links: bool = False,
     leave_out: Sequence[Path] = (),
@@ -68,6 +69,7 @@ def read(
       separator: character between fields; None: found.
       quotes: "csv", or "none" where quotes are text.
       encoding: of the text; None: UTF-8, and Latin-1 for lines that are not.
+      names: whether names are scientific, one of `scientific_names.MODES`.
       doi: of the download, for rows without their own.
       follow_links: whether links may lead out of the picture folder.
       leave_out: folders to leave out of the picture folder.
@@ -81,7 +83,7 @@ def read(
     frame, links, warnings = read_columns(
         table, text, mapping=mapping, rank_map=rank_map, check=_check, progress=progress
     )
-    frame, levels, notes = identify(frame, links, table.name)
+    frame, levels, notes = identify(frame, links, table.name, names)
     frame = records.standard_splits(frame)
     if doi:
         own = pl.col("doi").cast(pl.String) if "doi" in frame.columns else pl.lit(None, pl.String)

@@ -24,6 +24,7 @@ from linnaeus_jax.building.columns import level_of, split_options
 from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions, Shard
 from linnaeus_jax.building.plan import plan_build
 from linnaeus_jax.building.rows import Progress, SourceRows
+from linnaeus_jax.building.scientific_names import MODES
 from linnaeus_jax.building.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import RESIZE_MODES
@@ -71,6 +72,12 @@ def argument_parser() -> argparse.ArgumentParser:
     labels.add_argument("--ranks", type=levels, default=(), help="ranks of the data set, e.g. species,genus,family")
     labels.add_argument("--folder-ranks", default="", help="--folders: ranks from the outermost, e.g. order,family")
     labels.add_argument("--taxonomy", type=Path, metavar="CSV", help="--folders: coarser ranks of the finest names")
+    labels.add_argument(
+        "--names",
+        choices=MODES,
+        default="auto",
+        help="whether names are scientific and brought to one spelling; plain: left as they are written (auto: seen)",
+    )
     labels.add_argument("--synonyms", type=Path, metavar="CSV", help="columns name and accepted")
     labels.add_argument("--min-per-class", type=int, default=1, metavar="N", help="smaller classes become null")
 
@@ -140,6 +147,7 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
     mapping, rank_map = split_options(args.map, "--map"), split_options(args.rank_map, "--rank-map")
     columns: dict[str, Any] = {"mapping": mapping, "rank_map": rank_map}
     common: dict[str, Any] = {
+        "names": args.names,
         "follow_links": args.follow_links,
         "doi": args.doi,
         "leave_out": [args.out],

@@ -121,7 +121,7 @@ Sitta europaea,Sitta,Sittidae,13,Nuthatch,
 
 
 def test_taxonomy(tmp_path):
-    tree(tmp_path, "Parus_major/1.jpg", "parus_ater/1.jpg", "Unknown/1.jpg", "empty/x.txt", "notes.heic")
+    tree(tmp_path, "Parus_major/1.jpg", "parus_ater/1.jpg", "Titmouse/1.jpg", "empty/x.txt", "notes.heic")
     (tmp_path / "taxonomy.csv").write_text(TAXONOMY)
     source = folders.read(tmp_path)
     assert source.levels == ("L10", "L20", "L30")
@@ -129,11 +129,11 @@ def test_taxonomy(tmp_path):
     names = ("name_L10", "id_L10", "common_L10", "name_L30", "accepted_name", "status")
     assert labels(tmp_path, *names) == [
         ("Parus_major/1.jpg", "Parus major", "11", "Great Tit", "Paridae", None, None),
-        ("Unknown/1.jpg", "Unknown", None, None, None, None, None),
+        ("Titmouse/1.jpg", "Titmouse", None, None, None, None, None),
         ("parus_ater/1.jpg", "Parus ater", "12", "Coal Tit", "Paridae", "Periparus ater", "SYNONYM"),
     ]
     assert source.warnings == (
-        "taxonomy.csv lacks 1 class folders, which keep their own names: Unknown",
+        "taxonomy.csv lacks 1 class folders, which keep their own names: Titmouse",
         "1 folders hold no pictures: empty",
         "2 files are left aside, since their suffix is not one of pictures: .txt 1, .heic 1",
     )

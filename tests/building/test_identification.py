@@ -23,35 +23,6 @@ def column(name: str, **table) -> list:
     return labels(**table)[0][name].cast(pl.String).to_list()
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("Parus major Linnaeus, 1758", "Parus major"),
-        ("Bombus (Pyrobombus) impatiens Cresson, 1863", "Bombus impatiens"),
-        ("Homo sapiens sapiens", "Homo sapiens"),
-        ("Quercus x hispanica Lam.", "Quercus × hispanica"),
-        ("Salix ×fragilis L.", "Salix × fragilis"),
-        ("× Cupressocyparis leylandii", "× Cupressocyparis leylandii"),
-        ("Coccinella 7-punctata", "Coccinella 7-punctata"),
-        ("parus major", "Parus major"),
-        ("Carduus  crispus-nutans L.", "Carduus crispus-nutans"),
-        ("Salix alba × fragilis", None),
-        ("Salix alba x Salix fragilis", None),
-        ("Parus", None),
-        ("Parus Linnaeus, 1758", None),
-        ("Abies de Something", None),
-        ("Parus sp.", None),
-        ("Parus cf. major", None),
-        ("Parus sp2", None),
-        ("Genus7 species12 Smith, 1900", "Genus7 species12"),
-        ("BOLD:AAA1234", None),
-        ("", None),
-    ],
-)
-def test_binomial(text, wanted):
-    assert identification.binomial(text) == wanted
-
-
 def test_integers_are_ids_and_the_rest_names():
     frame, levels, _ = labels(species=["7", None, "12.0"], genus=["Parus", "7", None])
     assert frame["id_L10"].cast(pl.String).to_list() == ["7", None, "12"]
