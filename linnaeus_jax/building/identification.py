@@ -189,11 +189,7 @@ def _labels(frame: pl.DataFrame, links: Links, mode: str) -> pl.DataFrame:
     joined = keys.join(distinct, on=keys.columns, how="left", nulls_equal=True, maintain_order="left")
     frame = frame.with_columns(joined["_species"].cast(pl.Categorical).alias(species))
     if joined["_written"].null_count() < frame.height:
-        frame = frame.with_columns(joined["_written"].alias(rows.written_column(SPECIES)))
-    number = rows.label_column("id", SPECIES)
-    if number in frame.columns:  # of a name that names no species the id names none, either
-        unnamed = joined["_species"].is_null() & joined["_written"].is_not_null()
-        frame = frame.with_columns(pl.when(~unnamed).then(pl.col(number)).alias(number))
+        frame = _ids_of_names(frame.with_columns(joined["_written"].alias(rows.written_column(SPECIES))))
     return _with_genera(frame, joined["_genus"])
 
 
@@ -224,6 +220,19 @@ def _rewritten(frame: pl.DataFrame, level: str, names: pl.Series) -> pl.DataFram
         return frame
     kept = pl.select(pl.when(changed).then(written)).to_series()
     return frame.with_columns(kept.alias(rows.written_column(level)))
+
+
+def _ids_of_names(frame: pl.DataFrame) -> pl.DataFrame:
+    """No id of the species where the text names none, nor where a changed name has another id than its other rows.
+
+    The id is of a subspecies, or of another spelling, then; a name without an id takes that of the same name.
+    """
+    number, name = rows.label_column("id", SPECIES), pl.col(rows.label_column("name", SPECIES))
+    if number not in frame.columns:
+        return frame
+    changed = pl.col(rows.written_column(SPECIES)).is_not_null()
+    several = name.is_not_null() & (pl.col(number).drop_nulls().n_unique().over(name) > 1)
+    return frame.with_columns(pl.when(~(changed & (name.is_null() | several))).then(pl.col(number)).alias(number))
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ HYBRID = "×"
 #: what stands for "not known", whatever the rank; compared without case and without a point at the end
 _UNKNOWN = frozenset(
     (
-        *"na n/a #n/a nan null nil #name? #null! #num! #ref! #value! #wert! #nv".split(),
+        *"na n/a #n/a #n-a nan null nil #name? #null! #num! #ref! #value! #wert! #nv".split(),
         *"unidentified undetermined undet unknown unsure uncertain indeterminate indet unidentifiable ind".split(),
         *"sp spp species ssp gen genus fam tbd tba".split(),
-        *("not identified", "not determined", "not known", "no identification", "no id", "to be determined"),
+        *("not identified", "#n a", "not determined", "not known", "no identification", "no id", "to be determined"),
         *(
             "incertae sedis",
             "gen sp",

@@ -302,7 +302,7 @@ class _RankNames:
             first = " and ".join(map(printable, max(groups, key=len)[:3]))
             yield (
                 f"{sum(map(len, groups))} classes of {task_name(self.task)} differ only in case, author or ×, "
-                f"e.g. {first}; --names scientific reads names as scientific ones, --synonyms replaces single ones"
+                f"e.g. {first}; if they are one, --synonyms replaces names; --names scientific reads all as scientific"
             )
         for taxon_id, names in self._names.items():
             if len(names) > 1:

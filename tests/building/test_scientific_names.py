@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linnaeus_jax.building.scientific_names import MODES, Judge, alike, binomial, is_unknown, read_name
+from linnaeus_jax.building.scientific_names import MODES, Judge, Name, alike, binomial, is_unknown, read_name
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,12 @@ def test_binomial(text, wanted):
 
 @pytest.mark.parametrize(
     "text",
-    ["-", "--", "?", "???", "#N/A", "NA", "n/a", "unidentified", "Unidentified", "indet.", "Indet", "unknown", "sp.", "spp."]
-    + ["incertae sedis", "not identified", "...", " ", "_", "(unidentified)", "NaN", "#REF!", "gen. sp.", "Unknown species"],
-)  # fmt: skip
+    [
+        *("-", "--", "?", "???", "#N/A", "NA", "n/a", "NaN", "#REF!", "...", " ", "_", "sp.", "spp.", "gen. sp."),
+        *("unidentified", "Unidentified", "(unidentified)", "indet.", "Indet", "unknown", "Unknown species"),
+        *("incertae sedis", "not identified"),
+    ],
+)
 def test_what_says_that_nothing_is_known(text):
     assert is_unknown(text)
     assert Judge([text, "Parus major"]).read(text) is None
@@ -69,12 +72,24 @@ def test_what_may_be_a_class(text):
     assert not is_unknown(text)
 
 
+def name_of(text: str) -> Name:
+    name = read_name(text)
+    assert name
+    return name
+
+
+def judged(judge: Judge, text: str) -> Name:
+    name = judge.read(text)
+    assert name, text
+    return name
+
+
 def test_below_the_species():
     read = {
-        text: read_name(text).below for text in ("Parus major newtoni Pražák", "Rosa canina L. var. alba-nigra (B.) D.")
+        text: name_of(text).below for text in ("Parus major newtoni Pražák", "Rosa canina L. var. alba-nigra (B.) D.")
     }
     assert list(read.values()) == ["Parus major newtoni", "Rosa canina var. alba-nigra"]
-    assert read_name("Parus major ssp.").below is None
+    assert name_of("Parus major ssp.").below is None
 
 
 SPELLINGS = [
@@ -89,9 +104,9 @@ GENUS_ALONE = ["Parus", "Parus sp.", "Parus spp", "Parus cf. major", "Parus inde
 def test_spellings_of_a_few_names_are_a_few_names():
     judge = Judge([*SPELLINGS, *HYBRIDS, *GENUS_ALONE, "-", "unidentified"])
     assert judge.scientific
-    assert {judge.read(text).species for text in SPELLINGS} == {"Parus major"}
-    assert {judge.read(text).species for text in HYBRIDS} == {"Quercus × hispanica"}
-    assert {(judge.read(text).species, judge.read(text).genus) for text in GENUS_ALONE} == {(None, "Parus")}
+    assert {judged(judge, text).species for text in SPELLINGS} == {"Parus major"}
+    assert {judged(judge, text).species for text in HYBRIDS} == {"Quercus × hispanica"}
+    assert {(judged(judge, text).species, judged(judge, text).genus) for text in GENUS_ALONE} == {(None, "Parus")}
 
 
 COMMON = {
@@ -123,20 +138,20 @@ def test_other_names_among_scientific_ones_are_left_as_they_are():
     judge = Judge(["Vulpes vulpes", "Canis lupus", "Sus scrofa", "Falco peregrinus anatum", "Cervus elaphus", *others])
     assert judge.scientific
     assert [judge.read(name) for name in others] == [None] * len(others)
-    assert judge.read("Falco peregrinus anatum").species == "Falco peregrinus"
+    assert judged(judge, "Falco peregrinus anatum").species == "Falco peregrinus"
 
 
 def test_names_in_capital_letters_throughout():
     judge = Judge(["Parus Major", "Parus Ater", "Falco Peregrinus", "Turdus Merula", "Parus Linnaeus"])
-    assert judge.read("Parus Ater").species == "Parus ater"
-    assert judge.read("Parus Linnaeus").species is None
+    assert judged(judge, "Parus Ater").species == "Parus ater"
+    assert judged(judge, "Parus Linnaeus").species is None
 
 
 def test_what_only_scientific_names_have_is_seen_among_others():
     judge = Judge(["Great tit", "Blue tit", "Parus major Linnaeus, 1758", "Parus sp."])
     assert not judge.scientific
-    assert judge.read("Parus major Linnaeus, 1758").species == "Parus major"
-    assert judge.read("Parus sp.").genus == "Parus"
+    assert judged(judge, "Parus major Linnaeus, 1758").species == "Parus major"
+    assert judged(judge, "Parus sp.").genus == "Parus"
 
 
 def test_modes():
@@ -189,12 +204,12 @@ AFTER = ["", " L.", " Linnaeus, 1758", " (Linnaeus, 1758)", " Mill.", " subsp. a
 )
 def test_genus_and_epithet_are_what_is_left(genus, epithet, between, after, capitals, spaces):
     """Whatever is written around them: names of another genus or epithet are never one."""
-    if read_name(f"Aus {epithet}").species is None:  # "spec", "indet", "near" ...
+    if name_of(f"Aus {epithet}").species is None:  # "spec", "indet", "near" ...
         return
     text = f"{genus.capitalize()} {between}{epithet}{after}"
     text = text.upper() if capitals else text
     text = text.replace(" ", "\N{NO-BREAK SPACE} ") if spaces else text
-    found = binomial(text)
+    found = binomial(text) or ""
     assert found.replace("× ", "") == f"{genus.capitalize()} {epithet}"
     assert ("×" in found) == (between in ("x ", "×"))
     assert binomial(found) == found
