@@ -32,6 +32,7 @@ from linnaeus_jax.building.rows import (
 from linnaeus_jax.building.splits import SIDES, VAL, SplitRows, assign_sides
 from linnaeus_jax.building.starter_config import starter_config
 from linnaeus_jax.building.text import printable
+from linnaeus_jax.data.dates import DAY_OR_MONTH
 from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.taxonomy.ranks import task_name
 
@@ -146,6 +147,12 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     }
     warnings = [*plan.source.warnings, *plan.taxa.warnings, *_late_small_classes(plan, taxon)]
     warnings += _incomplete(frame[rows], plan.options)
+    unsure = observations.blanked.filter(pl.col("reason").str.contains(DAY_OR_MONTH, literal=True))
+    if unsure.height:
+        warnings.append(
+            f"{unsure.height} dates such as {unsure['value'][0]} count as unknown, since either number may be the day; "
+            "give --day-first or --no-day-first"
+        )
     return Finished(totals, tuple(warnings), tables, rows, sides, observations)
 
 
@@ -217,19 +224,9 @@ def _split_rows(plan: BuildPlan, rows: NDArray[np.int64], observations: Observat
         _codes(frame, OCCURRENCE),
         _codes(frame, "observer"),
         place,
-        _days(raw.get("raw_date_observed")),
+        observations.days,
         given,
     )
-
-
-def _days(dates: NDArray[Any] | None) -> NDArray[np.int64]:
-    """Days since 1970 of the beginning of each date text, -1 where there is no full date."""
-    if dates is None:
-        return np.empty(0, np.int64)
-    texts = pl.Series(dates.tolist(), dtype=pl.String).str.slice(0, 10).str.replace_all(r"[/.]", "-")
-    days = texts.str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32).cast(pl.Int64)
-    # dates before 1970 are before all others, but known
-    return (days - min(0, days.min() or 0)).fill_null(-1).to_numpy()  # type: ignore[operator,type-var]
 
 
 def _ranks(plan: BuildPlan, taxon: NDArray[np.uint32]) -> dict[str, dict[str, Any]]:

@@ -49,6 +49,7 @@ WHERE_AND_WHEN: tuple[str, ...] = (
     "month",
     "day",
     "hour",
+    "zone",
     "elevation",
     "elevation_max",
     "in_region",

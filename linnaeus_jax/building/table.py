@@ -208,7 +208,9 @@ def _text(column: pl.Expr, kind: pl.DataType, standard: str) -> pl.Expr:
     if kind.is_nested() or kind == pl.Object:
         raise UserError(f"the column for {standard} holds {kind}, not single values; choose another one")
     if isinstance(kind, pl.Datetime):
-        return column.dt.to_string("%Y-%m-%dT%H:%M:%S").alias(standard)
+        if kind.time_zone:
+            column = column.dt.convert_time_zone("UTC")
+        return column.dt.to_string("%Y-%m-%dT%H:%M:%SZ" if kind.time_zone else "%Y-%m-%dT%H:%M:%S").alias(standard)
     if kind == pl.Binary:
         column = column.cast(pl.String)
     text = column.cast(pl.String)

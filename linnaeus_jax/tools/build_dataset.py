@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,6 +91,11 @@ def argument_parser() -> argparse.ArgumentParser:
     facts = parser.add_argument_group("metadata")
     facts.add_argument(
         "--temporal", choices=TEMPORAL_FORMS, default="month", help="what is encoded of the date (month)"
+    )
+    facts.add_argument(
+        "--day-first",
+        action=argparse.BooleanOptionalAction,
+        help="whether 5/6/2023 is a day in June; without it such dates count as unknown",
     )
     facts.add_argument(
         "--elevation-scales",
@@ -193,10 +199,9 @@ def read_synonyms(path: Path | None) -> dict[str, str]:
 
 def build_options(args: argparse.Namespace, source: SourceRows) -> BuildOptions:
     """The options of the data set."""
-    names = (
-        "ranks images size resize_mode quality temporal elevation_scales max_uncertainty min_per_class val test seed"
-    )
-    values = {name: getattr(args, name) for name in [*names.split(), "place_size"]}
+    values = {
+        field.name: getattr(args, field.name) for field in dataclasses.fields(BuildOptions) if field.name != "split"
+    }
     split = args.split or ("given" if "split" in source.frame.columns else "stratified")
     return BuildOptions(split=split, **values)
 
