@@ -6,8 +6,10 @@ Format: https://dwc.tdwg.org/text/
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
+import tarfile
 import xml.etree.ElementTree as ElementTree
 import zipfile
 import zlib
@@ -28,6 +30,16 @@ _LARGEST_XML = 16 << 20
 _ENCRYPTED = 1
 
 
+def check_tar(path: Path) -> None:
+    """Raises UserError for a tar file, packed or not, which is unpacked by hand."""
+    try:
+        is_tar = tarfile.is_tarfile(path)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError):
+        is_tar = False
+    if is_tar:
+        raise UserError(f"{path.name} is a tar file: unpack it (tar -xf {path.name}) and give what is in it")
+
+
 class Archive:
     """Named files of a zip or a folder.
 
@@ -46,6 +58,7 @@ class Archive:
             return
         if not path.is_file():
             raise UserError(f"archive {str(path)!r} does not exist")
+        check_tar(path)
         with self._errors():
             self._zip = zipfile.ZipFile(path)
             members = [info for info in self._zip.infolist() if not info.is_dir()]

@@ -31,7 +31,9 @@ MEDIA_TYPES: tuple[str, ...] = (
     "http://rs.gbif.org/terms/1.0/Image",
     "http://rs.tdwg.org/ac/terms/Multimedia",
 )
-_TABLES = (".csv", ".tsv", ".txt")
+#: row types of occurrences, by their last part; the others are those of archives from before 2010
+_OCCURRENCES = frozenset(("occurrence", "simpledarwinrecord", "darwincore", "darwinrecord"))
+_TABLES = (".csv", ".tsv", ".txt", ".tab")
 _OTHER_TEXTS = ("citations.txt", "rights.txt", "readme.txt", "verbatim.txt")
 _DOWNLOAD_DOI = re.compile(r"10\.15468/dl\.[0-9a-z]+", re.IGNORECASE)
 _ANY_DOI = re.compile(r"\b10\.\d{4,9}/[^\s\"'<>;,]+")
@@ -108,10 +110,12 @@ def _described(opened: Archive) -> tuple[FileDescription, FileDescription | None
         return (*_undescribed(opened), None, [])
     described, metadata = read_meta(opened)
     core, *others = described
-    if core.kind != "Occurrence":
+    if core.kind.casefold() not in _OCCURRENCES:
         kind = printable(core.kind) or "unknown"
-        raise UserError(f"{opened.path.name} is an archive of {kind} records; only occurrences can be read")
-    found = [other for kind in MEDIA_TYPES for other in others if other.row_type == kind]
+        advice = "download the occurrences, as GBIF offers them for every data set, or give their table with --table"
+        raise UserError(f"{opened.path.name} is an archive of {kind} records; only occurrences can be read: {advice}")
+    media = [kind.casefold() for kind in MEDIA_TYPES]
+    found = [other for kind in media for other in others if other.row_type.casefold() == kind]
     warnings = [
         f"{opened.path.name}: {other.names[0]} is not read, since {found[0].names[0]} is" for other in found[1:]
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -29,6 +30,7 @@ LONGEST_RECORD = 1 << 26
 LONGEST_SPAN = 1000
 #: what stands for "not given"
 NOT_GIVEN: tuple[str, ...] = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
+_SEPARATOR_LINE = re.compile(rb"sep=([!-~\t])", re.IGNORECASE)
 _NEWLINE, _RETURN = 10, 13
 _UNCLOSED = "a quote opened on this line is never closed"
 
@@ -68,8 +70,13 @@ class TextSource:
 
 
 def find_dialect(head: bytes, *, quote: str | None = '"', encoding: str | None = None) -> Dialect:
-    """Dialect of a table from its first line: the commonest of tab, comma, semicolon and bar outside of quotes."""
+    """Dialect of a table from its first line: the commonest of tab, comma, semicolon and bar outside of quotes.
+
+    A first line "sep=;", as Excel writes it, is obeyed.
+    """
     line = head.removeprefix(codecs.BOM_UTF8).replace(b"\0", b"").replace(b"\r", b"\n").lstrip(b"\n").split(b"\n", 1)[0]
+    if named := _SEPARATOR_LINE.fullmatch(line.strip(b'" ')):
+        return Dialect(named[1].decode(), quote, encoding, header_lines=2)
     bare = b"".join(line.split(b'"')[::2]) if quote else line
     separator = max(",\t;|", key=lambda char: bare.count(char.encode()))
     if separator == "\t" and b"gbifID" in line:

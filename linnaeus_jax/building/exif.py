@@ -15,7 +15,7 @@ import polars as pl
 from PIL import ExifTags, Image
 
 from linnaeus_jax.building import rows
-from linnaeus_jax.data.dates import MINUS, UNKNOWN_ZONE
+from linnaeus_jax.data.dates import UNKNOWN_ZONE
 
 COLUMNS: tuple[str, ...] = ("latitude", "longitude", "date", "time", "elevation")
 _NONE: tuple[str | None, ...] = (None,) * len(COLUMNS)
@@ -72,7 +72,7 @@ def values_of(place: Mapping[int, Any], camera: Mapping[int, Any]) -> tuple[str 
         latitude = longitude = None
     date, time = _date_and_time(camera.get(ExifTags.Base.DateTimeOriginal))
     offset = camera.get(ExifTags.Base.OffsetTimeOriginal)
-    if time and isinstance(offset, str) and (match := _OFFSET.match(offset.translate(MINUS).strip("\0 "))):
+    if time and isinstance(offset, str) and (match := _OFFSET.match(offset.strip("\0 "))):
         time += match[0]
     return latitude, longitude, date, time, _elevation(place)
 

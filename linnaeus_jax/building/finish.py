@@ -33,12 +33,14 @@ from linnaeus_jax.building.splits import SIDES, VAL, SplitRows, assign_sides
 from linnaeus_jax.building.starter_config import starter_config
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.data.dates import DAY_OR_MONTH
+from linnaeus_jax.data.taxon_names import describe_taxon
 from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.taxonomy.ranks import task_name
 
+REJECTED = "rejected.csv"
 #: tables of what was not used or changed, and their columns
 TABLES: dict[str, tuple[str, ...]] = {
-    "rejected.csv": ("line", "picture", "reason", "detail"),
+    REJECTED: ("line", "picture", "reason", "detail"),
     "blanked.csv": ("line", "picture", "component", "value", "reason"),
     "names.csv": ("task", "written", "name", "rows"),
     "synonyms.csv": ("task", "name", "accepted", "taxon_id", "rows"),
@@ -105,7 +107,7 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     used = np.array([not outcome.reason for outcome in outcomes], bool)
     rows = candidates[used]
     failed = np.flatnonzero(~used)
-    details = [_detail(outcomes[i], plan.pictures) for i in failed.tolist()]
+    details, relabelled = _details(plan, outcomes, failed)
     after = pl.DataFrame(
         {
             "row": candidates[failed],
@@ -125,7 +127,7 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     taxon = plan.taxa.taxon[rows]
     sides = None if plan.options.split == "none" else assign_sides(_split_rows(plan, rows, observations), plan.options)
     tables = {
-        "rejected.csv": rejected.select(TABLES["rejected.csv"]),
+        REJECTED: rejected.select(TABLES[REJECTED]),
         "blanked.csv": observations.blanked.sort("line", maintain_order=True),
         "names.csv": _names(frame, plan.taxa.tasks),
         "synonyms.csv": _table("synonyms.csv", plan.taxa.synonyms),
@@ -147,6 +149,11 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     }
     warnings = [*plan.source.warnings, *plan.taxa.warnings, *_late_small_classes(plan, taxon)]
     warnings += _incomplete(frame[rows], plan.options)
+    if relabelled:
+        warnings.append(
+            f"{len(relabelled)} pictures are copies of others with another label, and the first one counts: "
+            f"{printable(relabelled[0])}"
+        )
     unsure = observations.blanked.filter(pl.col("reason").str.contains(DAY_OR_MONTH, literal=True))
     if unsure.height:
         warnings.append(
@@ -156,10 +163,29 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     return Finished(totals, tuple(warnings), tables, rows, sides, observations)
 
 
-def _detail(outcome: Outcome, pictures: Sequence[str]) -> str:
-    if outcome.reason == DUPLICATE_PICTURE:
-        return f"the same bytes as {pictures[int(outcome.detail)]}"
-    return outcome.detail
+def _details(plan: BuildPlan, outcomes: Sequence[Outcome], failed: NDArray[np.int64]) -> tuple[list[str], list[str]]:
+    """Why the candidates `failed` are not used, and the details of those that are copies with another label."""
+    details, relabelled = [], []
+    for i in failed.tolist():
+        outcome = outcomes[i]
+        if outcome.reason != DUPLICATE_PICTURE:
+            details.append(outcome.detail)
+            continue
+        first = int(outcome.detail)
+        labels = [plan.taxa.taxon[plan.candidates[place]].tolist() for place in (i, first)]
+        details.append(f"the same bytes as {plan.pictures[first]}")
+        if labels[0] != labels[1]:
+            here, there = (_label(plan, label) for label in labels)
+            details[-1] += f", but labelled {here}, not {there}"
+            relabelled.append(f"{plan.pictures[i]} has {details[-1]}")
+    return details, relabelled
+
+
+def _label(plan: BuildPlan, taxa: Sequence[int]) -> str:
+    """What people read for the labels of a row: the taxon of its finest rank."""
+    known = [(task, taxon) for task, taxon in zip(plan.taxa.tasks, taxa) if taxon]
+    task, taxon = known[0] if known else (plan.taxa.tasks[0], 0)
+    return describe_taxon(taxon, plan.taxa.names[task].get(taxon, ("", ""))[0])
 
 
 def _table(name: str, entries: Sequence[Any]) -> pl.DataFrame:

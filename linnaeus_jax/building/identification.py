@@ -81,13 +81,13 @@ def identify(
     frame = _common_names(_species_ids(frame))
     frame = _accepted(frame, links)
     frame = _not_below_the_rank(frame)
-    levels = [
-        found[1]
+    given = {
+        (found[1], frame[name].null_count() < frame.height)
         for name in frame.columns
-        if (found := columns.part_and_level(name))
-        and found[0] in ("id", "name")
-        and frame[name].null_count() < frame.height
-    ]
+        if (found := columns.part_and_level(name)) and found[0] in ("id", "name")
+    }
+    # where no text names a taxon the ranks are those of the texts, so that the rows tell why they are not used
+    levels = [level for level, known in given if known] or [level for level, _ in given]
     frame = _presence(frame)
     return frame.select(pl.exclude("^_.*$")), columns.finest_first(levels), warnings
 

@@ -14,6 +14,7 @@ from typing import BinaryIO, cast
 import polars as pl
 
 from linnaeus_jax.building import matching, records, rows
+from linnaeus_jax.building.archive import check_tar
 from linnaeus_jax.building.columns import Links, link_columns
 from linnaeus_jax.building.delimited import RecordReader, TextSource, find_dialect
 from linnaeus_jax.building.identification import identify
@@ -134,6 +135,7 @@ def read_columns(
         check(links, header, table.name)
         return links
 
+    check_tar(table)
     with open(table, "rb") as file:
         start = file.read(4)
     if start == b"PAR1":

@@ -44,7 +44,7 @@ _ZONES: dict[str, float] = {
     **dict(MSK=3, SAST=2, JST=9, KST=9, AWST=8, ACST=9.5, ACDT=10.5, AEST=10, AEDT=11, NZST=12, NZDT=13),
 }
 #: signs that stand for a minus
-MINUS = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d", "-"))
+_MINUS = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d", "-"))
 #: month, day of the year and hour, NaN where unknown
 Moment = tuple[float, float, float]
 UNKNOWN_MOMENT: Moment = (np.nan, np.nan, np.nan)
@@ -102,7 +102,7 @@ def read_moment(text: str, time: str = "", *, day_first: bool | None = None, zon
     Raises:
       BadDate: no date, none with a month, or one that cannot be.
     """
-    text, time, zone = (" ".join(part.translate(MINUS).split()) for part in (text, time, zone))
+    text, time, zone = (" ".join(part.translate(_MINUS).split()) for part in (text, time, zone))
     first, slash, last = text.partition("/") if text.count("/") == 1 else (text, "", "")
     if re.search(r"[A-Za-z]/[A-Za-z]|/ ?\d{1,2}:\d\d", text):  # of "Europe/Paris", or between two times of one day
         first, last = text, ""

@@ -14,16 +14,18 @@ import argparse
 import csv
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from linnaeus_jax import tools
 from linnaeus_jax.building import coco, darwin_core, folders, table
-from linnaeus_jax.building.build import build, build_shard, discard, merge
+from linnaeus_jax.building.build import SUMMARY, build, build_shard, discard, merge
 from linnaeus_jax.building.columns import level_of, split_options
+from linnaeus_jax.building.finish import REJECTED, Finished
 from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions, Shard
-from linnaeus_jax.building.plan import plan_build
+from linnaeus_jax.building.plan import NothingUsable, plan_build
 from linnaeus_jax.building.rows import Progress, SourceRows
 from linnaeus_jax.building.scientific_names import MODES
 from linnaeus_jax.building.summary import summary_tables
@@ -206,11 +208,24 @@ def build_options(args: argparse.Namespace, source: SourceRows) -> BuildOptions:
     return BuildOptions(split=split, **values)
 
 
+@contextmanager
+def rejected_listed(out: Path) -> Iterator[None]:
+    """Leaves rejected.csv also where no row can be used; a data set that is in the folder is not touched."""
+    try:
+        yield
+    except NothingUsable as error:
+        if (out / SUMMARY).exists():
+            raise
+        out.mkdir(parents=True, exist_ok=True)
+        Finished({}, tables={REJECTED: error.rejected}).write_tables(out)
+        raise UserError(f"{error}. All are listed in {out}/{REJECTED}") from None
+
+
 @tools.command(ValueError)
 def main(argv: Sequence[str]) -> None:
     args = argument_parser().parse_args(argv)
     console = PlainConsole()
-    with tools.progress_bars() as progress:
+    with tools.progress_bars() as progress, rejected_listed(args.out):
         source = read_source(args, progress)
         plan = plan_build(source, build_options(args, source), read_synonyms(args.synonyms), args.synonyms)
         if args.force:

@@ -178,7 +178,10 @@ def test_defaults_no_header_and_other_encodings(tmp_path):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"meta.xml": meta(element("core", "t.txt", DWC + "Taxon", [DWC + "taxonID"]))}, "an archive of Taxon records"),
+        (
+            {"meta.xml": meta(element("core", "t.txt", DWC + "Taxon", [DWC + "taxonID"]))},
+            "an archive of Taxon records; only occurrences can be read: download the occurrences",
+        ),
         ({"a.csv": "x\n", "b.csv": "x\n"}, "no meta.xml and not one table alone; there are a.csv, b.csv"),
         ({"meta.xml": gbif([])["meta.xml"]}, "meta.xml names 'occurrence.txt', which is missing; there are meta.xml"),
         (
@@ -193,6 +196,22 @@ def test_defaults_no_header_and_other_encodings(tmp_path):
 def test_what_is_no_archive_of_occurrences(tmp_path, members, message):
     with pytest.raises(UserError, match=message):
         read(tmp_path, members)
+
+
+@pytest.mark.parametrize(
+    "row_type",
+    ["http://rs.tdwg.org/dwc/xsd/simpledarwincore/SimpleDarwinRecord", "http://rs.tdwg.org/dwc/dwcore/DarwinCore"],
+)
+def test_row_types_of_old_archives(tmp_path, row_type):
+    members = gbif([occurrence("11")], [medium("11", f"{WEB}/11.jpg")])
+    old = members["meta.xml"].replace(DWC + "Occurrence", row_type, 1).replace("1.0/Multimedia", "1.0/multimedia")
+    source = read(tmp_path, {**members, "meta.xml": old}, "11.jpg")
+    assert plain(source, "picture", "name_L10") == [("11.jpg", "Parus major")]
+
+
+def test_a_table_with_the_suffix_tab(tmp_path):
+    text = archives.table(archives.OCCURRENCE, [occurrence("11")])
+    assert plain(read(tmp_path, {"0001.tab": text}, "11.jpg"), "picture", "name_L10") == [("11.jpg", "Parus major")]
 
 
 IDS = st.sampled_from(["1", "2", "3", "4", ""])

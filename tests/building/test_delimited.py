@@ -162,3 +162,11 @@ def test_encodings_that_cannot_be_used_are_refused(name):
     data = "image,species\na.jpg,Parus mäjor\n".encode()
     with pytest.raises(UserError, match=r"t\.csv"):
         read(data, Dialect(encoding=name))
+
+
+@pytest.mark.parametrize("first", ["sep=;", "SEP=;\r", '"sep=;"', "\ufeffsep=;"])
+def test_the_first_line_of_excel_names_the_separator(first):
+    frame = read(f"{first}\na,b;c\n1,5;x\n".encode())
+    assert frame.columns == ["line", "a,b", "c", "reason", "detail"]
+    assert frame["line"].to_list() == [3]
+    assert records(frame) == [("1,5", "x")]

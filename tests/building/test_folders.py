@@ -221,7 +221,7 @@ def test_exif(tmp_path):
     assert exif_of(tmp_path / "none.jpg") == (None,) * 5
 
 
-@pytest.mark.parametrize("offset", [None, "+02:00", "-05:00", "\u221205:00", "  :  "])
+@pytest.mark.parametrize("offset", [None, "+02:00", "-05:00", "  :  "])
 def test_building_and_predicting_read_the_same_moment(tmp_path, offset):
     path = write_jpeg(tmp_path / "a/1.jpg", moment="2020:12:31 22:30:05", offset=offset)
     frame = folders.read(tmp_path, exif=True).frame
