@@ -15,6 +15,7 @@ from linnaeus_jax.building.exif import read_exif
 from linnaeus_jax.building.paths import SUFFIXES
 from linnaeus_jax.building.picture_folder import Listing, list_files, open_folder, unclaimed
 from linnaeus_jax.building.rows import Progress, SourceRows
+from linnaeus_jax.building.scientific_names import is_unknown
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
@@ -228,7 +229,7 @@ def _with_taxonomy(
     found, missing = [], []
     for row in classes.select(pl.all().cast(pl.String)).to_dicts():
         more = lookup.find(row, levels)
-        if more is None and row["_class"] is not None:
+        if more is None and row["_class"] is not None and not is_unknown(class_name(row["_class"])):
             missing.append(row["_in"])
         found.append(row | {key: value for key, value in (more or {}).items() if value is not None})
     if missing:

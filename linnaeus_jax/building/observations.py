@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.data.dates import UNKNOWN_MOMENT, BadDate, Reading, read_moment
+from linnaeus_jax.data.dates import DAY_OR_MONTH, UNKNOWN_MOMENT, BadDate, Reading, read_moment
 from linnaeus_jax.data.encodings import (
     HIGHEST,
     LOWEST,
@@ -205,7 +205,8 @@ def _moments(frame: pl.DataFrame, day_first: bool | None) -> _Moments:
             reasons.append(None)
         except BadDate as error:
             read.append(Reading(UNKNOWN_MOMENT))
-            reasons.append(str(error))
+            advice = "; give --day-first or --no-day-first" if DAY_OR_MONTH in str(error) else ""
+            reasons.append(f"{error}{advice}")
     values = np.array([one.moment for one in read], np.float64).reshape(-1, 3)
     found = distinct.with_columns(
         *(pl.Series(f"_{i}", values[:, i]) for i in range(3)),

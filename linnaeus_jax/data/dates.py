@@ -144,8 +144,7 @@ def _ordered(one: int, two: int, day_first: bool | None) -> tuple[int, int]:
         return two, one
     if day_first is None or max(one, two) > 12:
         order = {None: DAY_OR_MONTH, True: "--day-first is given", False: "--no-day-first is given"}
-        advice = "; give --day-first or --no-day-first" if day_first is None else ""
-        raise BadDate(f"no date of the form YYYY-MM-DD: {order[day_first]}{advice}")
+        raise BadDate(f"no date of the form YYYY-MM-DD: {order[day_first]}")
     return (two, one) if day_first else (one, two)
 
 
