@@ -19,7 +19,7 @@ HYBRID = "×"
 _UNKNOWN = frozenset(
     (
         *"na n/a #n/a #n-a nan null nil #name? #null! #num! #ref! #value! #wert! #nv".split(),
-        *"unidentified undetermined undet unknown unsure uncertain indeterminate indet unidentifiable ind".split(),
+        *"unidentified undetermined undet unknown unsure uncertain indeterminate indet unidentifiable".split(),
         *"sp spp species ssp gen genus fam tbd tba".split(),
         *("not identified", "#n a", "not determined", "not known", "no identification", "no id", "to be determined"),
         *(
@@ -68,6 +68,7 @@ _LATIN_ALONE = re.compile(r"(us|um|is|ns|ae|ii|x|ops|ys|oides)$")
 _MAYBE_LATIN = re.compile(
     rf"({_LATIN_GENUS.pattern[:-1]}|{_LATIN_EPITHET.pattern[:-1]}|o|er|on|e|i|ar|ur|el|il|al|ex|en)$"
 )
+_VIRUS = re.compile(r".*(virus|viroid|phage)(es|s)?", re.IGNORECASE)
 _FAMILY = re.compile(r"[^\W\d_]+(idae|aceae)$")
 #: endings of names of coarser ranks, which hardly any genus has
 _COARSER = re.compile(r"(idae|aceae|inae|oideae|ales|formes|oidea|ptera|phyta|mycota|opsida|mycetes|viridae)$")
@@ -115,6 +116,8 @@ def read_name(text: str) -> Name | None:
     "Salix alba x fragilis", a genus alone.
     """
     words = _words(text)
+    if any(_VIRUS.fullmatch(word) for word in words):
+        return None
     mark = words[:1] == [HYBRID]
     words = words[mark:]
     if words and words[0].rstrip(".").casefold() in ("cf", "aff", "?"):  # of the genus

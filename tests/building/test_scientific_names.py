@@ -31,6 +31,7 @@ from linnaeus_jax.building.scientific_names import MODES, Judge, Name, alike, bi
         ("Parus sp2", None),
         ("Genus7 species12 Smith, 1900", "Genus7 species12"),
         ("BOLD:AAA1234", None),
+        ("Tobacco mosaic virus", None),
         ("", None),
         ("PARUS MAJOR", "Parus major"),
         ("PARUS MAJOR LINNAEUS, 1758", "Parus major"),
