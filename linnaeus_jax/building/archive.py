@@ -6,8 +6,10 @@ Format: https://dwc.tdwg.org/text/
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
+import tarfile
 import xml.etree.ElementTree as ElementTree
 import zipfile
 import zlib
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
-from linnaeus_jax.building.delimited import Dialect, TextSource
+from linnaeus_jax.building.delimited import Dialect, TextSource, check_encoding
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
@@ -26,6 +28,16 @@ META = "meta.xml"
 BOMB_SIZE, BOMB_RATIO = 200 << 20, 200
 _LARGEST_XML = 16 << 20
 _ENCRYPTED = 1
+
+
+def check_tar(path: Path) -> None:
+    """Raises UserError for a tar file, packed or not, which is unpacked by hand."""
+    try:
+        is_tar = tarfile.is_tarfile(path)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError):
+        is_tar = False
+    if is_tar:
+        raise UserError(f"{path.name} is a tar file: unpack it (tar -xf {path.name}) and give what is in it")
 
 
 class Archive:
@@ -46,6 +58,7 @@ class Archive:
             return
         if not path.is_file():
             raise UserError(f"archive {str(path)!r} does not exist")
+        check_tar(path)
         with self._errors():
             self._zip = zipfile.ZipFile(path)
             members = [info for info in self._zip.infolist() if not info.is_dir()]
@@ -235,8 +248,5 @@ def _character(text: str, where: str) -> str | None:
 
 def _encoding(name: str, where: str) -> str | None:
     """None for UTF-8, which is checked line by line."""
-    try:
-        "".encode(name)
-    except LookupError:
-        raise UserError(f"{where}: encoding {printable(name)!r} is unknown") from None
+    check_encoding(name, where)
     return None if name.lower().replace("-", "") in ("utf8", "ascii", "usascii") else name

@@ -17,10 +17,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from linnaeus_jax.building.finish import Finished, finish_rows, write_outputs
+from linnaeus_jax.building.finish import REJECTED, Finished, finish_rows, write_outputs
 from linnaeus_jax.building.options import BuildOptions, Shard
 from linnaeus_jax.building.pixels import Journal, Outcome, read_pictures
-from linnaeus_jax.building.plan import BuildPlan
+from linnaeus_jax.building.plan import BuildPlan, NothingUsable
 from linnaeus_jax.building.rows import DUPLICATE_PICTURE, Progress
 from linnaeus_jax.building.streamed import finish_file
 from linnaeus_jax.building.virtual import Part, write_virtual_images
@@ -47,6 +47,7 @@ def build(
     with work_folder(out, plan.digest, SUMMARY) as work:
         if work is not None and not resumed_commit(work, out):
             images, outcomes = _read(plan, range(len(plan.candidates)), work, threads, progress)
+            _check_usable(plan, outcomes, work)
             _finish(plan, outcomes, work, out, images, strict)
     return Finished.load(out)
 
@@ -83,6 +84,14 @@ def _read(
     if images:
         close_images(work / PIXELS, plan.options, outcomes)
     return images, outcomes
+
+
+def _check_usable(plan: BuildPlan, outcomes: Sequence[Outcome], work: Path) -> None:
+    """Raises NothingUsable where no picture can be used, and leaves nothing behind: the next build begins anew."""
+    if all(outcome.reason for outcome in outcomes):
+        rejected = finish_rows(plan, outcomes).tables[REJECTED]
+        shutil.rmtree(work)
+        raise NothingUsable(rejected)
 
 
 def _finish(
@@ -126,6 +135,7 @@ def merge(plan: BuildPlan, out: Path, count: int, *, strict: bool = False) -> Fi
             used = np.array([not outcome.reason for outcome in joined], bool)[kept]
             parts.append(Part(str((directory / PIXELS).relative_to(out)), used))
             outcomes += joined
+        _check_usable(plan, outcomes, work)
         images = [] if plan.options.images == "folder" else [PIXELS]
         if images:
             staged = out / f"{PIXELS}.merging"  # beside the parts, which it names by relative paths

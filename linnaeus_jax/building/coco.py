@@ -189,7 +189,7 @@ def _described_apart(table: pl.DataFrame, path: Path) -> pl.DataFrame:
     return both.select("category", *(pl.coalesce(f"{name}_apart", name).alias(name) for name in names))
 
 
-def _labels(table: pl.DataFrame, where: str) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
+def _labels(table: pl.DataFrame, where: str, mode: str) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
     """`category` and the label columns of the categories; levels, finest first; warnings.
 
     The id of a category is the taxon id of the species unless one of them cannot be: 0 stands for "not known".
@@ -220,7 +220,7 @@ def _labels(table: pl.DataFrame, where: str) -> tuple[pl.DataFrame, tuple[str, .
             "ranks and is not used"
         )
     links = Links({column: column for column in given}, {})
-    labels, levels, more = identify(table.select(given).drop("supercategory", strict=False), links, where)
+    labels, levels, more = identify(table.select(given).drop("supercategory", strict=False), links, where, mode)
     if not levels:
         raise UserError(f"{where}: categories have neither names nor ids that can be used")
     return labels.with_columns(pl.col("^(id|name|common)_L.*$").cast(pl.Categorical)), levels, [*notes, *more]
@@ -340,6 +340,7 @@ def read(
     pictures: Path | None = None,
     categories: Path | None = None,
     mapping: Mapping[str, str] | None = None,
+    names: str = "auto",
     doi: str | None = None,
     follow_links: bool = False,
     leave_out: Sequence[Path] = (),
@@ -355,6 +356,7 @@ def read(
       categories: JSON with the entries of `categories`, where the taxonomy was published apart (2018, 2019); what it
         says wins.
       mapping: standard column -> key of the entries of `images`, which wins over the usual one; "" = none.
+      names: whether names are scientific, one of `scientific_names.MODES`.
       doi: of the download.
       follow_links: whether links may lead out of the picture folder.
       leave_out: folders to leave out of the picture folder.
@@ -379,7 +381,7 @@ def read(
         parts.append(part if validation is None else part.with_columns(pl.lit(split).alias(rows.SPLIT)))
     frame = pl.concat(parts, how="diagonal")
     del parts, part
-    labels, levels, notes = _labels(table, where)
+    labels, levels, notes = _labels(table, where, names)
     absent = [name for name in keys if frame[name].null_count() == frame.height and name != rows.PICTURE]
     if asked := [name for name in absent if mapping and name in mapping]:
         raise UserError(f"--map {asked[0]}={keys[asked[0]]}: no image of {where} has a value of that name")

@@ -31,7 +31,9 @@ MEDIA_TYPES: tuple[str, ...] = (
     "http://rs.gbif.org/terms/1.0/Image",
     "http://rs.tdwg.org/ac/terms/Multimedia",
 )
-_TABLES = (".csv", ".tsv", ".txt")
+#: row types of occurrences, by their last part; the others are those of archives from before 2010
+_OCCURRENCES = frozenset(("occurrence", "simpledarwinrecord", "darwincore", "darwinrecord"))
+_TABLES = (".csv", ".tsv", ".txt", ".tab")
 _OTHER_TEXTS = ("citations.txt", "rights.txt", "readme.txt", "verbatim.txt")
 _DOWNLOAD_DOI = re.compile(r"10\.15468/dl\.[0-9a-z]+", re.IGNORECASE)
 _ANY_DOI = re.compile(r"\b10\.\d{4,9}/[^\s\"'<>;,]+")
@@ -47,6 +49,7 @@ def read(
     pictures: Path | None = None,
     mapping: Mapping[str, str] | None = None,
     rank_map: Mapping[str, str] | None = None,
+    names: str = "auto",
     doi: str | None = None,
     follow_links: bool = False,
     leave_out: Sequence[Path] = (),
@@ -61,6 +64,7 @@ def read(
         archive lies in, whose other pictures are left aside.
       mapping: standard column -> term of the occurrences, which wins over usual names.
       rank_map: rank -> "NAME_TERM[:ID_TERM]".
+      names: whether names are scientific, one of `scientific_names.MODES`.
       doi: of the download; None: found in the archive.
       follow_links: whether links may lead out of the picture folder.
       leave_out: folders to leave out of the picture folder.
@@ -78,7 +82,8 @@ def read(
             media_rows, _, about_media = _read_file(opened, media, media=True, progress=progress)
             notes += about_media
         doi = doi or _find_doi(opened, metadata)
-    occurrences, levels, more = identify(occurrences, links, core.names[0])
+    mode = "scientific" if names == "auto" else names  # what the terms of Darwin Core are for
+    occurrences, levels, more = identify(occurrences, links, core.names[0], mode)
     occurrences = records.standard_splits(_without_repeats(occurrences))
     if doi:
         occurrences = occurrences.with_columns(pl.lit(doi).alias("doi"))
@@ -93,8 +98,8 @@ def read(
         rest = rows.standard_frame(unclaimed(listing, frame[rows.PICTURE]), levels)
         frame = pl.concat([frame, rest], how="diagonal")
         warnings += listing.warnings()
-    names = (*core.names, *(media.names if media else ()))
-    files = (archive,) if archive.is_file() else tuple(archive / name for name in names)
+    members = (*core.names, *(media.names if media else ()))
+    files = (archive,) if archive.is_file() else tuple(archive / name for name in members)
     said = (*warnings, *notes, *more, *records.lost_pictures(frame, root))
     return SourceRows(frame, root, levels, files, records.links_of(frame, links), said)
 
@@ -105,10 +110,12 @@ def _described(opened: Archive) -> tuple[FileDescription, FileDescription | None
         return (*_undescribed(opened), None, [])
     described, metadata = read_meta(opened)
     core, *others = described
-    if core.kind != "Occurrence":
+    if core.kind.casefold() not in _OCCURRENCES:
         kind = printable(core.kind) or "unknown"
-        raise UserError(f"{opened.path.name} is an archive of {kind} records; only occurrences can be read")
-    found = [other for kind in MEDIA_TYPES for other in others if other.row_type == kind]
+        advice = "download the occurrences, as GBIF offers them for every data set, or give their table with --table"
+        raise UserError(f"{opened.path.name} is an archive of {kind} records; only occurrences can be read: {advice}")
+    media = [kind.casefold() for kind in MEDIA_TYPES]
+    found = [other for kind in media for other in others if other.row_type.casefold() == kind]
     warnings = [
         f"{opened.path.name}: {other.names[0]} is not read, since {found[0].names[0]} is" for other in found[1:]
     ]
@@ -266,7 +273,7 @@ def _is_picture(media: pl.DataFrame) -> pl.Series:
         suffix,
         pl.lit(False),
     )
-    return media.select((~other).alias("picture")).to_series()
+    return media.with_columns((~other).alias("picture"))["picture"]  # a select would give one row of literals alone
 
 
 def _by_media(occurrences: pl.DataFrame, media: pl.DataFrame, matcher: Matcher, name: str) -> pl.DataFrame:
@@ -348,7 +355,7 @@ def _match(media: pl.DataFrame, records_of: pl.DataFrame, matcher: Matcher) -> p
     found = matcher.match_media(wanted).with_columns(picture.arg_true().alias("place"))
     kinds = [name for name in (columns.MEDIA_TYPE, columns.MEDIA_FORMAT) if name in media.columns]
     kind = pl.concat_str([pl.col(kinds).cast(pl.String)] if kinds else [pl.lit("")], separator=" ", ignore_nulls=True)
-    said = media.filter(~picture).select(kind).to_series()
+    said = media.filter(~picture).with_columns(kind.alias("said"))["said"]
     other = pl.DataFrame(
         [
             (~picture).arg_true().alias("place"),

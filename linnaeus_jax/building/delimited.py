@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -20,6 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from linnaeus_jax.building import rows
+from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
 BLOCK = 1 << 24
@@ -28,6 +30,7 @@ LONGEST_RECORD = 1 << 26
 LONGEST_SPAN = 1000
 #: what stands for "not given"
 NOT_GIVEN: tuple[str, ...] = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
+_SEPARATOR_LINE = re.compile(rb"sep=([!-~\t])", re.IGNORECASE)
 _NEWLINE, _RETURN = 10, 13
 _UNCLOSED = "a quote opened on this line is never closed"
 
@@ -67,8 +70,13 @@ class TextSource:
 
 
 def find_dialect(head: bytes, *, quote: str | None = '"', encoding: str | None = None) -> Dialect:
-    """Dialect of a table from its first line: the commonest of tab, comma, semicolon and bar outside of quotes."""
+    """Dialect of a table from its first line: the commonest of tab, comma, semicolon and bar outside of quotes.
+
+    A first line "sep=;", as Excel writes it, is obeyed.
+    """
     line = head.removeprefix(codecs.BOM_UTF8).replace(b"\0", b"").replace(b"\r", b"\n").lstrip(b"\n").split(b"\n", 1)[0]
+    if named := _SEPARATOR_LINE.fullmatch(line.strip(b'" ')):
+        return Dialect(named[1].decode(), quote, encoding, header_lines=2)
     bare = b"".join(line.split(b'"')[::2]) if quote else line
     separator = max(",\t;|", key=lambda char: bare.count(char.encode()))
     if separator == "\t" and b"gbifID" in line:
@@ -82,6 +90,15 @@ def clean_text(name: str) -> pl.Expr:
     return pl.when(text.is_in(NOT_GIVEN)).then(None).otherwise(text).alias(name)
 
 
+def check_encoding(name: str, where: str) -> None:
+    """Raises UserError for what is no encoding of text; `where` names the file."""
+    try:
+        "".encode(name)
+        codecs.getincrementaldecoder(name)
+    except (LookupError, ValueError):  # ValueError: a null character in the name
+        raise UserError(f"{where}: encoding {printable(name)!r} is unknown; name another, e.g. UTF-8") from None
+
+
 class Utf8Blocks:
     """The bytes of a file as UTF-8, in blocks.
 
@@ -92,13 +109,15 @@ class Utf8Blocks:
 
     def __init__(self, source: TextSource, encoding: str | None) -> None:
         self.latin_lines = self.replaced = 0
-        self._stream = source.stream
+        self._stream, self._name, self._encoding = source.stream, source.name, encoding
         first = self._stream.read(BLOCK)
         if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            encoding = "utf-16"
+            self._encoding = encoding = "utf-16"
         self._decoder: codecs.IncrementalDecoder | None = None
-        if encoding and codecs.lookup(encoding).name not in ("utf-8", "ascii"):
-            self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        if encoding:
+            check_encoding(encoding, source.name)
+            if codecs.lookup(encoding).name not in ("utf-8", "ascii"):
+                self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
         self._first: bytes | None = self._utf8(first).removeprefix(codecs.BOM_UTF8)
         self._returns_end_lines = b"\n" not in self._first and b"\r" in self._first
 
@@ -112,7 +131,10 @@ class Utf8Blocks:
     def _utf8(self, data: bytes) -> bytes:
         if self._decoder is None:
             return data
-        text = self._decoder.decode(data, final=not data)
+        try:
+            text = self._decoder.decode(data, final=not data)
+        except UnicodeError as error:  # of the few encodings that replace nothing
+            raise UserError(f"{self._name} cannot be read as {self._encoding}: {error}") from None
         self.replaced += text.count("\ufffd")
         return text.encode()
 

@@ -15,12 +15,14 @@ import polars as pl
 from PIL import ExifTags, Image
 
 from linnaeus_jax.building import rows
+from linnaeus_jax.data.dates import UNKNOWN_ZONE
 
 COLUMNS: tuple[str, ...] = ("latitude", "longitude", "date", "time", "elevation")
 _NONE: tuple[str | None, ...] = (None,) * len(COLUMNS)
 #: formats whose EXIF data Pillow finds without decoding pixels
 _WITH_HEAD = ("JPEG", "MPO", "TIFF", "WEBP")
 _MOMENT = re.compile(r"(\d{4})[:-](\d\d)[:-](\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?")
+_OFFSET = re.compile(r"[+-]\d\d:\d\d")
 _AT_ONCE = 1024
 
 
@@ -28,8 +30,9 @@ def read_exif(root: Path, pictures: Sequence[str], progress: rows.Progress | Non
     """EXIF data of pictures below a folder, in threads; pixels are not decoded.
 
     Returns:
-      String columns `latitude`, `longitude` (degrees), `date`, `time` (as the camera's clock was set), `elevation`
-      (metres), null where a picture has none or cannot be read.
+      String columns `latitude`, `longitude` (degrees), `date`, `time` (as the camera's clock was set, with its offset
+      from UTC where the camera knows it), `elevation` (metres), null where a picture has none or cannot be read; and
+      `zone`, `UNKNOWN_ZONE` where a time has no offset.
     """
     found: list[tuple[str | None, ...]] = []
     with warnings.catch_warnings(), ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
@@ -38,7 +41,9 @@ def read_exif(root: Path, pictures: Sequence[str], progress: rows.Progress | Non
             found += pool.map(lambda path: exif_of(root / path), pictures[start : start + _AT_ONCE])
             if progress:
                 progress("reading EXIF", len(found), len(pictures))
-    return pl.DataFrame(found, dict.fromkeys(COLUMNS, pl.String), orient="row")
+    frame = pl.DataFrame(found, dict.fromkeys(COLUMNS, pl.String), orient="row")
+    local = pl.col("time").str.contains(r"[+-]").not_()
+    return frame.with_columns(pl.when(local).then(pl.lit(UNKNOWN_ZONE)).alias("zone"))
 
 
 def exif_of(path: Path) -> tuple[str | None, ...]:
@@ -65,7 +70,11 @@ def values_of(place: Mapping[int, Any], camera: Mapping[int, Any]) -> tuple[str 
     longitude = _degrees(place, ExifTags.GPS.GPSLongitude, ExifTags.GPS.GPSLongitudeRef, "W")
     if latitude is None or longitude is None:
         latitude = longitude = None
-    return latitude, longitude, *_date_and_time(camera.get(ExifTags.Base.DateTimeOriginal)), _elevation(place)
+    date, time = _date_and_time(camera.get(ExifTags.Base.DateTimeOriginal))
+    offset = camera.get(ExifTags.Base.OffsetTimeOriginal)
+    if time and isinstance(offset, str) and (match := _OFFSET.match(offset.strip("\0 "))):
+        time += match[0]
+    return latitude, longitude, date, time, _elevation(place)
 
 
 def _degrees(place: Mapping[int, Any], tag: int, reference: int, negative: str) -> str | None:

@@ -18,17 +18,31 @@ from linnaeus_jax.building.observations import Observations, read_observations
 from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.pixels import Outcome
 from linnaeus_jax.building.plan import BuildPlan
-from linnaeus_jax.building.rows import DETAIL, DUPLICATE_PICTURE, LINE, OCCURRENCE, PICTURE, REASON, SUBSET
+from linnaeus_jax.building.rows import (
+    DETAIL,
+    DUPLICATE_PICTURE,
+    LINE,
+    OCCURRENCE,
+    PICTURE,
+    REASON,
+    SUBSET,
+    label_column,
+    written_column,
+)
 from linnaeus_jax.building.splits import SIDES, VAL, SplitRows, assign_sides
 from linnaeus_jax.building.starter_config import starter_config
 from linnaeus_jax.building.text import printable
+from linnaeus_jax.data.dates import DAY_OR_MONTH
+from linnaeus_jax.data.taxon_names import describe_taxon
 from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.taxonomy.ranks import task_name
 
+REJECTED = "rejected.csv"
 #: tables of what was not used or changed, and their columns
 TABLES: dict[str, tuple[str, ...]] = {
-    "rejected.csv": ("line", "picture", "reason", "detail"),
+    REJECTED: ("line", "picture", "reason", "detail"),
     "blanked.csv": ("line", "picture", "component", "value", "reason"),
+    "names.csv": ("task", "written", "name", "rows"),
     "synonyms.csv": ("task", "name", "accepted", "taxon_id", "rows"),
     "small_classes.csv": ("task", "taxon_id", "name", "rows"),
     "moved.csv": ("line", "picture", "occurrence", "given", "split"),
@@ -65,7 +79,8 @@ class Finished:
         totals = self.totals
         counts = {f"rejected ({reason})": count for reason, count in totals["rejected"].items()}
         counts |= {f"blanked ({component})": count for component, count in totals["blanked"].items()}
-        counts |= {"rows with a synonym": totals["synonyms"], "classes below the minimum": totals["small_classes"]}
+        counts |= {"rows with a name that was changed": totals["names"], "rows with a synonym": totals["synonyms"]}
+        counts |= {"classes below the minimum": totals["small_classes"]}
         counts |= {"pictures moved to the side of their occurrence": totals["moved"]}
         return {what: count for what, count in counts.items() if count}
 
@@ -92,7 +107,7 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     used = np.array([not outcome.reason for outcome in outcomes], bool)
     rows = candidates[used]
     failed = np.flatnonzero(~used)
-    details = [_detail(outcomes[i], plan.pictures) for i in failed.tolist()]
+    details, relabelled = _details(plan, outcomes, failed)
     after = pl.DataFrame(
         {
             "row": candidates[failed],
@@ -112,8 +127,9 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     taxon = plan.taxa.taxon[rows]
     sides = None if plan.options.split == "none" else assign_sides(_split_rows(plan, rows, observations), plan.options)
     tables = {
-        "rejected.csv": rejected.select(TABLES["rejected.csv"]),
+        REJECTED: rejected.select(TABLES[REJECTED]),
         "blanked.csv": observations.blanked.sort("line", maintain_order=True),
+        "names.csv": _names(frame, plan.taxa.tasks),
         "synonyms.csv": _table("synonyms.csv", plan.taxa.synonyms),
         "small_classes.csv": _table("small_classes.csv", plan.taxa.small_classes),
         "moved.csv": _moved(frame[rows], sides),
@@ -123,6 +139,7 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
         "used": len(rows),
         "rejected": dict(Counter(rejected[REASON].to_list()).most_common()),
         "blanked": dict(Counter(observations.blanked["component"].to_list()).most_common()),
+        "names": int(tables["names.csv"]["rows"].sum()),
         "synonyms": sum(synonym.rows for synonym in plan.taxa.synonyms),
         "small_classes": len(plan.taxa.small_classes),
         "moved": tables["moved.csv"].height,
@@ -132,13 +149,43 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     }
     warnings = [*plan.source.warnings, *plan.taxa.warnings, *_late_small_classes(plan, taxon)]
     warnings += _incomplete(frame[rows], plan.options)
+    if relabelled:
+        warnings.append(
+            f"{len(relabelled)} pictures are copies of others with another label, and the first one counts: "
+            f"{printable(relabelled[0])}"
+        )
+    unsure = observations.blanked.filter(pl.col("reason").str.contains(DAY_OR_MONTH, literal=True))
+    if unsure.height:
+        warnings.append(
+            f"{unsure.height} dates such as {unsure['value'][0]} count as unknown, since either number may be the day; "
+            "give --day-first or --no-day-first"
+        )
     return Finished(totals, tuple(warnings), tables, rows, sides, observations)
 
 
-def _detail(outcome: Outcome, pictures: Sequence[str]) -> str:
-    if outcome.reason == DUPLICATE_PICTURE:
-        return f"the same bytes as {pictures[int(outcome.detail)]}"
-    return outcome.detail
+def _details(plan: BuildPlan, outcomes: Sequence[Outcome], failed: NDArray[np.int64]) -> tuple[list[str], list[str]]:
+    """Why the candidates `failed` are not used, and the details of those that are copies with another label."""
+    details, relabelled = [], []
+    for i in failed.tolist():
+        outcome = outcomes[i]
+        if outcome.reason != DUPLICATE_PICTURE:
+            details.append(outcome.detail)
+            continue
+        first = int(outcome.detail)
+        labels = [plan.taxa.taxon[plan.candidates[place]].tolist() for place in (i, first)]
+        details.append(f"the same bytes as {plan.pictures[first]}")
+        if labels[0] != labels[1]:
+            here, there = (_label(plan, label) for label in labels)
+            details[-1] += f", but labelled {here}, not {there}"
+            relabelled.append(f"{plan.pictures[i]} has {details[-1]}")
+    return details, relabelled
+
+
+def _label(plan: BuildPlan, taxa: Sequence[int]) -> str:
+    """What people read for the labels of a row: the taxon of its finest rank."""
+    known = [(task, taxon) for task, taxon in zip(plan.taxa.tasks, taxa) if taxon]
+    task, taxon = known[0] if known else (plan.taxa.tasks[0], 0)
+    return describe_taxon(taxon, plan.taxa.names[task].get(taxon, ("", ""))[0])
 
 
 def _table(name: str, entries: Sequence[Any]) -> pl.DataFrame:
@@ -146,6 +193,20 @@ def _table(name: str, entries: Sequence[Any]) -> pl.DataFrame:
     text = {"task", "name", "accepted"}
     schema = {column: pl.String if column in text else pl.Int64 for column in columns}
     return pl.DataFrame([[getattr(entry, column) for column in columns] for entry in entries], schema, orient="row")
+
+
+def _names(frame: pl.DataFrame, tasks: Sequence[str]) -> pl.DataFrame:
+    """Names of the ranks in use that were changed when they were read; "" where the text names no taxon of the rank."""
+    found = [pl.DataFrame(schema={name: pl.Int64 if name == "rows" else pl.String for name in TABLES["names.csv"]})]
+    for task in tasks:
+        level = task.removeprefix("taxa_")
+        written, name = written_column(level), label_column("name", level)
+        if written not in frame.columns:
+            continue
+        pairs = frame.select(pl.col(written).alias("written"), pl.col(name).cast(pl.String).fill_null("").alias("name"))
+        counted = pairs.drop_nulls().group_by("written", "name").agg(pl.len().cast(pl.Int64).alias("rows"))
+        found.append(counted.select(pl.lit(task).alias("task"), "written", "name", "rows").sort("name", "written"))
+    return pl.concat(found)
 
 
 def _moved(frame: pl.DataFrame, sides: NDArray[np.uint8] | None) -> pl.DataFrame:
@@ -189,19 +250,9 @@ def _split_rows(plan: BuildPlan, rows: NDArray[np.int64], observations: Observat
         _codes(frame, OCCURRENCE),
         _codes(frame, "observer"),
         place,
-        _days(raw.get("raw_date_observed")),
+        observations.days,
         given,
     )
-
-
-def _days(dates: NDArray[Any] | None) -> NDArray[np.int64]:
-    """Days since 1970 of the beginning of each date text, -1 where there is no full date."""
-    if dates is None:
-        return np.empty(0, np.int64)
-    texts = pl.Series(dates.tolist(), dtype=pl.String).str.slice(0, 10).str.replace_all(r"[/.]", "-")
-    days = texts.str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32).cast(pl.Int64)
-    # dates before 1970 are before all others, but known
-    return (days - min(0, days.min() or 0)).fill_null(-1).to_numpy()  # type: ignore[operator,type-var]
 
 
 def _ranks(plan: BuildPlan, taxon: NDArray[np.uint32]) -> dict[str, dict[str, Any]]:

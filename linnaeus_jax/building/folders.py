@@ -15,6 +15,7 @@ from linnaeus_jax.building.exif import read_exif
 from linnaeus_jax.building.paths import SUFFIXES
 from linnaeus_jax.building.picture_folder import Listing, list_files, open_folder, unclaimed
 from linnaeus_jax.building.rows import Progress, SourceRows
+from linnaeus_jax.building.scientific_names import is_unknown
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
@@ -39,6 +40,7 @@ def read(
     mapping: Mapping[str, str] | None = None,
     rank_map: Mapping[str, str] | None = None,
     exif: bool = False,
+    names: str = "auto",
     doi: str | None = None,
     follow_links: bool = False,
     leave_out: Sequence[Path] = (),
@@ -57,6 +59,7 @@ def read(
         "taxonomy.csv" in the root where it is there.
       mapping, rank_map: for the columns of that table.
       exif: whether position, elevation, date and time are read from the pictures.
+      names: whether names are scientific, one of `scientific_names.MODES`.
       doi: of the pictures' source.
       follow_links: whether links may lead out of the root.
       leave_out: folders to leave out.
@@ -74,9 +77,9 @@ def read(
         taxonomy = root / TAXONOMY
     frame = pl.DataFrame({rows.PICTURE: pictures, "_in": pictures.str.extract(r"^(.*)/[^/]*$").fill_null("")})
     layout = find_layout(frame["_in"].unique(maintain_order=True).to_list(), ranks)
-    classes, levels, warnings = _labels(layout)
+    classes, levels, warnings = _labels(layout, names)
     if taxonomy is not None:
-        classes, levels, notes = _with_taxonomy(classes, levels, taxonomy, mapping, rank_map)
+        classes, levels, notes = _with_taxonomy(classes, levels, taxonomy, mapping, rank_map, names)
         warnings += notes
     frame = frame.join(classes, on="_in", how="left", maintain_order="left")
     outside = pl.col("_in").is_in(layout.without_class)
@@ -168,7 +171,7 @@ def class_name(folder: str) -> str:
     return text or folder
 
 
-def _labels(layout: Layout) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
+def _labels(layout: Layout, mode: str) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
     """Labels of each folder: `_in`, `_class` (its own name) and the label columns; the levels; warnings."""
     found = []
     for folder, names in layout.classes.items():
@@ -182,7 +185,7 @@ def _labels(layout: Layout) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
     kept = {"_in": "in", "_class": "class"}
     text = [pl.lit(None, pl.String).alias(name) for name in (rows.REASON, rows.DETAIL)]
     labelled, levels, warnings = identification.identify(
-        frame.rename(kept).with_columns(text), Links({}, {}), "the folder"
+        frame.rename(kept).with_columns(text), Links({}, {}), "the folder", mode
     )
     labelled = labelled.rename({new: old for old, new in kept.items()})
     if layout.splits:
@@ -207,6 +210,7 @@ def _with_taxonomy(
     path: Path,
     mapping: Mapping[str, str] | None,
     rank_map: Mapping[str, str] | None,
+    mode: str,
 ) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
     """Labels completed by a taxonomy: the line of a class, or what all lines with its genus, family ... agree on."""
     frame, links, warnings = table.read_columns(
@@ -217,7 +221,7 @@ def _with_taxonomy(
         line, detail = bad.select(rows.LINE, rows.DETAIL).row(0)
         raise UserError(f"{path.name}, line {line}: {detail}")
     folders = frame.select(columns.FOLDER) if columns.FOLDER in frame.columns else None
-    frame, known, notes = identification.identify(frame, links, path.name)
+    frame, known, notes = identification.identify(frame, links, path.name, mode)
     wanted = [name for name in frame.columns if columns.part_and_level(name) or name in rows.TAXON_NOTES]
     lines = frame.select(pl.col(wanted).cast(pl.String)).to_dicts()
     names = folders.to_series().cast(pl.String).to_list() if folders is not None else None
@@ -225,7 +229,7 @@ def _with_taxonomy(
     found, missing = [], []
     for row in classes.select(pl.all().cast(pl.String)).to_dicts():
         more = lookup.find(row, levels)
-        if more is None and row["_class"] is not None:
+        if more is None and row["_class"] is not None and not is_unknown(class_name(row["_class"])):
             missing.append(row["_in"])
         found.append(row | {key: value for key, value in (more or {}).items() if value is not None})
     if missing:

@@ -5,13 +5,24 @@ Everything is done on the distinct values of a column, never row by row.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import polars as pl
 
 from linnaeus_jax.building import columns, rows
 from linnaeus_jax.building.columns import EITHER, Links
 from linnaeus_jax.building.rows import mapped
+from linnaeus_jax.building.scientific_names import (
+    Judge,
+    is_epithet,
+    is_family,
+    is_unknown,
+    may_be_genus,
+    read_name,
+    tidy,
+    without_authors,
+)
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.taxonomy.ranks import RANK_LEVELS
 
@@ -32,50 +43,7 @@ _OTHER_RANKS = {
     "genushybrid": 20.0,
 }
 _RANK_NUMBERS = {**RANK_LEVELS, **_OTHER_RANKS}
-#: words behind a genus that say that the species is not known or not sure
-_UNSURE = frozenset("sp spp spec species indet ssp subsp cf aff nr gr agg group complex".split())
-#: words of authors' names that look like epithets
-_AUTHOR_WORDS = frozenset("de van von ex et da del der den di du le la and in non nec auct".split())
-_GENUS = re.compile(r"[^\W\d_a-z][^\W_]+(-[^\W_]+)?")  # digits occur in provisional names
-_EPITHET = re.compile(r"[^\W\d_A-Z][^\W_A-Z]+(-[^\W_]+)*|\d+-[^\W\d_]+")
-_NUMBERED = re.compile(r"sp+\.?\d+")  # one of several unknown species
-_TWO_LOWER_WORDS = re.compile(r"[a-z]{2,} [a-z-]{2,}")
 _INTEGER = r"^\d+(\.0+)?$"
-_HYBRID = "×"
-
-
-def binomial(text: str) -> str | None:
-    """Genus and epithet of a scientific name, without subgenus, authors, year and what is below the species.
-
-    "Parus major Linnaeus, 1758" -> "Parus major"; "Bombus (Pyrobombus) impatiens" -> "Bombus impatiens"; "Quercus x
-    hispanica Lam." -> "Quercus × hispanica". None where it names no species: a genus alone, "Parus sp.", "Parus cf.
-    major", a formula of two parents ("Salix alba × fragilis").
-    """
-    if _TWO_LOWER_WORDS.fullmatch(text.strip()):
-        text = text.strip().capitalize()
-    words = [word for word in text.replace(_HYBRID, f" {_HYBRID} ").split() if not word.startswith("(")]
-    words = [_HYBRID if word in ("x", "X") else word for word in words]
-    mark = words[:1] == [_HYBRID]
-    words = words[mark:]
-    between = words[1:2] == [_HYBRID]
-    genus, epithet = words[:1], words[1 + between : 2 + between]
-    formula = _HYBRID in words[2 + between :]
-    if not genus or not epithet or formula or not _GENUS.fullmatch(genus[0]):
-        return None
-    word = epithet[0]
-    if (
-        word.rstrip(".") in _UNSURE
-        or _NUMBERED.fullmatch(word)
-        or word in _AUTHOR_WORDS
-        or not _EPITHET.fullmatch(word)
-    ):
-        return None
-    return f"{_HYBRID} " * mark + genus[0] + (f" {_HYBRID} " if between else " ") + word
-
-
-def without_authors(text: str) -> str:
-    """A scientific name of any rank without authors: the binomial, or the first word."""
-    return binomial(text) or (text.split() or [text])[0]
 
 
 def rank_number(text: str) -> float | None:
@@ -83,40 +51,43 @@ def rank_number(text: str) -> float | None:
     return _RANK_NUMBERS.get(columns.plain(text))
 
 
-def identify(frame: pl.DataFrame, links: Links, where: str) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
+def identify(
+    frame: pl.DataFrame, links: Links, where: str, names: str = "auto"
+) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
     """Labels per rank from whatever a source says of its taxa.
 
     A record identified to a coarser rank than species (`taxonRank`) has no label below that rank. The species is, in
     this order: the source's own column of species; genus and epithet; the first two words of `scientificName`, where
     the rank is species or below or is not given; a column such as "label". What is below the species counts for it.
+    Names that are scientific are brought to one spelling, see `scientific_names`; one that names a genus alone gives
+    the genus, where no column does.
 
     Args:
       frame: standard columns and those beginning with "_", categorical or String.
       links: what they were linked to.
       where: name of the source for messages.
+      names: one of `scientific_names.MODES`.
 
     Returns:
-      The frame without the columns beginning with "_"; the levels that have labels, finest first; warnings.
+      The frame without the columns beginning with "_", with `written_<level>`, the names as they were written where
+      they were changed; the levels that have labels, finest first; warnings.
     """
     warnings: list[str] = []
     frame = _name_or_id(frame, where, warnings)
-    names = [name for name in ("taxon_rank",) if name in frame.columns]
-    ranks = frame.select(mapped(frame[name], _rank_text).cast(pl.Float64).alias("_rank") for name in names)
-    rank = ranks["_rank"] if names else pl.Series("_rank", [None] * frame.height, dtype=pl.Float64)
-    frame = frame.with_columns(rank)
-    species = _species(frame)
-    if species is not None:
-        frame = frame.with_columns(species.alias(rows.label_column("name", SPECIES)))
+    rank = pl.Series([None] * frame.height, dtype=pl.Float64)
+    if "taxon_rank" in frame.columns:
+        rank = mapped(frame["taxon_rank"], _rank_text).cast(pl.Float64)
+    frame = _labels(frame.with_columns(rank.alias("_rank")), links, names)
     frame = _common_names(_species_ids(frame))
     frame = _accepted(frame, links)
     frame = _not_below_the_rank(frame)
-    levels = [
-        found[1]
+    given = {
+        (found[1], frame[name].null_count() < frame.height)
         for name in frame.columns
-        if (found := columns.part_and_level(name))
-        and found[0] in ("id", "name")
-        and frame[name].null_count() < frame.height
-    ]
+        if (found := columns.part_and_level(name)) and found[0] in ("id", "name")
+    }
+    # where no text names a taxon the ranks are those of the texts, so that the rows tell why they are not used
+    levels = [level for level, known in given if known] or [level for level, _ in given]
     frame = _presence(frame)
     return frame.select(pl.exclude("^_.*$")), columns.finest_first(levels), warnings
 
@@ -162,48 +133,206 @@ def _name_or_id(frame: pl.DataFrame, where: str, warnings: list[str]) -> pl.Data
     return frame
 
 
-def _species(frame: pl.DataFrame) -> pl.Series | None:
-    """The species of every row; None where no column says anything of it."""
-    wanted = (
-        rows.label_column("name", SPECIES),
-        rows.label_column("name", GENUS),
-        columns.EPITHET,
-        columns.GENERIC_NAME,
-        "scientific_name",
-        columns.LABEL,
-    )
+@dataclass(frozen=True)
+class _Judges:
+    """Whether the names of the columns that may name a species are scientific, and whether some of them are epithets
+    alone, to which the genus belongs."""
+
+    species: Judge
+    scientific: Judge
+    label: Judge
+    epithets: bool
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame, links: Links, mode: str) -> _Judges:
+        species, genus = rows.label_column("name", SPECIES), rows.label_column("name", GENUS)
+        genera = [text for text in _texts(frame, genus) if may_be_genus(text)]
+        exact = columns.plain(links.names.get("scientific_name", "")) in ("scientificname", "latinname")
+        epithets = []
+        if {species, genus} <= set(frame.columns):
+            pairs = frame.select(pl.col(genus, species).cast(pl.String)).unique().drop_nulls().rows()
+            epithets = [f"{one} {text}" for one, text in pairs if one[:1].isupper() and is_epithet(text)]
+        return cls(
+            Judge(_texts(frame, species), mode, genera),
+            Judge(_texts(frame, "scientific_name"), "scientific" if exact and mode == "auto" else mode, genera),
+            Judge(_texts(frame, columns.LABEL), mode, genera),
+            bool(epithets) and Judge(epithets, mode).scientific,
+        )
+
+
+def _texts(frame: pl.DataFrame, column: str) -> list[str]:
+    """The distinct texts of a column, none where it is absent."""
+    return frame[column].unique().drop_nulls().cast(pl.String).sort().to_list() if column in frame.columns else []
+
+
+def _labels(frame: pl.DataFrame, links: Links, mode: str) -> pl.DataFrame:
+    """The names of every rank in one spelling, and as they were written."""
+    species, genus = rows.label_column("name", SPECIES), rows.label_column("name", GENUS)
+    judges = _Judges.of(frame, links, mode)
+    best = next((judge for judge in (judges.species, judges.label) if judge.scientific), judges.species)
+    for column in frame.columns:
+        found = columns.part_and_level(column)
+        if found and found[0] == "name" and found[1] != SPECIES:
+            rule = best.coarser if columns.level_number(found[1]) >= columns.level_number(GENUS) else _finer(best)
+            frame = _rewritten(frame, found[1], mapped(frame[column], rule))
+    wanted = (species, genus, columns.EPITHET, columns.GENERIC_NAME, "scientific_name", columns.LABEL)
     here = [name for name in wanted if name in frame.columns]
-    if not set(here) - {wanted[1], columns.GENERIC_NAME}:
-        return None
+    if not set(here) - {genus, columns.GENERIC_NAME}:
+        return frame
     keys = frame.select(*here, "_rank")
-    distinct = keys.unique()
+    distinct = keys.unique(maintain_order=True)
     blank = [None] * distinct.height
     parts = [distinct[name].cast(pl.String).to_list() if name in here else blank for name in wanted]
-    result = [_species_of(*values) for values in zip(*parts, distinct["_rank"].to_list())]
-    distinct = distinct.with_columns(pl.Series("_species", result, dtype=pl.String).cast(pl.Categorical))
-    return keys.join(distinct, on=keys.columns, how="left", nulls_equal=True, maintain_order="left")["_species"]
+    found_names = [_Said(*values).name(judges) for values in zip(*parts, distinct["_rank"].to_list())]
+    made = {f"_{part}": [getattr(one, part) for one in found_names] for part in ("species", "genus", "written")}
+    distinct = distinct.with_columns(pl.Series(key, values, pl.String) for key, values in made.items())
+    joined = keys.join(distinct, on=keys.columns, how="left", nulls_equal=True, maintain_order="left")
+    frame = frame.with_columns(joined["_species"].cast(pl.Categorical).alias(species))
+    if joined["_written"].null_count() < frame.height:
+        frame = _ids_of_names(frame.with_columns(joined["_written"].alias(rows.written_column(SPECIES))))
+    return _with_genera(frame, joined["_genus"])
 
 
-def _species_of(
-    name: str | None,
-    genus: str | None,
-    epithet: str | None,
-    generic: str | None,
-    scientific: str | None,
-    label: str | None,
-    rank: float | None,
-) -> str | None:
-    if rank is not None and rank > RANK_LEVELS["species"]:
-        return None
-    genus = genus or generic
-    if name:
-        words = name.split()
-        if len(words) == 1 and genus and genus[:1].isupper() and _EPITHET.fullmatch(name):
-            return f"{genus} {name}"
-        return None if len(words) > 1 and words[1].rstrip(".") in _UNSURE else " ".join(words)
-    if genus and epithet and epithet.rstrip(".") not in _UNSURE:
-        return f"{genus} {epithet}"
-    return (binomial(scientific) if scientific else None) or label
+def _read(text: str, judge: Judge) -> _Found:
+    """A text as a name; as it is where it is none that is scientific."""
+    name = judge.read(text)
+    own = name.species if name else tidy(text)
+    return _Found(own, name.genus if name else None, text if own != tidy(text) else None)
+
+
+def _finer(judge: Judge) -> Callable[[str], str | None]:
+    """The rule for names between species and genus and below the species: what is below it is kept."""
+
+    def rule(text: str) -> str | None:
+        name = judge.read(text)
+        return None if is_unknown(text) else (name and name.below) or tidy(text)
+
+    return rule
+
+
+def _rewritten(frame: pl.DataFrame, level: str, names: pl.Series) -> pl.DataFrame:
+    """Puts names in place of a level's own, which are kept where they differ in more than spaces."""
+    column = rows.label_column("name", level)
+    written = frame[column].cast(pl.String)
+    changed = (names != mapped(frame[column], tidy)) | (names.is_null() & written.is_not_null())
+    frame = frame.with_columns(names.cast(pl.Categorical).alias(column))
+    if not changed.fill_null(False).any():
+        return frame
+    kept = pl.select(pl.when(changed).then(written)).to_series()
+    return frame.with_columns(kept.alias(rows.written_column(level)))
+
+
+def _ids_of_names(frame: pl.DataFrame) -> pl.DataFrame:
+    """No id of the species where the text names none, nor where a changed name has another id than its other rows.
+
+    The id is of a subspecies, or of another spelling, then; a name without an id takes that of the same name.
+    """
+    number, name = rows.label_column("id", SPECIES), pl.col(rows.label_column("name", SPECIES))
+    if number not in frame.columns:
+        return frame
+    changed = pl.col(rows.written_column(SPECIES)).is_not_null()
+    several = name.is_not_null() & (pl.col(number).drop_nulls().n_unique().over(name) > 1)
+    return frame.with_columns(pl.when(~(changed & (name.is_null() | several))).then(pl.col(number)).alias(number))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a record says: its species, its genus or coarser taxon, and the text where that was not taken as it is."""
+
+    species: str | None = None
+    genus: str | None = None
+    written: str | None = None
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the columns of a record say of its species."""
+
+    own: str | None
+    genus: str | None
+    epithet: str | None
+    generic: str | None
+    scientific: str | None
+    label: str | None
+    rank: float | None
+
+    def name(self, judges: _Judges) -> _Found:
+        """The species, from the first column that says something of it."""
+        if self.rank is not None and self.rank > RANK_LEVELS["species"]:
+            said = ((self.scientific, judges.scientific), (self.own, judges.species))
+            known = [judge.read(text) for text, judge in said if text]
+            genus = next((name.genus for name in known if name and name.genus), None)
+            return _Found(genus=genus if self.rank == RANK_LEVELS["genus"] else None)
+        unknown = None
+        for text, rule in (
+            (self.own, self._of_species),
+            (self.epithet, self._of_epithet),
+            (self.scientific, self._of_scientific),
+            (self.label, self._of_label),
+        ):
+            if text is None or (rule == self._of_epithet and not self._genus and len(text.split()) == 1):
+                continue
+            found = _Found() if is_unknown(text) else rule(text, judges)
+            if found.species or found.genus:
+                return found
+            unknown = unknown or text
+        return _Found(written=unknown)
+
+    @property
+    def _genus(self) -> str | None:
+        return self.genus or self.generic
+
+    def _of_species(self, text: str, judges: _Judges) -> _Found:
+        if judges.epithets and self._genus and len(text.split()) == 1 and is_epithet(text):
+            return _Found(f"{self._genus} {text}", self._genus)
+        return _read(text, judges.species)
+
+    def _of_scientific(self, text: str, judges: _Judges) -> _Found:
+        found = _read(text, judges.scientific)
+        is_other = found.genus is None and (judges.scientific.sure or len(text.split()) == 1)
+        return _Found() if is_other else found  # a virus, a number, the name of a family
+
+    def _of_label(self, text: str, judges: _Judges) -> _Found:
+        return _read(text, judges.label)
+
+    def _of_epithet(self, text: str, judges: _Judges) -> _Found:
+        """`specificEpithet`, which holds a whole name, authors or a qualifier in many archives."""
+        genus = self._genus
+        whole = read_name(text) if len(text.split()) > 1 else None
+        if whole and (genus is None or not text[:1].islower() or text.casefold().startswith(f"{genus} ".casefold())):
+            return _Found(whole.species, whole.genus, text)
+        name = read_name(f"{genus} {text[:1].lower()}{text[1:]}") if genus else None
+        if name is None:  # no genus of usual form: the two as they are
+            return _Found(f"{genus} {text}" if genus else None, genus)
+        return _Found(name.species, name.genus, text if name.species != f"{genus} {text}" else None)
+
+
+def _with_genera(frame: pl.DataFrame, said: pl.Series) -> pl.DataFrame:
+    """Genus, and family, of the rows that no column gives one, from their names.
+
+    A source without a column of genera gets one if some rows are known to the genus only.
+    """
+    species, genus, family = (rows.label_column("name", level) for level in (SPECIES, GENUS, "L30"))
+    number = rows.label_column("id", GENUS)
+    coarser = {
+        text.casefold()
+        for column in frame.columns
+        if (part := columns.part_and_level(column)) and part[0] == "name"
+        if columns.level_number(part[1]) > columns.level_number(GENUS)
+        for text in _texts(frame, column)
+    }
+    genera = mapped(said, lambda text: text if may_be_genus(text) and text.casefold() not in coarser else None)
+    alone = genera.is_not_null() & frame[species].is_null()
+    if genus in frame.columns or alone.any():
+        own = pl.col(genus).cast(pl.String) if genus in frame.columns else pl.lit(None, pl.String)
+        free = pl.lit(True) if number not in frame.columns else pl.col(number).is_null()
+        given = pl.when(free).then(pl.coalesce(own, pl.lit(genera))).otherwise(own)
+        frame = frame.with_columns(given.cast(pl.Categorical).alias(genus))
+    if family in frame.columns:
+        families = mapped(said, lambda text: text if is_family(text) else None)
+        given = pl.coalesce(pl.col(family).cast(pl.String), pl.lit(families))
+        frame = frame.with_columns(given.cast(pl.Categorical).alias(family))
+    return frame
 
 
 def _species_ids(frame: pl.DataFrame) -> pl.DataFrame:
@@ -250,8 +379,9 @@ def _accepted(frame: pl.DataFrame, links: Links) -> pl.DataFrame:
     if not by_gbif:
         return frame
     pairs = [
-        (number, "accepted_id"),
-        *([(name, "accepted_name")] if {name, "accepted_name"} <= set(frame.columns) else []),
+        (own, accepted)
+        for own, accepted in ((number, "accepted_id"), (name, "accepted_name"))
+        if {own, accepted} <= set(frame.columns)
     ]
     below = pl.col("_rank").is_null() | (pl.col("_rank") <= columns.level_number(SPECIES))
     return frame.with_columns(

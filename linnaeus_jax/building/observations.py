@@ -7,7 +7,7 @@ unit sphere, sine and cosine of the month (or day of the year) and of the hour, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.data.dates import UNKNOWN_MOMENT, BadDate, Moment, parse_date
+from linnaeus_jax.data.dates import DAY_OR_MONTH, UNKNOWN_MOMENT, BadDate, Reading, read_moment
 from linnaeus_jax.data.encodings import (
     HIGHEST,
     LOWEST,
@@ -47,6 +47,8 @@ class Observations:
       raw: other data sets by name: raw_lat, raw_lon float32 (NaN = unknown), raw_elevation float32 (0 = unknown),
         raw_date_observed text, in_region uint8.
       blanked: line, picture, component, value and reason of every blanked component.
+      days: int64 [N], days since 1970-01-01, raised to be at least 0 where there are earlier ones; -1 where no day is
+        known. [0] where the source knows nothing of dates.
       known: {component: bool [N], the rows that have it}; components are called as in `data.meta.components`.
     """
 
@@ -54,6 +56,7 @@ class Observations:
     raw: dict[str, NDArray[Any]]
     blanked: pl.DataFrame
     known: dict[str, NDArray[np.bool_]]
+    days: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 BLANKED_COLUMNS = ("line", "picture", "component", "value", "reason")
@@ -68,6 +71,7 @@ def read_observations(frame: pl.DataFrame, options: BuildOptions) -> Observation
     encoded: dict[str, EncodedColumn] = {}
     raw: dict[str, NDArray[Any]] = {}
     known: dict[str, NDArray[np.bool_]] = {}
+    days = np.empty(0, np.int64)
     blanked: list[pl.DataFrame] = []
     given = set(frame.columns)
 
@@ -82,11 +86,15 @@ def read_observations(frame: pl.DataFrame, options: BuildOptions) -> Observation
         raw["raw_lat"], raw["raw_lon"] = (values.astype(np.float32) for values in place)
         known["SPATIAL"] = np.isfinite(place[0])
     if given & {"date", "month", "hour"}:
-        moments, reason, value = _moments(frame)
-        note("TEMPORAL", value, reason)
+        read = _moments(frame, options.day_first)
+        moments, value = read.moments, _written(frame)
+        note("TEMPORAL", value, read.reason)
+        time = [pl.col(name) for name in ("date", "time") if name in given]
+        note("hour", pl.concat_str(time or [pl.lit("")], separator=" ", ignore_nulls=True), read.hour_reason)
+        days = read.days
         encoded["temporal"] = encode_moments(moments, options.temporal)
         raw["raw_date_observed"] = frame.select(value.fill_null(""))["value"].to_numpy().astype(object)
-        raw["raw_date_observed"][reason.is_not_null().to_numpy()] = ""
+        raw["raw_date_observed"][read.reason.is_not_null().to_numpy()] = ""
         known["TEMPORAL"] = np.isfinite(moments[:, 0])
     if given & {"elevation", "elevation_max"}:
         metres, reason, value = _elevations(frame)
@@ -99,7 +107,7 @@ def read_observations(frame: pl.DataFrame, options: BuildOptions) -> Observation
         note("in_region", pl.col("in_region"), reason)
         raw["in_region"] = inside
     empty = pl.DataFrame(schema={name: pl.Int64 if name == "line" else pl.String for name in BLANKED_COLUMNS})
-    return Observations(encoded, raw, pl.concat([empty, *blanked], how="vertical_relaxed"), known)
+    return Observations(encoded, raw, pl.concat([empty, *blanked], how="vertical_relaxed"), known, days)
 
 
 def _number(frame: pl.DataFrame, column: str) -> pl.Series:
@@ -163,71 +171,111 @@ def encode_places(latitude: NDArray[np.float64], longitude: NDArray[np.float64])
 # ---- dates ----------------------------------------------------------------------------------------------------------
 
 
-def _moments(frame: pl.DataFrame) -> tuple[NDArray[np.float64], pl.Series, pl.Expr]:
-    """float64 [N, 3] month, day of the year, hour; why they were blanked; the text they were read from.
+_DATE_COLUMNS = ("date", "time", "year", "month", "day", "hour", "zone")
 
-    The column `date` counts before year, month and day. Each distinct text is parsed once.
-    """
+
+@dataclass(frozen=True)
+class _Moments:
+    """float64 [N, 3] month, day of the year and hour; why they, and why hours alone, were blanked; days, see
+    `Observations`."""
+
+    moments: NDArray[np.float64]
+    reason: pl.Series
+    hour_reason: pl.Series
+    days: NDArray[np.int64]
+
+
+def _written(frame: pl.DataFrame) -> pl.Expr:
+    """The text that a moment is read from: that of `date`, else year, month, day and hour."""
+    column = {name: pl.col(name) if name in frame.columns else pl.lit(None, pl.String) for name in _DATE_COLUMNS}
+    parts = (pl.format(f"{name} {{}}", column[name]) for name in ("year", "month", "day", "hour"))
+    return pl.coalesce(column["date"], pl.concat_str(parts, separator=" ", ignore_nulls=True)).alias("value")
+
+
+def _moments(frame: pl.DataFrame, day_first: bool | None) -> _Moments:
+    """The moments of all rows. Each distinct text is parsed once."""
     absent = pl.lit(None, pl.String)
-    column = {
-        name: pl.col(name) if name in frame.columns else absent
-        for name in ("date", "time", "year", "month", "day", "hour")
-    }
-    parts = pl.concat_str(
-        [pl.format(f"{name} {{}}", column[name]) for name in ("year", "month", "day", "hour")],
-        separator=" ",
-        ignore_nulls=True,
-    )
-    texts = frame.select(**column)
+    texts = frame.select((pl.col(name) if name in frame.columns else absent).alias(name) for name in _DATE_COLUMNS)
     distinct = texts.unique(maintain_order=True)
-    rows: list[Moment] = []
+    read: list[Reading] = []
     reasons: list[str | None] = []
     for row in distinct.iter_rows(named=True):
         try:
-            rows.append(_moment(**row))
+            read.append(_moment(_Written(**row), day_first))
             reasons.append(None)
         except BadDate as error:
-            rows.append(UNKNOWN_MOMENT)
-            reasons.append(str(error))
-    values = np.array(rows, np.float64).reshape(-1, 3)
+            read.append(Reading(UNKNOWN_MOMENT))
+            advice = "; give --day-first or --no-day-first" if DAY_OR_MONTH in str(error) else ""
+            reasons.append(f"{error}{advice}")
+    values = np.array([one.moment for one in read], np.float64).reshape(-1, 3)
     found = distinct.with_columns(
-        *(pl.Series(f"_{i}", values[:, i]) for i in range(3)), pl.Series("why", reasons, pl.String)
+        *(pl.Series(f"_{i}", values[:, i]) for i in range(3)),
+        pl.Series("_day", [one.day for one in read], pl.Date),
+        pl.Series("why", reasons, pl.String),
+        pl.Series("why_hour", [one.fault or None for one in read], pl.String),
     )
-    joined = texts.join(found, on=list(column), how="left", nulls_equal=True, maintain_order="left")
-    moments = joined.select("_0", "_1", "_2").to_numpy()
-    value = pl.when(column["date"].is_not_null()).then(column["date"]).otherwise(parts).alias("value")
-    return moments, joined["why"], value
+    joined = texts.join(found, on=_DATE_COLUMNS, how="left", nulls_equal=True, maintain_order="left")
+    days = joined["_day"].cast(pl.Int32).cast(pl.Int64)
+    # dates before 1970 are before all others, but known
+    days = (days - min(0, days.min() or 0)).fill_null(-1)  # type: ignore[operator,type-var]
+    return _Moments(joined.select("_0", "_1", "_2").to_numpy(), joined["why"], joined["why_hour"], days.to_numpy())
 
 
-def _moment(
-    date: str | None, time: str | None, year: str | None, month: str | None, day: str | None, hour: str | None
-) -> Moment:
-    """One row's month, day of the year and hour; BadDate where something is given that cannot be."""
+@dataclass(frozen=True)
+class _Written:
+    """What one row says of its moment."""
+
+    date: str | None
+    time: str | None
+    year: str | None
+    month: str | None
+    day: str | None
+    hour: str | None
+    zone: str | None
+
+
+def _moment(said: _Written, day_first: bool | None) -> Reading:
+    """What one row says of its moment.
+
+    Raises:
+      BadDate: something is given that cannot be; year, month and day count where the date cannot be read.
+    """
     known_hour = np.nan
-    if hour:
-        number = _whole(hour)
+    if said.hour:
+        number = _whole(said.hour)
         if number is None or not 0 <= number <= 24:
-            raise BadDate(f"no such hour: {hour}")
+            raise BadDate(f"no such hour: {said.hour}")
         known_hour = float(number % 24)
-    if date:
-        found = parse_date(date, time or "")
-    elif month:
-        number = _whole(month)
-        if number is None or not 1 <= number <= 12:
-            raise BadDate(f"no such month: {month}")
-        year_number, day_number = _whole(year or ""), _whole(day or "")
-        if day and year and (day_number is None or year_number is None):
-            raise BadDate("no such day")
-        if day_number is not None:
-            found = parse_date(f"{year_number or 2000:04d}-{number:02d}-{day_number:02d}", time or "")
-            found = found if year_number else (found[0], np.nan, found[2])
-        else:
-            found = (float(number), np.nan, np.nan)
-    elif year and not hour:
+    if said.date:
+        try:
+            found = read_moment(said.date, said.time or "", day_first=day_first, zone=said.zone or "")
+        except BadDate:
+            if not said.month:
+                raise
+            found = _of_parts(said)
+    elif said.month:
+        found = _of_parts(said)
+    elif said.year and not said.hour:
         raise BadDate("no month")
     else:
-        found = UNKNOWN_MOMENT
-    return found[0], found[1], found[2] if np.isnan(known_hour) else known_hour
+        found = Reading(UNKNOWN_MOMENT)
+    if np.isnan(known_hour):
+        return found
+    return found._replace(moment=(found.moment[0], found.moment[1], known_hour), fault="")
+
+
+def _of_parts(said: _Written) -> Reading:
+    """The moment of year, month and day."""
+    number = _whole(said.month or "")
+    if number is None or not 1 <= number <= 12:
+        raise BadDate(f"no such month: {said.month}")
+    year, day = _whole(said.year or ""), _whole(said.day or "")
+    if said.day and said.year and (day is None or year is None):
+        raise BadDate("no such day")
+    if day is None:
+        return Reading((float(number), np.nan, np.nan))
+    found = read_moment(f"{year or 2000:04d}-{number:02d}-{day:02d}", said.time or "", zone=said.zone or "")
+    return found if year else found._replace(moment=(found.moment[0], np.nan, found.moment[2]), day=None)
 
 
 def _whole(text: str) -> int | None:

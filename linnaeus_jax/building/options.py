@@ -28,6 +28,7 @@ class BuildOptions:
       resize_mode: how "raw" pictures become square, see `data.decoding`.
       quality: of "jpeg", 1 to 100.
       temporal: columns of `temporal`: sine and cosine of the month or of the day of the year, and of the hour.
+      day_first: whether "5/6/2023" is a day in June (True) or in May (False); None: such dates are blanked.
       elevation_scales: periods in metres.
       max_uncertainty: coordinates known less precisely than this many metres are blanked.
       min_per_class: classes with fewer rows become null at their rank.
@@ -43,6 +44,7 @@ class BuildOptions:
     resize_mode: str = "squash"
     quality: int = 90
     temporal: str = "month"
+    day_first: bool | None = None
     elevation_scales: tuple[float, ...] = BROADRANGE_2
     max_uncertainty: float = 50_000.0
     min_per_class: int = 1

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 import linnaeus_jax
 from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.building.rows import DETAIL, PICTURE, REASON, SourceRows
+from linnaeus_jax.building.rows import DETAIL, LINE, PICTURE, REASON, SourceRows
 from linnaeus_jax.building.taxa import Taxa, chosen_levels, label_rows
+from linnaeus_jax.building.text import printable
 
 #: libraries that the bytes of a data set depend on
 LIBRARIES = ("opencv-python-headless", "simplejpeg", "pillow", "h5py", "polars", "numpy")
@@ -88,13 +89,30 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class NothingUsable(ValueError):
+    """No row can be used.
+
+    Attributes:
+      rejected: line, picture, reason and detail of every row.
+    """
+
+    def __init__(self, rejected: pl.DataFrame) -> None:
+        reasons = rejected[REASON].value_counts(sort=True).sort("count", REASON, descending=[True, False]).rows()
+        counts = ", ".join(f"{reason} ({count})" for reason, count in reasons)
+        line, picture, reason, detail = rejected.filter(pl.col(REASON) == reasons[0][0]).row(0)
+        parts = (f"line {line}" if line else "", picture and printable(picture), reason, detail and printable(detail))
+        super().__init__(f"no picture can be used: {counts}. The first: {', '.join(filter(None, parts))}")
+        self.rejected = rejected
+
+
 def plan_build(
     source: SourceRows, options: BuildOptions, synonyms: Mapping[str, str], synonyms_file: Path | None = None
 ) -> BuildPlan:
     """Decides the label of every row, and which pictures are read.
 
     Raises:
-      ValueError: a rank that the source lacks, or no row with a label and a picture.
+      ValueError: a rank that the source lacks.
+      NothingUsable: no row has a label and a picture.
     """
     levels = chosen_levels(source.levels, options.ranks)
     if source.links.get("elevation") == "raw_elevation":  # of a labels file, where 0 stands for unknown
@@ -109,6 +127,5 @@ def plan_build(
     )
     plan = BuildPlan(source, options, taxa, frame, synonyms_file)
     if not len(plan.candidates):
-        reasons = frame[REASON].value_counts(sort=True).rows()
-        raise ValueError(f"no picture can be used: {', '.join(f'{reason} ({count})' for reason, count in reasons)}")
+        raise NothingUsable(frame.select(LINE, PICTURE, REASON, DETAIL))
     return plan

@@ -49,6 +49,7 @@ WHERE_AND_WHEN: tuple[str, ...] = (
     "month",
     "day",
     "hour",
+    "zone",
     "elevation",
     "elevation_max",
     "in_region",
@@ -74,6 +75,8 @@ FIXED_COLUMNS: tuple[str, ...] = (
 LABEL_PARTS: tuple[str, ...] = ("id", "name", "common")
 LABEL_PREFIXES: tuple[str, ...] = tuple(f"{part}_L" for part in LABEL_PARTS)
 
+WRITTEN = "written_"
+
 #: (what is being done, done, total); total 0 where it is unknown
 Progress = Callable[[str, int, int], None]
 
@@ -81,6 +84,11 @@ Progress = Callable[[str, int, int], None]
 def label_column(part: str, level: str) -> str:
     """Column of a rank: ("id", "L10") -> "id_L10"."""
     return f"{part}_{level}"
+
+
+def written_column(level: str) -> str:
+    """Column of the names of a rank as the source writes them, where they were changed: "L10" -> "written_L10"."""
+    return f"{WRITTEN}{level}"
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,9 @@ class SourceRows:
       frame: one row per picture of the source and per record without a picture. Null = not given; an absent column is
         unknown for all rows; `line`, `picture`, `reason` and `detail` are always there. `line` Int64: 1-based number of
         the line or record in the source, 0 where there is none. `id_<level>`, `name_<level>`, `common_<level>`
-        Categorical. All others String. `picture` is relative to `root` with "/" between folders, null = the record has
-        no picture. Pictures with one `occurrence` belong together, null = alone. `reason` and `detail` are set where
+        Categorical. `written_<level>`: the name as the source writes it, where it was changed. All others String.
+        `picture` is relative to `root` with "/" between folders, null = the record has no picture. Pictures with one
+        `occurrence` belong together, null = alone. `reason` and `detail` are set where
         the reader rejects the row.
       root: folder that `picture` is relative to.
       levels: ranks offered, finest first, as "L10", "L20", "L33_5".
@@ -112,6 +121,7 @@ class SourceRows:
 def standard_order(columns: list[str], levels: tuple[str, ...]) -> list[str]:
     """The given column names in the standard order: what and labels first, subsets, reason and detail last."""
     labels = [label_column(part, level) for level in levels for part in LABEL_PARTS]
+    labels += [written_column(level) for level in levels]
     subsets = sorted(name for name in columns if name.startswith(SUBSET))
     order = [LINE, PICTURE, OCCURRENCE, *labels, *FIXED_COLUMNS[3:-2], *subsets, REASON, DETAIL]
     return [name for name in order if name in columns]

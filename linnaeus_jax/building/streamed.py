@@ -38,7 +38,8 @@ class StreamedBytes:
 
     def write(self, data: bytes | memoryview) -> None:
         """Appends; returns when the operating system has all of it."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else memoryview(b"")  # no picture of a batch may be readable
         self.written += len(view)
         while view:
             view = view[self._file.write(view) :]

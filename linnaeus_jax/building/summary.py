@@ -27,10 +27,11 @@ def summary_tables(finished: Finished, out: Path) -> Iterator[Table | str]:
     for component, count in totals["blanked"].items():
         table.add_row(f"  used, {component} blanked", f"{count:,}", "blanked.csv")
     for key, what, file in (
+        ("names", "used or rejected, a name cleaned", "names.csv"),
         ("synonyms", "used or rejected, a synonym replaced", "synonyms.csv"),
         ("moved", "used, moved to the side of their occurrence", "moved.csv"),
     ):
-        if totals[key]:
+        if totals.get(key):  # older data sets have not all of them
             table.add_row(f"  {what}", f"{totals[key]:,}", file)
     for component, count in totals["known"].items():
         table.add_row(f"  used, {component} known", f"{count:,}", _percent(count, totals["used"]))

@@ -14,6 +14,7 @@ from typing import BinaryIO, cast
 import polars as pl
 
 from linnaeus_jax.building import matching, records, rows
+from linnaeus_jax.building.archive import check_tar
 from linnaeus_jax.building.columns import Links, link_columns
 from linnaeus_jax.building.delimited import RecordReader, TextSource, find_dialect
 from linnaeus_jax.building.identification import identify
@@ -52,6 +53,7 @@ def read(
     separator: str | None = None,
     quotes: str = "csv",
     encoding: str | None = None,
+    names: str = "auto",
     doi: str | None = None,
     follow_links: bool = False,
     leave_out: Sequence[Path] = (),
@@ -68,6 +70,7 @@ def read(
       separator: character between fields; None: found.
       quotes: "csv", or "none" where quotes are text.
       encoding: of the text; None: UTF-8, and Latin-1 for lines that are not.
+      names: whether names are scientific, one of `scientific_names.MODES`.
       doi: of the download, for rows without their own.
       follow_links: whether links may lead out of the picture folder.
       leave_out: folders to leave out of the picture folder.
@@ -81,7 +84,7 @@ def read(
     frame, links, warnings = read_columns(
         table, text, mapping=mapping, rank_map=rank_map, check=_check, progress=progress
     )
-    frame, levels, notes = identify(frame, links, table.name)
+    frame, levels, notes = identify(frame, links, table.name, names)
     frame = records.standard_splits(frame)
     if doi:
         own = pl.col("doi").cast(pl.String) if "doi" in frame.columns else pl.lit(None, pl.String)
@@ -132,6 +135,7 @@ def read_columns(
         check(links, header, table.name)
         return links
 
+    check_tar(table)
     with open(table, "rb") as file:
         start = file.read(4)
     if start == b"PAR1":
@@ -206,7 +210,9 @@ def _text(column: pl.Expr, kind: pl.DataType, standard: str) -> pl.Expr:
     if kind.is_nested() or kind == pl.Object:
         raise UserError(f"the column for {standard} holds {kind}, not single values; choose another one")
     if isinstance(kind, pl.Datetime):
-        return column.dt.to_string("%Y-%m-%dT%H:%M:%S").alias(standard)
+        if kind.time_zone:
+            column = column.dt.convert_time_zone("UTC")
+        return column.dt.to_string("%Y-%m-%dT%H:%M:%SZ" if kind.time_zone else "%Y-%m-%dT%H:%M:%S").alias(standard)
     if kind == pl.Binary:
         column = column.cast(pl.String)
     text = column.cast(pl.String)

@@ -10,7 +10,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.identification import without_authors
+from linnaeus_jax.building.homonyms import shown_name, split_homonyms
 from linnaeus_jax.building.rows import (
     LABEL_PARTS,
     NO_LABEL,
@@ -27,8 +27,11 @@ from linnaeus_jax.building.rows import (
     TAXON_NOTES,
     TWO_PARENTS,
     UNRESOLVED_SYNONYM,
+    WRITTEN,
     label_column,
 )
+from linnaeus_jax.building.scientific_names import alike, binomial, without_authors
+from linnaeus_jax.building.text import printable
 from linnaeus_jax.data.labels import MAX_TAXON_ID
 from linnaeus_jax.data.taxon_names import describe_taxon
 from linnaeus_jax.taxonomy.ranks import task_name
@@ -48,6 +51,7 @@ class Record:
       rows: that say this and are not rejected yet.
       taxa: taxon id per level, 0 = null.
       reason, detail: why it is rejected; empty if it is not.
+      written: the first of the names that were changed, as the source has it.
     """
 
     ids: list[int | None]
@@ -58,6 +62,7 @@ class Record:
     taxa: list[int] = field(default_factory=list)
     reason: str = ""
     detail: str = ""
+    written: str | None = None
 
     @property
     def level(self) -> int | None:
@@ -142,6 +147,8 @@ def label_rows(frame: pl.DataFrame, levels: Sequence[str], synonyms: Mapping[str
     """
     tasks = tuple(f"taxa_{level}" for level in levels)
     records, codes = _records(frame, levels)
+    homonyms = split_homonyms(records, tasks)
+    synonyms = _cleaned(synonyms, records)
     names = [_RankNames(task) for task in tasks]
     for record in records:
         for level, rank in enumerate(names):
@@ -160,7 +167,9 @@ def label_rows(frame: pl.DataFrame, levels: Sequence[str], synonyms: Mapping[str
     _settle_parents(records, names)
     for record in records:
         if not any(record.taxa):
-            record.reject(NO_LABEL, "no name and no id at any rank in use")
+            said = record.written or record.notes.get("scientific_name")
+            told = f": {said!r} names none" if said else ""
+            record.reject(NO_LABEL, f"no name and no id at any rank in use{told}")
     small = _drop_small(records, names, min_per_class)
 
     taxon = np.array([record.taxa for record in records], np.uint32).reshape(len(records), len(tasks))
@@ -173,14 +182,27 @@ def label_rows(frame: pl.DataFrame, levels: Sequence[str], synonyms: Mapping[str
         np.array([record.detail or None for record in records], object)[codes],
         tuple(listed),
         tuple(small),
-        tuple(warning for rank in names for warning in rank.warnings()),
+        (*homonyms, *(warning for t, rank in enumerate(names) for warning in rank.warnings(used[tasks[t]]))),
     )
+
+
+def _cleaned(synonyms: Mapping[str, str], records: Sequence[Record]) -> dict[str, str]:
+    """The given synonyms, and those of them with authors or other marks also as the names of records are written."""
+    known = {name for record in records for name in record.names if name}
+    both = dict(synonyms)
+    for name, accepted in synonyms.items():
+        plain = accepted if accepted in known else binomial(accepted) or accepted
+        both[name] = plain
+        if cleaned := binomial(name):
+            both.setdefault(cleaned, plain)
+    return both
 
 
 def _records(frame: pl.DataFrame, levels: Sequence[str]) -> tuple[list[Record], NDArray[np.int64]]:
     """The distinct records, in order of first occurrence, and the number of the record of every row."""
     labels = [label_column(part, level) for level in levels for part in LABEL_PARTS]
-    columns = [name for name in (*labels, *TAXON_NOTES) if name in frame.columns]
+    written = [name for name in frame.columns if name.startswith(WRITTEN)]
+    columns = [name for name in (*labels, *TAXON_NOTES, *written) if name in frame.columns]
     # numbers in place of texts: a million rows of text in a dozen columns would take gigabytes to group
     numbers = frame.select(pl.col(name).cast(pl.Categorical).to_physical() for name in columns)
     counted = numbers.with_columns(frame[REASON].is_null().alias("counts")).with_row_index("first")
@@ -200,7 +222,8 @@ def _records(frame: pl.DataFrame, levels: Sequence[str]) -> tuple[list[Record], 
             name or (None if key or _clean(text) in ("0", "0.0") else _clean(text))
             for key, text, name in zip(keys, ids, texts)
         ]
-        records.append(Record(keys, texts, [_clean(name) for name in commons], notes, row["rows"]))
+        said = next(filter(None, (row[name] for name in written)), None)
+        records.append(Record(keys, texts, [_clean(name) for name in commons], notes, row["rows"], written=said))
     return records, codes.to_numpy().astype(np.int64)
 
 
@@ -262,14 +285,25 @@ class _RankNames:
     def name_of(self, taxon_id: int) -> tuple[str, str]:
         """Scientific and common name, those of most rows."""
         names, commons = self._names[taxon_id], self._commons[taxon_id]
-        return _most(names) if names else "", _most(commons) if commons else ""
+        return shown_name(_most(names)) if names else "", _most(commons) if commons else ""
 
     def text(self, taxon_id: int) -> str:
         """What people read: "genus Morus [2871]"."""
         return f"{task_name(self.task)} {describe_taxon(taxon_id, self.name_of(taxon_id)[0])}"
 
-    def warnings(self) -> Iterable[str]:
-        """A sentence for each id with several names and each name with several ids."""
+    def warnings(self, used: Collection[int]) -> Iterable[str]:
+        """A sentence for each id with several names, each name with several ids, and classes of nearly one name.
+
+        Args:
+          used: ids in use.
+        """
+        groups = alike({self.name_of(taxon_id)[0] for taxon_id in used} - {""})
+        if groups:
+            first = " and ".join(map(printable, max(groups, key=len)[:3]))
+            yield (
+                f"{sum(map(len, groups))} classes of {task_name(self.task)} differ only in case, author or ×, "
+                f"e.g. {first}; if they are one, --synonyms replaces names; --names scientific reads all as scientific"
+            )
         for taxon_id, names in self._names.items():
             if len(names) > 1:
                 yield f"{task_name(self.task)} {taxon_id} has several names: {', '.join(sorted(names))}"

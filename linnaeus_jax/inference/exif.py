@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
-from PIL import ExifTags
-
 from linnaeus_jax.building.exif import directories, values_of
 from linnaeus_jax.data.decoding import open_header
 from linnaeus_jax.inference.metadata import Observation
 
-_OFFSET = re.compile(r"[+-]\d\d:\d\d")
 #: what begins the EXIF segment of a JPEG
 _EXIF = b"Exif\0\0"
 
@@ -38,8 +33,6 @@ def observation_of(data: bytes) -> tuple[Observation, tuple[str, ...]]:
     if latitude is not None and longitude is not None and float(latitude) == float(longitude) == 0:
         latitude = longitude = elevation = None
         notes = ("EXIF says latitude 0, longitude 0, as cameras do that have not found their place: it is not used",)
-    if date and time:
-        text = camera.get(ExifTags.Base.OffsetTimeOriginal)
-        offset = _OFFSET.match(text) if isinstance(text, str) else None
-        date = f"{date}T{time}{offset[0]}" if offset else date
+    if date and time and ("+" in time or "-" in time):
+        date = f"{date}T{time}"
     return Observation(latitude, longitude, date, elevation), notes

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.dates import UNKNOWN_MOMENT, BadDate, Moment, parse_date
+from linnaeus_jax.data.dates import UNKNOWN_MOMENT, BadDate, Moment, read_moment
 from linnaeus_jax.data.encodings import HIGHEST, LOWEST
 
 _ELEVATION = re.compile(r"elev_(\d+(?:\.\d+)?)_(sin|cos)")
@@ -274,7 +274,10 @@ def moment(date: Any, said: list[str]) -> Moment:
     if not text:
         return UNKNOWN_MOMENT
     try:
-        return parse_date(text)
+        found, fault, _ = read_moment(text)
     except BadDate as error:
         said.append(f"date {text!r}: {error}; it is not used")
         return UNKNOWN_MOMENT
+    if fault:
+        said.append(f"date {text!r}: {fault}; its hour is not used")
+    return found

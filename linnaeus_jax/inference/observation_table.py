@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,13 @@ from linnaeus_jax.building.paths import is_picture
 from linnaeus_jax.building.table import TextOptions, read_columns
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.dates import BadDate, read_moment
 from linnaeus_jax.inference.metadata import Observation
 from linnaeus_jax.inference.picture_list import PictureFile
 
 _MOMENT = ("date", "time", "year", "month", "day", "hour")
+#: a date that has a time of day already, or is two dates
+_TIME_OR_RANGE = re.compile(r"\d[T ]+\d{1,2} ?([:h]\d\d|[ap]\.?m)|^\d{4}-.*/", re.IGNORECASE)
 _KNOWN = ("latitude", "longitude", "elevation", *_MOMENT)
 #: columns that are looked for, by their usual names
 _COLUMNS = (rows.PICTURE, *_KNOWN)
@@ -161,8 +165,15 @@ def _moment(
     date: str | None, time: str | None, year: str | None, month: str | None, day: str | None, hour: str | None
 ) -> str | None:
     """A date as text, from one column or from several."""
-    if date is None and year is not None and month is not None:
+    if year is not None and month is not None and not (date and _is_date(date)):
         date = "-".join(part.zfill(2) for part in (year, month, day) if part is not None)
-    if date is None or (time is None and hour is None) or ":" in date or "/" in date:
+    if date is None or (time is None and hour is None) or _TIME_OR_RANGE.search(date):
         return date
     return f"{date}T{time or f'{hour}:00'}"
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(read_moment(text))
+    except BadDate:
+        return False

@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from linnaeus_jax import tools
 from linnaeus_jax.building import coco, darwin_core, folders, table
-from linnaeus_jax.building.build import build, build_shard, discard, merge
+from linnaeus_jax.building.build import SUMMARY, build, build_shard, discard, merge
 from linnaeus_jax.building.columns import level_of, split_options
+from linnaeus_jax.building.finish import REJECTED, Finished
 from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions, Shard
-from linnaeus_jax.building.plan import plan_build
+from linnaeus_jax.building.plan import NothingUsable, plan_build
 from linnaeus_jax.building.rows import Progress, SourceRows
+from linnaeus_jax.building.scientific_names import MODES
 from linnaeus_jax.building.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import RESIZE_MODES
@@ -71,6 +75,12 @@ def argument_parser() -> argparse.ArgumentParser:
     labels.add_argument("--ranks", type=levels, default=(), help="ranks of the data set, e.g. species,genus,family")
     labels.add_argument("--folder-ranks", default="", help="--folders: ranks from the outermost, e.g. order,family")
     labels.add_argument("--taxonomy", type=Path, metavar="CSV", help="--folders: coarser ranks of the finest names")
+    labels.add_argument(
+        "--names",
+        choices=MODES,
+        default="auto",
+        help="whether names are scientific and brought to one spelling; plain: left as they are written (auto: seen)",
+    )
     labels.add_argument("--synonyms", type=Path, metavar="CSV", help="columns name and accepted")
     labels.add_argument("--min-per-class", type=int, default=1, metavar="N", help="smaller classes become null")
 
@@ -83,6 +93,11 @@ def argument_parser() -> argparse.ArgumentParser:
     facts = parser.add_argument_group("metadata")
     facts.add_argument(
         "--temporal", choices=TEMPORAL_FORMS, default="month", help="what is encoded of the date (month)"
+    )
+    facts.add_argument(
+        "--day-first",
+        action=argparse.BooleanOptionalAction,
+        help="whether 5/6/2023 is a day in June; without it such dates count as unknown",
     )
     facts.add_argument(
         "--elevation-scales",
@@ -140,6 +155,7 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
     mapping, rank_map = split_options(args.map, "--map"), split_options(args.rank_map, "--rank-map")
     columns: dict[str, Any] = {"mapping": mapping, "rank_map": rank_map}
     common: dict[str, Any] = {
+        "names": args.names,
         "follow_links": args.follow_links,
         "doi": args.doi,
         "leave_out": [args.out],
@@ -185,19 +201,31 @@ def read_synonyms(path: Path | None) -> dict[str, str]:
 
 def build_options(args: argparse.Namespace, source: SourceRows) -> BuildOptions:
     """The options of the data set."""
-    names = (
-        "ranks images size resize_mode quality temporal elevation_scales max_uncertainty min_per_class val test seed"
-    )
-    values = {name: getattr(args, name) for name in [*names.split(), "place_size"]}
+    values = {
+        field.name: getattr(args, field.name) for field in dataclasses.fields(BuildOptions) if field.name != "split"
+    }
     split = args.split or ("given" if "split" in source.frame.columns else "stratified")
     return BuildOptions(split=split, **values)
+
+
+@contextmanager
+def rejected_listed(out: Path) -> Iterator[None]:
+    """Leaves rejected.csv also where no row can be used; a data set that is in the folder is not touched."""
+    try:
+        yield
+    except NothingUsable as error:
+        if (out / SUMMARY).exists():
+            raise
+        out.mkdir(parents=True, exist_ok=True)
+        Finished({}, tables={REJECTED: error.rejected}).write_tables(out)
+        raise UserError(f"{error}. All are listed in {out}/{REJECTED}") from None
 
 
 @tools.command(ValueError)
 def main(argv: Sequence[str]) -> None:
     args = argument_parser().parse_args(argv)
     console = PlainConsole()
-    with tools.progress_bars() as progress:
+    with tools.progress_bars() as progress, rejected_listed(args.out):
         source = read_source(args, progress)
         plan = plan_build(source, build_options(args, source), read_synonyms(args.synonyms), args.synonyms)
         if args.force:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import shutil
 import zipfile
 
 import pytest
 
-from linnaeus_jax.building import archive
+from linnaeus_jax.building import archive, table
 from linnaeus_jax.building.archive import Archive, read_meta
 from linnaeus_jax.config.errors import UserError
 from tests.building.archives import DWC, GBIF_META, element, meta, write_folder, write_zip
@@ -74,6 +75,17 @@ def test_damaged_zips(tmp_path):
         refused(path, r"a\.zip is no zip file or is damaged")
     path.write_bytes(data.replace(b"PK\x03\x04", b"PK\x03\x05", 1))
     refused(path, r"a\.zip is no zip file or is damaged")
+
+
+@pytest.mark.parametrize("kind", ["tar", "gztar", "bztar", "xztar"])
+def test_tar_files_are_unpacked_by_hand(tmp_path, kind):
+    path = tmp_path / "a.tgz"
+    write_zip(tmp_path / "b.zip", {"meta.xml": GBIF_META})
+    shutil.make_archive(str(tmp_path / "made"), kind, tmp_path, "b.zip")
+    next(tmp_path.glob("made.*")).rename(path)
+    refused(path, r"a\.tgz is a tar file: unpack it \(tar -xf a\.tgz\) and give what is in it")
+    with pytest.raises(UserError, match=r"a\.tgz is a tar file"):
+        table.read(path)
 
 
 def test_an_encrypted_zip(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.building import coco
+from linnaeus_jax.building.taxa import label_rows
 from linnaeus_jax.config.errors import UserError
 
 BIRDS = {"kingdom": "Animalia", "phylum": "Chordata", "class": "Aves", "order": "Passeriformes"}
@@ -383,3 +384,16 @@ def test_every_entry_and_every_file_is_one_row(tmp_path_factory, images, annotat
     assert sorted(rest) == sorted({"a.jpg", "b.jpg", "c.jpg"} - set(records["picture"]))
     assert records.filter(pl.col("reason").is_null())["picture"].is_in(["a.jpg", "b.jpg", "c.jpg"]).all()
     assert records.filter(pl.col("reason").is_null())["id_L10"].null_count() == 0
+
+
+def test_spellings_of_one_name_are_one_class_whatever_their_ids(tmp_path):
+    names = ["Parus major", "PARUS MAJOR", "Parus major Linnaeus, 1758", "Certhia familiaris", "unidentified"]
+    content = small(
+        images=[{"id": number, "file_name": f"{number}.jpg"} for number in range(5)],
+        annotations=[{"id": number, "image_id": number, "category_id": 10 + number} for number in range(5)],
+        categories=[{"id": 10 + number, "name": name} for number, name in enumerate(names)],
+    )
+    source = coco.read(write(tmp_path / "a.json", content, "0.jpg 1.jpg 2.jpg 3.jpg 4.jpg"))
+    taxa = label_rows(source.frame, source.levels, {}, 1)
+    assert taxa.taxon[:, 0].tolist() == [10, 10, 10, 13, 0]
+    assert source.frame["written_L10"].to_list() == [None, *names[1:3], None, "unidentified"]

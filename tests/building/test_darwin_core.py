@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.building import darwin_core
+from linnaeus_jax.building.options import BuildOptions
+from linnaeus_jax.building.plan import plan_build
 from linnaeus_jax.config.errors import UserError
 from tests.building import archives
 from tests.building.archives import (
@@ -176,7 +178,10 @@ def test_defaults_no_header_and_other_encodings(tmp_path):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"meta.xml": meta(element("core", "t.txt", DWC + "Taxon", [DWC + "taxonID"]))}, "an archive of Taxon records"),
+        (
+            {"meta.xml": meta(element("core", "t.txt", DWC + "Taxon", [DWC + "taxonID"]))},
+            "an archive of Taxon records; only occurrences can be read: download the occurrences",
+        ),
         ({"a.csv": "x\n", "b.csv": "x\n"}, "no meta.xml and not one table alone; there are a.csv, b.csv"),
         ({"meta.xml": gbif([])["meta.xml"]}, "meta.xml names 'occurrence.txt', which is missing; there are meta.xml"),
         (
@@ -191,6 +196,22 @@ def test_defaults_no_header_and_other_encodings(tmp_path):
 def test_what_is_no_archive_of_occurrences(tmp_path, members, message):
     with pytest.raises(UserError, match=message):
         read(tmp_path, members)
+
+
+@pytest.mark.parametrize(
+    "row_type",
+    ["http://rs.tdwg.org/dwc/xsd/simpledarwincore/SimpleDarwinRecord", "http://rs.tdwg.org/dwc/dwcore/DarwinCore"],
+)
+def test_row_types_of_old_archives(tmp_path, row_type):
+    members = gbif([occurrence("11")], [medium("11", f"{WEB}/11.jpg")])
+    old = members["meta.xml"].replace(DWC + "Occurrence", row_type, 1).replace("1.0/Multimedia", "1.0/multimedia")
+    source = read(tmp_path, {**members, "meta.xml": old}, "11.jpg")
+    assert plain(source, "picture", "name_L10") == [("11.jpg", "Parus major")]
+
+
+def test_a_table_with_the_suffix_tab(tmp_path):
+    text = archives.table(archives.OCCURRENCE, [occurrence("11")])
+    assert plain(read(tmp_path, {"0001.tab": text}, "11.jpg"), "picture", "name_L10") == [("11.jpg", "Parus major")]
 
 
 IDS = st.sampled_from(["1", "2", "3", "4", ""])
@@ -222,3 +243,79 @@ def test_counts(tmp_path_factory, records, media, files):
     first = {key: line for line, (key, good) in reversed(list(enumerate(records, 2))) if good}
     for key in set(joined):
         assert own.filter(pl.col("line") == first[key]).height == joined.count(key)
+
+
+KEYS = ("speciesKey", "genusKey", "taxonKey", "acceptedTaxonKey")
+NAMES = ("scientificName", "acceptedScientificName", "species", "genus", "specificEpithet", "family", "label")
+OTHER = ("taxonRank", "taxonomicStatus", "vernacularName", "occurrenceStatus", "acceptedNameUsageID", "eventDate")
+#: of each kind of column, values that real archives have and odd ones
+VALUES = {
+    **dict.fromkeys(KEYS, ("", "12", "7.0", "4QHKG", "6W3C4", "-1", "0")),
+    **dict.fromkeys(
+        NAMES, ("", "Parus", "Parus major", "Parus major L.", "major", "Parus sp.", "x", "×", "?", "cf. a")
+    ),
+    **dict.fromkeys(OTHER, ("", "SPECIES", "GENUS", "unranked", "SYNONYM", "ABSENT", "12", "2020-05-01")),
+}
+COLUMNS = st.lists(st.sampled_from([*VALUES]), unique=True, max_size=6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_any_columns_and_values_are_read_or_refused(tmp_path_factory, data):
+    """Whatever columns are there and whichever of them are empty: rows or one sentence, never another error."""
+    terms = ["gbifID", *data.draw(COLUMNS)]
+    count = data.draw(st.integers(1, 3))
+    lines = [[str(k), *(data.draw(st.sampled_from(VALUES[term])) for term in terms[1:])] for k in range(count)]
+    media_terms = ["gbifID", *data.draw(st.lists(st.sampled_from(["type", "format", "identifier"]), unique=True))]
+    values = {
+        "type": ["", "StillImage", "Sound"],
+        "format": ["", "image/png", "audio/mp3"],
+        "identifier": ["", "0.jpg"],
+    }
+    media = [
+        [data.draw(st.sampled_from("0123")), *(data.draw(st.sampled_from(values[term])) for term in media_terms[1:])]
+        for _ in range(data.draw(st.integers(0, 3)))
+    ]
+    members = {
+        "meta.xml": meta(
+            element("core", "o.txt", DWC + "Occurrence", [DWC + term for term in terms]),
+            element("extension", "m.txt", GBIF + "Multimedia", [DC + term for term in media_terms]),
+        ),
+        "o.txt": archives.table(terms, lines),
+        "m.txt": archives.table(media_terms, media),
+    }
+    try:
+        source = read(tmp_path_factory.mktemp("a"), members, "0.jpg")
+        plan_build(source, BuildOptions(), {})
+    except (UserError, ValueError):
+        return
+    assert source.frame.height >= count
+
+
+@pytest.mark.parametrize("columns", [["identifier"], ["type"], ["format"], [], ["identifier", "license"]])
+def test_media_without_type_and_format(tmp_path, columns):
+    terms = [GBIF + "gbifID", *(DC + name for name in columns)]
+    values = {"identifier": f"{WEB}/a.jpg", "type": "StillImage", "format": "image/jpeg", "license": "CC0"}
+    members = gbif([occurrence("11")])
+    members["meta.xml"] = meta(
+        element("core", "occurrence.txt", DWC + "Occurrence", archives.OCCURRENCE),
+        element("extension", "multimedia.txt", GBIF + "Multimedia", terms),
+    )
+    members["multimedia.txt"] = archives.table(terms, [["11", *(values[name] for name in columns)]])
+    source = read(tmp_path, members, "11.jpg")
+    assert plain(source, "picture", "name_L10", "reason") == [("11.jpg", "Parus major", None)]
+
+
+@pytest.mark.parametrize("keys", [("", ""), ("4QHKG", "6W3C4"), ("4QHKG", "")])
+def test_species_keys_that_are_empty_or_no_numbers(tmp_path, keys):
+    terms = [*archives.OCCURRENCE, GBIF + "acceptedTaxonKey", GBIF + "acceptedScientificName"]
+    lines = [
+        [*occurrence(number, speciesKey=key), "2490719", "Parus major Linnaeus, 1758"]
+        for number, key in zip(("11", "12"), keys)
+    ]
+    members = {
+        "meta.xml": meta(element("core", "o.txt", DWC + "Occurrence", terms)),
+        "o.txt": archives.table(terms, lines),
+    }
+    source = read(tmp_path, members, "11.jpg", "12.jpg")
+    assert plain(source, "name_L10", "name_L20", "reason") == [("Parus major", "Parus", None)] * 2

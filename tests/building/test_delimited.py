@@ -155,3 +155,18 @@ def test_any_text_at_all(body, block):
         return
     assert len(found) == len(fields)
     assert (records(frame) if frame is not None else []) == [tuple(record) for record in fields if len(record) == 2]
+
+
+@pytest.mark.parametrize("name", ["klingon", "base64", "undefined", "idna", "utf-16", "a\0b", "rot13"])
+def test_encodings_that_cannot_be_used_are_refused(name):
+    data = "image,species\na.jpg,Parus mäjor\n".encode()
+    with pytest.raises(UserError, match=r"t\.csv"):
+        read(data, Dialect(encoding=name))
+
+
+@pytest.mark.parametrize("first", ["sep=;", "SEP=;\r", '"sep=;"', "\ufeffsep=;"])
+def test_the_first_line_of_excel_names_the_separator(first):
+    frame = read(f"{first}\na,b;c\n1,5;x\n".encode())
+    assert frame.columns == ["line", "a,b", "c", "reason", "detail"]
+    assert frame["line"].to_list() == [3]
+    assert records(frame) == [("1,5", "x")]

@@ -14,7 +14,11 @@ from PIL import ExifTags, Image
 
 from linnaeus_jax.building import folders
 from linnaeus_jax.building.exif import exif_of
+from linnaeus_jax.building.observations import encode_moments, read_observations
+from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference.exif import observation_of
+from linnaeus_jax.inference.metadata import moment
 
 
 def tree(root: Path, *paths: str) -> Path:
@@ -121,7 +125,7 @@ Sitta europaea,Sitta,Sittidae,13,Nuthatch,
 
 
 def test_taxonomy(tmp_path):
-    tree(tmp_path, "Parus_major/1.jpg", "parus_ater/1.jpg", "Unknown/1.jpg", "empty/x.txt", "notes.heic")
+    tree(tmp_path, "Parus_major/1.jpg", "parus_ater/1.jpg", "Titmouse/1.jpg", "empty/x.txt", "notes.heic")
     (tmp_path / "taxonomy.csv").write_text(TAXONOMY)
     source = folders.read(tmp_path)
     assert source.levels == ("L10", "L20", "L30")
@@ -129,11 +133,11 @@ def test_taxonomy(tmp_path):
     names = ("name_L10", "id_L10", "common_L10", "name_L30", "accepted_name", "status")
     assert labels(tmp_path, *names) == [
         ("Parus_major/1.jpg", "Parus major", "11", "Great Tit", "Paridae", None, None),
-        ("Unknown/1.jpg", "Unknown", None, None, None, None, None),
+        ("Titmouse/1.jpg", "Titmouse", None, None, None, None, None),
         ("parus_ater/1.jpg", "Parus ater", "12", "Coal Tit", "Paridae", "Periparus ater", "SYNONYM"),
     ]
     assert source.warnings == (
-        "taxonomy.csv lacks 1 class folders, which keep their own names: Unknown",
+        "taxonomy.csv lacks 1 class folders, which keep their own names: Titmouse",
         "1 folders hold no pictures: empty",
         "2 files are left aside, since their suffix is not one of pictures: .txt 1, .heic 1",
     )
@@ -189,7 +193,7 @@ def test_links_that_lead_out_are_rows(tmp_path):
     assert folders.read(tmp_path / "p", follow_links=True).frame["picture"].to_list() == ["a/1.jpg", "b/2.jpg"]
 
 
-def write_jpeg(path: Path, gps: dict | None = None, moment: str | None = None) -> Path:
+def write_jpeg(path: Path, gps: dict | None = None, moment: str | None = None, offset: str | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     cv2.imwrite(str(path), np.zeros((8, 8, 3), np.uint8))
     image, exif = Image.open(path), Image.Exif()
@@ -197,6 +201,8 @@ def write_jpeg(path: Path, gps: dict | None = None, moment: str | None = None) -
         exif.get_ifd(ExifTags.IFD.GPSInfo).update(gps)
     if moment:
         exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = moment
+    if offset:
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.OffsetTimeOriginal] = offset
     image.save(path, exif=exif)
     return path
 
@@ -213,6 +219,17 @@ def test_exif(tmp_path):
         (None, None, None, None, None, "10.1/x"),
     ]
     assert exif_of(tmp_path / "none.jpg") == (None,) * 5
+
+
+@pytest.mark.parametrize("offset", [None, "+02:00", "-05:00", "  :  "])
+def test_building_and_predicting_read_the_same_moment(tmp_path, offset):
+    path = write_jpeg(tmp_path / "a/1.jpg", moment="2020:12:31 22:30:05", offset=offset)
+    frame = folders.read(tmp_path, exif=True).frame
+    built = read_observations(frame, BuildOptions(temporal="day-hour")).encoded["temporal"].values
+    predicted = moment(observation_of(path.read_bytes())[0].date, [])
+    expected = encode_moments(np.array([predicted]), "day-hour").values
+    np.testing.assert_array_equal(built, expected)
+    assert np.isnan(predicted[2]) == (offset in (None, "  :  "))
 
 
 PATH = st.lists(st.sampled_from(["A", "b", "c_d", "train"]), max_size=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 import pytest
 
@@ -10,46 +12,17 @@ from linnaeus_jax.building.columns import link_columns
 from linnaeus_jax.config.errors import UserError
 
 
-def labels(**table) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
+def labels(mode: str = "auto", **table) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
     """Source columns -> labels, as a reader calls it."""
     links = link_columns(list(table), "t.csv")
     frame = pl.DataFrame({standard: table[source] for standard, source in links.names.items()})
     text = frame.cast(pl.String).cast(pl.Categorical)
     none = [pl.lit(None, pl.String).alias(name) for name in ("reason", "detail")]
-    return identification.identify(text.with_columns(none), links, "t.csv")
+    return identification.identify(text.with_columns(none), links, "t.csv", mode)
 
 
 def column(name: str, **table) -> list:
     return labels(**table)[0][name].cast(pl.String).to_list()
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("Parus major Linnaeus, 1758", "Parus major"),
-        ("Bombus (Pyrobombus) impatiens Cresson, 1863", "Bombus impatiens"),
-        ("Homo sapiens sapiens", "Homo sapiens"),
-        ("Quercus x hispanica Lam.", "Quercus × hispanica"),
-        ("Salix ×fragilis L.", "Salix × fragilis"),
-        ("× Cupressocyparis leylandii", "× Cupressocyparis leylandii"),
-        ("Coccinella 7-punctata", "Coccinella 7-punctata"),
-        ("parus major", "Parus major"),
-        ("Carduus  crispus-nutans L.", "Carduus crispus-nutans"),
-        ("Salix alba × fragilis", None),
-        ("Salix alba x Salix fragilis", None),
-        ("Parus", None),
-        ("Parus Linnaeus, 1758", None),
-        ("Abies de Something", None),
-        ("Parus sp.", None),
-        ("Parus cf. major", None),
-        ("Parus sp2", None),
-        ("Genus7 species12 Smith, 1900", "Genus7 species12"),
-        ("BOLD:AAA1234", None),
-        ("", None),
-    ],
-)
-def test_binomial(text, wanted):
-    assert identification.binomial(text) == wanted
 
 
 def test_integers_are_ids_and_the_rest_names():
@@ -139,3 +112,114 @@ def test_absence_is_no_label():
     assert frame["reason"].to_list() == [None, "no usable label"]
     assert frame["detail"].to_list() == [None, "occurrenceStatus ABSENT"]
     assert not [name for name in frame.columns if name.startswith("_")]
+
+
+def rows_of(table: dict[str, Any], *names: str, mode: str = "auto") -> list[tuple]:
+    frame = labels(mode, **table)[0]
+    return frame.select(
+        pl.col(name).cast(pl.String) if name in frame.columns else pl.lit(None) for name in names
+    ).rows()
+
+
+@pytest.mark.parametrize(
+    ("genus", "epithet", "species", "written"),
+    [
+        ("Tetraodon", "fluviatilis", "Tetraodon fluviatilis", None),
+        ("Tetraodon", "Tetraodon fluviatilis", "Tetraodon fluviatilis", "Tetraodon fluviatilis"),
+        ("Tetraodon", "tetraodon fluviatilis", "Tetraodon fluviatilis", "tetraodon fluviatilis"),
+        ("Tetraodon", "Tetraodon fluviatilis Hamilton, 1822", "Tetraodon fluviatilis", True),
+        (None, "Tetraodon fluviatilis", "Tetraodon fluviatilis", "Tetraodon fluviatilis"),
+        (None, "fluviatilis", None, None),
+        ("Parus", "cf. major", None, "cf. major"),
+        ("Parus", "aff. major", None, "aff. major"),
+        ("Parus", "major Linnaeus", "Parus major", "major Linnaeus"),
+        ("Parus", "Major", "Parus major", "Major"),
+        ("Parus", "major?", None, "major?"),
+        ("Parus", "sp.", None, "sp."),
+        ("Parus", "sp. 2", None, "sp. 2"),
+        ("Parus", "indet.", None, "indet."),
+        ("Parus", "-", None, "-"),
+        ("Parus", "major newtoni", "Parus major", "major newtoni"),
+        ("Quercus", "x hispanica", "Quercus × hispanica", "x hispanica"),
+        ("Quercus", "×hispanica", "Quercus × hispanica", "×hispanica"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["auto", "scientific"])
+def test_epithets_that_hold_more_than_an_epithet(genus, epithet, species, written, mode):
+    table = dict(genus=[genus, "Sitta"], specificEpithet=[epithet, "europaea"])
+    found = rows_of(table, "name_L10", "name_L20", "written_L10", mode=mode)
+    assert found[0] == (species, genus or (species and "Tetraodon"), epithet if written else None)
+    assert found[1] == ("Sitta europaea", "Sitta", None)
+
+
+SPELLINGS = ["Parus major", "parus major", "PARUS MAJOR", "Parus major L.", "Parus major newtoni", "Parus ater"]
+
+
+@pytest.mark.parametrize("column", ["species", "scientificName", "label", "taxon"])
+def test_one_cleaning_for_every_column(column):
+    table = {column: [*SPELLINGS, "Parus sp.", "Parus", "unidentified", "?", None]}
+    found = rows_of(table, "name_L10", "name_L20", "written_L10")
+    assert [name for name, *_ in found] == ["Parus major"] * 5 + ["Parus ater"] + [None] * 5
+    assert [genus for _, genus, _ in found] == ["Parus"] * 8 + [None] * 3, "a genus alone makes the rank of the genus"
+    changed = [text for _, _, text in found]
+    assert changed == [None, *SPELLINGS[1:5], None, "Parus sp.", "Parus", "unidentified", "?", None]
+
+
+def test_an_unknown_name_has_no_id_either():
+    table = dict(species_id=["1", "2"], species=["Parus major", "unidentified"])
+    assert rows_of(table, "id_L10", "name_L10") == [("1", "Parus major"), (None, None)]
+
+
+def test_an_id_of_another_spelling_gives_way_to_that_of_the_name():
+    table = dict(
+        species_id=["1", "2", "3", "4"], species=["Parus major", "PARUS MAJOR", "Parus major newtoni", "Parus ater L."]
+    )
+    assert rows_of(table, "id_L10", "name_L10") == [
+        ("1", "Parus major"),
+        (None, "Parus major"),
+        (None, "Parus major"),
+        ("4", "Parus ater"),
+    ]
+
+
+def test_a_column_that_says_nothing_leaves_it_to_the_next():
+    table = dict(species=["-", "?"], scientificName=["Parus major L.", "Parus sp."], genus=["Parus", "#N/A"])
+    assert rows_of(table, "name_L10", "name_L20") == [("Parus major", "Parus"), (None, "Parus")]
+
+
+def test_a_family_or_order_is_no_genus():
+    table = dict(scientificName=["Paridae sp.", "Diptera sp. A", "Parus sp."], family=[None, None, "Paridae"])
+    table["order"] = [None, "Diptera", None]
+    assert rows_of(table, "name_L20", "name_L30", "name_L40") == [
+        (None, "Paridae", None),
+        (None, None, "Diptera"),
+        ("Parus", "Paridae", None),
+    ]
+
+
+def test_common_names_and_their_groups_are_left():
+    table = dict(species=["banana", "Great spotted cuckoo", "Granny Smith"], genus=["Fruit", "Birds", "Apple"])
+    assert rows_of(table, "name_L10", "name_L20", "written_L10") == [
+        ("banana", "Fruit", None),
+        ("Great spotted cuckoo", "Birds", None),
+        ("Granny Smith", "Apple", None),
+    ]
+
+
+def test_a_rank_below_the_species_keeps_its_names():
+    table = dict(
+        subspecies=["Parus major newtoni Pražák, 1894", "Parus major subsp. newtoni", "Rosa canina var. alba", "-"],
+        species=["Parus major", "Parus major", "Rosa canina", "Parus major"],
+    )
+    assert rows_of(table, "name_L5", "name_L10") == [
+        ("Parus major newtoni", "Parus major"),
+        ("Parus major newtoni", "Parus major"),
+        ("Rosa canina var. alba", "Rosa canina"),
+        (None, "Parus major"),
+    ]
+
+
+def test_names_as_they_are_written():
+    table = dict(species=["PARUS MAJOR", "Parus  major L.", "?"])
+    found = rows_of(table, "name_L10", "written_L10", mode="plain")
+    assert found == [("PARUS MAJOR", None), ("Parus major L.", None), (None, "?")]

@@ -134,6 +134,47 @@ def test_year_month_and_day_stand_in_for_a_date():
     np.testing.assert_allclose(hours, [[0, 0], [0, 0], [1, 0], [0, 0], [0, -1]], atol=1e-6)
 
 
+def test_year_month_and_day_count_where_the_date_cannot_be_read():
+    seen = observe(
+        BuildOptions(split="date"),
+        date=["summer", "12/05/2020", "2023", "nonsense", "2023-06-01"],
+        year=["2023", "2020", "2023", None, "1999"],
+        month=["7", "5", "8", None, "1"],
+        day=["15", "12", None, "3", "1"],
+    )
+    assert seen.known["TEMPORAL"].tolist() == [True, True, True, False, True]
+    assert seen.blanked["reason"].to_list() == ["no date of the form YYYY-MM-DD"]
+    angles = 2 * np.pi * np.array([7, 5, 8, 6]) / 12
+    np.testing.assert_allclose(seen.encoded["temporal"].values[[0, 1, 2, 4], 0], np.sin(angles), atol=1e-6)
+    days = ["2023-07-15", "2020-05-12", None, None, "2023-06-01"]
+    assert seen.days.tolist() == [
+        -1 if day is None else (np.datetime64(day) - np.datetime64(0, "D")).astype(int) for day in days
+    ]
+
+
+def test_an_hour_that_cannot_be_read_is_blanked_alone():
+    seen = observe(
+        BuildOptions(temporal="month-hour"),
+        date=["2023-06-01"] * 4,
+        time=["2:20 PM EST", "noon", "14:20 IST", None],
+    )
+    assert seen.known["TEMPORAL"].tolist() == [True] * 4
+    turn = 2 * np.pi * 19 / 24
+    expected = [[np.sin(turn), np.cos(turn)], [0, 0], [0, 0], [0, 0]]
+    np.testing.assert_allclose(seen.encoded["temporal"].values[:, 2:], expected, atol=1e-6)
+    assert seen.blanked.select("component", "value", "reason").rows() == [
+        ("hour", "2023-06-01 noon", "no time of the form hh:mm"),
+        ("hour", "2023-06-01 14:20 IST", "the time zone 'IST' is not known"),
+    ]
+
+
+def test_days_and_months_that_may_be_either():
+    dates = ["5/6/2023", "25/6/2023"]
+    months = {first: observe(BuildOptions(day_first=first), date=dates) for first in (None, True, False)}
+    assert [seen.known["TEMPORAL"].tolist() for seen in months.values()] == [[False, True], [True, True], [True, False]]
+    assert "give --day-first or --no-day-first" in months[None].blanked["reason"][0]
+
+
 @pytest.mark.parametrize(
     ("low", "high", "metres"),
     [("100", None, 100), ("100", "300", 200), (None, "300", 300), ("9001", None, None), ("x", "300", None),

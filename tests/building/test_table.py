@@ -202,3 +202,10 @@ def test_every_record_and_every_file_is_one_row(tmp_path_factory, lines):
     used = {name for name, width in lines if width == 3} & {"a.jpg", "b.jpg"}
     rest = frame.filter(pl.col("line") == 0)["picture"].to_list()
     assert sorted(rest) == sorted({"a.jpg", "b.jpg"} - used)
+
+
+def test_parquet_times_keep_their_zone(tmp_path):
+    times = pl.Series([datetime.datetime(2020, 5, 1, 12)]).dt.replace_time_zone("America/New_York")
+    pl.DataFrame({"picture": ["a.jpg"], "species": ["x y"], "eventDate": times}).write_parquet(tmp_path / "t.parquet")
+    write(tmp_path, "", "x", "a.jpg")
+    assert table.read(tmp_path / "t.parquet").frame["date"].to_list() == ["2020-05-01T16:00:00Z"]

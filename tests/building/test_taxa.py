@@ -147,3 +147,48 @@ def test_what_is_kept_is_a_tree_of_large_enough_classes(rows, least):
             for one in ids:
                 parents = kept[kept[:, level] == one, level + 1]
                 assert len(set(parents.tolist()) - {0}) <= 1
+
+
+def test_homonyms_are_two_taxa():
+    columns: dict[str, list] = dict(
+        name_L10=["Morus alba", "Morus bassanus", "Morus nigra", None, "Morus bassanus"],
+        name_L20=["Morus"] * 5,
+        name_L30=["Moraceae", "Sulidae", "Moraceae", "Moraceae", "Sulidae"],
+    )
+    taxa = label(**columns)
+    assert taxa.reason.tolist() == [None] * 5
+    genera = taxa.taxon[:, 1]
+    assert genera[0] == genera[2] == genera[3] != genera[1] == genera[4]
+    assert set(taxa.names["taxa_L20"].values()) == {("Morus", "")}
+    assert taxa.warnings == (
+        "genus Morus is a name of 2 taxa, by family: in Moraceae (3 rows) and in Sulidae (2 rows)",
+    )
+    shuffled = label(**{name: values[::-1] for name, values in columns.items()})
+    assert sorted(shuffled.taxon[:, 1].tolist()) == sorted(genera.tolist()), "whatever the order of the rows"
+
+
+def test_what_may_be_a_mistake_is_no_homonym():
+    below_both = label(name_L10=["A a", "A a", "A b"], name_L20=["A"] * 3, name_L30=["F", "G", "F"])
+    assert below_both.reason.tolist() == [None, TWO_PARENTS, None]
+    without_parent = label(name_L10=["A a", "A b", "A c"], name_L20=["A"] * 3, name_L30=["F", "G", None])
+    assert TWO_PARENTS in without_parent.reason.tolist()
+    with_ids = label(name_L10=["A a", "A b"], name_L20=["A"] * 2, id_L20=["1", "1"], name_L30=["F", "G"])
+    assert TWO_PARENTS in with_ids.reason.tolist()
+
+
+def test_classes_that_differ_in_spelling_are_said():
+    taxa = label(levels=("L10",), name_L10=["great Tit", "Great tit", "Blue tit", "Quercus x ilex", "Quercus ilex"])
+    assert len(taxa.warnings) == 1
+    assert taxa.warnings[0].startswith("4 classes of species differ only in case, author or ×, e.g. ")
+
+
+def test_a_rejected_name_is_shown():
+    taxa = label(levels=("L10",), name_L10=[None, "A a"], written_L10=["unidentified", None])
+    assert taxa.reason.tolist() == [NO_LABEL, None]
+    assert taxa.detail[0] == "no name and no id at any rank in use: 'unidentified' names none"
+
+
+def test_given_synonyms_are_found_whatever_their_authors():
+    synonyms = {"Fringilla major L., 1758": "Parus major Linnaeus, 1758"}
+    taxa = label(synonyms, levels=("L10",), name_L10=["Fringilla major", "Parus major"])
+    assert taxa.taxon[0, 0] == taxa.taxon[1, 0]
