@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from linnaeus_jax.building.finish import Finished, finish_rows, write_outputs
@@ -26,6 +25,7 @@ from linnaeus_jax.building.streamed import finish_file
 from linnaeus_jax.building.virtual import Part, write_virtual_images
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
+from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.files import write_json
 
 WORK, PLAN, JOURNAL, PIXELS, SUMMARY = ".build", "plan.json", "journal.jsonl", "images.h5", "build.json"
@@ -156,7 +156,7 @@ def close_images(path: Path, options: BuildOptions, outcomes: Sequence[Outcome])
         finish_file(path, IMAGES, (len(sizes), side, side, 3))
         return
     finish_file(path, IMAGE_BYTES, (sum(sizes),))
-    with h5py.File(path, "r+") as file:
+    with open_hdf5(path, "r+") as file:
         file[IMAGE_OFFSETS] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.paths import is_picture
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import open_h5
+from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.images import FolderImages, ImageFiles, ImageSource
 from linnaeus_jax.data.labels import read_identifiers
+from linnaeus_jax.data.labels_file import json_attribute
 
 PROVENANCE = "provenance"
 
@@ -64,9 +64,9 @@ def identifiers_digest(identifiers: NDArray[Any]) -> str:
 
 def provenance(images: Path) -> dict[str, Any]:
     """The attribute `provenance` of a file of pictures, JSON; {} without one."""
-    with h5py.File(images, "r") as file:
+    with open_hdf5(images) as file:
         try:
-            found = json.loads(file.attrs.get(PROVENANCE, "{}"))
-        except (TypeError, ValueError):
+            found = json_attribute(file, PROVENANCE)
+        except ValueError:
             return {}
     return found if isinstance(found, dict) else {}

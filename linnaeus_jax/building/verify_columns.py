@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import h5py
@@ -14,7 +13,7 @@ from linnaeus_jax.building.label_file import LabelFile, damage_noted
 from linnaeus_jax.building.paths import UNSAFE
 from linnaeus_jax.building.verify_taxa import Taxa
 from linnaeus_jax.data.labels import MAX_SUBSETS, OCCURRENCE, SPLIT, SPLITS, SUBSET_PREFIX
-from linnaeus_jax.data.labels_file import IDENTIFIERS, text_of
+from linnaeus_jax.data.labels_file import IDENTIFIERS, json_attribute
 from linnaeus_jax.data.taxon_names import GROUP
 
 TEXT = "text"
@@ -106,7 +105,7 @@ def _check_origin(file: LabelFile, findings: Findings) -> None:
         findings.warning("origin", "there is no group 'metadata': nothing is known about the origin of the data")
         return
     try:
-        json.loads(text_of(file.file["metadata"].attrs.get("config_json", "{}")))
+        json_attribute(file.file["metadata"], "config_json")
     except ValueError as error:
         findings.warning("origin", f"the attribute config_json of 'metadata' is not valid JSON: {error}")
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +19,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import image_size, read_image
 from linnaeus_jax.data.h5_direct import ChunkedImages
 from linnaeus_jax.data.h5_images import H5Images, PackedImages
+from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.images import FolderImages, ImageSource
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.labels_file import IDENTIFIERS
@@ -158,7 +158,7 @@ def _missing(file: LabelFile, checks: PictureChecks, source: FolderImages, findi
 def _describe_storage(path: Path, source: ImageSource, storage: str, findings: Findings) -> None:
     """Says which reader is used and, where it is a slow one, what to do."""
     if isinstance(source, H5Images | ChunkedImages):
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             dataset = file["images"]
             layout = f"chunks {dataset.chunks}, compression {dataset.compression}" if dataset.chunks else "no chunks"
         findings.warning(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
+from linnaeus_jax.data.hdf5 import open_hdf5
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ def write_virtual_images(path: Path, parts: Sequence[Part]) -> None:
       OSError, KeyError: a part that cannot be read.
       ValueError: a part with another number of rows than `used`.
     """
-    opened = [h5py.File(path.parent / part.file, "r") for part in parts]
+    opened = [open_hdf5(path.parent / part.file) for part in parts]
     try:
         packed = IMAGE_BYTES in opened[0]
         name = IMAGE_BYTES if packed else IMAGES

@@ -27,8 +27,8 @@ from linnaeus_jax.data.h5_direct import (
     WholeChunkImages,
 )
 from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
+from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
-from linnaeus_jax.data.labels_file import check_stored_inside
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 #: names of the datasets
@@ -48,7 +48,7 @@ class H5Images(StoredImages):
     def _dataset(self) -> h5py.Dataset:
         # A handle inherited over a fork shares its file position with the parent: never use or close it here.
         if self._opened is None or self._opened[0] != os.getpid():
-            file = h5py.File(self._path, "r")
+            file = open_hdf5(self._path)
             self._opened = (os.getpid(), file, file[self._where])
         return self._opened[2]
 
@@ -114,12 +114,10 @@ class JoinedImages:
 
 
 def _open_h5(path: Path) -> h5py.File:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such images file; check data.h5.*images_path")
     try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise OSError(f"{path}: not a complete HDF5 file ({error}); copy or build it again") from error
+        return open_hdf5(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: no such images file; check data.h5.*images_path") from error
 
 
 def _part_dataset(path: Path, file: h5py.File, part: Part, rows: int) -> h5py.Dataset:
@@ -156,7 +154,6 @@ def _joined_source(path: Path, dataset: h5py.Dataset) -> JoinedImages | None:
 def _direct_source(path: Path, dataset: h5py.Dataset) -> StoredImages | None:
     """A reader of one file past HDF5, where its layout has one."""
     shape = dataset.shape
-    check_stored_inside(path, dataset)
     if dataset.chunks is not None:
         table = ChunkTable.of(dataset)
         end = 0 if table is None else table.end
