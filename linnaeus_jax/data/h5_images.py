@@ -29,6 +29,7 @@ from linnaeus_jax.data.h5_direct import (
 from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
+from linnaeus_jax.data.labels_file import checked, values_of
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 #: names of the datasets
@@ -291,11 +292,14 @@ class PackedImages(EncodedImages):
         with _open_h5(path) as file:
             if IMAGE_OFFSETS not in file:
                 raise KeyError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")
-            check_parts(path, file[IMAGE_OFFSETS])
-            data, offsets = file[IMAGE_BYTES], file[IMAGE_OFFSETS][:]
+            data, stored = (
+                checked(file, str(path), name, None, kinds="iu", dims=(1,)) for name in (IMAGE_BYTES, IMAGE_OFFSETS)
+            )
+            check_parts(path, stored)
+            offsets = values_of(stored, str(path)).astype(np.int64)
             if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
                 raise ValueError(f"{path}: image_offsets must ascend from 0 to the {data.size} bytes of image_bytes")
-            self._offsets = offsets.astype(np.int64)
+            self._offsets = offsets
             self._bytes = _packed_bytes(path, data) if data.size else None
 
     def __len__(self) -> int:

@@ -85,8 +85,9 @@ def checked(
     """
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
-        beside = file[name.rpartition("/")[0] or "/"]  # a group: nobody asks for what lies in a dataset
-        offered = sorted(key for key, item in beside.items() if isinstance(item, h5py.Dataset))
+        beside = file.get(name.rpartition("/")[0] or "/")
+        items = beside.items() if isinstance(beside, h5py.Group) else ()
+        offered = sorted(key for key, item in items if isinstance(item, h5py.Dataset))
         close = difflib.get_close_matches(name, offered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")
