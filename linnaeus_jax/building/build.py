@@ -26,6 +26,8 @@ from linnaeus_jax.building.virtual import Part, write_virtual_images
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
 from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, write_checksums
+from linnaeus_jax.data.labels_file import IDENTIFIERS, TEXT_DIGEST
 from linnaeus_jax.files import write_json
 
 WORK, PLAN, JOURNAL, PIXELS, SUMMARY = ".build", "plan.json", "journal.jsonl", "images.h5", "build.json"
@@ -95,7 +97,11 @@ def _finish(
         finished.write_tables(out)
         listed = "; ".join(f"{count} {what}" for what, count in faults.items())
         raise UserError(f"--strict: {listed}; see {out}/rejected.csv and {out}/blanked.csv. No data set was written.")
-    commit(work, out, [*images, *write_outputs(plan, finished, work, out)])
+    names = write_outputs(plan, finished, work, out)
+    for name in images:
+        with open_hdf5(work / "labels.h5") as labels, open_hdf5(work / name, "r+") as file:
+            file.attrs[IDENTIFIERS_DIGEST] = labels[IDENTIFIERS].attrs[TEXT_DIGEST]
+    commit(work, out, [*images, *names])
 
 
 def merge(plan: BuildPlan, out: Path, count: int, *, strict: bool = False) -> Finished:
@@ -150,10 +156,12 @@ def _in_whole(outcome: Outcome, first: int, number: int, seen: dict[str, int]) -
 
 def close_images(path: Path, options: BuildOptions, outcomes: Sequence[Outcome]) -> None:
     """Makes the streamed bytes of the used pictures an HDF5 file; nothing happens where that is done already."""
-    sizes = [outcome.stored for outcome in outcomes if not outcome.reason]
-    side = options.size
+    used = [outcome for outcome in outcomes if not outcome.reason]
+    sizes, side = [outcome.stored for outcome in used], options.size
     if options.images == "raw":
         finish_file(path, IMAGES, (len(sizes), side, side, 3))
+        with open_hdf5(path, "r+") as file:
+            write_checksums(file, (outcome.crc for outcome in used))
         return
     finish_file(path, IMAGE_BYTES, (sum(sizes),))
     with open_hdf5(path, "r+") as file:

@@ -28,6 +28,7 @@ from linnaeus_jax.data.h5_direct import (
 )
 from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import RowChecks
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
 from linnaeus_jax.data.labels_file import checked, values_of
 from linnaeus_jax.registry import IMAGE_SOURCES
@@ -49,18 +50,18 @@ class H5Images(StoredImages):
     def _dataset(self) -> h5py.Dataset:
         # A handle inherited over a fork shares its file position with the parent: never use or close it here.
         if self._opened is None or self._opened[0] != os.getpid():
-            file = open_hdf5(self._path)
+            file = open_hdf5(self.path)
             self._opened = (os.getpid(), file, file[self._where])
         return self._opened[2]
 
-    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
+    def _scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
         with self._lock:  # one thread opens the file; h5py lets only one read anyway
             try:
                 dataset = self._dataset()
                 for i in np.argsort(rows, kind="stable").tolist():  # neighbours share chunks
                     out[places[i]] = dataset[int(rows[i])]
             except OSError as error:
-                raise OSError(f"{self._path} cannot be read ({error}); copy or build the file again") from error
+                raise OSError(f"{self.path} cannot be read ({error}); copy or build the file again") from error
 
 
 class JoinedImages:
@@ -97,6 +98,17 @@ class JoinedImages:
         for number in np.unique(part_of_row).tolist():
             here = part_of_row == number
             self.parts[number].scatter(within[here], out, targets[here])
+
+    def compare_with(self, expected: NDArray[np.uint32]) -> None:
+        """The parts are compared with these checksums [N] of the joined rows, in place of their own."""
+        for number, part in enumerate(self.parts):
+            if isinstance(part, JoinedImages):
+                continue
+            of_part = np.zeros(len(part), np.uint32)  # rows that take no part are not read
+            for run in np.flatnonzero(self.runs.part == number).tolist():
+                (start, stop), first = self.runs.starts[run : run + 2].tolist(), int(self.runs.first[run])
+                of_part[first : first + stop - start] = expected[start:stop]
+            part.checks = RowChecks(part.path, of_part)
 
     @property
     def copies_only(self) -> bool:
@@ -200,7 +212,13 @@ def _fast_source(path: Path, dataset: h5py.Dataset) -> StoredImages | JoinedImag
 
 
 def _stored_source(path: Path, dataset: h5py.Dataset) -> StoredImages | JoinedImages:
-    return _fast_source(path, dataset) or H5Images(path, dataset.name, dataset.shape)
+    source = _fast_source(path, dataset) or H5Images(path, dataset.name, dataset.shape)
+    checks = RowChecks.of(path, dataset)
+    if isinstance(source, StoredImages):
+        source.checks = checks
+    elif checks is not None:
+        source.compare_with(checks.expected)
+    return source
 
 
 @IMAGE_SOURCES.register("h5")
@@ -231,6 +249,8 @@ def open_h5(files: ImageFiles) -> ImageSource:
     logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named)
     if any(isinstance(one, H5Images) for one in parts):
         logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
+    if any(isinstance(one, StoredImages) and one.checks is None for one in parts):
+        logger.info("%s: no checksums of its pictures, so that damaged pixels are not seen; tools.pack adds them", path)
     shared = max((one.images_per_chunk for one in parts if isinstance(one, ChunkedImages)), default=1)
     if shared > 1:
         logger.info("%s: chunks of %d images, unpacked whole for one; tools.pack makes a faster file", path, shared)

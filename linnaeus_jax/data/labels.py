@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.data.credits import CREDITS
 from linnaeus_jax.data.labels_file import (
     IDENTIFIERS,
+    TextDigest,
     checked,
     column_names,
     json_attribute,
@@ -63,6 +64,11 @@ class LabelTable:
     def identifiers(self) -> NDArray[Any]:
         """StringDType [N]: file name or relative path of each image; read from the file at the first access."""
         return read_identifiers(self.path)
+
+    @cached_property
+    def identifiers_digest(self) -> str:
+        """See `read_identifiers_digest`."""
+        return read_identifiers_digest(self.path)
 
 
 def read_label_tables(
@@ -117,6 +123,22 @@ def read_identifiers(path: str) -> NDArray[Any]:
     """
     with open_labels(path) as file:
         return texts_of(text_dataset(file, path, IDENTIFIERS), path)
+
+
+def read_identifiers_digest(path: str, rows: NDArray[np.int64] | None = None) -> str:
+    """The `TextDigest` of the image identifiers of a labels file, or of some ascending rows int64 [n] of it.
+
+    Raises:
+      FileNotFoundError, ValueError: as `read_label_tables`.
+    """
+    digest = TextDigest()
+    with open_labels(path) as file:
+        for start, part in text_pieces(text_dataset(file, path, IDENTIFIERS), path):
+            if rows is not None:
+                first, last = np.searchsorted(rows, (start, start + len(part)))
+                part = part[rows[first:last] - start]
+            digest.add(part)
+    return digest.hexdigest()
 
 
 def text_hashes(path: str, name: str = IDENTIFIERS) -> NDArray[np.int64]:

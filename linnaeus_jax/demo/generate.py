@@ -34,6 +34,8 @@ from linnaeus_jax.data.encodings import (
     unit_sphere,
 )
 from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, checksum, write_checksums
+from linnaeus_jax.data.labels import read_identifiers_digest
 from linnaeus_jax.data.labels_file import json_attribute
 from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
 from linnaeus_jax.demo.drawing import draw
@@ -360,12 +362,14 @@ def write_demo(
         images = _draw_images(observations, seed, image_size, progress)
         parameters["images_sha256"] = hashlib.sha256(images.data).hexdigest()
         partial = directory / "images.h5.partial"
+        labels = directory / "labels.h5.partial"
+        _write_labels(labels, columns, parameters)
         with h5py.File(partial, "w") as file:
             file.create_dataset("images", data=images)
+            write_checksums(file, map(checksum, images))
+            file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))
         os.replace(partial, directory / "images.h5")
-        partial = directory / "labels.h5.partial"
-        _write_labels(partial, columns, parameters)
-        os.replace(partial, directory / "labels.h5")  # last: its presence says that the set is complete
+        os.replace(labels, directory / "labels.h5")  # last: its presence says that the set is complete
     return _summary(directory, observations, parameters, not complete)
 
 

