@@ -138,8 +138,8 @@ def _check_alignment(images: Path, labels: Path, findings: Findings) -> None:
         if IDENTIFIERS_DIGEST not in file.attrs and PROVENANCE not in file.attrs:
             findings.note(
                 "alignment",
-                f"{images} does not say whose pictures it holds ({IDENTIFIERS_DIGEST}), so that nobody knows whether "
-                f"its rows are those of {labels}; python -m linnaeus_jax.tools.pack writes it",
+                f"{images}: it does not say whose pictures it holds, so that nobody knows whether its rows are those "
+                f"of {labels}; tools.pack writes it",
             )
 
 
@@ -175,9 +175,9 @@ def _describe_storage(path: Path, source: ImageSource, storage: str, findings: F
     parts = source.parts if isinstance(source, JoinedImages) else (source,)
     if any(isinstance(part, StoredImages) and part.checks is None for part in parts):
         findings.note(
-            "checksums", f"{path}: no checksums of its pictures, so that damaged pixels are not seen; "
-            "python -m linnaeus_jax.tools.pack writes them"
-        )  # fmt: skip
+            "checksums",
+            f"{path}: no checksums of its pictures, so that damaged pixels are not seen; tools.pack writes them",
+        )
     if isinstance(source, H5Images | ChunkedImages):
         with open_hdf5(path) as file:
             dataset = file["images"]
