@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.findings import Findings
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.hdf5 import check_texts, open_hdf5
 from linnaeus_jax.data.labels_file import (
     DAMAGE,
     IDENTIFIERS,
@@ -106,6 +106,10 @@ class LabelFile:
     def slabs(self, name: str) -> Iterator[tuple[int, NDArray[Any]]]:
         """(first row, values) over all rows; text as an array of bytes; DamagedError."""
         text, digest, step = self.is_text(name), TextDigest(), rows_of_slab(self.datasets[name])
+        try:
+            check_texts(self.path, self.datasets[name])
+        except DAMAGE as error:
+            raise DamagedError(str(error)) from error
         for start in range(0, len(self.datasets[name]), step):
             part = self.slab(name, start, start + step)
             if text:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 
@@ -24,6 +28,8 @@ MAX_TEXT_BYTES = 1 << 16
 MAX_OBJECTS = 100_000
 #: files that virtual data sets lead through, one after the other
 MAX_DEPTH = 8
+#: rows of texts whose lengths are looked at together
+_PIECE = 1 << 20
 #: what h5py raises where a header is damaged, or says what the library cannot do
 _DAMAGE = (OSError, RuntimeError, KeyError, TypeError, ValueError, OverflowError)
 
@@ -181,3 +187,57 @@ def _unpacked_bytes(path: Path, dataset: h5py.Dataset) -> int:
     chunks = _damage_named(path, dataset.name, lambda: dataset.chunks)
     sides = [-(-side // chunk) * chunk for side, chunk in zip(shape, chunks, strict=True)] if chunks else shape
     return math.prod(sides) * width
+
+
+# ---- texts of variable length ----------------------------------------------------------------------------------------
+
+
+def check_texts(path: str | Path, dataset: h5py.Dataset) -> None:
+    """Checks that the texts [N] of variable length of a data set are no longer than the file, each counted by itself.
+
+    Every writer stores each text once, but rows may be made to share one: a small file then fills the memory.
+
+    Raises:
+      UnsafeFileError: they are longer.
+    """
+    text = h5py.check_string_dtype(dataset.dtype)
+    if text is None or text.length is not None or dataset.ndim != 1 or dataset.is_virtual:
+        return
+    size = Path(path).stat().st_size
+    total = sum(int(lengths.sum(dtype=np.int64)) for lengths in _text_lengths(Path(path), dataset))
+    if total > size:
+        raise UnsafeFileError(
+            f"{path}: the texts of {dataset.name!r} take {total} bytes together, more than the {size} of the file, so "
+            "that rows share them; it is not read: write each text by itself"
+        )
+
+
+def _text_lengths(path: Path, dataset: h5py.Dataset) -> Iterator[NDArray[np.uint32]]:
+    """The lengths that rows of a data set of texts say, piece by piece; nothing of a storage that is not known here.
+
+    In the file a text is its length (4 bytes), the address of a heap and a number within it (4 bytes).
+    """
+    address = dataset.file.id.get_create_plist().get_sizes()[0]
+    row = np.dtype({"names": ["length"], "formats": ["<u4"], "offsets": [0], "itemsize": 8 + address})
+    if dataset.chunks is None:
+        offset = dataset.id.get_offset()
+        for start in range(0, len(dataset) if offset is not None else 0, _PIECE):
+            count = min(_PIECE, len(dataset) - start)
+            yield np.fromfile(path, row, count, offset=offset + start * row.itemsize)["length"]
+        return
+    plist = dataset.id.get_create_plist()
+    filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+    if not set(filters) <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}:
+        return
+    for number in range(dataset.id.get_num_chunks()):
+        start = dataset.id.get_chunk_info(number).chunk_offset
+        mask, data = dataset.id.read_direct_chunk(start)
+        size = dataset.chunks[0] * row.itemsize
+        for place, one in reversed(list(enumerate(filters))):
+            if mask >> place & 1 or one == h5py.h5z.FILTER_SHUFFLE:  # which HDF5 leaves out for such texts
+                continue
+            if one == h5py.h5z.FILTER_FLETCHER32:
+                data = data[:-4]
+            else:
+                data = zlib.decompressobj().decompress(data, size + 4)
+        yield np.frombuffer(data, row, min(dataset.chunks[0], len(dataset) - start[0]))["length"]

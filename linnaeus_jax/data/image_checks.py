@@ -16,12 +16,17 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.labels_file import attribute, checked, text_of, values_of
 
 CHECKSUMS, IDENTIFIERS_DIGEST = "image_crc32", "sha256_of_identifiers"
 SHOWN = 5
 
 log = logging.getLogger("linnaeus_jax.data")
+
+
+class MisalignedError(UserError, ValueError):
+    """Pictures of other identifiers than those of the labels file."""
 
 
 class DamagedPixelsError(OSError):

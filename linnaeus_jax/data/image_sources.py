@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.hdf5 import open_hdf5
-from linnaeus_jax.data.image_checks import misaligned, stored_identifiers_digest
+from linnaeus_jax.data.image_checks import MisalignedError, misaligned, stored_identifiers_digest
 from linnaeus_jax.data.images import ImageFiles, ImageSource, ResizedImages, ResizedSharing, SharingSource
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.splits import Split
@@ -57,13 +57,13 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
 
 
 def _check_identifiers(path: Path, table: LabelTable) -> None:
-    """Raises ValueError where a file of pictures says that its rows belong to other identifiers than the table's."""
+    """Raises MisalignedError where a file of pictures says that its rows belong to other identifiers."""
     with open_hdf5(path) as file:
         stored = stored_identifiers_digest(file)
     if not stored:
         logger.info("%s: no digest of identifiers: that its rows are those of %s is not checked", path, table.path)
     elif problem := misaligned(path, stored, table.path, table.identifiers_digest):
-        raise ValueError(problem)
+        raise MisalignedError(problem)
 
 
 def open_split(data: ConfigDict, split: Split, cache: ImageCache | None = None) -> ImageSource:

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.hdf5 import UnsafeFileError, check_texts, open_hdf5
 
 IDENTIFIERS = "img_identifiers"
 CHUNK = 1 << 17  # rows of texts decoded at a time, to bound the number of Python strings alive
@@ -109,6 +109,12 @@ def text_dataset(
     dataset = checked(file, path, name, rows, kinds="OS", dims=(1,), like=like)
     if h5py.check_string_dtype(dataset.dtype) is None:
         raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected strings")
+    try:
+        check_texts(path, dataset)
+    except DAMAGE as error:
+        if isinstance(error, UnsafeFileError):
+            raise
+        raise ValueError(f"{path}: dataset {name!r} cannot be read: {damage(dataset, error)}") from error
     return dataset
 
 

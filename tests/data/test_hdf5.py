@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -160,6 +161,45 @@ def test_small_files_that_fill_the_memory_are_refused(clean, tmp_path, case):
     for read in (verify_labels, describe, lambda path: read_identifiers(str(path))):
         with pytest.raises((UserError, ValueError), match=words):
             read(path)
+
+
+def shared_texts(file: h5py.File, **options: object) -> None:
+    """10,000 rows that all name one text of 100 kB."""
+    del file["img_identifiers"]
+    texts = file.create_dataset("img_identifiers", (10_000,), h5py.string_dtype(), **options)
+    texts[0] = "x" * 100_000
+    file.flush()
+    if texts.chunks is not None:
+        mask, row = texts.id.read_direct_chunk((0,))
+        if "compression" not in options:
+            texts.id.write_direct_chunk((0,), row[:16] * 10_000, mask)
+        else:
+            texts.id.write_direct_chunk((0,), zlib.compress(zlib.decompress(row)[:16] * 10_000), mask)
+    else:
+        with open(file.filename, "r+b") as raw:
+            raw.seek(texts.id.get_offset())
+            row = raw.read(16)
+            raw.seek(texts.id.get_offset())
+            raw.write(row * 10_000)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"chunks": (10_000,)}, {"chunks": (10_000,), "compression": "gzip"},
+     {"chunks": (10_000,), "compression": "gzip", "shuffle": True}],
+)  # fmt: skip
+def test_rows_that_share_one_text_are_refused(clean, tmp_path, options):
+    path = tmp_path / "labels.h5"
+    shutil.copy(clean, path)
+    with h5py.File(path, "r+") as file:
+        shared_texts(file, **options)
+    with h5py.File(path) as file:
+        assert len(file["img_identifiers"][9_999]) == 100_000  # what HDF5 reads
+    words = "the texts of '/img_identifiers' take 1000000000 bytes together, more than"
+    with pytest.raises(ValueError, match=words):
+        read_identifiers(str(path))
+    assert words in str(verify_labels(path).findings.to_json())
+    describe(path)
 
 
 def test_constant_columns_are_read(tmp_path):
