@@ -138,9 +138,7 @@ def _read_labelled(bundle: Bundle, labels: Path, split: str) -> Labelled:
 def _offered(labels: Path) -> dict[str, tuple[str, ...]]:
     """Dataset -> names of its columns, () without."""
     with open_labels(str(labels)) as file:
-        return {
-            name: column_names(item) for name, item in file.items() if isinstance(item, h5py.Dataset) and item.ndim == 2
-        }
+        return {name: column_names(item) for name, item in file.items() if isinstance(item, h5py.Dataset)}
 
 
 def _source_of(component: Component, offered: dict[str, tuple[str, ...]]) -> str | None:
