@@ -22,10 +22,9 @@ from typing import IO, BinaryIO, cast
 from linnaeus_jax.building.delimited import Dialect, TextSource, check_encoding
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.hdf5 import BOMB_RATIO, BOMB_SIZE
 
 META = "meta.xml"
-#: a member that is larger than this and was packed to less than one part in `BOMB_RATIO` is refused
-BOMB_SIZE, BOMB_RATIO = 200 << 20, 200
 _LARGEST_XML = 16 << 20
 _ENCRYPTED = 1
 

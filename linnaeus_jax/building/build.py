@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from linnaeus_jax.building.finish import REJECTED, Finished, finish_rows, write_outputs
@@ -26,6 +25,9 @@ from linnaeus_jax.building.streamed import finish_file
 from linnaeus_jax.building.virtual import Part, write_virtual_images
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
+from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, write_checksums
+from linnaeus_jax.data.labels_file import IDENTIFIERS, TEXT_DIGEST
 from linnaeus_jax.files import write_json
 
 WORK, PLAN, JOURNAL, PIXELS, SUMMARY = ".build", "plan.json", "journal.jsonl", "images.h5", "build.json"
@@ -104,7 +106,11 @@ def _finish(
         finished.write_tables(out)
         listed = "; ".join(f"{count} {what}" for what, count in faults.items())
         raise UserError(f"--strict: {listed}; see {out}/rejected.csv and {out}/blanked.csv. No data set was written.")
-    commit(work, out, [*images, *write_outputs(plan, finished, work, out)])
+    names = write_outputs(plan, finished, work, out)
+    for name in images:
+        with open_hdf5(work / "labels.h5") as labels, open_hdf5(work / name, "r+") as file:
+            file.attrs[IDENTIFIERS_DIGEST] = labels[IDENTIFIERS].attrs[TEXT_DIGEST]
+    commit(work, out, [*images, *names])
 
 
 def merge(plan: BuildPlan, out: Path, count: int, *, strict: bool = False) -> Finished:
@@ -160,13 +166,15 @@ def _in_whole(outcome: Outcome, first: int, number: int, seen: dict[str, int]) -
 
 def close_images(path: Path, options: BuildOptions, outcomes: Sequence[Outcome]) -> None:
     """Makes the streamed bytes of the used pictures an HDF5 file; nothing happens where that is done already."""
-    sizes = [outcome.stored for outcome in outcomes if not outcome.reason]
-    side = options.size
+    used = [outcome for outcome in outcomes if not outcome.reason]
+    sizes, side = [outcome.stored for outcome in used], options.size
     if options.images == "raw":
         finish_file(path, IMAGES, (len(sizes), side, side, 3))
+        with open_hdf5(path, "r+") as file:
+            write_checksums(file, (outcome.crc for outcome in used))
         return
     finish_file(path, IMAGE_BYTES, (sum(sizes),))
-    with h5py.File(path, "r+") as file:
+    with open_hdf5(path, "r+") as file:
         file[IMAGE_OFFSETS] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 

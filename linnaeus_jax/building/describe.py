@@ -179,8 +179,8 @@ class _Reader:
             self.found["months"] = self.found.get("months", 0) + months
             self.found["hours"] = self.found.get("hours", 0) + hours
         elif name.startswith("elevation") and self._elevation in ("", name):
-            scales = np.atleast_1d(self.file.datasets[name].attrs.get("scales", [])).astype(np.float64)
-            if 2 * len(scales) != width:
+            scales = self.file.scales(name)
+            if 2 * scales.size != width or not width:
                 return
             self._elevation, longest = name, int(np.argmax(scales))
             turn = np.arctan2(values[:, 2 * longest], values[:, 2 * longest + 1]) / (2 * np.pi)

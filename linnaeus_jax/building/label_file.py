@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.findings import Findings
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.labels_file import CHUNK, IDENTIFIERS, TextDigest, text_of
+from linnaeus_jax.data.hdf5 import check_texts, open_hdf5
+from linnaeus_jax.data.labels_file import (
+    DAMAGE,
+    IDENTIFIERS,
+    TextDigest,
+    attribute,
+    column_names,
+    damage,
+    rows_of_slab,
+)
 from linnaeus_jax.taxonomy.ranks import task_level
 
 
@@ -45,10 +54,10 @@ class LabelFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():
-            raise UserError(f"{path}: no such labels file")
         try:
-            self.file = h5py.File(path, "r")
+            self.file = open_hdf5(path)
+        except FileNotFoundError as error:
+            raise UserError(f"{path}: no such labels file") from error
         except OSError as error:
             raise UserError(f"{path}: no HDF5 file, or truncated or damaged: {error}") from error
         self.datasets = {name: item for name, item in self.file.items() if isinstance(item, h5py.Dataset)}
@@ -91,18 +100,26 @@ class LabelFile:
         """Rows start ... stop of a data set; DamagedError."""
         try:
             return self.datasets[name][start:stop]
-        except (OSError, RuntimeError) as error:
-            raise DamagedError(f"dataset {name!r} cannot be read, the file is damaged: {error}") from error
+        except DAMAGE as error:
+            raise DamagedError(f"dataset {name!r} cannot be read: {damage(self.datasets[name], error)}") from error
 
     def slabs(self, name: str) -> Iterator[tuple[int, NDArray[Any]]]:
         """(first row, values) over all rows; text as an array of bytes; DamagedError."""
-        text, digest = self.is_text(name), TextDigest()
-        for start in range(0, len(self.datasets[name]), CHUNK):
-            part = self.slab(name, start, start + CHUNK)
+        text, digest, step = self.is_text(name), TextDigest(), rows_of_slab(self.datasets[name])
+        try:
+            check_texts(self.path, self.datasets[name])
+        except DAMAGE as error:
+            raise DamagedError(str(error)) from error
+        for start in range(0, len(self.datasets[name]), step):
+            part = self.slab(name, start, start + step)
             if text:
                 digest.add(part)
             yield start, part
-        if text and (problem := digest.problem(self.datasets[name])):
+        try:
+            problem = digest.problem(self.datasets[name]) if text else ""
+        except ValueError as error:
+            problem = str(error)
+        if problem:
             raise DamagedError(problem)
 
     def numbers(self, name: str) -> NDArray[Any]:
@@ -128,6 +145,15 @@ class LabelFile:
         return [self.text(name, int(row)) for row in rows]
 
     def column_names(self, name: str) -> tuple[str, ...]:
-        """The attribute `column_names` of a data set, () without one."""
-        names = np.atleast_1d(self.datasets[name].attrs.get("column_names", []))
-        return tuple(text_of(item) for item in names)
+        """The attribute `column_names` of a data set, () without one; DamagedError."""
+        try:
+            return column_names(self.datasets[name])
+        except ValueError as error:
+            raise DamagedError(str(error)) from error
+
+    def scales(self, name: str) -> NDArray[np.float64]:
+        """The attribute `scales` of a data set of elevations, empty without one; DamagedError."""
+        try:
+            return np.atleast_1d(attribute(self.datasets[name], "scales", [])).astype(np.float64)
+        except (ValueError, TypeError) as error:
+            raise DamagedError(f"the attribute 'scales' of {name!r} holds no numbers: {error}") from error

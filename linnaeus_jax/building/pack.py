@@ -1,8 +1,8 @@
 """Pictures from a folder into one HDF5 file and back, without touching a byte of them.
 
 The file holds `image_bytes` uint8 [total] and `image_offsets` int64 [N + 1], row-aligned with the labels file; a row
-without a picture has no bytes. The attribute `provenance` is JSON: program, folder, SHA-256 of the
-identifiers, counts.
+without a picture has no bytes. The attribute `provenance` is JSON: program, folder, counts. Files of either form say
+whose rows they hold, and raw pictures have checksums, see `data/image_checks.py`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 import linnaeus_jax
 from linnaeus_jax.building.findings import SHOWN
 from linnaeus_jax.building.paths import SafeFolder, UnsafePathError
-from linnaeus_jax.building.pictures import PROVENANCE, default_extension, identifiers_digest, open_pictures
+from linnaeus_jax.building.pictures import PROVENANCE, default_extension, open_pictures
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES, PackedImages
+from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, checksum, write_checksums
 from linnaeus_jax.data.images import ImageSource
-from linnaeus_jax.data.labels import read_identifiers, text_hashes
+from linnaeus_jax.data.labels import read_identifiers, read_identifiers_digest, text_hashes
 from linnaeus_jax.data.parallel import in_order
 
 #: bytes read ahead as one piece, and most rows of one
@@ -91,7 +92,7 @@ def pack(labels: Path, images: Path, out: Path, options: PackOptions) -> PackRep
     if images.is_dir():
         if not to_file:
             raise UserError(f"{images} is a folder, so --out must be a file ending with .h5, not {out}")
-        return pack_folder(identifiers, images, out, options)
+        return pack_folder(labels, identifiers, images, out, options)
     source = open_pictures(images, labels, options.extension)
     if len(source) != len(identifiers):
         raise UserError(f"{images} holds {len(source)} pictures, but {labels} has {len(identifiers)} rows")
@@ -100,7 +101,7 @@ def pack(labels: Path, images: Path, out: Path, options: PackOptions) -> PackRep
             raise UserError(f"{images} is packed already; --out must be a folder, not {out}")
         return unpack(labels, source, identifiers, out, options)
     if to_file:
-        return copy_raw(images, source, out, options)
+        return copy_raw(labels, images, source, out, options)
     if not options.png:
         raise UserError(f"{images} holds raw pixels: add --png for a folder of PNG files, or name a file ending in .h5")
     return unpack(labels, source, identifiers, out, options)
@@ -133,7 +134,7 @@ def _complete_file(out: Path, *, force: bool) -> Iterator[Path]:
 # ---- folder -> file --------------------------------------------------------------------------------------------------
 
 
-def pack_folder(identifiers: NDArray[Any], folder: Path, out: Path, options: PackOptions) -> PackReport:
+def pack_folder(labels: Path, identifiers: NDArray[Any], folder: Path, out: Path, options: PackOptions) -> PackReport:
     """The files of a folder as one HDF5 file, see `pack`."""
     safe = SafeFolder(folder)
     sizes = _sizes(safe, identifiers, options)
@@ -145,12 +146,12 @@ def pack_folder(identifiers: NDArray[Any], folder: Path, out: Path, options: Pac
         with h5py.File(partial, "w") as file:
             file[IMAGE_OFFSETS] = offsets
             data = file.create_dataset(IMAGE_BYTES, (total,), np.uint8)
+            file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))
             file.attrs[PROVENANCE] = json.dumps(
                 {
                     "program": f"linnaeus_jax {linnaeus_jax.__version__} pack",
                     "folder": folder.resolve().name,
                     "extension": options.extension,
-                    "identifiers_sha256": identifiers_digest(identifiers),
                     "rows": len(identifiers),
                     "missing": missing,
                 }
@@ -292,7 +293,7 @@ def _earlier_rows(labels: Path, identifiers: NDArray[Any]) -> dict[int, int]:
 # ---- raw file -> raw file --------------------------------------------------------------------------------------------
 
 
-def copy_raw(images: Path, source: ImageSource, out: Path, options: PackOptions) -> PackReport:
+def copy_raw(labels: Path, images: Path, source: ImageSource, out: Path, options: PackOptions) -> PackReport:
     """Raw pictures of any HDF5 layout as one contiguous data set, which is read past HDF5."""
     if out.exists() and images.samefile(out):
         raise UserError(f"--out is the file that is read, {out}; give another one")
@@ -300,10 +301,14 @@ def copy_raw(images: Path, source: ImageSource, out: Path, options: PackOptions)
     step = max(1, PIECE_BYTES // (height * width * 3))
     with _complete_file(out, force=options.force) as partial, h5py.File(partial, "w") as file:
         data = file.create_dataset(IMAGES, shape, np.uint8)
+        checksums: list[int] = []
         for start in range(0, count, step):
             stop = min(start + step, count)
             part = np.empty((stop - start, *shape[1:]), np.uint8)
             source.read(np.arange(start, stop), part)
             data[start:stop] = part
+            checksums += map(checksum, part)
             options.progress(stop, count)
+        write_checksums(file, checksums)
+        file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))
     return PackReport(out, count, count * height * width * 3, 0)

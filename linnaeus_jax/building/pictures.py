@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.paths import is_picture
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import open_h5
+from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import misaligned, stored_identifiers_digest
 from linnaeus_jax.data.images import FolderImages, ImageFiles, ImageSource
-from linnaeus_jax.data.labels import read_identifiers
+from linnaeus_jax.data.labels import read_identifiers, read_identifiers_digest
+from linnaeus_jax.data.labels_file import json_attribute
 
 PROVENANCE = "provenance"
 
@@ -35,23 +36,49 @@ def default_extension(identifiers: NDArray[Any]) -> str:
     return "" if all(is_picture(text) for text in identifiers) else ".jpg"
 
 
-def open_pictures(path: Path, labels: Path, extension: str | None, *, side: int = 16) -> ImageSource:
+def open_pictures(
+    path: Path, labels: Path, extension: str | None, *, side: int = 16, aligned: bool = True
+) -> ImageSource:
     """The pictures of a labels file; encoded ones are delivered at `side`, raw ones as they are stored.
 
     Args:
       extension: of the files of a folder; None: see `default_extension`.
+      aligned: False where pictures of other identifiers may be opened, too.
 
     Raises:
-      UserError: they cannot be opened; the message names the file.
+      UserError: they cannot be opened, or belong to other identifiers; the message names the file.
     """
     try:
         if path.is_dir():
             identifiers = read_identifiers(str(labels))
             extension = default_extension(identifiers) if extension is None else extension
             return FolderImages(ImageFiles(path, side, RowIdentifiers(identifiers), extension))
-        return open_h5(ImageFiles(path, side))
+        source = open_h5(ImageFiles(path, side))
+        problem = misalignment(path, labels) if aligned else ""
     except (OSError, ValueError, KeyError) as error:
         raise UserError(str(error.args[0] if isinstance(error, KeyError) else error)) from error
+    if problem:
+        raise UserError(problem)
+    return source
+
+
+def misalignment(images: Path, labels: Path) -> str:
+    """What is wrong where a file of pictures says that it belongs to other identifiers than a labels file has.
+
+    "" for nothing, and where it does not say.
+
+    Raises:
+      OSError, ValueError: one of them cannot be read.
+    """
+    with open_hdf5(images) as file:
+        stored = stored_identifiers_digest(file)
+    if stored:
+        digest = read_identifiers_digest(str(labels))
+    elif stored := provenance(images).get("identifiers_sha256", ""):  # of a file packed by an earlier version
+        digest = identifiers_digest(read_identifiers(str(labels)))
+    else:
+        return ""
+    return misaligned(images, stored, str(labels), digest)
 
 
 def identifiers_digest(identifiers: NDArray[Any]) -> str:
@@ -64,9 +91,9 @@ def identifiers_digest(identifiers: NDArray[Any]) -> str:
 
 def provenance(images: Path) -> dict[str, Any]:
     """The attribute `provenance` of a file of pictures, JSON; {} without one."""
-    with h5py.File(images, "r") as file:
+    with open_hdf5(images) as file:
         try:
-            found = json.loads(file.attrs.get(PROVENANCE, "{}"))
-        except (TypeError, ValueError):
+            found = json_attribute(file, PROVENANCE)
+        except ValueError:
             return {}
     return found if isinstance(found, dict) else {}

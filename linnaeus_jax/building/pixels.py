@@ -20,6 +20,7 @@ from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.rows import DUPLICATE_PICTURE, UNREADABLE_PICTURE
 from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.data.decoding import decode_image, read_image
+from linnaeus_jax.data.image_checks import checksum
 from linnaeus_jax.data.parallel import in_order
 
 #: pictures of one piece of work, and of one record of the journal
@@ -39,6 +40,7 @@ class Outcome(NamedTuple):
     stored: int = 0  # bytes
     reason: str = ""
     detail: str = ""
+    crc: int = 0  # of raw pixels, see `data/image_checks.py`
 
 
 @dataclass
@@ -146,7 +148,10 @@ class _Batch:
                 text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.outcomes.append(Outcome(reason=UNREADABLE_PICTURE, detail=text))
                 continue
-            self.outcomes.append(Outcome(digest, len(self.data[i]) if self.pixels is None else self.pixels[i].nbytes))
+            if self.pixels is None:
+                self.outcomes.append(Outcome(digest, len(self.data[i])))
+            else:
+                self.outcomes.append(Outcome(digest, self.pixels[i].nbytes, crc=checksum(self.pixels[i])))
 
     def write(self, stream: StreamedBytes | None, seen: dict[str, int], first: int) -> list[Outcome]:
         """Marks duplicates, appends what is kept, in order; returns the outcomes.

@@ -100,7 +100,7 @@ def verify_labels(
         names = check_names(file, taxa, findings)
         images, contents = None, None
         if pictures is not None:
-            images, contents = check_pictures(file, pictures, findings, aligned=IDENTIFIERS in good)
+            images, contents = check_pictures(file, pictures, findings, aligned=identifiers is not None)
         split: dict[str, int] = {}
         if SPLIT in good:
             hashes = {"picture (by identifier)": identifiers, "picture (by content)": contents}

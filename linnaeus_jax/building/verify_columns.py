@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import h5py
@@ -14,7 +13,7 @@ from linnaeus_jax.building.label_file import LabelFile, damage_noted
 from linnaeus_jax.building.paths import UNSAFE
 from linnaeus_jax.building.verify_taxa import Taxa
 from linnaeus_jax.data.labels import MAX_SUBSETS, OCCURRENCE, SPLIT, SPLITS, SUBSET_PREFIX
-from linnaeus_jax.data.labels_file import IDENTIFIERS, text_of
+from linnaeus_jax.data.labels_file import IDENTIFIERS, checked, json_attribute, values_of
 from linnaeus_jax.data.taxon_names import GROUP
 
 TEXT = "text"
@@ -106,7 +105,7 @@ def _check_origin(file: LabelFile, findings: Findings) -> None:
         findings.warning("origin", "there is no group 'metadata': nothing is known about the origin of the data")
         return
     try:
-        json.loads(text_of(file.file["metadata"].attrs.get("config_json", "{}")))
+        json_attribute(file.file["metadata"], "config_json")
     except ValueError as error:
         findings.warning("origin", f"the attribute config_json of 'metadata' is not valid JSON: {error}")
 
@@ -255,14 +254,17 @@ def check_names(file: LabelFile, taxa: Taxa, findings: Findings) -> dict[str, fl
 
 
 def _check_names_of(file: LabelFile, taxa: Taxa, task: str, findings: Findings) -> float:
-    """Checks the names of one rank, which can be read; the share of its classes with a name."""
+    """Checks the names of one rank; the share of its classes with a name, 0 where they cannot be read."""
     where, ids, names = f"{GROUP}/{task}", taxa.classes[task][1:], taxa.names.name[task][1:]
+    try:
+        known = checked(file.file, str(file.path), f"{where}/taxon_id", None, kinds="ui", dims=(1,))
+        unused = np.setdiff1d(values_of(known, str(file.path)), ids)
+    except ValueError:  # a finding of `read_taxa`
+        return 0.0
     nameless = np.flatnonzero(names == "")
     if len(nameless):
         lines = [str(ids[i]) for i in nameless[:SHOWN]]
         findings.warning("names", f"{where}: {len(nameless)} of {len(ids)} classes have no name", examples=lines)
-    known = file.file[where].get("taxon_id")
-    unused = np.setdiff1d(known[:], ids) if known is not None else ()
     if len(unused):
         findings.note("names", f"{where}: {len(unused)} names are of taxa that no row has")
     owners: dict[str, list[int]] = {}

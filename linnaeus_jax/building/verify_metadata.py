@@ -156,7 +156,7 @@ def _scales(file: LabelFile, name: str, width: int, findings: Findings) -> NDArr
     if "scales" not in file.datasets[name].attrs:
         findings.note("scales", f"{name}: no attribute scales, so its metres are not known")
         return None
-    scales = np.atleast_1d(file.datasets[name].attrs["scales"]).astype(np.float64)
+    scales = file.scales(name)
     if 2 * len(scales) != width:
         findings.error("scales", f"{name}: {len(scales)} scales need {2 * len(scales)} columns, it has {width}")
         return None

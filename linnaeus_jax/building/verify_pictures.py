@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.findings import SHOWN, Findings
 from linnaeus_jax.building.label_file import LabelFile
-from linnaeus_jax.building.pictures import default_extension, identifiers_digest, open_pictures, provenance
+from linnaeus_jax.building.pictures import PROVENANCE, default_extension, misalignment, open_pictures
 from linnaeus_jax.building.verify_columns import repeated_rows
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import image_size, read_image
-from linnaeus_jax.data.h5_direct import ChunkedImages
-from linnaeus_jax.data.h5_images import H5Images, PackedImages
+from linnaeus_jax.data.h5_direct import ChunkedImages, StoredImages
+from linnaeus_jax.data.h5_images import H5Images, JoinedImages, PackedImages
+from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST
 from linnaeus_jax.data.images import FolderImages, ImageSource
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.labels_file import IDENTIFIERS
@@ -86,7 +87,7 @@ def check_pictures(
         findings.error("images", f"{checks.path}: without readable identifiers no picture can be found in a folder")
         return None, None
     try:
-        source = open_pictures(checks.path, file.path, checks.extension)
+        source = open_pictures(checks.path, file.path, checks.extension, aligned=False)
     except UserError as error:
         findings.error("images", str(error))
         return None, None
@@ -94,9 +95,7 @@ def check_pictures(
     if count != file.rows:
         findings.error("image_count", f"{checks.path}: {count} pictures for {file.rows} rows; both must be row-aligned")
     if not is_folder and aligned and count == file.rows:
-        packed_for = provenance(checks.path).get("identifiers_sha256")
-        if packed_for not in (None, identifiers_digest(read_identifiers(str(file.path)))):
-            findings.error("alignment", f"{checks.path} was packed for other identifiers; pack the pictures again")
+        _check_alignment(checks.path, file.path, findings)
     storage = "folder" if is_folder else "packed" if isinstance(source, PackedImages) else "raw"
     _describe_storage(checks.path, source, storage, findings)
     missing = np.zeros(0, np.int64)
@@ -128,6 +127,22 @@ def check_pictures(
     return facts, seen.content if everything and count == file.rows else None
 
 
+def _check_alignment(images: Path, labels: Path, findings: Findings) -> None:
+    try:
+        problem = misalignment(images, labels)
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        findings.error("alignment", problem)
+    with open_hdf5(images) as file:
+        if IDENTIFIERS_DIGEST not in file.attrs and PROVENANCE not in file.attrs:
+            findings.note(
+                "alignment",
+                f"{images}: it does not say whose pictures it holds, so that nobody knows whether its rows are those "
+                f"of {labels}; tools.pack writes it",
+            )
+
+
 def _spread(values: NDArray[np.int32]) -> tuple[float, ...]:
     return (float(values.min()), float(np.median(values)), float(values.max())) if len(values) else ()
 
@@ -157,8 +172,14 @@ def _missing(file: LabelFile, checks: PictureChecks, source: FolderImages, findi
 
 def _describe_storage(path: Path, source: ImageSource, storage: str, findings: Findings) -> None:
     """Says which reader is used and, where it is a slow one, what to do."""
+    parts = source.parts if isinstance(source, JoinedImages) else (source,)
+    if any(isinstance(part, StoredImages) and part.checks is None for part in parts):
+        findings.note(
+            "checksums",
+            f"{path}: no checksums of its pictures, so that damaged pixels are not seen; tools.pack writes them",
+        )
     if isinstance(source, H5Images | ChunkedImages):
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             dataset = file["images"]
             layout = f"chunks {dataset.chunks}, compression {dataset.compression}" if dataset.chunks else "no chunks"
         findings.warning(

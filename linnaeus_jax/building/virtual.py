@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
+from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import CHECKSUMS, write_checksums
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ def write_virtual_images(path: Path, parts: Sequence[Part]) -> None:
       OSError, KeyError: a part that cannot be read.
       ValueError: a part with another number of rows than `used`.
     """
-    opened = [h5py.File(path.parent / part.file, "r") for part in parts]
+    opened = [open_hdf5(path.parent / part.file) for part in parts]
     try:
         packed = IMAGE_BYTES in opened[0]
         name = IMAGE_BYTES if packed else IMAGES
@@ -50,6 +52,11 @@ def write_virtual_images(path: Path, parts: Sequence[Part]) -> None:
             place += source.shape[0]
         with h5py.File(path, "w") as file:
             file.create_virtual_dataset(name, layout)
+            if not packed and all(CHECKSUMS in part for part in opened):
+                write_checksums(
+                    file,
+                    np.concatenate([one[CHECKSUMS][:][part.used] for one, part in zip(opened, parts, strict=True)]),
+                )
             if packed:
                 file[IMAGE_OFFSETS] = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
     finally:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.file_bytes import FileBytes
+from linnaeus_jax.data.image_checks import RowChecks
 from linnaeus_jax.data.images import check_rows
 
 #: filters that change no byte of one-byte values, or that are undone here
@@ -29,28 +30,43 @@ Places = NDArray[np.int64] | range
 
 
 class StoredImages:
-    """An HDF5 dataset uint8 [N, H, W, 3]."""
+    """An HDF5 dataset uint8 [N, H, W, 3].
 
+    Attributes:
+      checks: that every picture is compared with where it is read first; None: of a file without checksums.
+    """
+
+    checks: RowChecks | None = None
     #: whether reading is nothing but copying, which one thread does as fast as the memory allows
     copies_only = False
 
     def __init__(self, path: Path, where: Any, shape: tuple[int, int, int, int]) -> None:
-        self._path, self._where, self._shape = path, where, shape
+        self.path, self._where, self._shape = path, where, shape
         self.image_shape: tuple[int, int, int] = shape[1:]
 
     def __len__(self) -> int:
         return self._shape[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._path, self._where, self._shape)
+        return type(self), (self.path, self._where, self._shape), {"checks": self.checks}
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        check_rows(rows, len(self), self._path)
-        self.scatter(rows, out, range(len(rows)))
+        check_rows(rows, len(self), self.path)
+        self._read(rows, out)
+        if self.checks is not None:
+            self.checks.compare(rows, out, range(len(rows)))
         return np.ones(len(rows), bool)
 
     def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
         """Writes the images of rows int64 [n], which all exist, to out[places]."""
+        self._scatter(rows, out, places)
+        if self.checks is not None:
+            self.checks.compare(rows, out, places)
+
+    def _read(self, rows: NDArray[np.int64], out: np.ndarray) -> None:
+        self._scatter(rows, out, range(len(rows)))
+
+    def _scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
         raise NotImplementedError
 
 
@@ -63,16 +79,14 @@ class ContiguousImages(StoredImages):
         super().__init__(path, offset, shape)
         self._bytes = FileBytes(path)
 
-    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        check_rows(rows, len(self), self._path)
+    def _read(self, rows: NDArray[np.int64], out: np.ndarray) -> None:
         size = math.prod(self.image_shape)
         ends = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
         for start, stop in itertools.pairwise(ends):  # of consecutive rows
             if start < stop:
                 self._bytes.read_into(out[start:stop], self._where + int(rows[start]) * size)
-        return np.ones(len(rows), bool)
 
-    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
+    def _scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
         size = math.prod(self.image_shape)
         for place, row in zip(places, rows.tolist(), strict=True):
             self._bytes.read_into(out[place], self._where + row * size)
@@ -87,7 +101,7 @@ class WholeChunkImages(StoredImages):
         super().__init__(path, offsets, shape)
         self._bytes = FileBytes(path)
 
-    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
+    def _scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
         for place, offset in zip(places, self._where[rows].tolist(), strict=True):
             self._bytes.read_into(out[place], offset)
 
@@ -160,7 +174,7 @@ class ChunkedImages(StoredImages):
         """int64 [n]: a number that rows int64 [n] have in common where they lie in the same chunks."""
         return rows // self._table.shape[0]
 
-    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
+    def _scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
         targets, layer = np.asarray(places, np.int64), self.neighbours(rows)
         order = np.argsort(layer, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(layer[order])) + 1) if len(rows) else ():
@@ -193,10 +207,10 @@ class ChunkedImages(StoredImages):
             except zlib.error as error:
                 first = at[0] * table.shape[0]
                 raise OSError(
-                    f"{self._path}: the chunk of images {first}..{first + table.shape[0] - 1} is damaged ({error}); "
+                    f"{self.path}: the chunk of images {first}..{first + table.shape[0] - 1} is damaged ({error}); "
                     "copy or build the file again"
                 ) from error
         if data.size != size:
-            raise OSError(f"{self._path}: a chunk of {data.size} bytes instead of {size}; copy or build the file again")
+            raise OSError(f"{self.path}: a chunk of {data.size} bytes instead of {size}; copy or build the file again")
         self._last.at, self._last.chunk = at, data.reshape(table.shape)
         return data.reshape(table.shape)

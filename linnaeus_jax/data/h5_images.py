@@ -27,8 +27,10 @@ from linnaeus_jax.data.h5_direct import (
     WholeChunkImages,
 )
 from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
+from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import RowChecks
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
-from linnaeus_jax.data.labels_file import check_stored_inside
+from linnaeus_jax.data.labels_file import checked, values_of
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 #: names of the datasets
@@ -48,18 +50,18 @@ class H5Images(StoredImages):
     def _dataset(self) -> h5py.Dataset:
         # A handle inherited over a fork shares its file position with the parent: never use or close it here.
         if self._opened is None or self._opened[0] != os.getpid():
-            file = h5py.File(self._path, "r")
+            file = open_hdf5(self.path)
             self._opened = (os.getpid(), file, file[self._where])
         return self._opened[2]
 
-    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
+    def _scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
         with self._lock:  # one thread opens the file; h5py lets only one read anyway
             try:
                 dataset = self._dataset()
                 for i in np.argsort(rows, kind="stable").tolist():  # neighbours share chunks
                     out[places[i]] = dataset[int(rows[i])]
             except OSError as error:
-                raise OSError(f"{self._path} cannot be read ({error}); copy or build the file again") from error
+                raise OSError(f"{self.path} cannot be read ({error}); copy or build the file again") from error
 
 
 class JoinedImages:
@@ -97,6 +99,17 @@ class JoinedImages:
             here = part_of_row == number
             self.parts[number].scatter(within[here], out, targets[here])
 
+    def compare_with(self, expected: NDArray[np.uint32]) -> None:
+        """The parts are compared with these checksums [N] of the joined rows, in place of their own."""
+        for number, part in enumerate(self.parts):
+            if isinstance(part, JoinedImages):
+                continue
+            of_part = np.zeros(len(part), np.uint32)  # rows that take no part are not read
+            for run in np.flatnonzero(self.runs.part == number).tolist():
+                (start, stop), first = self.runs.starts[run : run + 2].tolist(), int(self.runs.first[run])
+                of_part[first : first + stop - start] = expected[start:stop]
+            part.checks = RowChecks(part.path, of_part)
+
     @property
     def copies_only(self) -> bool:
         """See `StoredImages.copies_only`."""
@@ -114,12 +127,10 @@ class JoinedImages:
 
 
 def _open_h5(path: Path) -> h5py.File:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such images file; check data.h5.*images_path")
     try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise OSError(f"{path}: not a complete HDF5 file ({error}); copy or build it again") from error
+        return open_hdf5(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: no such images file; check data.h5.*images_path") from error
 
 
 def _part_dataset(path: Path, file: h5py.File, part: Part, rows: int) -> h5py.Dataset:
@@ -156,7 +167,6 @@ def _joined_source(path: Path, dataset: h5py.Dataset) -> JoinedImages | None:
 def _direct_source(path: Path, dataset: h5py.Dataset) -> StoredImages | None:
     """A reader of one file past HDF5, where its layout has one."""
     shape = dataset.shape
-    check_stored_inside(path, dataset)
     if dataset.chunks is not None:
         table = ChunkTable.of(dataset)
         end = 0 if table is None else table.end
@@ -202,7 +212,13 @@ def _fast_source(path: Path, dataset: h5py.Dataset) -> StoredImages | JoinedImag
 
 
 def _stored_source(path: Path, dataset: h5py.Dataset) -> StoredImages | JoinedImages:
-    return _fast_source(path, dataset) or H5Images(path, dataset.name, dataset.shape)
+    source = _fast_source(path, dataset) or H5Images(path, dataset.name, dataset.shape)
+    checks = RowChecks.of(path, dataset)
+    if isinstance(source, StoredImages):
+        source.checks = checks
+    elif checks is not None:
+        source.compare_with(checks.expected)
+    return source
 
 
 @IMAGE_SOURCES.register("h5")
@@ -233,6 +249,8 @@ def open_h5(files: ImageFiles) -> ImageSource:
     logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named)
     if any(isinstance(one, H5Images) for one in parts):
         logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
+    if any(isinstance(one, StoredImages) and one.checks is None for one in parts):
+        logger.info("%s: no checksums of its pictures, so that damaged pixels are not seen; tools.pack adds them", path)
     shared = max((one.images_per_chunk for one in parts if isinstance(one, ChunkedImages)), default=1)
     if shared > 1:
         logger.info("%s: chunks of %d images, unpacked whole for one; tools.pack makes a faster file", path, shared)
@@ -294,11 +312,14 @@ class PackedImages(EncodedImages):
         with _open_h5(path) as file:
             if IMAGE_OFFSETS not in file:
                 raise KeyError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")
-            check_parts(path, file[IMAGE_OFFSETS])
-            data, offsets = file[IMAGE_BYTES], file[IMAGE_OFFSETS][:]
+            data, stored = (
+                checked(file, str(path), name, None, kinds="iu", dims=(1,)) for name in (IMAGE_BYTES, IMAGE_OFFSETS)
+            )
+            check_parts(path, stored)
+            offsets = values_of(stored, str(path)).astype(np.int64)
             if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
                 raise ValueError(f"{path}: image_offsets must ascend from 0 to the {data.size} bytes of image_bytes")
-            self._offsets = offsets.astype(np.int64)
+            self._offsets = offsets
             self._bytes = _packed_bytes(path, data) if data.size else None
 
     def __len__(self) -> int:

@@ -54,7 +54,7 @@ def check_parts(path: Path, dataset: h5py.Dataset) -> None:
     """
     for source in dataset.virtual_sources() if dataset.is_virtual else ():
         part = _part_path(path, source.file_name)
-        if "%b" not in source.file_name and not part.is_file():
+        if not part.is_file():
             raise FileNotFoundError(
                 f"{path}: its part {source.file_name} is missing; put it back at {part} or merge the parts again"
             )
@@ -79,7 +79,7 @@ def runs_of(path: Path, dataset: h5py.Dataset) -> Runs | None:
             there = _rows(source.src_space, dataset.shape[1:])
         else:  # its extent is not known before HDF5 has opened the part
             there = here and (0, here[1] - here[0])
-        if here is None or there is None or here[1] - here[0] != there[1] - there[0] or "%b" in source.file_name:
+        if here is None or there is None or here[1] - here[0] != there[1] - there[0]:
             return None
         found.append((*here, there[0], Part(_part_path(path, source.file_name), source.dset_name)))
     found.sort(key=lambda run: run[0])

@@ -16,7 +16,10 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
 from linnaeus_jax.data.cache import ImageCache
+from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import MisalignedError, misaligned, stored_identifiers_digest
 from linnaeus_jax.data.images import ImageFiles, ImageSource, ResizedImages, ResizedSharing, SharingSource
+from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.registry import IMAGE_SOURCES
 
@@ -34,7 +37,7 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
       FileNotFoundError: no such file or directory.
       OSError: a truncated or damaged file.
       KeyError: an HDF5 file lacks the dataset.
-      ValueError: wrong dtype, shape or number of images; an unknown kind.
+      ValueError: wrong dtype, shape or number of images; images of other identifiers; an unknown kind.
     """
     source: ImageSource = IMAGE_SOURCES[kind](files, **(options or {}))
     if source.image_shape != (files.img_size, files.img_size, 3):
@@ -48,7 +51,19 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
             f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "
             "row-aligned"
         )
+    if kind == "h5" and isinstance(files.table, LabelTable):
+        _check_identifiers(files.path, files.table)
     return source
+
+
+def _check_identifiers(path: Path, table: LabelTable) -> None:
+    """Raises MisalignedError where a file of pictures says that its rows belong to other identifiers."""
+    with open_hdf5(path) as file:
+        stored = stored_identifiers_digest(file)
+    if not stored:
+        logger.info("%s: no digest of identifiers: that its rows are those of %s is not checked", path, table.path)
+    elif problem := misaligned(path, stored, table.path, table.identifiers_digest):
+        raise MisalignedError(problem)
 
 
 def open_split(data: ConfigDict, split: Split, cache: ImageCache | None = None) -> ImageSource:

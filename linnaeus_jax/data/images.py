@@ -95,18 +95,18 @@ def check_rows(rows: np.ndarray, count: int, name: object) -> None:
 
 
 class ResizedImages:
-    """Another source, resized to a square with area interpolation; `mode` as in `decoding.resize_image`."""
+    """Another source, `source`, resized to a square with area interpolation; `mode` as in `decoding.resize_image`."""
 
     def __init__(self, source: ImageSource, img_size: int, mode: str = "squash") -> None:
-        self._source, self._mode = source, mode
+        self.source, self._mode = source, mode
         self.image_shape = (img_size, img_size, 3)
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        stored = np.empty((len(rows), *self._source.image_shape), np.uint8)
-        ok = self._source.read(rows, stored)
+        stored = np.empty((len(rows), *self.source.image_shape), np.uint8)
+        ok = self.source.read(rows, stored)
         for image, target in zip(stored, out, strict=True):
             resize_image(image, target, self._mode)
         return ok
@@ -122,8 +122,8 @@ class ResizedSharing(ResizedImages):
 
     def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: NDArray[np.int64] | range) -> None:
         """See `SharingSource`."""
-        stored = np.empty((len(rows), *self._source.image_shape), np.uint8)
-        self._source.read(rows, stored)
+        stored = np.empty((len(rows), *self.source.image_shape), np.uint8)
+        self.source.read(rows, stored)
         for image, place in zip(stored, places, strict=True):
             resize_image(image, out[place], self._mode)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,14 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.data.credits import CREDITS
 from linnaeus_jax.data.labels_file import (
-    CHUNK,
     IDENTIFIERS,
+    TextDigest,
     checked,
+    column_names,
+    json_attribute,
     open_labels,
     text_dataset,
-    text_of,
+    text_pieces,
     texts_of,
     values_of,
 )
@@ -63,6 +64,11 @@ class LabelTable:
     def identifiers(self) -> NDArray[Any]:
         """StringDType [N]: file name or relative path of each image; read from the file at the first access."""
         return read_identifiers(self.path)
+
+    @cached_property
+    def identifiers_digest(self) -> str:
+        """See `read_identifiers_digest`."""
+        return read_identifiers_digest(self.path)
 
 
 def read_label_tables(
@@ -119,6 +125,22 @@ def read_identifiers(path: str) -> NDArray[Any]:
         return texts_of(text_dataset(file, path, IDENTIFIERS), path)
 
 
+def read_identifiers_digest(path: str, rows: NDArray[np.int64] | None = None) -> str:
+    """The `TextDigest` of the image identifiers of a labels file, or of some ascending rows int64 [n] of it.
+
+    Raises:
+      FileNotFoundError, ValueError: as `read_label_tables`.
+    """
+    digest = TextDigest()
+    with open_labels(path) as file:
+        for start, part in text_pieces(text_dataset(file, path, IDENTIFIERS), path):
+            if rows is not None:
+                first, last = np.searchsorted(rows, (start, start + len(part)))
+                part = part[rows[first:last] - start]
+            digest.add(part)
+    return digest.hexdigest()
+
+
 def text_hashes(path: str, name: str = IDENTIFIERS) -> NDArray[np.int64]:
     """int64 [N]: a hash of each row's text in the dataset `name`, the same for equal ones within one process; 0 for "".
 
@@ -130,8 +152,7 @@ def text_hashes(path: str, name: str = IDENTIFIERS) -> NDArray[np.int64]:
     with open_labels(path) as file:
         dataset = text_dataset(file, path, name, len(text_dataset(file, path, IDENTIFIERS)))
         hashes = np.empty(len(dataset), np.int64)
-        for start in range(0, len(dataset), CHUNK):
-            part = values_of(dataset, path, slice(start, start + CHUNK))
+        for start, part in text_pieces(dataset, path):
             hashes[start : start + len(part)] = [hash(item) for item in part]
     return hashes
 
@@ -201,7 +222,9 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
 
 def _read_subset(file: h5py.File, path: str, name: str, rows: int) -> NDArray[Any]:
     dataset = checked(file, path, name, rows, kinds="biuOS", dims=(1,))
-    return texts_of(dataset, path) if dataset.dtype.kind in "OS" else values_of(dataset, path)
+    if dataset.dtype.kind in "OS":
+        return texts_of(text_dataset(file, path, name, rows), path)
+    return values_of(dataset, path)
 
 
 def _read_taxa(file: h5py.File, path: str, task: str, rows: int) -> NDArray[np.int64]:
@@ -217,7 +240,10 @@ def _read_taxa(file: h5py.File, path: str, task: str, rows: int) -> NDArray[np.i
 def _read_source(file: h5py.File, path: str, name: str, rows: int) -> SourceColumns:
     dataset = checked(file, path, name, rows, kinds="fiu", dims=(1, 2))
     values = values_of(dataset, path).astype(np.float32, copy=False)
-    names = tuple(text_of(item) for item in np.atleast_1d(dataset.attrs.get("column_names", [])))
+    try:
+        names = column_names(dataset)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     values = values[:, None] if values.ndim == 1 else values
     if names and len(names) != values.shape[1]:
         raise ValueError(f"{path}: {name!r} has {values.shape[1]} columns but {len(names)} column_names")
@@ -233,7 +259,7 @@ def _log_origin(file: h5py.File, path: str) -> None:
     if "config_json" not in group.attrs:
         return
     try:
-        parsed = json.loads(text_of(group.attrs["config_json"]))
+        parsed = json_attribute(group, "config_json")
     except ValueError as error:
         log.warning("%s: metadata.config_json is not valid JSON (%s), it is ignored", path, error)
         return

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.hdf5 import UnsafeFileError, check_texts, open_hdf5
+
 IDENTIFIERS = "img_identifiers"
 CHUNK = 1 << 17  # rows of texts decoded at a time, to bound the number of Python strings alive
+SLAB_BYTES = 64 << 20  # and bytes, of texts of fixed length
+#: what h5py raises where values cannot be read
+DAMAGE = (OSError, RuntimeError, ValueError, TypeError)
 #: attribute of a dataset of texts, optional: their `TextDigest`; HDF5 has no checksums of texts
 TEXT_DIGEST = "sha256_of_texts"
 _KINDS = {"b": "bool", "i": "int", "u": "uint32", "f": "float", "O": "variable-length string", "S": "bytes"}
@@ -34,7 +39,7 @@ class TextDigest:
 
     def problem(self, dataset: h5py.Dataset) -> str:
         """What is wrong where these are not the texts that a dataset was written with; "" where nothing is known."""
-        if dataset.attrs.get(TEXT_DIGEST, "") in ("", self.hexdigest()):
+        if text_of(attribute(dataset, TEXT_DIGEST, "")) in ("", self.hexdigest()):
             return ""
         return (
             f"dataset {dataset.name!r} holds other texts than were written: the file is damaged, or it was changed; "
@@ -48,12 +53,12 @@ def open_labels(path: str) -> Iterator[h5py.File]:
 
     Raises:
       FileNotFoundError: it does not exist.
-      ValueError: it is no HDF5 file, or damaged.
+      ValueError: it is no HDF5 file, or damaged, or one that `open_hdf5` refuses.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"labels file {path!r} does not exist; check data.h5.*_path")
     try:
-        file = h5py.File(path, "r")
+        file = open_hdf5(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"labels file {path!r} does not exist; check data.h5.*_path") from error
     except OSError as error:
         raise ValueError(f"labels file {path!r} is no HDF5 file, or truncated or damaged: {error}") from error
     with file:
@@ -80,12 +85,12 @@ def checked(
     """
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
-        beside = file[name.rpartition("/")[0] or "/"]
-        offered = sorted(key for key, item in beside.items() if isinstance(item, h5py.Dataset))
+        beside = file.get(name.rpartition("/")[0] or "/")
+        items = beside.items() if isinstance(beside, h5py.Group) else ()
+        offered = sorted(key for key, item in items if isinstance(item, h5py.Dataset))
         close = difflib.get_close_matches(name, offered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")
-    check_stored_inside(path, dataset)
     if dataset.dtype.kind not in kinds:
         expected = " or ".join(_KINDS[kind] for kind in kinds)
         raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected {expected}")
@@ -97,15 +102,6 @@ def checked(
     return dataset
 
 
-def check_stored_inside(path: str | Path, dataset: h5py.Dataset) -> None:
-    """Raises ValueError for a dataset whose bytes HDF5 would read from any other file ("external storage")."""
-    if dataset.external:
-        raise ValueError(
-            f"{path}: the values of {dataset.name!r} lie in {dataset.external[0][0]!r}, a file of another kind, which "
-            "is not read; copy them into the HDF5 file"
-        )
-
-
 def text_dataset(
     file: h5py.File, path: str, name: str, rows: int | None = None, *, like: str = IDENTIFIERS
 ) -> h5py.Dataset:
@@ -113,6 +109,12 @@ def text_dataset(
     dataset = checked(file, path, name, rows, kinds="OS", dims=(1,), like=like)
     if h5py.check_string_dtype(dataset.dtype) is None:
         raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected strings")
+    try:
+        check_texts(path, dataset)
+    except DAMAGE as error:
+        if isinstance(error, UnsafeFileError):
+            raise
+        raise ValueError(f"{path}: dataset {name!r} cannot be read: {damage(dataset, error)}") from error
     return dataset
 
 
@@ -120,21 +122,71 @@ def values_of(dataset: h5py.Dataset, path: str, rows: slice | NDArray[np.int64] 
     """The values of some rows, by default of all; an array of rows must ascend. ValueError where it is damaged."""
     try:
         return dataset[rows]
-    except OSError as error:
-        raise ValueError(f"{path}: dataset {dataset.name!r} cannot be read, the file is damaged: {error}") from error
+    except DAMAGE as error:
+        raise ValueError(f"{path}: dataset {dataset.name!r} cannot be read: {damage(dataset, error)}") from error
+
+
+def damage(dataset: h5py.Dataset, error: Exception) -> str:
+    """Why HDF5 could not read a dataset."""
+    plist = dataset.id.get_create_plist()
+    filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+    unknown = [str(one[0]) for one in filters if not h5py.h5z.filter_avail(one[0])]
+    if unknown:
+        return f"it is stored by filter {', '.join(unknown)}, which is not installed; store it with gzip, or plain"
+    return f"the file is damaged: {error}"
 
 
 def texts_of(dataset: h5py.Dataset, path: str) -> NDArray[Any]:
     """StringDType [N]; bytes that are not UTF-8 become U+FFFD. ValueError where it is damaged."""
-    digest = TextDigest()
     texts = np.empty(len(dataset), np.dtypes.StringDType())
-    for start in range(0, len(dataset), CHUNK):
-        part = values_of(dataset, path, slice(start, start + CHUNK))
+    for start, part in text_pieces(dataset, path):
         texts[start : start + len(part)] = [item.decode("utf-8", "replace") for item in part]
+    return texts
+
+
+def text_pieces(dataset: h5py.Dataset, path: str) -> Iterator[tuple[int, NDArray[Any]]]:
+    """(first row, bytes of some rows) over all rows of a dataset of strings.
+
+    Raises:
+      ValueError: it is damaged, or, behind the last piece, these are not the texts that were written.
+    """
+    digest, step = TextDigest(), rows_of_slab(dataset)
+    for start in range(0, len(dataset), step):
+        part = values_of(dataset, path, slice(start, start + step))
         digest.add(part)
+        yield start, part
     if problem := digest.problem(dataset):
         raise ValueError(f"{path}: {problem}")
-    return texts
+
+
+def rows_of_slab(dataset: h5py.Dataset) -> int:
+    """How many rows of a dataset are read at a time."""
+    width = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
+    return int(np.clip(SLAB_BYTES // max(1, width), 1, CHUNK))
+
+
+def attribute(item: h5py.Group | h5py.Dataset, name: str, default: object = None) -> Any:
+    """The value of an attribute; ValueError where it is of a kind that cannot be read, or damaged."""
+    try:
+        return item.attrs.get(name, default)
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the attribute {name!r} of {item.name!r} cannot be read: {error}; remove it") from error
+
+
+def json_attribute(item: h5py.Group | h5py.Dataset, name: str) -> Any:
+    """What an attribute holds as JSON, {} without it; ValueError where it is no JSON, or nested too deeply."""
+    try:
+        return json.loads(text_of(attribute(item, name, "{}")))
+    except RecursionError as error:
+        raise ValueError(f"the attribute {name!r} of {item.name!r} is nested too deeply") from error
+
+
+def column_names(dataset: h5py.Dataset) -> tuple[str, ...]:
+    """The attribute `column_names`, () without one; ValueError where it is no list of texts."""
+    names = np.atleast_1d(attribute(dataset, "column_names", []))
+    if names.ndim > 1:
+        raise ValueError(f"the attribute 'column_names' of {dataset.name!r} has {names.ndim} dimensions; give a list")
+    return tuple(text_of(item) for item in names)
 
 
 def text_of(value: object) -> str:

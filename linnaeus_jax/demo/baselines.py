@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 
-import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ import optax
 from jax import Array
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.demo.generate import DemoSummary, validation_rows
 
 BATCH = 128
@@ -87,9 +87,9 @@ def demo_baselines(summary: DemoSummary) -> dict[str, float]:
       "metadata" (a perceptron with one hidden layer, on all three components), "pixels" (softmax regression on
       standardised pixels). The last two stop early on a tenth of the train rows.
     """
-    with h5py.File(summary.images_path, "r") as file:
+    with open_hdf5(summary.images_path) as file:
         images = file["images"][:]
-    with h5py.File(summary.labels_path, "r") as file:
+    with open_hdf5(summary.labels_path) as file:
         species = file["taxa_L10"][:]
         elevation = file["elevation_broadrange_2"][:]
         elevation[file["raw_elevation"][:] == 0] = 0.0  # missing, written as encoded 0 m

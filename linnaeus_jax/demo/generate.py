@@ -33,6 +33,10 @@ from linnaeus_jax.data.encodings import (
     sinusoidal_attributes,
     unit_sphere,
 )
+from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, checksum, write_checksums
+from linnaeus_jax.data.labels import read_identifiers_digest
+from linnaeus_jax.data.labels_file import json_attribute
 from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
 from linnaeus_jax.demo.drawing import draw
 from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names
@@ -358,20 +362,30 @@ def write_demo(
         images = _draw_images(observations, seed, image_size, progress)
         parameters["images_sha256"] = hashlib.sha256(images.data).hexdigest()
         partial = directory / "images.h5.partial"
+        labels = directory / "labels.h5.partial"
+        _write_labels(labels, columns, parameters)
         with h5py.File(partial, "w") as file:
             file.create_dataset("images", data=images)
+            write_checksums(file, map(checksum, images))
+            file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))
         os.replace(partial, directory / "images.h5")
-        partial = directory / "labels.h5.partial"
-        _write_labels(partial, columns, parameters)
-        os.replace(partial, directory / "labels.h5")  # last: its presence says that the set is complete
+        os.replace(labels, directory / "labels.h5")  # last: its presence says that the set is complete
     return _summary(directory, observations, parameters, not complete)
 
 
 def read_parameters(directory: Path) -> dict[str, Any]:
     """With which `seed`, `image_size` and `rows` a demo set was made; FileNotFoundError where there is none."""
-    with h5py.File(directory / "labels.h5", "r") as file:
-        stored = json.loads(file["metadata"].attrs["config_json"])
+    with open_hdf5(directory / "labels.h5") as file:
+        stored = _parameters(file)
     return {key: stored[key] for key in ("seed", "image_size", "rows")}
+
+
+def _parameters(file: h5py.File) -> dict[str, Any]:
+    """What a labels file says it was made with; {} where it says nothing that can be read."""
+    with contextlib.suppress(ValueError, KeyError):
+        found = json_attribute(file["metadata"], "config_json")
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _is_complete(directory: Path, parameters: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bool:
@@ -379,8 +393,8 @@ def _is_complete(directory: Path, parameters: dict[str, Any], columns: dict[str,
     labels, images = directory / "labels.h5", directory / "images.h5"
     if not labels.exists():
         return False
-    with h5py.File(labels, "r") as file:
-        stored = json.loads(file["metadata"].attrs["config_json"]) if "metadata" in file else {}
+    with open_hdf5(labels) as file:
+        stored = _parameters(file)
         different = {key: stored.get(key) for key, value in parameters.items() if stored.get(key) != value}
         if different:
             asked = {key: parameters[key] for key in different}
@@ -396,7 +410,7 @@ def _is_complete(directory: Path, parameters: dict[str, Any], columns: dict[str,
     }
     if not (undamaged and images.exists() and named == taxon_names()):
         return False
-    with h5py.File(images, "r") as file:
+    with open_hdf5(images) as file:
         return hashlib.sha256(file["images"][:].data).hexdigest() == stored["images_sha256"]
 
 

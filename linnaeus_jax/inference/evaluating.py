@@ -16,7 +16,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.images import EncodedImages, ImageSource
 from linnaeus_jax.data.labels import SPLITS, LabelTable, read_label_tables, read_split_column
-from linnaeus_jax.data.labels_file import open_labels, text_of
+from linnaeus_jax.data.labels_file import IDENTIFIERS, column_names, open_labels, text_dataset
 from linnaeus_jax.data.metadata import ComponentSettings
 from linnaeus_jax.data.parallel import cores, in_order
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
@@ -138,11 +138,7 @@ def _read_labelled(bundle: Bundle, labels: Path, split: str) -> Labelled:
 def _offered(labels: Path) -> dict[str, tuple[str, ...]]:
     """Dataset -> names of its columns, () without."""
     with open_labels(str(labels)) as file:
-        return {
-            name: tuple(text_of(text) for text in np.atleast_1d(item.attrs.get("column_names", [])))
-            for name, item in file.items()
-            if isinstance(item, h5py.Dataset)
-        }
+        return {name: column_names(item) for name, item in file.items() if isinstance(item, h5py.Dataset)}
 
 
 def _source_of(component: Component, offered: dict[str, tuple[str, ...]]) -> str | None:
@@ -188,7 +184,7 @@ class Pictures:
         """Opens an HDF5 file or a folder; raises UserError where that cannot be done."""
         source = open_pictures(images, labels, extension)
         with open_labels(str(labels)) as file:
-            rows = len(file["img_identifiers"])
+            rows = len(text_dataset(file, str(labels), IDENTIFIERS))
         if len(source) != rows:
             raise UserError(f"{images} holds {len(source)} pictures, but {labels} has {rows} rows; both must agree")
         return cls(bundle, source)

@@ -24,6 +24,7 @@ from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.metrics import table
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment, build_experiment
+from linnaeus_jax.run.identity import training_rows
 from linnaeus_jax.run.saved_weights import choose_checkpoint, run_directory
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
@@ -44,7 +45,7 @@ class Loaded:
     experiment: Experiment
     step: int
     state: TrainState
-    training_rows: Mapping[str, Any]  # of the run, as `identity.run_identity` has them
+    training_rows: Mapping[str, Any]  # of the run, as `identity.training_rows` has them
 
     @property
     def dataset(self) -> Dataset:
@@ -176,7 +177,7 @@ def test_split(loaded: Loaded) -> Split:
     Raises:
       EvaluateError: there are none, or the file was changed since, so that the run may have trained on them.
     """
-    if loaded.experiment.identity["training_rows"] != loaded.training_rows:
+    if training_rows(loaded.dataset.train) != loaded.training_rows:
         raise EvaluateError(
             f"{loaded.dataset.sources.train_labels} gives other training rows than those of the run, which may have "
             "trained on what are test rows now; restore the file, or give other data with --labels and --images"

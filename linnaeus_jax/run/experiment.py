@@ -71,7 +71,7 @@ class Experiment:
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree with, see `run/identity.py`."""
-        return run_identity(self.inputs.dataset, self.program)
+        return run_identity(self.inputs.dataset, self.program, self.inputs.images[self.inputs.dataset.train.name])
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:

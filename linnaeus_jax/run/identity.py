@@ -1,7 +1,8 @@
 """What a checkpoint belongs to, and what may differ when a run goes on from it.
 
-The identity of a run is its classes, rank order, metadata layout, training rows, model and optimizer structure: a
-checkpoint is refused where one of them differs. What decides the rows of an update (batch size, accumulation, sampler,
+The identity of a run is its classes, rank order, metadata layout, training rows with their identifiers, metadata and
+pictures, model and optimizer structure: a checkpoint is refused where one of them differs. Pictures are compared by a
+sample, see `data/picture_sample.py`. What decides the rows of an update (batch size, accumulation, sampler,
 groups, seed) may differ only where the checkpoint lies at the end of an epoch. Everything else may change.
 """
 
@@ -10,14 +11,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from linnaeus_jax.config.saved import config_difference
 from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.labels import read_identifiers_digest
+from linnaeus_jax.data.picture_sample import picture_sample, sample_differences
 from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.splits import Split
 from linnaeus_jax.step.program import Program
 
 #: fields of a model that change how it trains or is computed, but neither its parameters nor what it computes
@@ -31,16 +36,33 @@ SECTIONS = {
     "classes": "other classes",
     "metadata": "other metadata",
     "training_rows": "other training rows",
+    "identifiers": "other identifiers of training rows",
+    "metadata_values": "other metadata of training rows",
+    "pictures": "other pictures of training rows",
     "model": "another model or optimizer",
     "optimizer": "another model or optimizer",
 }
 SHOWN = 3
+#: sections that checkpoints of earlier versions lack
+_LATER = ("identifiers", "metadata_values", "pictures")
 
 
-def run_identity(dataset: Dataset, program: Program) -> dict[str, Any]:
-    """The identity of a run as JSON types; section names are the keys of `SECTIONS`."""
-    rows = hashlib.sha256(dataset.train.rows.tobytes())
-    rows.update(np.ascontiguousarray(dataset.train.table.taxon[dataset.train.rows]).tobytes())
+def training_rows(train: Split) -> dict[str, Any]:
+    """Which rows are trained on, and their labels, as JSON types."""
+    rows = hashlib.sha256(train.rows.tobytes())
+    rows.update(np.ascontiguousarray(train.table.taxon[train.rows]).tobytes())
+    return {"count": len(train), "sha256": rows.hexdigest()}
+
+
+def run_identity(dataset: Dataset, program: Program, images: ImageSource) -> dict[str, Any]:
+    """The identity of a run as JSON types; section names are the keys of `SECTIONS`.
+
+    Args:
+      images: of the training rows.
+    """
+    train = dataset.train
+    metadata = hashlib.sha256(np.ascontiguousarray(train.meta).tobytes())
+    metadata.update(np.ascontiguousarray(train.meta_valid).tobytes())
     model = {
         field.name: getattr(program.model, field.name)
         for field in dataclasses.fields(program.model)
@@ -53,7 +75,10 @@ def run_identity(dataset: Dataset, program: Program) -> dict[str, Any]:
         "ranks": dataset.tasks,
         "classes": {task: ids.tolist() for task, ids in dataset.classes.items()},
         "metadata": {component.name: dataclasses.asdict(component) for component in dataset.components},
-        "training_rows": {"count": len(dataset.train), "sha256": rows.hexdigest()},
+        "training_rows": training_rows(train),
+        "identifiers": {"sha256": read_identifiers_digest(train.table.path, np.sort(train.rows))},
+        "metadata_values": {"sha256": metadata.hexdigest()},
+        "pictures": picture_sample(images, train.rows),
         "model": {"type": type(program.model).__name__, **model},
         "optimizer": {row.name: row.optimizer for row in program.settings.optimizer.rows},
     }
@@ -102,14 +127,46 @@ def identity_error(stored: Mapping[str, Any], current: Mapping[str, Any], *, opt
     Args:
       optimizer: False for a run that starts its optimizer anew.
     """
-    sections = [section for section in SECTIONS if optimizer or section != "optimizer"]
-    texts_of = {s: list(differences(stored.get(s), current.get(s), s)) for s in sections}
+    unknown = {section for section in _LATER if section not in stored or section not in current}
+    sections = [s for s in SECTIONS if s not in unknown and (optimizer or s != "optimizer")]
+    texts_of = {s: list(differences(stored.get(s), current.get(s), s)) for s in sections if s not in _LATER}
+    if not texts_of["training_rows"]:  # of other rows everything is other
+        texts_of |= _other_contents(stored, current, unknown | ({"metadata_values"} if texts_of["metadata"] else set()))
+    sections = [section for section in sections if section in texts_of]
     texts = [text for section in sections for text in texts_of[section]]
     if not texts:
         return None
     what = list(dict.fromkeys(SECTIONS[section] for section in sections if texts_of[section]))
     more = f" (and {len(texts) - SHOWN} more differences)" if len(texts) > SHOWN else ""
     return f"belongs to {', '.join(what)}: {'; '.join(texts[:SHOWN])}{more}"
+
+
+def _other_contents(
+    stored: Mapping[str, Any], current: Mapping[str, Any], unknown: Collection[str]
+) -> dict[str, list[str]]:
+    """Section -> what changed of the contents of the same rows, for the sections of which both say something."""
+    texts = {}
+    for section in _LATER:
+        if section in unknown:
+            continue
+        if section == "pictures":
+            texts[section] = list(sample_differences(stored[section], current[section]))
+        else:
+            what = SECTIONS[section].removeprefix("other ")
+            same = stored[section] == current[section]
+            texts[section] = [] if same else [f"the {what} changed since, or stand in another order"]
+    return texts
+
+
+def unchecked(stored: Mapping[str, Any]) -> str:
+    """A sentence on what the identity in a checkpoint of an earlier version does not say, "" for nothing."""
+    absent = [SECTIONS[section].removeprefix("other ") for section in _LATER if section not in stored]
+    if not absent:
+        return ""
+    return (
+        f"the checkpoint is of an earlier version and says nothing of {', '.join(absent)}: that these are still the "
+        "same is not checked"
+    )
 
 
 def finished_epochs(meta: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:

@@ -17,7 +17,7 @@ from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints, leaf_shapes
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
-from linnaeus_jax.run.identity import identity_error, plan_error, plan_identity, resume_notes
+from linnaeus_jax.run.identity import identity_error, plan_error, plan_identity, resume_notes, unchecked
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.state import IntervalSums, TrainState
 
@@ -103,6 +103,8 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
         log.warning("train.resume_skip_optimizer: the optimizer starts anew at step %d", step)
         state = state.replace(opt_state=experiment.initial_state().opt_state)
     checkpoints.unlink_boundaries()
+    if missing := unchecked(meta["identity"]):
+        log.warning("%s", missing)
     for line in resume_notes(step, meta, plain(config), versions.versions()):
         log.info("%s", line)
     planned, asked = experiment.resolved.epochs, config.train.epochs

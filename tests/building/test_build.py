@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import h5py
@@ -23,6 +25,8 @@ from linnaeus_jax.building.options import IMAGE_FORMS, BuildOptions, Shard
 from linnaeus_jax.building.pixels import BATCH, Journal
 from linnaeus_jax.building.plan import plan_build
 from linnaeus_jax.building.streamed import StreamedBytes
+from linnaeus_jax.building.verify import verify_labels
+from linnaeus_jax.building.verify_pictures import PictureChecks
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import decode_image
 from linnaeus_jax.tools.build_dataset import main
@@ -94,6 +98,15 @@ def test_every_form_holds_the_pictures(pictures, whole):
         decode_image(packed["image_bytes"][: offsets[1]].tobytes(), pixels)
         assert np.abs(pixels.astype(int) - raw["images"][0]).mean() < 4
     assert not (whole["folder"] / "images.h5").exists()
+
+
+def test_every_form_says_whose_pictures_it_holds_and_raw_ones_have_checksums(whole):
+    for form in ("raw", "jpeg", "original"):
+        with h5py.File(whole[form] / "images.h5") as images, h5py.File(whole[form] / "labels.h5") as labels:
+            texts = labels["img_identifiers"][:]
+            assert images.attrs["sha256_of_identifiers"] == hashlib.sha256(b"\0".join([*texts, b""])).hexdigest()
+            if form == "raw":
+                assert images["image_crc32"][:].tolist() == [zlib.crc32(image) for image in images["images"]]
 
 
 def test_no_picture_of_an_occurrence_falls_on_the_other_side(whole):
@@ -174,6 +187,13 @@ def test_parts_make_the_same_whole_without_copies(pictures, whole, tmp_path, for
         assert (out / "images.h5").stat().st_size < 50_000
         moved = tmp_path / "elsewhere"
         out.rename(moved)
+        if form == "raw":
+            with h5py.File(moved / "shards/2-of-3/images.h5", "r+") as part:
+                part["images"][4, 0, 0, 0] ^= 1
+            found = verify_labels(moved / "labels.h5", pictures=PictureChecks(moved / "images.h5"))
+            assert "2-of-3/images.h5: the pixels of row 4 are not those" in str(found.findings.to_json())
+            with h5py.File(moved / "shards/2-of-3/images.h5", "r+") as part:
+                part["images"][4, 0, 0, 0] ^= 1
         with h5py.File(moved / "images.h5") as joined, h5py.File(whole[form] / "images.h5") as single:
             for name in single:
                 np.testing.assert_array_equal(joined[name][:], single[name][:])
