@@ -44,6 +44,9 @@ class Limits:
       seconds: for a request, from its first byte to its answer.
       queue: requests that are read, decoded and computed at once; more are refused with 503.
       held_bytes: of the bodies of all these requests; more are refused with 503.
+      connections: open at once; for one more the one that has waited longest is closed, or it is refused with 503.
+      header_bytes: of the line, the headers and the trailers of a request.
+      header_seconds: for them to come.
     """
 
     body_bytes: int = 20 * 2**20
@@ -52,6 +55,9 @@ class Limits:
     seconds: float = 30.0
     queue: int = 128
     held_bytes: int = 2**29
+    connections: int = 512
+    header_bytes: int = 2**15
+    header_seconds: float = 10.0
 
 
 @dataclass(frozen=True)

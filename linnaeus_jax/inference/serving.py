@@ -28,6 +28,7 @@ from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.prediction_lines import JsonLines
+from linnaeus_jax.inference.server_connections import LOOK_EVERY, Connection, connections_with
 from linnaeus_jax.inference.server_guard import PREDICT, Guard, ServerMetrics
 from linnaeus_jax.inference.server_requests import RETRY_AFTER, Asked, Limits, Preparation, refuse, twice
 from linnaeus_jax.inference.server_types import (
@@ -290,7 +291,7 @@ def _openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
 
 
 class _Server(uvicorn.Server):
-    """Calls back once it listens."""
+    """Calls back once it listens, and ends connections that wait too long."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -301,13 +302,22 @@ class _Server(uvicorn.Server):
         if self.started:
             self._ready()
 
+    async def on_tick(self, counter: int) -> bool:
+        """Called every 0.1 s."""
+        if counter % round(10 * LOOK_EVERY) == 0:
+            for connection in [each for each in self.server_state.connections if isinstance(each, Connection)]:
+                connection.look()
+        return await super().on_tick(counter)
+
 
 def server_of(app: FastAPI, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
     """What serves the application with `run(sockets=[...])`; `ready` is called once requests are answered."""
     limits: Limits = app.state.service.limits
     config = uvicorn.Config(
         app,
+        http=connections_with(limits),
         log_config=None,
+        log_level="error",  # else whoever sends what is no HTTP writes a line into the log
         access_log=False,
         server_header=False,
         ws="none",
