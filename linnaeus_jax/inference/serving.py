@@ -20,6 +20,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
 
 from linnaeus_jax import __version__
 from linnaeus_jax.data.parallel import cores
@@ -28,6 +29,7 @@ from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.prediction_lines import JsonLines
+from linnaeus_jax.inference.server_access import HEALTH, Access
 from linnaeus_jax.inference.server_connections import LOOK_EVERY, Connection, connections_with
 from linnaeus_jax.inference.server_guard import PREDICT, Guard, ServerMetrics
 from linnaeus_jax.inference.server_requests import RETRY_AFTER, Asked, Limits, Preparation, refuse, twice
@@ -54,7 +56,9 @@ WORLD_MARK = "<!-- world.svg -->"
 #: batch sizes of a server: closer to each other than for folders, since few pictures come at once
 SERVER_BUCKETS = (1, 4, 8, 16, 32, 64)
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "a body that is broken"},
+    400: {"model": Problem, "description": "a body that is broken, or a host name that is not the server's"},
+    401: {"model": Problem, "description": "the token is missing or wrong, where the server wants one"},
+    403: {"model": Problem, "description": "sent by a page of another site"},
     408: {"model": Problem, "description": "the body did not come in time"},
     413: {"model": Problem, "description": "too many bytes, pictures or pixels"},
     415: {"model": Problem, "description": "a body or a file of a kind that is not read"},
@@ -187,15 +191,23 @@ class Service:
 _TAXONOMY_FACTS = ("taxonomy_source", "taxonomy_version", "taxonomy_root_identifier")
 
 
-def create_app(model: Model, limits: Limits | None = None, *, wait: float = WAIT, decoders: int = 0) -> FastAPI:
+def create_app(
+    model: Model,
+    limits: Limits | None = None,
+    *,
+    access: Access | None = None,
+    wait: float = WAIT,
+    decoders: int = 0,
+) -> FastAPI:
     """The application; `app.state.service` is its `Service`.
 
     Args:
       limits: of requests; default: `Limits()`.
+      access: who may ask; default: `Access()`, everybody who calls this machine by a name of itself.
       wait: seconds that a picture waits for others that are known to come.
       decoders: threads that decode pictures; 0: as many as there are cores.
     """
-    limits = limits or Limits()
+    limits, access = limits or Limits(), access or Access()
     service = Service(model, limits, wait, decoders)
     app = FastAPI(
         title=f"linnaeus_jax: {service.name}",
@@ -216,7 +228,7 @@ def create_app(model: Model, limits: Limits | None = None, *, wait: float = WAIT
         """What the model is, what it takes and what it knows."""
         return service.info()
 
-    @app.get("/health", response_model=Health, responses={503: {"model": Health}})
+    @app.get(HEALTH, response_model=Health, responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
         """Whether predictions are made; 503 where they are not."""
         return service.health(response)
@@ -236,8 +248,16 @@ def create_app(model: Model, limits: Limits | None = None, *, wait: float = WAIT
         Guard,
         limits=limits,
         metrics=service.metrics,
-        paths=(PREDICT, "/", "/info", "/health", "/metrics", "/openapi.json", *PAGE_FILES),
+        paths=(PREDICT, "/", "/info", HEALTH, "/metrics", "/openapi.json", *PAGE_FILES),
+        access=access,
     )
+    if access.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(access.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
     return app
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from linnaeus_jax.inference.server_access import Access
 from linnaeus_jax.inference.server_guard import DRAINED, Guard, ServerMetrics
 from linnaeus_jax.inference.server_requests import Limits
 
@@ -24,7 +25,7 @@ class Client:
 
     def __init__(self, *parts: bytes, ends: bool = True, headers: dict[str, str] | None = None) -> None:
         self._parts, self._ends, self.read = list(parts), ends, 0
-        pairs = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        pairs = [(name.encode(), value.encode()) for name, value in {"host": "localhost", **(headers or {})}.items()]
         self.scope = {"type": "http", "method": "POST", "path": "/predict", "headers": pairs}
         self.sent: list[dict] = []
 
@@ -70,7 +71,7 @@ async def never_answers(scope, receive, send):
 
 def ask(app, client: Client, limits: Limits = LIMITS) -> ServerMetrics:
     counted = metrics()
-    asyncio.run(Guard(app, limits, counted, ("/predict",))(client.scope, client.receive, client.send))
+    asyncio.run(Guard(app, limits, counted, ("/predict",), Access())(client.scope, client.receive, client.send))
     return counted
 
 
@@ -121,7 +122,7 @@ def test_full_queue(limits):
     """As many requests, or as many bytes of them, as a server holds."""
 
     async def two() -> list[Client]:
-        guard = Guard(never_answers, limits, metrics(), ("/predict",))
+        guard = Guard(never_answers, limits, metrics(), ("/predict",), Access())
         clients = [Client(b"x"), Client(b"x")]
         await asyncio.gather(*(guard(each.scope, each.receive, each.send) for each in clients))
         last = Client(b"x")
