@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from linnaeus_jax.inference.server_access import Access
 from linnaeus_jax.inference.server_guard import DRAINED, Guard, ServerMetrics
@@ -132,3 +133,41 @@ def test_full_queue(limits):
     clients = asyncio.run(two())
     assert [client.status for client in clients] == [504, 503, 504]
     assert int(clients[1].headers["retry-after"]) >= 1
+
+
+def test_places_and_bytes_are_given_back():
+    """After requests that ended in every way, as many are answered at once as before."""
+    limits = Limits(body_bytes=100, seconds=0.05, queue=2, held_bytes=250)
+
+    async def fails(scope, receive, send):
+        raise ValueError
+
+    async def leaves(scope, receive, send):
+        raise ClientDisconnect
+
+    async def ask_all() -> list[Client]:
+        served: list[Any] = []
+
+        async def by_turns(scope, receive, send):
+            await served[-1](scope, receive, send)
+
+        guard = Guard(by_turns, limits, metrics(), ("/predict",), Access())
+
+        async def asked(app: Any, client: Client) -> Client:
+            served.append(app)
+            await guard(client.scope, client.receive, client.send)
+            return client
+
+        for app, client in (
+            (reads_all, Client(b"x" * 99)),
+            (reads_all, Client(b"x" * 300)),
+            (reads_all, Client(b"x", ends=False)),
+            (never_answers, Client(b"x")),
+            (leaves, Client(b"x")),
+        ):
+            await asked(app, client)
+        with pytest.raises(ValueError):
+            await asked(fails, Client(b"x"))
+        return list(await asyncio.gather(*(asked(never_answers, Client(b"x")) for _ in range(3))))
+
+    assert [client.status for client in asyncio.run(ask_all())] == [504, 504, 503]
