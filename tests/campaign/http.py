@@ -152,9 +152,7 @@ def _bodies(rng: random.Random, count: int) -> Iterator[Group]:
 
 def _json(item: bytes, place: bytes, times: int, kind: str, cut: float) -> bytes:
     keys = b",".join(b'"%x":%s' % (key, item) for key in range(times // 4 if "keys" in kind else 0))
-    inside = (
-        place % b",".join([item] * times) if kind == "list" else keys if kind == "keys" else place % (b"{%s}" % keys)
-    )
+    inside = {"list": place % b",".join([item] * times), "keys": keys}.get(kind, place % (b"{%s}" % keys))
     body = b'{"images":["aGk="],%s}' % inside
     return body[: round(cut * len(body))]
 

@@ -19,7 +19,7 @@ TITLES = "[...document.querySelectorAll('.columns h3')].map((e) => e.textContent
 
 @pytest.fixture(scope="module")
 def site(model, pictures, tmp_path_factory):
-    """`page`, `url`, five pictures `many`, and the files `good` (twice) and `cut` (truncated), `large` (more bytes than the server takes)."""
+    """`page`, `url`, five pictures `many`, and the files `good`, `cut` (truncated), `large` (too many bytes)."""
     folder = tmp_path_factory.mktemp("page")
     content = encoded(pictures.pixels[0], "JPEG")
     files = {"good": content, "cut": content[:-500], "large": content + bytes(300_000)}
