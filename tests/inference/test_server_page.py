@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from linnaeus_jax.inference.server_access import access_of
 from linnaeus_jax.inference.server_requests import Limits
 from tests.inference.chromium import Page, browser
 from tests.inference.serving_helpers import encoded, serving
@@ -154,3 +155,15 @@ def test_keyboard_and_names_for_those_who_do_not_see(site):
     ]
     assert unnamed == []
     assert page.value("document.querySelector('#status').getAttribute('role')") == "status"
+
+
+def test_a_token_is_asked_for_as_a_password(site, model):
+    """With the page's address holding it, as browsers keep what they were given; without it there is no page."""
+    with serving(model, Limits(), access_of("127.0.0.1", token="a-token")) as url:
+        page = site.page
+        page.call("Page.navigate", url=f"{url}/")
+        page.wait("!document.querySelector('#drop')")
+        page.open(f"{url.replace('//', '//me:a-token@')}/", 1280, 900)
+        page.wait("!document.querySelector('#place').hidden")
+        page.drop("#drop", site.good)
+        page.wait(ANSWERED)
