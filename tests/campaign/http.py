@@ -25,7 +25,7 @@ from tests.inference.conftest import small_bundle
 
 TOKEN = "a-token-of-the-campaign"
 #: seconds within which each is answered or closed, of the machine that may be doing other things; bytes of memory
-SLOW, MEMORY = 20.0, 300 * 2**20
+SLOW, MEMORY = 30.0, 300 * 2**20
 #: bytes of a request that the buffers of the system may take before its sender notices that nobody reads
 UNREAD = 32 * 2**20
 GET = b"GET /info HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n" % TOKEN.encode()
@@ -221,7 +221,7 @@ def _heads(rng: random.Random, count: int) -> Iterator[Group]:
 
 def _endless(begin: bytes, piece: bytes, server: Server) -> tuple[str, str]:
     block = piece * (2**16 // len(piece))
-    end = time.monotonic() + SLOW
+    end = time.monotonic() + SLOW / 2
 
     def parts() -> Iterator[bytes]:
         yield begin
