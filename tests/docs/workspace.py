@@ -86,6 +86,11 @@ def cloned(workspace: Path, folder: Path) -> Path:
 
 def unclean(clone: Path) -> str:
     """What git and ruff find there that is not in the repository, or not as it must be; empty where nothing is."""
-    checks = (("git", "status", "--porcelain"), ("ruff", "check", "-q", "."), ("ruff", "format", "-q", "--check", "."))
+    ruff = [sys.executable, "-m", "ruff"]
+    checks = (
+        ["git", "status", "--porcelain"],
+        [*ruff, "check", "-q", "."],
+        [*ruff, "format", "-q", "--check", "."],
+    )
     done = [subprocess.run(check, cwd=clone, env=environment(), capture_output=True, text=True) for check in checks]
     return "".join(each.stdout + each.stderr for each in done)
