@@ -16,12 +16,14 @@ from linnaeus_jax.inference.server_requests import RETRY_AFTER, Limits
 
 #: seconds between two looks at the connections
 LOOK_EVERY = 0.5
+#: requests that may come before the one in front of them is answered
+PIPELINED = 32
 #: seconds that a connection which the server has closed has for reading what was sent
 LINGER = 5.0
 
 
-class TooLarge(ValueError):
-    """A request whose line and headers are larger than they may be."""
+class TooMuch(ValueError):
+    """A request whose line and headers are larger than they may be, or more requests than may wait."""
 
 
 class Connection(HttpToolsProtocol):
@@ -74,6 +76,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, self._too_large)
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINED:  # uvicorn reads on whenever one of them is answered
+            raise TooMuch
         super().on_message_begin()
         self._complete, self._moved, self._in_head = 0, True, True
 
@@ -110,7 +114,7 @@ class Connection(HttpToolsProtocol):
         """Called from within the parser, which passes the error on to `send_400_response`."""
         self._complete += count
         if self._complete > self.limits.header_bytes:
-            raise TooLarge
+            raise TooMuch
 
     @property
     def _too_large(self) -> str:
@@ -124,7 +128,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, detail: str) -> None:
         """Answers with an error where nothing is being answered, and closes the connection."""
-        if self.works:  # of trailers: nothing may come between the parts of an answer
+        if self.works:  # trailers, or a further request: nothing may come between the parts of an answer
             self.transport.abort()
             return
         body = json.dumps({"detail": detail}).encode()

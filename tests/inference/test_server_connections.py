@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from linnaeus_jax.inference.server_connections import PIPELINED
 from linnaeus_jax.inference.server_requests import Limits
 from linnaeus_jax.inference.serving import server_of
 
@@ -154,8 +155,9 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\
         (CHUNKED, b"X-Name: value\r\n"),
         (CHUNKED + b"X: ", b"a"),
         (GET + b"GET / HTTP/1.1\r\nX: ", b"a"),
+        (b"", GET),
     ],
-    ids=["value", "name", "many", "address", "method", "trailers", "trailer", "second request"],
+    ids=["value", "name", "many", "address", "method", "trailers", "trailer", "second request", "requests"],
 )
 def test_300_megabytes_of_headers_are_refused_early(port, begin, piece):
     block = piece * (2**16 // len(piece))
@@ -170,6 +172,13 @@ def test_300_megabytes_of_headers_are_refused_early(port, begin, piece):
     assert sent < 16 * 2**20  # what the buffers of the system hold
     assert psutil.Process().memory_info().rss - before < 30 * 2**20
     assert status(port) == 200
+
+
+def test_a_few_requests_may_come_at_once(port):
+    with connected(port, PIPELINED * GET) as client:
+        answers = b""
+        while answers.count(b"HTTP/1.1 200 ") < PIPELINED:
+            answers += client.recv(2**16)
 
 
 def test_headers_are_counted_in_bytes(port):
