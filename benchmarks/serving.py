@@ -76,7 +76,7 @@ def request_of(files: Sequence[Path]) -> bytes:
     parts.append(f"--{mark}--\r\n".encode())
     body = b"".join(parts)
     kind = f"Content-Type: multipart/form-data; boundary={mark}"
-    return f"POST /predict HTTP/1.1\r\nHost: server\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"POST /predict HTTP/1.1\r\nHost: localhost\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 @contextmanager

@@ -25,8 +25,9 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.files import DamagedFileError, read_sealed, replaced_directory, sealed, sha256_of, write_json
 from linnaeus_jax.inference.bundle import Bundle, Calibration
+from linnaeus_jax.inference.bundle_fields import FieldError, check_fields, check_ranks, check_sizes
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
-from linnaeus_jax.inference.pictures import INTERPOLATIONS, Preprocessing
+from linnaeus_jax.inference.pictures import Preprocessing
 from linnaeus_jax.inference.taxonomy_files import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
 from linnaeus_jax.models.family import build_model
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
@@ -74,8 +75,11 @@ def read_bundle(path: Path, plugins: Sequence[str] = ()) -> Bundle:
         raise UserError(f"{error}; copy the bundle again, or make it again") from error
     _check_files(path, about)
     try:
+        check_fields(about)
         return _bundle(path, about)
-    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+    except FieldError as error:
+        raise UserError(f"{path / BUNDLE_JSON}: {error}; make the bundle again from its run") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UserError) as error:
         named = ", ".join(map(str, about.get("plugins") or ()))
         hint = f"; it was made with the plugins {named}: name those that you have and trust by --plugins"
         raise UserError(
@@ -105,11 +109,12 @@ def _check_files(path: Path, about: Mapping[str, Any]) -> None:
 def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     settings = config_from_json({"model": about["model"]}).model
     taxonomy = read_taxonomy(path / TAXONOMY, path / CLASS_MAP)
+    check_ranks(about, taxonomy.tasks)
     picture = about["image"]
     fields = {**picture, "size": tuple(picture["size"]), "mean": tuple(picture["mean"]), "std": tuple(picture["std"])}
     preprocessing = Preprocessing(**fields)
-    if preprocessing.interpolation not in INTERPOLATIONS or preprocessing.size[0] != preprocessing.size[1]:
-        raise ValueError(f"image {picture} cannot be used")
+    state = read_state(path / WEIGHTS).arrays
+    check_sizes(about["model"], state)
     components = tuple(Component(each["name"], tuple(each["columns"])) for each in about["metadata"])
     encoder = MetadataEncoder(components, bool(about.get("date_is_midnight", False)))
     model = build_model(
@@ -119,7 +124,6 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
         img_size=preprocessing.size[0],
         parents=taxonomy.tree.parent,
     )
-    state = read_state(path / WEIGHTS).arrays
     variables = {}
     for collection, like in abstract_variables(model).items():
         names = [name for name, _, _ in named_leaves(like)]
@@ -127,9 +131,6 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     if state:
         raise ValueError(f"{WEIGHTS} holds {', '.join(sorted(state)[:5])}, which the model does not have")
     calibration = Calibration(**about["calibration"])
-    for temperatures in (calibration.ranks, calibration.paths):
-        if set(temperatures) != set(taxonomy.tasks) or not all(t > 0 for t in temperatures.values()):
-            raise ValueError(f"calibration {about['calibration']} needs a temperature above 0 for each rank")
     plugins = tuple(about.get("plugins", ()))
     facts = about["facts"]
     return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, calibration, facts, plugins)
@@ -148,17 +149,29 @@ def write_bundle(
       UserError: something else lies there, or a bundle and `force` is not set.
     """
     check_out(out, force=force)
-    with replaced_directory(out) as unfinished:
-        arrays: dict[str, np.ndarray] = {}
-        for collection in bundle.variables.values():
-            arrays |= params_to_torch(collection)
-        write_state(unfinished / WEIGHTS, arrays, {"format": FORMAT})
-        write_taxonomy(bundle.taxonomy, unfinished / TAXONOMY, unfinished / CLASS_MAP)
-        if add_card is not None:
-            add_card(unfinished)
-        files = sorted(file for file in unfinished.rglob("*") if file.is_file())
-        about = _about(bundle) | {"files": {file.relative_to(unfinished).as_posix(): sha256_of(file) for file in files}}
-        write_json(unfinished / BUNDLE_JSON, sealed(json.loads(json.dumps(about))))
+    try:
+        with replaced_directory(out) as unfinished:
+            try:
+                _write(bundle, unfinished, add_card)
+            except UserError as error:  # which names the directory that is gone by now
+                raise UserError(str(error).replace(str(unfinished), str(out))) from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(out)) from error
+
+
+def _write(bundle: Bundle, directory: Path, add_card: Callable[[Path], None] | None) -> None:
+    arrays: dict[str, np.ndarray] = {}
+    for collection in bundle.variables.values():
+        arrays |= params_to_torch(collection)
+    write_state(directory / WEIGHTS, arrays, {"format": FORMAT})
+    write_taxonomy(bundle.taxonomy, directory / TAXONOMY, directory / CLASS_MAP)
+    if add_card is not None:
+        add_card(directory)
+    files = sorted(file for file in directory.rglob("*") if file.is_file())
+    about = _about(bundle) | {"files": {file.relative_to(directory).as_posix(): sha256_of(file) for file in files}}
+    write_json(directory / BUNDLE_JSON, sealed(json.loads(json.dumps(about))))
 
 
 def check_out(out: Path, *, force: bool) -> None:

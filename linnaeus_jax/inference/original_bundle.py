@@ -28,6 +28,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.yaml_import import load_yaml
 from linnaeus_jax.config.yaml_size import read_documents
 from linnaeus_jax.inference.bundle import Bundle, Calibration
+from linnaeus_jax.inference.bundle_fields import LARGEST_SIDE, LARGEST_VALUE, LEAST_DEVIATION
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.pictures import PILLOW_FILTERS, Preprocessing
 from linnaeus_jax.inference.taxonomy import Taxonomy
@@ -62,7 +63,7 @@ def read_original_bundle(path: Path) -> Bundle:
         return _bundle(path, about)
     except UserError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path / CONFIG} cannot be used: {what}; correct it or export the bundle again") from error
 
@@ -151,7 +152,7 @@ def _inside(path: Path, name: Any, key: str) -> Path:
 
 def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:
     size = tuple(about.get("image_size", (3, 224, 224)))
-    if len(size) != 3 or size[0] != 3 or size[1] != size[2] or size[1] < 1:
+    if len(size) != 3 or size[0] != 3 or size[1] != size[2] or not 1 <= size[1] <= LARGEST_SIDE:
         raise ValueError(f"input_preprocessing.image_size is {list(size)}; [3, side, side] is needed")
     interpolation = str(about.get("image_interpolation", "bilinear"))
     if interpolation not in PILLOW_FILTERS:
@@ -159,7 +160,8 @@ def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:
         raise ValueError(f"input_preprocessing.image_interpolation is {interpolation!r}; one of {choices} is needed")
     statistics = {key: tuple(float(value) for value in about.get(key, IMAGENET[key])) for key in IMAGENET}
     for key, values in statistics.items():
-        if len(values) != 3 or (key == "image_std" and min(values) <= 0):
+        most = all(abs(value) <= LARGEST_VALUE for value in values)  # NaN is not
+        if len(values) != 3 or not most or (key == "image_std" and min(values) < LEAST_DEVIATION):
             raise ValueError(f"input_preprocessing.{key} is {list(values)}; three numbers are needed, std above 0")
     mean, std = statistics.values()
     return Preprocessing((int(size[1]), int(size[2])), "squash", interpolation, False, mean, std)

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from linnaeus_jax.inference.batching import Batcher
+from linnaeus_jax.inference.server_access import Access
 from linnaeus_jax.inference.server_requests import RETRY_AFTER, Limits
 
 #: endpoint that the limits of time and queue are for
@@ -65,10 +66,14 @@ class ServerMetrics:
 
 
 class Guard:
-    """ASGI middleware: the only place that refuses a request for its size, its time or the length of the queue."""
+    """ASGI middleware: the only place that refuses a request for who asks, its size, its time or the length of the
+    queue."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, metrics: ServerMetrics, paths: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: Limits, metrics: ServerMetrics, paths: tuple[str, ...], access: Access
+    ) -> None:
         self._app, self._limits, self._metrics, self._paths = app, limits, metrics, frozenset(paths)
+        self._access = access
         self._active = self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +90,9 @@ class Guard:
             self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
 
     async def _limited(self, exchange: Exchange) -> None:
+        if refusal := self._access.refusal(exchange.scope):
+            await exchange.refuse(refusal.status, refusal.detail, refusal.headers)
+            return
         predicts = exchange.scope["path"] == PREDICT
         held = min(exchange.announced or self._limits.body_bytes, self._limits.body_bytes) if predicts else 0
         full = self._active >= self._limits.queue or (self._active and self._held + held > self._limits.held_bytes)

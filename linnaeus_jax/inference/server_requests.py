@@ -23,7 +23,15 @@ from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.multipart_form import FormError, Part, read_form
 from linnaeus_jax.inference.pictures import PictureError
-from linnaeus_jax.inference.server_types import ObservationIn, PictureIn, PredictForm, PredictRequest, message_of
+from linnaeus_jax.inference.server_types import (
+    MAX_TAXA,
+    TOLD_KEY,
+    ObservationIn,
+    PictureIn,
+    PredictForm,
+    PredictRequest,
+    message_of,
+)
 
 #: AnswerOptions of so many different requests are kept
 KEPT_OPTIONS = 64
@@ -44,6 +52,9 @@ class Limits:
       seconds: for a request, from its first byte to its answer.
       queue: requests that are read, decoded and computed at once; more are refused with 503.
       held_bytes: of the bodies of all these requests; more are refused with 503.
+      connections: open at once; for one more the one that has waited longest is closed, or it is refused with 503.
+      header_bytes: of the line, the headers and the trailers of a request.
+      header_seconds: for them to come.
     """
 
     body_bytes: int = 20 * 2**20
@@ -52,6 +63,14 @@ class Limits:
     seconds: float = 30.0
     queue: int = 128
     held_bytes: int = 2**29
+    connections: int = 512
+    header_bytes: int = 2**15
+    header_seconds: float = 10.0
+
+    @property
+    def values(self) -> int:
+        """Numbers, texts, lists and objects that JSON in a request may hold; more than any request needs."""
+        return 2 * MAX_TAXA + 1000 * (self.pictures + 1)
 
 
 @dataclass(frozen=True)
@@ -101,13 +120,14 @@ def understand(content_type: str, body: bytes, limits: Limits) -> Asked:
     except FormError as error:
         raise refuse(400, f"this is no multipart/form-data that can be read: {error}") from error
     except ValidationError as error:
-        raise refuse(422, message_of(error.errors(include_url=False, include_context=False))) from error
+        raise refuse(422, message_of(error)) from error
     raise refuse(
         415, f"a body of {kind or 'no content type'} is not read; send multipart/form-data or application/json"
     )
 
 
 def _from_json(body: bytes, limits: Limits) -> Asked:
+    _check_values("the body", body, limits)
     request = PredictRequest.model_validate_json(body)
     _check_count(len(request.images), limits)
     pictures = [PictureIn(data=each, name="") if isinstance(each, str) else each for each in request.images]
@@ -140,7 +160,7 @@ def _from_form(parts: list[Part], limits: Limits) -> Asked:
             raise refuse(422, f"{part.name} must be text; files are named images")
         if part.name != "images" and part.text.strip():
             texts.setdefault(part.name, []).append(part.text)
-    request = PredictForm.model_validate({name: _field(name, values) for name, values in texts.items()})
+    request = PredictForm.model_validate({name: _field(name, values, limits) for name, values in texts.items()})
     return Asked(
         [file.filename or "" for file in files],
         [functools.partial(bytes, file.data) for file in files],
@@ -149,21 +169,30 @@ def _from_form(parts: list[Part], limits: Limits) -> Asked:
     )
 
 
-def _field(name: str, texts: list[str]) -> Any:
+def _field(name: str, texts: list[str], limits: Limits) -> Any:
     """The value of a field that is given one or more times."""
     if name in _LISTS:
+        if sum(text.count(",") + text.count("\n") for text in texts) > 2 * MAX_TAXA:  # some may be empty
+            raise refuse(422, f"{name} holds more than {MAX_TAXA} taxa")
         parts = [part.strip() for text in texts for part in re.split(r"[,\n]", text)]
         return [part for part in parts if part]
     if len(texts) > 1:
-        raise refuse(422, f"{name} is given {len(texts)} times; give it once")
-    return _json_field(name, texts[0]) if name in _JSON_FIELDS else texts[0]
+        raise refuse(422, f"{name[:TOLD_KEY]} is given {len(texts)} times; give it once")
+    return _json_field(name, texts[0], limits) if name in _JSON_FIELDS else texts[0]
 
 
-def _json_field(name: str, text: str) -> Any:
+def _json_field(name: str, text: str, limits: Limits) -> Any:
+    _check_values(name, text.encode(), limits)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refuse(422, f"{name} is no JSON: {error}") from error
+
+
+def _check_values(name: str, text: bytes, limits: Limits) -> None:
+    """Before JSON is read, since a list in memory takes a hundred times its bytes; commas within texts count, too."""
+    if sum(map(text.count, (b",", b"[", b"{"))) > limits.values:
+        raise refuse(413, f"{name} holds more than {limits.values} values; send fewer in one request")
 
 
 def _check_count(count: int, limits: Limits) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K
 
 #: taxa in one list
 MAX_TAXA = 10_000
+#: errors that are told one by one, and characters of a key in them
+TOLD_ERRORS, TOLD_KEY = 5, 100
+#: errors that are made at all
+MAX_ERRORS = 1000
 
-TaxonList = Annotated[list[str | int], Field(max_length=MAX_TAXA)]
+# of a list only the first error is made: there may be as many as the body has bytes
+TaxonText = Annotated[str, Field(max_length=200)]
+TaxonList = Annotated[list[TaxonText | int], Field(fail_fast=True, max_length=MAX_TAXA)]
+Numbers = Annotated[list[float], Field(fail_fast=True)]
 
 
 class Given(BaseModel):
@@ -29,10 +36,13 @@ class ObservationIn(Given):
         None, max_length=100, description="ISO 8601, e.g. 2024-05-17T10:20+02:00 or 2024-05; UTC without an offset"
     )
     elevation: float | None = Field(None, description="metres above the sea")
-    components: dict[str, list[float]] = Field(
+    components: dict[str, Numbers] = Field(
         default_factory=dict,
         description="numbers of metadata components by name, for those not computed from the above",
     )
+
+
+Observations = Annotated[list[ObservationIn], Field(fail_fast=True)]
 
 
 class OptionsIn(Given):
@@ -55,8 +65,10 @@ class PictureIn(Given):
 class PredictRequest(ObservationIn, OptionsIn):
     """Body of `POST /predict` as application/json; `metadata` excludes the single values."""
 
-    images: list[PictureIn | str] = Field(min_length=1, description="pictures, or their bytes in base64")
-    metadata: list[ObservationIn] | None = Field(None, description="one for each picture")
+    images: list[PictureIn | str] = Field(
+        min_length=1, fail_fast=True, description="pictures, or their bytes in base64"
+    )
+    metadata: Observations | None = Field(None, description="one for each picture")
     compare: bool = Field(False, description="also predict every picture without its metadata")
 
 
@@ -64,7 +76,7 @@ class PredictForm(ObservationIn, OptionsIn):
     """Body of `POST /predict` as multipart/form-data, with files named `images`. `restrict` and `always_report` may be
     repeated, and hold several taxa between commas or on lines; `metadata` and `components` are JSON."""
 
-    metadata: list[ObservationIn] | None = None
+    metadata: Observations | None = None
     compare: bool = False
 
 
@@ -177,11 +189,15 @@ class Health(BaseModel):
     waiting_pictures: int
 
 
-def message_of(errors: list[Any]) -> str:
-    """The errors of a pydantic ValidationError as one line."""
+def message_of(error: ValidationError) -> str:
+    """The errors as one line; where they are very many, their number alone, since making them takes long."""
+    count = error.error_count()
+    if count > MAX_ERRORS:
+        return f"{count} keys or values are not those of a request; /openapi.json says what it may hold"
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
     parts = []
-    for error in errors[:5]:
-        place = ".".join(str(part) for part in error["loc"] if part not in ("str", "PictureIn"))
-        parts.append(f"{place}: {error['msg']}" if place else error["msg"])
-    more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
+    for each in errors[:TOLD_ERRORS]:
+        place = ".".join(str(part)[:TOLD_KEY] for part in each["loc"] if part not in ("str", "PictureIn"))
+        parts.append(f"{place}: {each['msg']}" if place else each["msg"])
+    more = f"; and {count - TOLD_ERRORS} more" if count > TOLD_ERRORS else ""
     return "; ".join(dict.fromkeys(parts)) + more

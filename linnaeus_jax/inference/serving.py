@@ -20,6 +20,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
 
 from linnaeus_jax import __version__
 from linnaeus_jax.data.parallel import cores
@@ -28,6 +29,8 @@ from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.prediction_lines import JsonLines
+from linnaeus_jax.inference.server_access import HEALTH, Access
+from linnaeus_jax.inference.server_connections import LOOK_EVERY, Connection, connections_with
 from linnaeus_jax.inference.server_guard import PREDICT, Guard, ServerMetrics
 from linnaeus_jax.inference.server_requests import RETRY_AFTER, Asked, Limits, Preparation, refuse, twice
 from linnaeus_jax.inference.server_types import (
@@ -53,7 +56,9 @@ WORLD_MARK = "<!-- world.svg -->"
 #: batch sizes of a server: closer to each other than for folders, since few pictures come at once
 SERVER_BUCKETS = (1, 4, 8, 16, 32, 64)
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "a body that is broken"},
+    400: {"model": Problem, "description": "a body that is broken, or a host name that is not the server's"},
+    401: {"model": Problem, "description": "the token is missing or wrong, where the server wants one"},
+    403: {"model": Problem, "description": "sent by a page of another site"},
     408: {"model": Problem, "description": "the body did not come in time"},
     413: {"model": Problem, "description": "too many bytes, pictures or pixels"},
     415: {"model": Problem, "description": "a body or a file of a kind that is not read"},
@@ -186,15 +191,23 @@ class Service:
 _TAXONOMY_FACTS = ("taxonomy_source", "taxonomy_version", "taxonomy_root_identifier")
 
 
-def create_app(model: Model, limits: Limits | None = None, *, wait: float = WAIT, decoders: int = 0) -> FastAPI:
+def create_app(
+    model: Model,
+    limits: Limits | None = None,
+    *,
+    access: Access | None = None,
+    wait: float = WAIT,
+    decoders: int = 0,
+) -> FastAPI:
     """The application; `app.state.service` is its `Service`.
 
     Args:
       limits: of requests; default: `Limits()`.
+      access: who may ask; default: `Access()`, everybody who calls this machine by a name of itself.
       wait: seconds that a picture waits for others that are known to come.
       decoders: threads that decode pictures; 0: as many as there are cores.
     """
-    limits = limits or Limits()
+    limits, access = limits or Limits(), access or Access()
     service = Service(model, limits, wait, decoders)
     app = FastAPI(
         title=f"linnaeus_jax: {service.name}",
@@ -215,7 +228,7 @@ def create_app(model: Model, limits: Limits | None = None, *, wait: float = WAIT
         """What the model is, what it takes and what it knows."""
         return service.info()
 
-    @app.get("/health", response_model=Health, responses={503: {"model": Health}})
+    @app.get(HEALTH, response_model=Health, responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
         """Whether predictions are made; 503 where they are not."""
         return service.health(response)
@@ -235,8 +248,16 @@ def create_app(model: Model, limits: Limits | None = None, *, wait: float = WAIT
         Guard,
         limits=limits,
         metrics=service.metrics,
-        paths=(PREDICT, "/", "/info", "/health", "/metrics", "/openapi.json", *PAGE_FILES),
+        paths=(PREDICT, "/", "/info", HEALTH, "/metrics", "/openapi.json", *PAGE_FILES),
+        access=access,
     )
+    if access.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(access.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
     return app
 
 
@@ -290,7 +311,7 @@ def _openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
 
 
 class _Server(uvicorn.Server):
-    """Calls back once it listens."""
+    """Calls back once it listens, and ends connections that wait too long."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -301,13 +322,22 @@ class _Server(uvicorn.Server):
         if self.started:
             self._ready()
 
+    async def on_tick(self, counter: int) -> bool:
+        """Called every 0.1 s."""
+        if counter % round(10 * LOOK_EVERY) == 0:
+            for connection in [each for each in self.server_state.connections if isinstance(each, Connection)]:
+                connection.look()
+        return await super().on_tick(counter)
+
 
 def server_of(app: FastAPI, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
     """What serves the application with `run(sockets=[...])`; `ready` is called once requests are answered."""
     limits: Limits = app.state.service.limits
     config = uvicorn.Config(
         app,
+        http=connections_with(limits),
         log_config=None,
+        log_level="error",  # else whoever sends what is no HTTP writes a line into the log
         access_log=False,
         server_header=False,
         ws="none",

@@ -5,20 +5,29 @@
 
 `/` is the page, `/predict` takes pictures, `/info` describes the model, `/openapi.json` the interface; `/health` and
 `/metrics` (Prometheus) are for those who run it. Every batch size is compiled before the first request. Ctrl-C or
-SIGTERM end it after the requests that have come are answered. It has no users and no encryption: on an open network put
-a proxy in front that has. Needs the extra `serve`: pip install "linnaeus-jax[serve]".
+SIGTERM end it after the requests that have come are answered. It answers to the names of this machine for itself, to
+the address of --host and to --host-names. With a token (--token-file, or the environment variable LINNAEUS_SERVE_TOKEN)
+everything but /health wants it: curl -H "Authorization: Bearer TOKEN"; browsers ask for it as a password. It has no
+encryption: on an open network put a proxy in front that has. Needs the extra `serve`: pip install
+"linnaeus-jax[serve]".
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ipaddress
+import resource
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
+
+#: files that the server opens besides its connections, at most
+OTHER_FILES = 200
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -28,6 +37,13 @@ def _parser() -> argparse.ArgumentParser:
     tools.plugins_option(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one (default: 8000)")
+    parser.add_argument(
+        "--host-names", default="", metavar="NAME,...", help="further names of this server, e.g. species.example.org"
+    )
+    parser.add_argument(
+        "--origins", default="", metavar="URL,...", help="sites whose pages may use it, e.g. https://example.org"
+    )
+    parser.add_argument("--token-file", type=Path, help="file that holds the token which requests must bring")
     parser.add_argument("--buckets", default="", help="batch sizes, separated by commas (default: 1,4,8,16,32,64)")
     parser.add_argument(
         "--wait-ms",
@@ -41,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-megapixels", type=float, default=64.0, help="of a picture (default: 64)")
     parser.add_argument("--max-seconds", type=float, default=30.0, help="for a request (default: 30)")
     parser.add_argument("--max-queue", type=int, default=128, help="requests at once, others get 503 (default: 128)")
+    parser.add_argument("--max-connections", type=int, default=512, help="open at once (default: 512)")
     return parser
 
 
@@ -64,6 +81,19 @@ def listen(host: str, port: int) -> socket.socket:
         return bound
 
 
+def allow_open_files(connections: int) -> None:
+    """Raises the limit of open files as far as needed and allowed; UserError where that is not far enough."""
+    needed = connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UserError(
+            f"--max-connections is {connections}, but this process may open {hard} files; give at most "
+            f"{max(hard - OTHER_FILES, 1)}, or raise the limit of open files (ulimit -Hn)"
+        )
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 def buckets_of(text: str) -> tuple[int, ...]:
     """Raises UserError where they are no sizes."""
     try:
@@ -79,7 +109,7 @@ def buckets_of(text: str) -> tuple[int, ...]:
 def main(argv: Sequence[str]) -> None:
     """Command line; returns the exit status."""
     options = _parser().parse_args(argv)
-    for name in ("max_body_mib", "max_pictures", "max_megapixels", "max_seconds", "max_queue"):
+    for name in ("max_body_mib", "max_pictures", "max_megapixels", "max_seconds", "max_queue", "max_connections"):
         if getattr(options, name) <= 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}; give more than 0")
     try:
@@ -87,13 +117,18 @@ def main(argv: Sequence[str]) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed; run: pip install "linnaeus-jax[serve]"') from error
     from linnaeus_jax.inference.model import load
+    from linnaeus_jax.inference.server_access import access_of, read_token
     from linnaeus_jax.inference.server_requests import Limits
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.step.process import use_compilation_cache
 
     use_compilation_cache()
     buckets = buckets_of(options.buckets) if options.buckets else SERVER_BUCKETS
+    token = read_token(options.token_file)
+    allow_open_files(options.max_connections)
     with listen(options.host, options.port) as listener:
+        host, port = listener.getsockname()[:2]
+        access = access_of(host, options.host_names, options.origins, token)
         model = load(options.bundle, checkpoint=options.checkpoint, buckets=buckets, plugins=options.plugins)
         limits = Limits(
             round(options.max_body_mib * 2**20),
@@ -101,11 +136,13 @@ def main(argv: Sequence[str]) -> None:
             round(options.max_megapixels * 1e6),
             options.max_seconds,
             options.max_queue,
+            connections=options.max_connections,
         )
-        app = create_app(model, limits, wait=options.wait_ms / 1000, decoders=options.decoders)
-        host, port = listener.getsockname()[:2]
+        app = create_app(model, limits, access=access, wait=options.wait_ms / 1000, decoders=options.decoders)
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         sizes = ", ".join(map(str, model.forward.buckets))
+        if not token and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+            console.print(f"no token is set: whoever reaches {place} can use it (--token-file)", soft_wrap=True)
         console.print(f"{options.bundle}: compiling batches of {sizes} pictures", soft_wrap=True)
         serve(app, listener, lambda: console.print(f"serving on http://{place}/ (end with Ctrl-C)"))
     console.print("stopped")

@@ -7,6 +7,7 @@ wrong with a file is one `UserError`, raised before anything of it is used.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # gives numpy the dtypes bfloat16 and float8, which safetensors files may hold
 import numpy as np
 
-from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.errors import UserError, described
 from linnaeus_jax.files import replaced_file, sha256_of
 from linnaeus_jax.weights import torch_files
 from linnaeus_jax.weights.pickles import Record
@@ -99,6 +100,7 @@ def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mappi
     Raises:
       UserError: the name does not end in .safetensors, or the file cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     path = check_target(path)
@@ -107,10 +109,15 @@ def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mappi
         with replaced_file(path) as unfinished:
             unfinished.touch()
             mode = unfinished.stat().st_mode  # as the umask has it; safetensors lets nobody but the owner read
-            save_file(packed, unfinished, {"format": "pt", FACTS: json.dumps(dict(facts))})
+            try:
+                save_file(packed, unfinished, {"format": "pt", FACTS: json.dumps(dict(facts))})
+            except SafetensorError as error:  # which has the number of the system's error in its text alone
+                if number := re.search(r"(?:os error|code:) (\d+)", str(error)):
+                    raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+                raise
             unfinished.chmod(mode)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error}") from error
+        raise UserError(f"{path} cannot be written: {described(error).removeprefix(f'{path}: ')}") from error
 
 
 def check_target(path: str | Path) -> Path:

@@ -77,7 +77,6 @@ SHORTENED: dict[str, dict[str, str]] = {
         ),
     },
     "README.md": {
-        'python -m linnaeus_jax.tools.bundle runs/demo bundle --licence "CC BY 4.0"': "--force",  # it is there
         (
             "python -m linnaeus_jax.main --config=configs/quickstart.py --config.model.pretrained=weights.safetensors"
             " --workdir=runs/tuned"

@@ -74,3 +74,23 @@ def _program(folder: Path, program: str, *arguments: str) -> None:
 def copied(workspace: Path, folder: Path) -> Path:
     """A copy for one page, which may do with it what it likes."""
     return Path(shutil.copytree(workspace, folder, dirs_exist_ok=True))
+
+
+def cloned(workspace: Path, folder: Path) -> Path:
+    """A fresh clone of the repository after `make demo`, whose data and run are those of the workspace."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(folder)], check=True)
+    for name in ("data/demo", "runs/demo"):
+        shutil.copytree(workspace / name, folder / name)
+    return folder
+
+
+def unclean(clone: Path) -> str:
+    """What git and ruff find there that is not in the repository, or not as it must be; empty where nothing is."""
+    ruff = [sys.executable, "-m", "ruff"]
+    checks = (
+        ["git", "status", "--porcelain"],
+        [*ruff, "check", "-q", "."],
+        [*ruff, "format", "-q", "--check", "."],
+    )
+    done = [subprocess.run(check, cwd=clone, env=environment(), capture_output=True, text=True) for check in checks]
+    return "".join(each.stdout + each.stderr for each in done)

@@ -117,9 +117,9 @@ class Page:
             "e.dispatchEvent(new Event('change', {bubbles: true})); })()"
         )
 
-    def drop(self, selector: str, file: Path) -> None:
-        """Drags a file from outside onto an element."""
-        data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
+    def drop(self, selector: str, *files: Path) -> None:
+        """Drags files from outside onto an element."""
+        data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
         place = self.place(selector)
         for kind in ("dragEnter", "dragOver", "drop"):
             self.call("Input.dispatchDragEvent", type=kind, data=data, **place)
@@ -129,6 +129,16 @@ class Page:
         root = self.call("DOM.getDocument")["root"]["nodeId"]
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", files=[str(file)], nodeId=node)
+
+    def downloaded(self, selector: str, file: Path) -> str:
+        """The text of a file of that name which a click saves."""
+        self.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(file.parent))
+        self.click(selector)
+        end = time.monotonic() + PATIENCE
+        while not file.exists():
+            assert time.monotonic() < end, f"{file.name} was not saved"
+            time.sleep(0.02)
+        return file.read_text(encoding="utf-8")
 
     def screenshot(self, out: Path) -> None:
         """A PNG of the whole page."""

@@ -12,14 +12,15 @@ import numpy as np
 from PIL import Image
 
 from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.server_access import Access
 from linnaeus_jax.inference.server_requests import Limits
 from linnaeus_jax.inference.serving import create_app, server_of
 
 
 @contextmanager
-def serving(model: Model, limits: Limits | None = None) -> Iterator[str]:
+def serving(model: Model, limits: Limits | None = None, access: Access | None = None) -> Iterator[str]:
     """The address of a server, without a slash at its end."""
-    app = create_app(model, limits)
+    app = create_app(model, limits, access=access)
     ready = threading.Event()
     server = server_of(app, ready.set)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -56,6 +56,23 @@ def test_the_answer_is_the_deepest_rank_that_is_sure_enough():
     assert answer(1.0) == "unknown"
 
 
+@pytest.mark.parametrize("null", [True, False])
+def test_an_answer_is_a_taxon_that_just_reaches_the_threshold(null):
+    """Ranks by themselves, with probabilities of exactly 1/2 and 1: every class but null may be it."""
+    taxonomy = random_taxonomy([3, 1], null, np.random.default_rng(0))
+    answers, (species, family) = Answers(taxonomy, Calibration.none(taxonomy.tasks)), taxonomy.tasks
+    count = len(taxonomy.classes[species])
+    for index in range(count - 1):
+        z = {task: np.full((1, len(ids)), -np.inf, np.float32) for task, ids in taxonomy.classes.items()}
+        z[family][0, -1] = 0  # the only family
+        z[species][0, [index, count - 1]] = 0  # one half each; the first one is answered
+        for confidence, enough in ((0.5, True), (float(np.nextafter(0.5, 1)), False)):
+            found = answers.answered(z, answers.options(min_confidence=confidence, consistency="documented"))
+            taxon = not null or index > 0
+            assert found.best[0, 0] == index
+            assert found.answer[0] == (0 if taxon and enough else 1)
+
+
 def test_unknown_stays_visible():
     answers = small_answers()
     sure_of_the_family = {

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
+import signal
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +14,8 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.files import read_sealed, sealed
+from linnaeus_jax.config.exit_status import exit_status
+from linnaeus_jax.files import read_sealed, sealed, sha256_of
 from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
 from linnaeus_jax.inference.model import Model
 
@@ -80,3 +84,135 @@ def test_no_damage_is_read(bundle, tmp_path):
                 read_bundle(tmp_path / "a")
             file.write_bytes(content)
     read_bundle(tmp_path / "a")
+
+
+NESTED: Any = {}
+for _ in range(300):
+    NESTED = {"a": NESTED}
+
+
+@pytest.fixture(scope="module")
+def bundle_on_disk(bundle, tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("bundles") / "a"
+    write_bundle(bundle, path)
+    return path
+
+
+#: field of bundle.json -> values that it cannot have
+WRONG: dict[tuple[Any, ...], list[Any]] = {
+    ("facts",): [[], None, "x"],
+    ("facts", "title"): [1, ["x"]],
+    ("facts", "step"): ["x", -1, 1.5, 10**30],
+    ("plugins",): [None, "x", [1]],
+    ("model",): [[], None],
+    ("model", "type"): [1, "NoModel"],
+    ("model", "variant"): [["tiny"]],
+    ("model", "rope_stages", "rope_theta"): [float("nan"), "x"],
+    ("model", "convnext_stages", "depths"): [[10**6, 1], ["x"]],
+    ("model", "convnext_stages", "dims"): [[8, 8, 16, 10**8]],
+    ("model", "classification"): [None, NESTED],
+    ("image",): [[], None, {}],
+    ("image", "size"): [[32], [0, 0], [32, 64], [10**6, 10**6], "32", [32.0, 32.0]],
+    ("image", "mean"): [[0.5, 0.5, float("nan")], 0.5, [0.5], ["0.5"] * 3, None],
+    ("image", "std"): [[0.2, 0, 0.2], 0.2, [0.2, float("inf"), 0.2], [0.2, -0.2, 0.2], [0.2, 1e-300, 0.2], [True] * 3],
+    ("image", "resize_mode"): ["stretch", None],
+    ("image", "interpolation"): ["lanczos", []],
+    ("image", "reduced_decode"): ["no", 1],
+    ("image", "more"): [1],
+    ("metadata",): [None, {}, ["TEMPORAL"]],
+    ("metadata", 0, "name"): [1, "SPATIAL", "x"],
+    ("metadata", 0, "columns"): ["month_sin", [], [1, 2], ["elev_0_sin", "elev_100_cos"]],
+    ("date_is_midnight",): ["no", None],
+    ("ranks",): [["taxa_L20"], "taxa_L10", None],
+    ("calibration",): [[], None],
+    ("calibration", "ranks"): [{}, {"taxa_L10": 1}, [1, 1, 1]],
+    ("calibration", "paths", "taxa_L10"): [0, -1, float("nan"), float("inf"), "1", None, True],
+    ("calibration", "rows"): [-1, "many", 1.5],
+    ("files",): [[], {}],
+    ("files", "taxonomy.json"): [None, "x", 1],
+}
+
+
+def changed(tree: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """A copy with another value there."""
+    if not place:
+        return value
+    tree = tree.copy()
+    tree[place[0]] = changed(tree.get(place[0]) if isinstance(tree, dict) else tree[place[0]], place[1:], value)
+    return tree
+
+
+def status_of_reading(path: Path) -> int:
+    """With which a tool ends that reads a bundle."""
+
+    def read() -> None:
+        read_bundle(path)
+
+    return exit_status(read)
+
+
+@pytest.mark.parametrize("place", WRONG, ids=lambda place: ".".join(map(str, place)))
+def test_every_field_is_checked(place, bundle_on_disk, capsys):
+    """However well it is sealed; the message names file and field, and the end is one for the user."""
+    about = read_sealed(bundle_on_disk / "bundle.json")
+    try:
+        for value in WRONG[place]:
+            (bundle_on_disk / "bundle.json").write_text(json.dumps(sealed(changed(about, place, value))))
+            assert status_of_reading(bundle_on_disk) == 2, value
+            said = capsys.readouterr().err
+            assert "bundle.json" in said or place[0] == "files"
+            assert str(place[-1]) in said or place[0] in ("model", "metadata", "files")
+            assert len(said) < 600
+    finally:
+        (bundle_on_disk / "bundle.json").write_text(json.dumps(sealed(about)))
+
+
+@pytest.mark.parametrize("name", ["taxonomy.json", "class_index_map.json"])
+def test_fields_of_the_taxonomy_are_checked(name, bundle_on_disk, capsys):
+    about, whole = (read_sealed(bundle_on_disk / "bundle.json"), (bundle_on_disk / name).read_text())
+    tree = json.loads(whole)
+    wrong: dict[tuple[Any, ...], list[Any]] = {
+        ("task_keys",): [None, [1], [["taxa_L10"]]],
+        ("num_classes", "taxa_L10"): [None, 10**30, 3],
+        ("hierarchy_map_raw", "taxa_L10"): [[], {"1": float("inf")}, {"1": 1.5}, {"x": 1}, {"1": 10**30}],
+        ("metadata",): [None],
+        ("idx_to_taxon_id",): [[], None],
+        ("idx_to_taxon_id", "taxa_L10", "1"): [None, -1, 1.5, 10**30, 12, "x", float("nan")],
+        ("idx_to_taxon_id", "taxa_L10", "0"): [7],
+        ("names",): [[1], {"taxa_L10": [1]}],
+    }
+    try:
+        for place, values in wrong.items():
+            if place[0] not in tree:
+                continue
+            for value in values:
+                (bundle_on_disk / name).write_text(json.dumps(changed(tree, place, value)))
+                digests = about["files"] | {name: sha256_of(bundle_on_disk / name)}
+                (bundle_on_disk / "bundle.json").write_text(json.dumps(sealed(about | {"files": digests})))
+                assert status_of_reading(bundle_on_disk) == 2, (place, value)
+                assert "taxonomy.json" in (said := capsys.readouterr().err) or name in said
+    finally:
+        (bundle_on_disk / name).write_text(whole)
+        (bundle_on_disk / "bundle.json").write_text(json.dumps(sealed(about)))
+
+
+@pytest.mark.parametrize("room", [20_000, 85_000])
+def test_a_full_disk_is_named(bundle, room, tmp_path, capsys):
+    """Where the weights, and where a file after them no longer fits; nothing is left."""
+
+    def card(folder):
+        (folder / "README.md").write_bytes(bytes(100_000))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        assert exit_status(lambda: write_bundle(bundle, tmp_path / "a", card)) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, previous)
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/a" in said
+    assert "File too large; raise the limit" in said
+    assert ".tmp" not in said
+    assert list(tmp_path.iterdir()) == []

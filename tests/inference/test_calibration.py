@@ -17,7 +17,7 @@ from linnaeus_jax.inference.bundle import Calibration
 from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
 from linnaeus_jax.metrics.extras import PhaseExtras
 from tests.inference.conftest import small_taxonomy
-from tests.inference.trees import cases
+from tests.inference.trees import cases, random_taxonomy
 
 TAXONOMY = small_taxonomy()
 TASKS = TAXONOMY.tasks
@@ -57,6 +57,17 @@ def test_slopes_are_those_of_the_loss():
         assert check_grad(lambda x: of_paths(x)[0], lambda x: of_paths(x)[1], log_t) < 1e-3
     of_rank = cal._rank_objective(logits[TASKS[0]], labels[:, 0])
     assert check_grad(lambda x: of_rank(x)[0], lambda x: of_rank(x)[1], np.array([0.3])) < 1e-3
+
+
+@pytest.mark.parametrize("null", [True, False])
+def test_every_class_but_null_is_a_label(null):
+    taxonomy = random_taxonomy([3, 2], null, np.random.default_rng(0))
+    labels = np.array([[-1, -1], [0, 0], [1, 1], [2, 0]])
+    expected = [[False, False], [not null, not null], [True, True], [True, not null]]
+    assert cal.labelled(labels, taxonomy).tolist() == expected
+    rng = np.random.default_rng(1)
+    logits = {task: rng.normal(size=(4, len(ids))).astype(np.float32) for task, ids in taxonomy.classes.items()}
+    assert cal.fit(logits, labels, taxonomy).rows == 3 - null
 
 
 @pytest.mark.parametrize(

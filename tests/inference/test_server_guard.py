@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
+from linnaeus_jax.inference.server_access import Access
 from linnaeus_jax.inference.server_guard import DRAINED, Guard, ServerMetrics
 from linnaeus_jax.inference.server_requests import Limits
 
@@ -24,7 +26,7 @@ class Client:
 
     def __init__(self, *parts: bytes, ends: bool = True, headers: dict[str, str] | None = None) -> None:
         self._parts, self._ends, self.read = list(parts), ends, 0
-        pairs = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        pairs = [(name.encode(), value.encode()) for name, value in {"host": "localhost", **(headers or {})}.items()]
         self.scope = {"type": "http", "method": "POST", "path": "/predict", "headers": pairs}
         self.sent: list[dict] = []
 
@@ -70,7 +72,7 @@ async def never_answers(scope, receive, send):
 
 def ask(app, client: Client, limits: Limits = LIMITS) -> ServerMetrics:
     counted = metrics()
-    asyncio.run(Guard(app, limits, counted, ("/predict",))(client.scope, client.receive, client.send))
+    asyncio.run(Guard(app, limits, counted, ("/predict",), Access())(client.scope, client.receive, client.send))
     return counted
 
 
@@ -121,7 +123,7 @@ def test_full_queue(limits):
     """As many requests, or as many bytes of them, as a server holds."""
 
     async def two() -> list[Client]:
-        guard = Guard(never_answers, limits, metrics(), ("/predict",))
+        guard = Guard(never_answers, limits, metrics(), ("/predict",), Access())
         clients = [Client(b"x"), Client(b"x")]
         await asyncio.gather(*(guard(each.scope, each.receive, each.send) for each in clients))
         last = Client(b"x")
@@ -131,3 +133,41 @@ def test_full_queue(limits):
     clients = asyncio.run(two())
     assert [client.status for client in clients] == [504, 503, 504]
     assert int(clients[1].headers["retry-after"]) >= 1
+
+
+def test_places_and_bytes_are_given_back():
+    """After requests that ended in every way, as many are answered at once as before."""
+    limits = Limits(body_bytes=100, seconds=0.05, queue=2, held_bytes=250)
+
+    async def fails(scope, receive, send):
+        raise ValueError
+
+    async def leaves(scope, receive, send):
+        raise ClientDisconnect
+
+    async def ask_all() -> list[Client]:
+        served: list[Any] = []
+
+        async def by_turns(scope, receive, send):
+            await served[-1](scope, receive, send)
+
+        guard = Guard(by_turns, limits, metrics(), ("/predict",), Access())
+
+        async def asked(app: Any, client: Client) -> Client:
+            served.append(app)
+            await guard(client.scope, client.receive, client.send)
+            return client
+
+        for app, client in (
+            (reads_all, Client(b"x" * 99)),
+            (reads_all, Client(b"x" * 300)),
+            (reads_all, Client(b"x", ends=False)),
+            (never_answers, Client(b"x")),
+            (leaves, Client(b"x")),
+        ):
+            await asked(app, client)
+        with pytest.raises(ValueError):
+            await asked(fails, Client(b"x"))
+        return list(await asyncio.gather(*(asked(never_answers, Client(b"x")) for _ in range(3))))
+
+    assert [client.status for client in asyncio.run(ask_all())] == [504, 504, 503]

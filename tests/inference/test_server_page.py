@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from linnaeus_jax.inference.server_access import access_of
 from linnaeus_jax.inference.server_requests import Limits
 from tests.inference.chromium import Page, browser
 from tests.inference.serving_helpers import encoded, serving
@@ -17,15 +20,18 @@ TITLES = "[...document.querySelectorAll('.columns h3')].map((e) => e.textContent
 
 @pytest.fixture(scope="module")
 def site(model, pictures, tmp_path_factory):
-    """`page`, `url`, and the files `good` (twice) and `cut` (truncated), `large` (more bytes than the server takes)."""
+    """`page`, `url`, five pictures `many`, and the files `good`, `cut` (truncated), `large` (too many bytes)."""
     folder = tmp_path_factory.mktemp("page")
     content = encoded(pictures.pixels[0], "JPEG")
     files = {"good": content, "cut": content[:-500], "large": content + bytes(300_000)}
     for name, data in files.items():
         (folder / f"{name} picture.jpg").write_bytes(data)
-    with serving(model, Limits(body_bytes=200_000)) as url, browser(folder / "profile") as page:
+    many = [folder / f'picture {number}, "ä".jpg' for number in range(5)]
+    for path, pixels in zip(many, pictures.pixels, strict=False):
+        path.write_bytes(encoded(pixels, "JPEG"))
+    with serving(model, Limits(body_bytes=200_000, pictures=3)) as url, browser(folder / "profile") as page:
         paths = {name: folder / f"{name} picture.jpg" for name in files}
-        yield SimpleNamespace(page=page, url=url, **paths)
+        yield SimpleNamespace(page=page, url=url, many=many, **paths)
 
 
 def open_page(site: SimpleNamespace, width: int, height: int) -> Page:
@@ -63,6 +69,42 @@ def test_picture_place_date_answer(site, width, height, tmp_path: Path):
     assert page.errors == []
     allowed = (f"{site.url}/", "data:", f"blob:{site.url}/")
     assert [url for url in page.requests if not url.startswith(allowed)] == []
+
+
+SEEN = "[...document.querySelectorAll('.picture .what')].map((e) => e.innerText.replace(/\\s+/g, ' '))"
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_several_pictures(site, model, width, height, tmp_path: Path):
+    """More than a request may hold, one of them damaged; their answers are those of each alone, and come as CSV."""
+    page = open_page(site, width, height)
+    page.fill("#date", "2024-02-29")
+    files = [*site.many, site.cut]
+    page.drop("#drop", *files)
+    page.wait(ANSWERED)
+    seen = page.value(SEEN)
+    expected = model.predict([path.read_bytes() for path in site.many], date="2024-02-29")
+    for path, prediction, text in zip(site.many, expected, seen, strict=False):
+        assert path.name in text
+        assert (prediction.answer.name if prediction.answer else "Unknown") in text
+    assert seen[-1].startswith("cut picture.jpg No answer (422): the picture (cut picture.jpg): truncated")
+    rows = list(csv.DictReader(io.StringIO(page.downloaded("#csv", tmp_path / "answers.csv"))))
+    assert [row["file"] for row in rows] == [path.name for path in files]
+    for prediction, row in zip(expected, rows, strict=False):
+        species = prediction.path[-1]
+        assert (row["answer_name"], row["species_name"]) == (getattr(prediction.answer, "name", ""), species.name)
+        assert float(row["species_probability"]) == pytest.approx(species.probability, abs=1e-4)
+        assert (row["inputs"], row["problem"]) == ("TEMPORAL", "")
+    assert "truncated" in rows[-1]["problem"]
+    page.click(".picture summary")
+    page.wait("document.querySelectorAll('.picture[open] .taxon').length === 3")
+    assert page.value("document.documentElement.scrollWidth <= innerWidth"), "it scrolls to the side"
+    page.screenshot(tmp_path / "page.png")
+    assert [error for error in page.errors if "422" not in error] == []
+    page.drop("#drop", site.good)  # and one alone again
+    page.wait(f"{TITLES}.length === 2 && {ANSWERED}")
+    (tmp_path / "answers.csv").unlink()
+    assert page.downloaded("#csv", tmp_path / "answers.csv").count("\n") == 2
 
 
 def test_errors_are_told_and_mended(site):
@@ -113,3 +155,15 @@ def test_keyboard_and_names_for_those_who_do_not_see(site):
     ]
     assert unnamed == []
     assert page.value("document.querySelector('#status').getAttribute('role')") == "status"
+
+
+def test_a_token_is_asked_for_as_a_password(site, model):
+    """With the page's address holding it, as browsers keep what they were given; without it there is no page."""
+    with serving(model, Limits(), access_of("127.0.0.1", token="a-token")) as url:
+        page = site.page
+        page.call("Page.navigate", url=f"{url}/")
+        page.wait("!document.querySelector('#drop')")
+        page.open(f"{url.replace('//', '//me:a-token@')}/", 1280, 900)
+        page.wait("!document.querySelector('#place').hidden")
+        page.drop("#drop", site.good)
+        page.wait(ANSWERED)

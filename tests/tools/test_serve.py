@@ -39,6 +39,12 @@ REQUESTS, AT_ONCE, EVERY = 1000, 16, 20  # one of EVERY is malformed: 5 %
         (["nothing", "--max-queue=0"], "--max-queue is 0"),
         (["nothing", "--host=no.such.host.invalid"], "cannot listen on no.such.host.invalid:0"),
         (["nothing", "--port=99999"], "cannot listen"),
+        (["nothing", "--host-names=http://a"], "--host-names holds 'http://a'"),
+        (["nothing", "--origins=a"], "--origins holds 'a'"),
+        (["nothing", "--token-file=no/such/file"], "no/such/file: No such file or directory"),
+        (["nothing", "--token-file=/dev/null"], "/dev/null holds no token"),
+        (["nothing", "--max-connections=0"], "--max-connections is 0"),
+        (["nothing", "--max-connections=2000000000"], "raise the limit of open files (ulimit -Hn)"),
     ],
 )
 def test_errors(arguments, words, capsys):

@@ -1,11 +1,13 @@
 "use strict";
-/* The page of the server: a picture, a place, a date -> the answer with and without them. It asks /info and /predict of
-   its own server and nobody else; all text from outside becomes text nodes. */
+/* The page of the server: a picture, a place, a date -> the answer with and without them; several pictures -> a list of
+   answers, and a table of them as CSV. It asks /info and /predict of its own server and nobody else; all text from
+   outside becomes text nodes. */
 
 const $ = (id) => document.getElementById(id);
 const DELAY = 250; // ms after the last change, before the model is asked
 const STEP = 5; // degrees that an arrow key moves the place on the whole map
 const MOST_ZOOM = 16;
+const FORM_BYTES = 2000; // of a form beside each picture, at most
 
 /* An element with attributes and children; strings become text. */
 function h(tag, attributes = {}, ...children) {
@@ -22,6 +24,9 @@ function nameOf(taxon) {
   if (!isKnown(taxon)) return "unknown";
   return taxon.name || taxon.common_name || `taxon ${taxon.taxon_id}`;
 }
+
+/* An address of this server; that of the page may hold a name and password, which fetch refuses. */
+const address = (path) => new URL(path, location.origin + location.pathname);
 
 // ---- the map
 
@@ -131,13 +136,13 @@ function setPlace(latitude, longitude) {
 
 // ---- asking
 
-const state = { file: null, info: null, timer: 0, request: null };
+const state = { files: [], info: null, timer: 0, request: null, urls: [] };
 
 /* What the page says of itself; fields that the model does not use are not shown. */
 async function introduce() {
   let info;
   try {
-    const response = await fetch("info");
+    const response = await fetch(address("info"));
     if (!response.ok) throw new Error();
     info = await response.json();
   } catch {
@@ -163,68 +168,112 @@ async function introduce() {
   if (!$("place").hidden) map.draw();
 }
 
-function choose(file) {
-  if (!file) return;
-  state.file = file;
-  const preview = $("preview");
-  if (preview.src) URL.revokeObjectURL(preview.src);
-  preview.src = URL.createObjectURL(file);
-  preview.hidden = false;
-  $("drop-text").textContent = `${file.name || "picture"}: drop or choose another one.`;
+function choose(chosen) {
+  const files = [...(chosen || [])].filter((file) => !file.type || file.type.startsWith("image/"));
+  if (!files.length) return;
+  state.files = files;
+  state.urls.forEach((url) => URL.revokeObjectURL(url));
+  state.urls = files.map((file) => URL.createObjectURL(file));
+  const [first] = state.urls;
+  $("preview").hidden = files.length > 1;
+  if (files.length === 1) $("preview").src = first;
+  $("drop-text").textContent = files.length === 1 ? `${nameOfFile(files[0])}: drop or choose others.`
+    : `${files.length} pictures: drop or choose others. Place, date and elevation hold for all of them.`;
   changed();
 }
+
+const nameOfFile = (file) => file.name || "picture";
 
 /* After any change: asks the model, a moment after the last one. */
 function changed() {
   map.draw();
-  if (!state.file) return;
+  if (!state.files.length) return;
   clearTimeout(state.timer);
   state.timer = setTimeout(ask, DELAY);
 }
 
-function questionForm() {
-  const form = new FormData();
-  form.append("images", state.file, state.file.name || "picture");
-  form.append("compare", "true");
-  form.append("min_confidence", $("confidence").value);
+/* What is known of the pictures, as [name, value] of a form. */
+function given() {
+  const fields = [["min_confidence", $("confidence").value]];
   for (const name of ["latitude", "longitude", "elevation"]) {
     const input = $(name);
     if (!input.validity.valid) throw new Error(`${name}: ${input.validationMessage}`);
-    if (input.value !== "") form.append(name, input.value);
+    if (input.value !== "") fields.push([name, input.value]);
   }
-  if ($("date").value) form.append("date", $("date").value + ($("time").value ? `T${$("time").value}Z` : ""));
-  return form;
+  if ($("date").value) fields.push(["date", $("date").value + ($("time").value ? `T${$("time").value}Z` : "")]);
+  return fields;
+}
+
+/* The pictures in requests that are as large as the server takes. */
+function requests(files) {
+  const limits = state.info?.limits || { pictures: 1, body_bytes: Infinity };
+  const groups = [];
+  let left = 0, bytes = 0;
+  for (const file of files) {
+    const size = file.size + FORM_BYTES;
+    if (!left || bytes < size) {
+      groups.push([]);
+      [left, bytes] = [limits.pictures, limits.body_bytes - FORM_BYTES];
+    }
+    groups.at(-1).push(file);
+    left -= 1;
+    bytes -= size;
+  }
+  return groups;
 }
 
 async function ask() {
   state.request?.abort();
   const request = state.request = new AbortController();
+  const files = state.files;
   $("error").hidden = true;
   try {
-    const most = state.info?.limits.body_bytes;
-    if (most && state.file.size > most) {
-      throw new Error(`The picture has ${(state.file.size / 2 ** 20).toFixed(1)} MiB; ` +
-        `this server takes at most ${(most / 2 ** 20).toFixed(1)} MiB.`);
+    const fields = given();
+    const rows = [];
+    for (const group of requests(files)) {
+      say(files.length === 1 ? "Asking the model …" : `Asking the model … ${rows.length} of ${files.length} pictures.`, true);
+      rows.push(...await answers(group, fields, files.length === 1, request.signal));
     }
-    const body = questionForm();
-    say("Asking the model …", true);
-    let response;
-    try {
-      response = await fetch("predict", { method: "POST", body, signal: request.signal });
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      throw new Error("The server cannot be reached.");
-    }
-    const reply = await response.json().catch(() => ({}));
-    if (request.signal.aborted) return;
-    if (!response.ok) throw new Error(`No answer (${response.status}): ${why(reply.detail) || response.statusText}`);
-    show(reply.predictions[0]);
+    if (files.length > 1) showAll(rows);
+    else if (rows[0].problem) throw new Error(rows[0].problem);
+    else show(rows[0]);
   } catch (error) {
     if (!request.signal.aborted) fail(error.message);
   }
 }
 
-/* The server counts pictures, of which this page sends one. */
+/* {file, prediction} of each picture, or {file, problem}: where one of them is wrong, each is asked for alone. */
+async function answers(files, fields, compare, signal) {
+  const most = state.info?.limits.body_bytes;
+  if (most && files.length === 1 && files[0].size > most) {
+    return [{ file: files[0], problem: `The picture has ${(files[0].size / 2 ** 20).toFixed(1)} MiB; ` +
+      `this server takes at most ${(most / 2 ** 20).toFixed(1)} MiB.` }];
+  }
+  const body = new FormData();
+  for (const file of files) body.append("images", file, nameOfFile(file));
+  for (const [name, value] of [...fields, ["compare", String(compare)]]) body.append(name, value);
+  let response;
+  try {
+    response = await fetch(address("predict"), { method: "POST", body, signal });
+  } catch (error) {
+    if (signal.aborted) throw error;
+    throw new Error("The server cannot be reached.");
+  }
+  const reply = await response.json().catch(() => ({}));
+  if (signal.aborted) throw new Error("another question came");
+  if (response.ok) return files.map((file, place) => ({ file, prediction: reply.predictions[place] }));
+  const ofPictures = [413, 415, 422].includes(response.status);
+  if (ofPictures && files.length > 1) {
+    const rows = [];
+    for (const file of files) rows.push(...await answers([file], fields, compare, signal));
+    return rows;
+  }
+  const problem = `No answer (${response.status}): ${why(reply.detail) || response.statusText}`;
+  if (!ofPictures) throw new Error(problem);
+  return [{ file: files[0], problem }];
+}
+
+/* The server counts pictures; the one that is wrong was sent alone. */
 function why(detail) {
   return typeof detail === "string" ? detail.replace(/^picture 0 /, "the picture ") : "";
 }
@@ -239,26 +288,59 @@ function fail(text) {
   say("");
   $("error-text").textContent = text;
   $("error").hidden = false;
-  $("again").hidden = !state.file;
+  $("again").hidden = !state.files.length;
   $("confidence-field").hidden = true;
   $("result").replaceChildren();
 }
 
 // ---- the answer
 
-function show(prediction) {
+function show(row) {
+  const { prediction } = row;
   const used = prediction.inputs.length > 0;
-  const both = used ? [prediction, prediction.without_metadata] : [prediction];
-  const columns = h("div", { class: used ? "columns" : "columns one" });
+  const hint = used || !state.info?.metadata_components_enabled.length ? []
+    : [h("p", { class: "common" }, "Give a place or a date to see what they change.")];
+  $("result").replaceChildren(...details(prediction), ...hint, csvLink([row]));
+  $("confidence-field").hidden = false;
+  const answer = prediction.answer;
+  say(answer ? `Answer: ${answer.rank} ${nameOf(answer)}, ${percent(answer.probability)}.`
+    : "Answer: unknown; no rank is probable enough.");
+}
+
+/* Many pictures: each with its answer, and more of it when it is opened. */
+function showAll(rows) {
+  const list = rows.map(({ file, prediction, problem }, place) => {
+    const text = h("span", { class: "what" }, h("span", { class: "file" }, nameOfFile(file)), h("br"),
+      ...(problem ? [h("span", { class: "problem" }, problem)] : said(prediction)));
+    const picture = h("img", { src: state.urls[place], alt: "", loading: "lazy", decoding: "async" });
+    const line = h("details", { class: "picture" }, h("summary", {}, picture, text));
+    // made when it is opened, since there may be hundreds
+    line.addEventListener("toggle", () => {
+      if (prediction && line.children.length === 1) line.append(...details(prediction));
+    });
+    return line;
+  });
+  $("result").replaceChildren(csvLink(rows), ...list);
+  $("confidence-field").hidden = false;
+  const answered = rows.filter((row) => row.prediction?.answer).length;
+  const wrong = rows.filter((row) => row.problem).length;
+  say(`Answer: ${answered} of ${rows.length} pictures have an answer` + (wrong ? `, ${wrong} cannot be read.` : "."));
+}
+
+/* What is said of one picture, with its metadata and, where it was asked for, without. */
+function details(prediction) {
+  const used = prediction.inputs.length > 0;
+  const both = used && prediction.without_metadata ? [prediction, prediction.without_metadata] : [prediction];
+  const columns = h("div", { class: both.length > 1 ? "columns" : "columns one" });
   const titles = used ? [`With ${inputsText(prediction.inputs)}`, "Picture alone"] : ["Picture alone"];
   const kind = (place) => (used && place === 0 ? "with" : "alone");
-  titles.forEach((title) => columns.append(h("h3", {}, title)));
+  titles.slice(0, both.length).forEach((title) => columns.append(h("h3", {}, title)));
   both.forEach((each, place) => columns.append(h("p", { class: `said ${kind(place)}` }, ...said(each))));
   prediction.path.forEach((_, depth) => {
     const rank = prediction.path[depth].rank;
     columns.append(h("h4", { class: "rank" }, rank));
     both.forEach((each, place) => {
-      const other = used && place === 0 ? both[1] : null;
+      const other = place === 0 ? both[1] : null;
       const cell = taxonCell(each.path[depth], each.top[rank] || [], other);
       cell.classList.add(kind(place));
       cell.style.marginLeft = `${6 * depth}px`;
@@ -266,13 +348,31 @@ function show(prediction) {
     });
   });
   const notes = h("ul", { class: "notes" }, ...prediction.notes.map((note) => h("li", {}, note)));
-  const hint = used || !state.info?.metadata_components_enabled.length ? []
-    : [h("p", { class: "common" }, "Give a place or a date to see what they change.")];
-  $("result").replaceChildren(columns, ...hint, ...(prediction.notes.length ? [notes] : []));
-  $("confidence-field").hidden = false;
-  const answer = prediction.answer;
-  say(answer ? `Answer: ${answer.rank} ${nameOf(answer)}, ${percent(answer.probability)}.`
-    : "Answer: unknown; no rank is probable enough.");
+  return [columns, ...(prediction.notes.length ? [notes] : [])];
+}
+
+/* The answers as a table with the columns of the command line's, and why there is no answer. */
+function csv(rows) {
+  const ranks = (state.info?.predicted_rank_levels || []).map((level) => state.info.rank_names[level]);
+  const parts = ["taxon_id", "name", "probability"];
+  const header = ["file", "answer_rank", ...parts.map((part) => `answer_${part}`),
+    ...ranks.flatMap((rank) => parts.map((part) => `${rank}_${part}`)), "inputs", "notes", "problem"];
+  const taxon = (each) => (each ? parts.map((part) => each[part]) : ["", "", ""]);
+  const lines = rows.map(({ file, prediction, problem }) => {
+    const path = Object.fromEntries((prediction?.path || []).map((each) => [each.rank, each]));
+    return [nameOfFile(file), prediction?.answer?.rank ?? "", ...taxon(prediction?.answer),
+      ...ranks.flatMap((rank) => taxon(path[rank])), prediction?.inputs.join(" ") ?? "",
+      prediction?.notes.join("; ") ?? "", problem ?? ""];
+  });
+  const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
+  return [header, ...lines].map((line) => `${line.map(cell).join(",")}\n`).join("");
+}
+
+function csvLink(rows) {
+  const file = new Blob([csv(rows)], { type: "text/csv" });
+  const url = URL.createObjectURL(file);
+  state.urls.push(url);
+  return h("p", {}, h("a", { id: "csv", href: url, download: "answers.csv" }, "Answers as CSV"));
 }
 
 /* What the metadata components that were used are made of, in words. */
@@ -318,7 +418,7 @@ function bar(probability) {
 
 function listen() {
   $("question").addEventListener("submit", (event) => event.preventDefault());
-  $("file").addEventListener("change", (event) => choose(event.target.files[0]));
+  $("file").addEventListener("change", (event) => choose(event.target.files));
   for (const kind of ["dragenter", "dragover"]) {
     addEventListener(kind, (event) => { event.preventDefault(); $("drop").classList.add("over"); });
   }
@@ -326,9 +426,9 @@ function listen() {
   addEventListener("drop", (event) => {
     event.preventDefault();
     $("drop").classList.remove("over");
-    choose(event.dataTransfer.files[0]);
+    choose(event.dataTransfer.files);
   });
-  addEventListener("paste", (event) => choose(event.clipboardData?.files[0]));
+  addEventListener("paste", (event) => choose(event.clipboardData?.files));
   for (const id of ["latitude", "longitude", "elevation", "date", "time"]) $(id).addEventListener("input", changed);
   $("confidence").addEventListener("change", changed);
   $("again").addEventListener("click", ask);

@@ -1,0 +1,185 @@
+"""What the fields of bundle.json may hold: each is checked by itself before anything is made of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from linnaeus_jax.data.decoding import RESIZE_MODES
+from linnaeus_jax.inference.pictures import INTERPOLATIONS
+
+#: sides of a picture, in pixels
+LARGEST_SIDE = 4096
+#: mean and deviation of values from 0 to 1, with room
+LARGEST_VALUE, LEAST_DEVIATION = 1e3, 1e-6
+#: numbers within the settings of a model; its family knows more
+LARGEST_SETTING = 1e9
+#: how deep objects and lists may lie within each other
+DEEPEST = 20
+_WAVE = re.compile(r"elev_0+(?:\.0+)?_(?:sin|cos)")
+
+#: whether a value is what a field needs
+Check = Callable[[Any], bool]
+
+
+class FieldError(ValueError):
+    """A field that holds what it cannot; the message names it, its value and what it needs."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _list_of(check: Check, length: int | None = None) -> Check:
+    def is_list(value: Any) -> bool:
+        return isinstance(value, list) and length in (None, len(value)) and all(map(check, value))
+
+    return is_list
+
+
+def _temperatures(value: Any) -> bool:
+    return _is_object(value) and all(_is_number(t) and 1e-3 <= t <= 1e3 for t in value.values())
+
+
+#: field -> what it needs, whether a value is that; those of `_OPTIONAL` may be missing
+_FIELDS: dict[str, tuple[str, Check]] = {
+    "facts": ("an object", _is_object),
+    "plugins": ("a list of names", _list_of(_is_text)),
+    "model": ("an object", _is_object),
+    "model.type": ("the name of a model family", _is_text),
+    "model.variant": ("the name of a size", _is_text),
+    "image": ("an object", _is_object),
+    "image.size": (
+        f"two equal integers from 1 to {LARGEST_SIDE}",
+        lambda value: _list_of(_is_count, 2)(value) and value[0] == value[1] and 1 <= value[0] <= LARGEST_SIDE,
+    ),
+    "image.resize_mode": (
+        f"one of {', '.join(RESIZE_MODES)}",
+        lambda value: _is_text(value) and value in RESIZE_MODES,
+    ),
+    "image.interpolation": (
+        f"one of {', '.join(INTERPOLATIONS)}",
+        lambda value: _is_text(value) and value in INTERPOLATIONS,
+    ),
+    "image.reduced_decode": ("true or false", _is_flag),
+    "image.mean": ("three numbers", _list_of(lambda value: _is_number(value) and abs(value) <= LARGEST_VALUE, 3)),
+    "image.std": (
+        "three numbers above 0, as of values from 0 to 1",
+        _list_of(lambda value: _is_number(value) and LEAST_DEVIATION <= value <= LARGEST_VALUE, 3),
+    ),
+    "metadata": ("a list of objects with name and columns", _list_of(_is_object)),
+    "date_is_midnight": ("true or false", _is_flag),
+    "ranks": ("a list of ranks", _list_of(_is_text)),
+    "calibration": ("an object", _is_object),
+    "calibration.ranks": ("a temperature from 0.001 to 1000 for each rank", _temperatures),
+    "calibration.paths": ("a temperature from 0.001 to 1000 for each rank", _temperatures),
+    "calibration.rows": ("a number of rows", _is_count),
+    "facts.title": ("a text", _is_text),
+    "facts.step": ("a number of updates", _is_count),
+    "facts.weights": ("a text", _is_text),
+    "facts.licence": ("a text", _is_text),
+    "facts.taxonomy": ("a text", _is_text),
+    "facts.measured": ("an object", _is_object),
+}
+_OPTIONAL = ("facts.", "plugins", "date_is_midnight", "ranks", "calibration.rows")
+#: settings of models that are lists of widths
+_WIDTHS = ("dims", "embed_dims", "out_channels", "num_heads")
+#: sections without other fields
+_CLOSED = ("image", "calibration")
+
+
+def check_fields(about: Mapping[str, Any]) -> None:
+    """Raises FieldError for the first field of a bundle.json that cannot be used, whatever its digest says."""
+    for path, value in _leaves(about, "", DEEPEST):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise FieldError(f"{path} is {value}; a finite number is needed")
+        if path.startswith("model.") and isinstance(value, (int, float)) and abs(value) > LARGEST_SETTING:
+            raise FieldError(f"{path} is {_short(value)}; a number of at most {LARGEST_SETTING:g} is needed")
+    for path, (needed, check) in _FIELDS.items():
+        section, _, key = path.rpartition(".")
+        node = about[section] if section else about
+        if key not in node:
+            if not path.startswith(_OPTIONAL):
+                raise FieldError(f"{path} is missing; {needed} is needed")
+        elif not check(node[key]):
+            raise FieldError(f"{path} is {_short(node[key])}; {needed} is needed")
+    for section in _CLOSED:
+        known = {path.rpartition(".")[2] for path in _FIELDS if path.startswith(f"{section}.")}
+        if unknown := sorted(set(about[section]) - known):
+            raise FieldError(f"{section} has {unknown[0][:100]!r}, which this program does not know")
+    _check_metadata(about["metadata"])
+
+
+def _check_metadata(components: list[dict[str, Any]]) -> None:
+    names = [component.get("name") for component in components]
+    for place, component in enumerate(components):
+        columns = component.get("columns")
+        if not _is_text(names[place]) or names.index(names[place]) != place:
+            raise FieldError(f"metadata.{place}.name is {_short(names[place])}; a name of its own is needed")
+        if not columns or not _list_of(_is_text)(columns):
+            raise FieldError(f"metadata.{place}.columns is {_short(columns)}; a list of the names of columns is needed")
+        if wrong := [column for column in columns if _WAVE.fullmatch(column)]:
+            raise FieldError(f"metadata.{place}.columns holds {wrong[0]!r}; a wave of more than 0 m is needed")
+
+
+def check_ranks(about: Mapping[str, Any], tasks: tuple[str, ...]) -> None:
+    """Raises FieldError where fields are not those of the ranks in the other files of the bundle."""
+    if about.get("ranks", list(tasks)) != list(tasks):
+        raise FieldError(f"ranks is {_short(about['ranks'])}; {list(tasks)} is needed, as in the other files")
+    for kind in ("ranks", "paths"):
+        if set(about["calibration"][kind]) != set(tasks):
+            raise FieldError(
+                f"calibration.{kind} is {_short(about['calibration'][kind])}; a temperature for each of "
+                f"{', '.join(tasks)} is needed"
+            )
+
+
+def check_sizes(model: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Raises FieldError where the model has more layers than its file of weights has arrays, or wider ones than any of
+    them: to find out by building it could take all memory, or for ever."""
+    widest = max((max(array.shape, default=1) for array in arrays.values()), default=1)
+    for path, value in _leaves(model, "model", DEEPEST):
+        key = path.split(".")[-2] if path[-1:].isdigit() else ""
+        most = {"depths": len(arrays)}.get(key, widest if key in _WIDTHS else LARGEST_SETTING)
+        if isinstance(value, (int, float)) and value > most:
+            raise FieldError(
+                f"{path} is {_short(value)}, but the weights are {len(arrays)} arrays of at most {widest} rows "
+                "or columns"
+            )
+
+
+def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """(path, value) of everything that is no object and no list."""
+    if not isinstance(value, (dict, list)):
+        yield path, value
+        return
+    if not depth:
+        raise FieldError(f"{path[:100]} is nested more than {DEEPEST} deep")
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+        yield from _leaves(each, f"{path}.{str(key)[:100]}" if path else str(key)[:100], depth - 1)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
