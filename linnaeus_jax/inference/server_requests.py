@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.decoding import TooManyPixels, image_size
+from linnaeus_jax.data.decoding import TooCostly, image_size
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
@@ -211,7 +211,7 @@ class Preparation:
             raise refuse(422, f"{called}: empty file")
         try:
             height, width = image_size(raw)
-        except TooManyPixels as error:
+        except TooCostly as error:
             raise refuse(413, f"{called}: {error}") from error
         except ValueError as error:
             raise refuse(415, f"{called}: {error}") from error
