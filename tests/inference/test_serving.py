@@ -158,6 +158,7 @@ def test_what_it_says_of_itself(client, model):
     buckets = list(model.forward.buckets)
     assert client.get("/health").json() == {
         "status": "ok",
+        "reason": "",
         "batch_sizes": buckets,
         "compilations": len(buckets),
         "waiting_pictures": 0,
