@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> None:
     """Answers until the server is gone."""
     settings: dict[str, Any] = json.loads(argv[1])
     pixels, seconds = settings.pop("pixels"), settings.pop("seconds")
-    preprocessing = Preprocessing(**{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
+    preprocessing = Preprocessing(**fields)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the server, which still needs its decoders
     cv2.setNumThreads(1)
     with open("/proc/self/statm") as file:
