@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from linnaeus_jax.inference.exif import observation_of
 from linnaeus_jax.inference.forward import BUCKETS, Pending
 from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.picture_list import PictureFile
+from linnaeus_jax.inference.picture_list import PictureFile, stamp_of
 from linnaeus_jax.inference.pictures import PictureError
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.step.placement import RUN_AHEAD
@@ -46,6 +46,7 @@ class Part:
       answered: of those that can be read; None where there are none.
       inputs, notes: of these, see `Prediction`.
       metadata_from: of these, "table", "exif", or "" where nothing was known.
+      stamps: of all pictures, `stamp_of` from before they were read.
     """
 
     pictures: Sequence[str]
@@ -54,6 +55,7 @@ class Part:
     inputs: Sequence[tuple[str, ...]] = ()
     notes: Sequence[tuple[str, ...]] = ()
     metadata_from: Sequence[str] = ()
+    stamps: Sequence[str] = ()
 
     @property
     def read(self) -> list[str]:
@@ -86,6 +88,7 @@ class _Read:
     observation: Observation = _NOTHING
     notes: tuple[str, ...] = ()
     reason: str = ""
+    stamp: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +98,7 @@ class _Batch:
     pictures: list[str]
     reasons: list[str]
     sources: list[str]
+    stamps: list[str]
     encoded: Encoded | None = None
     pending: Pending | None = None
 
@@ -152,6 +156,11 @@ def _dispatched(model: Model, jobs: Sequence[Job], exif: bool, threads: int) -> 
 
 def _read(model: Model, job: Job, exif: bool) -> _Read:
     """One picture, in a thread."""
+    stamp = stamp_of(job.picture)  # first: a change while it is read is then seen, too
+    return replace(_read_unstamped(model, job, exif), stamp=stamp)
+
+
+def _read_unstamped(model: Model, job: Job, exif: bool) -> _Read:
     if job.picture.fault:
         return _Read(job, None, reason=job.picture.fault)
     try:
@@ -172,22 +181,23 @@ def _read(model: Model, job: Job, exif: bool) -> _Read:
 
 def _dispatch(model: Model, reads: list[_Read]) -> _Batch:
     pictures, reasons = [read.job.picture.name for read in reads], [read.reason for read in reads]
+    stamps = [read.stamp for read in reads]
     readable = [read for read in reads if read.pixels is not None]
     sources = [EXIF if read.job.observation is None else TABLE for read in readable]
     if not readable:
-        return _Batch(pictures, reasons, sources)
+        return _Batch(pictures, reasons, sources, stamps)
     encoded = model.bundle.encoder.encode([read.observation for read in readable])
     notes = [(*read.notes, *said) for read, said in zip(readable, encoded.notes)]
     pixels = np.stack([read.pixels for read in readable if read.pixels is not None])
     pending = model.forward.dispatch(pixels, encoded.meta, encoded.valid)
-    return _Batch(pictures, reasons, sources, Encoded(encoded.meta, encoded.valid, notes), pending)
+    return _Batch(pictures, reasons, sources, stamps, Encoded(encoded.meta, encoded.valid, notes), pending)
 
 
 def _answer(model: Model, batch: _Batch, options: AnswerOptions) -> Part:
     """Waits for the logits of a batch and answers, in a thread."""
     if batch.pending is None or batch.encoded is None:
-        return Part(batch.pictures, batch.reasons)
+        return Part(batch.pictures, batch.reasons, stamps=batch.stamps)
     inputs = model.inputs(batch.encoded)
     sources = [source if used else "" for source, used in zip(batch.sources, inputs)]
     answered = model.answers.answered(batch.pending.result(), options)
-    return Part(batch.pictures, batch.reasons, answered, inputs, batch.encoded.notes, sources)
+    return Part(batch.pictures, batch.reasons, answered, inputs, batch.encoded.notes, sources, batch.stamps)
