@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.building.pixels import read_file
 from linnaeus_jax.data.parallel import cores, in_order
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.exif import observation_of
@@ -17,7 +19,6 @@ from linnaeus_jax.inference.forward import BUCKETS, Pending
 from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.picture_list import PictureFile, stamp_of
-from linnaeus_jax.inference.pictures import PictureError
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.step.placement import RUN_AHEAD
 
@@ -164,12 +165,11 @@ def _read_unstamped(model: Model, job: Job, exif: bool) -> _Read:
     if job.picture.fault:
         return _Read(job, None, reason=job.picture.fault)
     try:
-        with open(job.picture.path, "rb", buffering=0) as file:  # half the time of Path.read_bytes
-            data = file.readall()
+        data = read_file(os.fspath(job.picture.path))
         pixels = model.bundle.preprocessing.read(data)
     except OSError as error:
         return _Read(job, None, reason=error.strerror or str(error) or type(error).__name__)
-    except PictureError as error:
+    except ValueError as error:  # PictureError is one, too
         return _Read(job, None, reason=str(error))
     except Exception as error:  # whatever a decoder makes of a damaged file, it costs this picture alone
         return _Read(job, None, reason=f"{type(error).__name__}: {error}")
