@@ -25,10 +25,10 @@ from linnaeus_jax.inference import decoder_process
 from linnaeus_jax.inference.decoder_process import DAMAGED, LENGTH, PIXELS, TOO_COSTLY, UNKNOWN
 from linnaeus_jax.inference.pictures import Preprocessing
 
-#: seconds that a picture may take, unless a request may take less
+#: seconds that a picture may take; half of what a request may, where that is less
 SECONDS = 10.0
 #: seconds within which a new process must be ready, and within which one that has nothing to do must answer
-STARTING, ANSWERING = 60.0, 5.0
+STARTING, ANSWERING = 60.0, 2.0
 _STATUS = {TOO_COSTLY: 413, UNKNOWN: 415, DAMAGED: 422}
 
 
@@ -57,11 +57,16 @@ class _Process:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env={**os.environ, "PYTHONPATH": path}
             )
-        self._ready = False
+        self._ready, self.begun = False, time.monotonic()
 
     @property
     def ended(self) -> bool:
         return self._process.poll() is not None
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is not ready yet, and need not be."""
+        return not self._ready and time.monotonic() - self.begun < STARTING
 
     async def ready(self) -> None:
         """Waits until it is. Raises EOFError or OSError where it has ended."""
@@ -168,32 +173,42 @@ class Decoders:
         if self._idle.empty():  # all are at work, each of them for a bounded time
             waited = time.monotonic() - self._answered
             return "" if waited < self._seconds + STARTING else f"no picture was decoded for {waited:.0f} s"
-        asked: list[_Process] = []
+        asked = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
+        asking = [asyncio.ensure_future(self._asked(process)) for process in asked]
+        await asyncio.wait(asking)
+        faults = [each.result() for each in asking]
+        return "" if "" in faults else faults[0]
+
+    async def _asked(self, process: _Process) -> str:
+        """Why an idle process does not answer; puts it, or another one, back."""
         try:
-            while not self._idle.empty():
-                asked.append(self._idle.get_nowait())
-                try:
-                    async with asyncio.timeout(ANSWERING):
-                        await asked[-1].ready()
-                        await asked[-1].ask(b"")
-                    return ""
-                except (TimeoutError, OSError, EOFError):
-                    asked[-1] = self._replaced(asked[-1])
-                except BaseException:
-                    asked[-1] = self._replaced(asked[-1])
-                    raise
-            return f"none of {len(asked)} decoders answers within {ANSWERING:g} s; they are started again"
+            async with asyncio.timeout(ANSWERING):
+                await process.ready()
+                await process.ask(b"")
+            return ""
+        except TimeoutError:
+            if process.starting:
+                return "the decoders are starting"
+            process = self._replaced(process)
+        except (OSError, EOFError):
+            process = self._replaced(process)
         finally:
-            for process in asked:
-                self._idle.put_nowait(process)
+            self._idle.put_nowait(process)
+        return f"no decoder answers within {ANSWERING:g} s; they are started again"
 
     async def _taken(self) -> _Process:
         """A process that is ready. Raises Undecoded where there is none."""
         process = await self._idle.get()
+        starting: list[_Process] = []
+        while process.starting and not self._idle.empty():  # another one may be ready
+            starting.append(process)
+            process = self._idle.get_nowait()
+        for each in starting:
+            self._idle.put_nowait(each)
         try:
             if process.ended:  # while it had nothing to do
                 process = self._replaced(process)
-            async with asyncio.timeout(STARTING):
+            async with asyncio.timeout_at(max(process.begun + STARTING, time.monotonic() + ANSWERING)):
                 await process.ready()
         except (TimeoutError, OSError, EOFError):
             process = self._replaced(process)

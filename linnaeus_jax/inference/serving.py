@@ -83,7 +83,7 @@ class Service:
         self.metrics = ServerMetrics(self.batcher)
         self._preparation = Preparation(model, limits)
         self._threads = ThreadPoolExecutor(cores(), thread_name_prefix="request")
-        seconds = min(SECONDS, limits.seconds)
+        seconds = min(SECONDS, limits.seconds / 2)  # the rest of the request has its time, too
         self._decoders = Decoders(model.bundle.preprocessing, limits.pixels, seconds, decoders or cores())
 
     @asynccontextmanager
