@@ -33,6 +33,7 @@ LEAST_TILED = 2**24
 MAX_FILL = MAX_HEADER = 2**16
 
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_PNM_HEADER = re.compile(rb"P[14]\s+\d+\s+\d+\s|P\w+\s+\d+\s+\d+\s+[-+.\d]+\s")
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE = (0x01, 0xD8)
 #: the beginning of a scan's header, which says how long it is and how many components it has
@@ -144,14 +145,26 @@ def _check_gif(raw: bytes) -> None:
 
 
 def _check_pnm(raw: bytes) -> None:
-    if len(raw) > MAX_HEADER:
-        words = re.sub(rb"#[^\r\n]*", b"", raw[:MAX_HEADER]).split(maxsplit=4)
-        if len(words) < 5 and raw[1:2].isdigit():
+    """Pillow reads the header byte by byte."""
+    if len(raw) > MAX_HEADER and raw[1:2] in b"0123456fy":
+        header = re.sub(rb"#[^\r\n]*", b"", raw[:MAX_HEADER])
+        if _PNM_HEADER.match(header) is None:
             raise TooCostly(f"a header of more than {MAX_HEADER} bytes")
 
 
 def _check_jpeg2000(raw: bytes) -> None:
-    start = raw.find(b"\xff\x4f\xff\x51")
+    """Boxes (ISO/IEC 15444-1, annex I), which Pillow reads one by one, and the size of what they hold."""
+    start, position, boxes = 0 if raw[:4] == b"\xff\x4f\xff\x51" else -1, 0, 0
+    while start < 0 and position + 8 <= len(raw):
+        size, kind = int.from_bytes(raw[position : position + 4], "big"), raw[position + 4 : position + 8]
+        head = 16 if size == 1 else 8
+        size = int.from_bytes(raw[position + 8 : position + 16], "big") if size == 1 else size
+        boxes += 1
+        if boxes > MAX_CHUNKS:
+            raise TooCostly(f"a JPEG 2000 with more than {MAX_CHUNKS} boxes before its pixels")
+        if kind == b"jp2c":
+            start = position + head
+        position += head if kind == b"jp2h" or size < head else size  # boxes of the header are looked at, too
     if start < 0 or len(raw) < start + 40:
         return
     width, height, left, top, tile_width, tile_height, tile_left, tile_top = struct.unpack_from(">8I", raw, start + 8)
@@ -221,9 +234,9 @@ class _Directory:
 def _directory(raw: bytes, start: int | None = None) -> _Directory | None:
     """A directory of a TIFF, by default its first one; None where it is no TIFF."""
     order = {b"II": "<", b"MM": ">"}.get(raw[:2])
-    if order is None or len(raw) < 16:
+    if order is None or len(raw) < 16 or raw[2:4] not in (b"\0*", b"*\0", b"\0+", b"+\0"):
         return None
-    big = struct.unpack_from(f"{order}H", raw, 2)[0] == 43
+    big = 43 in raw[2:4]
     if start is None:
         (start,) = struct.unpack_from(f"{order}Q", raw, 8) if big else struct.unpack_from(f"{order}I", raw, 4)
     return _Directory(raw, big, order, start)

@@ -36,6 +36,8 @@ def strips(count: int) -> bytes:
     return tiff(tags, struct.pack("<I", 8) * count + struct.pack("<I", 1) * count)
 
 
+JP2 = encoded(40, 30, "JPEG2000")
+SIZES, MANY = (struct.pack(">8I", *each) for each in ((40, 30, 0, 0, 40, 30, 0, 0), (999, 999, 0, 0, 1, 1, 0, 0)))
 GIF = encoded(40, 30, "GIF")
 COSTLY = {
     "scans": (jpeg_of_scans(64, 64, 1000), "or more scans"),
@@ -57,8 +59,17 @@ COSTLY = {
     "blocks": (GIF[:13] + b"\x21\xfe" + b"\1x" * 1_000_000 + b"\0" + GIF[13:], "4096 blocks"),
     "chunks": (b"RIFF" + struct.pack("<I", 800_004) + b"WEBP" + b"XXXX\0\0\0\0" * 100_000, "10000 chunks"),
     "comment": (b"P6 #" + b"x" * 3_000_000 + b"\n32 32 255\n" + bytes(3072), "header of more than 65536 bytes"),
+    "boxes": (JP2[:12] + b"\0\0\0\x08free" * 500_000 + JP2[12:], "1000 boxes before its pixels"),
+    "boxes of the header": (
+        JP2[:12] + struct.pack(">I", 4_000_008) + b"jp2h" + b"\0\0\0\x08free" * 500_000 + JP2[12:],
+        "1000 boxes before its pixels",
+    ),
+    "a hidden JPEG 2000": (
+        JP2[:12] + struct.pack(">I", 60) + b"uuid\xff\x4f\xff\x51" + bytes(48) + JP2[12:].replace(SIZES, MANY),
+        "998001 tiles",
+    ),
     "JPEG 2000": (
-        b"\0\0\0\x0cjP  \r\n\x87\n\xff\x4f\xff\x51\0\x2f\0\0" + struct.pack(">8I", 999, 999, 0, 0, 1, 1, 0, 0),
+        JP2[JP2.index(b"\xff\x4f\xff\x51") :].replace(SIZES, MANY),
         "998001 tiles",
     ),
 }  # fmt: skip
@@ -126,6 +137,8 @@ USUAL = {
     "animation": lambda: saved("GIF", save_all=True, append_images=MORE, comment=b"x" * 5000),
     "moving WebP": lambda: saved("WEBP", save_all=True, append_images=MORE[:20]),
     "PPM with a comment": lambda: b"P6\n# made by hand\n40 30\n255\n" + bytes(range(200)) * 18,
+    "a bitmap without a white pixel": lambda: b"P4\n1024 1024\n" + b"\xff" * 2**17,
+    "a PPM of blanks": lambda: b"P6\n300 300\n255\n" + b" " * 270000,
     "plain PPM": lambda: b"P3\n40 300 255\n" + b"7 " * 36000,
 }  # fmt: skip
 
@@ -139,6 +152,15 @@ def test_what_programs_write_is_read(name):
     assert got.shape == want.shape
     np.testing.assert_array_equal(got, want)
     open_header(data)
+
+
+@pytest.mark.parametrize("begins", [b"MM", b"II", b"P6", b"PK\3\4", b"GIF", b"RIFF", b"jP  ", b"\0\0\0\x0cjP  ", b"BM"])
+def test_what_only_begins_like_a_picture_is_none(begins):
+    for rest in (b"", b"\xff" * 100_000, b"x, " * 40_000):
+        with pytest.raises(ValueError):
+            read_image(begins + rest)
+    with pytest.raises(ValueError, match="no image decoder understands"):
+        read_image(b"MMany words" * 10_000)
 
 
 def test_pillow_says_nothing(tmp_path):
