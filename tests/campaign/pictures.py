@@ -5,12 +5,11 @@ It is decoded as training, `build_dataset` and `predict` do, in a thread of a pr
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import resource
-import signal
 import sys
-import time
 import zlib
 from collections.abc import Iterator
 from functools import partial
@@ -28,6 +27,8 @@ SECONDS, MEMORY = 6.0, 3 * 2**30
 LONGEST = 120.0
 #: that C libraries may write to stderr for one picture
 LINES = 3
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.campaign.pictures"])
 #: seeds of the generators, each with other sizes
 ROUNDS, DAMAGED = 3, 400
 
@@ -47,25 +48,20 @@ def _run(packed: bytes, directory: Path) -> Outcome:
     """Reads a picture, whose bytes are packed since all cases are in memory, in a child."""
     data = zlib.decompress(packed)
     said, result = directory / "said", directory / "result"
-    started = time.monotonic()
-    child = os.fork()
-    if not child:
-        try:
-            _in_child(data, said, result)
-        finally:
-            os._exit(0)
-    while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        if time.monotonic() - started > LONGEST:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.002)
-    _, status, used = os.wait4(child, 0)
-    seconds, memory = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+    (directory / "picture").write_bytes(data)
+    child = _SERVER.Process(target=_in_child, args=(directory,))
+    child.start()
+    child.join(LONGEST)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+    ended = child.exitcode or 0
+    child.close()
+    words, _, used = result.read_text().rpartition("\n") if result.exists() else ("", "", "0 0")
+    seconds, memory = float(used.split()[0]), int(used.split()[1])
     text = f"{len(data)} bytes, {seconds:.1f} s, {memory / 2**20:.0f} MiB"
-    ended = os.waitstatus_to_exitcode(status)
     if ended or not result.exists():
         return Outcome(False, f"killed by signal {-ended}" if ended < 0 else "no result", text)
-    (directory / "picture").write_bytes(data)
-    words = result.read_text()
     if seconds > SECONDS:
         return Outcome(False, f"more than {SECONDS:g} s", f"{text}: {words}")
     if memory > MEMORY + 4 * len(data):
@@ -75,9 +71,10 @@ def _run(packed: bytes, directory: Path) -> Outcome:
     return Outcome(not words.startswith("!"), words.split(":")[0], f"{text}: {words}")
 
 
-def _in_child(data: bytes, said: Path, result: Path) -> None:
+def _in_child(directory: Path) -> None:
+    data = (directory / "picture").read_bytes()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(os.open(said, os.O_RDWR | os.O_CREAT, 0o644), 2)
+    os.dup2(os.open(directory / "said", os.O_RDWR | os.O_CREAT, 0o644), 2)
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  the process ends here
     out = np.empty((224, 224, 3), np.uint8)
     words = "refused before it is decoded"
@@ -91,4 +88,5 @@ def _in_child(data: bytes, said: Path, result: Path) -> None:
     except Exception as error:
         words = f"! {type(error).__name__}: {error}"
     observation_of(data)
-    result.write_text(words)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    (directory / "result").write_text(f"{words}\n{used.ru_utime + used.ru_stime} {used.ru_maxrss * 1024}")
