@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -16,14 +17,17 @@ from PIL import ExifTags, Image
 
 from linnaeus_jax.building import rows
 from linnaeus_jax.data.dates import UNKNOWN_ZONE
+from linnaeus_jax.data.decoding import open_header
 
 COLUMNS: tuple[str, ...] = ("latitude", "longitude", "date", "time", "elevation")
 _NONE: tuple[str | None, ...] = (None,) * len(COLUMNS)
 #: formats whose EXIF data Pillow finds without decoding pixels
-_WITH_HEAD = ("JPEG", "MPO", "TIFF", "WEBP")
+_WITH_HEAD = ("JPEG", "MPO", "TIFF", "WEBP", "HEIF")
 _MOMENT = re.compile(r"(\d{4})[:-](\d\d)[:-](\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?")
 _OFFSET = re.compile(r"[+-]\d\d:\d\d")
 _AT_ONCE = 1024
+#: bytes of a JPEG that its header nearly always fits into
+_HEAD = 2**20
 
 
 def read_exif(root: Path, pictures: Sequence[str], progress: rows.Progress | None = None) -> pl.DataFrame:
@@ -49,11 +53,20 @@ def read_exif(root: Path, pictures: Sequence[str], progress: rows.Progress | Non
 def exif_of(path: Path) -> tuple[str | None, ...]:
     """The columns of one picture."""
     try:
-        with Image.open(path) as image:
-            place, camera = directories(image)
+        place, camera = directories(_header_of(path))
     except Exception:  # whatever Pillow makes of a damaged file: decoding it will tell
         return _NONE
     return values_of(place, camera)
+
+
+def _header_of(path: Path) -> Image.Image:
+    """A picture whose pixels are not read; of a JPEG, its end is not read either."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+        if head[:2] == b"\xff\xd8":
+            with contextlib.suppress(ValueError):
+                return open_header(head)
+        return open_header(head + file.read())
 
 
 def directories(image: Image.Image) -> tuple[Mapping[int, Any], Mapping[int, Any]]:

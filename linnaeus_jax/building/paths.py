@@ -9,7 +9,22 @@ from pathlib import Path
 from linnaeus_jax.data.images import image_path
 
 #: ends of the names of picture files, without the dot
-SUFFIXES: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "jp2", "avif")
+SUFFIXES: tuple[str, ...] = (
+    "jpg",
+    "jpeg",
+    "jpe",
+    "jfif",
+    "png",
+    "webp",
+    "bmp",
+    "tif",
+    "tiff",
+    "gif",
+    "jp2",
+    "avif",
+    "heic",
+    "heif",
+)
 SUFFIX = rf"(?i)\.({'|'.join(SUFFIXES)})$"
 _IS_PICTURE = re.compile(SUFFIX)
 #: why a path is not used -> what it looks like; backslashes are folders on one system and letters on others

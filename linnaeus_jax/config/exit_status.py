@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from linnaeus_jax.config.errors import UserError, described, text_of
+from linnaeus_jax.config.memory_limit import is_out_of_memory, out_of_memory, watched
 from linnaeus_jax.config.outgoing import shown
 from linnaeus_jax.files import DamagedFileError
 from linnaeus_jax.registry import RegistrationError
@@ -30,6 +31,10 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
       status: of the user's errors. Any other error is one of this program: its status is `INTERNAL_ERROR`, and the
         traceback is written to a file, which the message names.
     """
+    return watched(lambda: _exit_status(call, errors, status))
+
+
+def _exit_status(call: Callable[[], int | None], errors: tuple[type[Exception], ...], status: int) -> int:
     caught: tuple[type[Exception], ...] = (UserError, RegistrationError, DamagedFileError, OSError, *errors)
     try:
         return call() or 0
@@ -43,10 +48,10 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except MemoryError:
-        print("out of memory; use smaller batches, fewer threads or a machine with more memory", file=sys.stderr)
-        return status
     except Exception as error:
+        if is_out_of_memory(error):
+            print(out_of_memory(), file=sys.stderr)
+            return status
         text = shown(text_of(error))
         print(
             f"this is a fault of linnaeus_jax, not yours: {type(error).__name__}: {text}\n"

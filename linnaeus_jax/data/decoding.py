@@ -9,18 +9,21 @@ Rules, whatever the format:
   Pixels of 32 bits or floating point have no known white: refused.
 * A truncated file is refused, also where its decoder would fill up the rest. JPEG data that are damaged but complete
   (stray bytes between segments, broken blocks) are read as far as libjpeg can, as every viewer does.
-* Larger than `MAX_PIXELS`: refused from the header, before pixels are allocated.
+* Larger than `MAX_PIXELS`, or made so that decoding takes many times what its pixels need: refused before a decoder
+  sees it, see `picture_costs`.
 
 JPEG is decoded by simplejpeg (libjpeg-turbo), which can reduce by 1/2, 3/8, 1/4 or 1/8 in the inverse DCT; scales
 between 1/2 and 1 take longer than the whole picture and are not used. OpenCV decodes the other formats, Pillow those
 where OpenCV breaks a rule (it does not turn AVIF, multiplies TIFF by its alpha and rounds its 16 bits up, and loses
-transparent colours of GIF).
+transparent colours of GIF). HEIC is read where pillow-heif is installed, turned as the file says.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import struct
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -30,7 +33,10 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-MAX_PIXELS = 2**28
+from linnaeus_jax.data.picture_costs import MAX_PIXELS as MAX_PIXELS
+from linnaeus_jax.data.picture_costs import TooCostly as TooCostly
+from linnaeus_jax.data.picture_costs import check_cost, check_pixels, check_tags
+
 #: how many times a JPEG decoded at reduced scale may shrink by linear interpolation: the inverse DCT has averaged its
 #: pixels already, and up to here it is as near to the area of the whole picture, in a fifth of the time
 LINEAR_UP_TO = 1.25
@@ -40,7 +46,10 @@ Pixels = NDArray[np.uint8]
 
 _BY_OPENCV = ("PNG", "WEBP", "BMP", "JPEG", "JPEG2000", "PPM")
 _BY_PILLOW = ("TIFF", "GIF", "AVIF")
+#: brands of the files that pillow-heif reads (ISO/IEC 23008-12)
+_HEIC = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 _ORIENTATION = 0x0112
+_EXIF = b"Exif\0\0"
 _JPEG_ERRORS = (ValueError, KeyError)  # of simplejpeg; the latter where it has no name for the sampling or colours
 _TURNED = 5  # from this orientation on, width and height are exchanged
 #: EXIF orientation -> view of the stored pixels that is upright
@@ -55,26 +64,30 @@ _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
 }
 
 
-class TooManyPixels(ValueError):
-    """A picture larger than `MAX_PIXELS`."""
-
-
 # What OpenCV has to say of a damaged file is in the ValueError; its own lines on stderr name no file.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+# As Pillow's warnings, of which a TIFF can bring two for each of its tags. For good, since threads decode.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+logging.getLogger("PIL").setLevel(logging.ERROR)
 
 
 def image_size(data: bytes) -> tuple[int, int]:
     """(height, width) of a picture after turning it upright, from its header alone.
 
     Raises:
-      TooManyPixels: larger than `MAX_PIXELS`.
+      TooCostly: more pixels or work than is read.
       ValueError: empty, or no header that a decoder understands; the message is the reason.
     """
+    check_cost(data)
+    return _size(data)
+
+
+def _size(data: bytes) -> tuple[int, int]:
     if data[:2] == b"\xff\xd8":
         size = _jpeg_size(data)
         if size is not None:
             return size[::-1] if _jpeg_orientation(data) >= _TURNED else size
-    header = open_header(data)
+    header = _open_header(data)
     width, height = header.size
     late = data.find(b"eXIf") if header.format == "PNG" and "exif" not in header.info else -1  # behind the pixels
     orientation = _exif_orientation(data[late + 4 :]) if late >= 0 else _orientation_of(header)
@@ -93,9 +106,15 @@ def read_image(data: bytes | Pixels, at_least: tuple[int, int] | None = None) ->
       uint8 [height, width, 3], contiguous.
 
     Raises:
-      ValueError: empty, truncated, too large, or no decoder understands it; the message is the reason.
+      TooCostly: more pixels or work than is read.
+      ValueError: empty, truncated, or no decoder understands it; the message is the reason.
     """
     raw = bytes(data)
+    check_cost(raw)
+    return _read(raw, at_least)
+
+
+def _read(raw: bytes, at_least: tuple[int, int] | None) -> Pixels:
     if not raw:
         raise ValueError("empty file")
     image = _read_jpeg(raw, at_least) if raw[:2] == b"\xff\xd8" else None
@@ -141,11 +160,12 @@ def decode_image(data: bytes | Pixels, out: Pixels, *, mode: str = "squash", red
       ValueError: as `read_image`.
     """
     raw = bytes(data)
+    check_cost(raw)
     wanted: tuple[int, int] | None = (out.shape[0], out.shape[1]) if reduced else None
     if wanted and mode == "pad" and raw[:2] == b"\xff\xd8":
-        wanted = _fitting(image_size(raw), wanted)
-    image = read_image(raw, wanted)
-    is_reduced = wanted is not None and raw[:2] == b"\xff\xd8" and image.shape[:2] != image_size(raw)
+        wanted = _fitting(_size(raw), wanted)
+    image = _read(raw, wanted)
+    is_reduced = wanted is not None and raw[:2] == b"\xff\xd8" and image.shape[:2] != _size(raw)
     resize_image(image, out, mode, linear_up_to=LINEAR_UP_TO if is_reduced else 0.0)
 
 
@@ -154,11 +174,6 @@ def _fitting(shape: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, int]:
     scale = min(box[0] / shape[0], box[1] / shape[1])
     h, w = (min(max(1, round(side * scale)), most) for side, most in zip(shape, box))
     return h, w
-
-
-def _check_pixels(height: int, width: int) -> None:
-    if height * width > MAX_PIXELS:
-        raise TooManyPixels(f"{width} x {height} pixels, more than {MAX_PIXELS} are not read")
 
 
 def _exif_orientation(tiff: bytes) -> int:
@@ -199,7 +214,7 @@ def _jpeg_segments(raw: bytes) -> Iterator[tuple[int, int, int]]:
 
 def _jpeg_orientation(raw: bytes) -> int:
     for marker, start, end in _jpeg_segments(raw):
-        if marker == 0xE1 and raw[start : start + 6] == b"Exif\0\0":
+        if marker == 0xE1 and raw[start : start + 6] == _EXIF:
             return _exif_orientation(raw[start + 6 : end])
     return 1
 
@@ -215,7 +230,7 @@ def _jpeg_size(raw: bytes) -> tuple[int, int] | None:
         height, width, _, _ = simplejpeg.decode_jpeg_header(raw, strict=False)
     except _JPEG_ERRORS:
         return None
-    _check_pixels(height, width)
+    check_pixels(height, width)
     return height, width
 
 
@@ -247,11 +262,22 @@ def open_header(raw: bytes) -> Image.Image:
     """The picture as a Pillow image whose pixels are not read yet.
 
     Not by Image.open, whose warning of large pictures comes at another size and cannot be caught in a thread.
+
+    Raises:
+      TooCostly, ValueError: as `image_size`.
     """
+    check_cost(raw)
+    return _open_header(raw)
+
+
+def _open_header(raw: bytes) -> Image.Image:
     if not raw:
         raise ValueError("empty file")
     Image.init()
-    for name in (*_BY_OPENCV, *_BY_PILLOW):
+    heic = raw[4:8] == b"ftyp" and raw[8:12] in _HEIC and b"avif" not in raw[16:64]
+    if heic:
+        _register_heif()
+    for name in ("HEIF",) if heic else (*_BY_OPENCV, *_BY_PILLOW):
         factory, accepts = Image.OPEN.get(name, (None, None))
         if factory is None or accepts is None or accepts(raw[:16]) is not True:
             continue
@@ -259,15 +285,25 @@ def open_header(raw: bytes) -> Image.Image:
             header = factory(io.BytesIO(raw), "")
         except Exception as error:  # plugins raise what their parser meets: struct.error, IndexError, SyntaxError ...
             raise ValueError(f"{len(raw)} bytes with a broken {name} header ({error})") from error
-        _check_pixels(header.size[1], header.size[0])
+        check_pixels(header.size[1], header.size[0], name)
+        check_tags((header.info.get("exif") or b"").removeprefix(_EXIF))
         return header
     raise ValueError(f"{len(raw)} bytes that no image decoder understands")
 
 
+def _register_heif() -> None:
+    """Makes Pillow know HEIC. Raises ValueError where pillow-heif is not installed."""
+    try:
+        import pillow_heif
+    except ModuleNotFoundError:
+        raise ValueError('a HEIC picture; to read it: pip install "linnaeus-jax[heic]"') from None
+    pillow_heif.register_heif_opener(thumbnails=False)
+
+
 def _orientation_of(header: Image.Image) -> int:
     """What is left to turn after Pillow has read the pixels; it turns TIFF itself."""
-    exif = header.info.get("exif", b"") if header.format != "TIFF" else b""
-    return _exif_orientation(exif.removeprefix(b"Exif\0\0"))
+    exif = (header.info.get("exif") or b"") if header.format != "TIFF" else b""
+    return _exif_orientation(exif.removeprefix(_EXIF))
 
 
 def _truncated(raw: bytes) -> bool:
@@ -283,7 +319,7 @@ def _truncated(raw: bytes) -> bool:
 def _read_other(raw: bytes) -> Pixels:
     if _truncated(raw):
         raise ValueError(f"truncated after {len(raw)} bytes")
-    header = open_header(raw)
+    header = _open_header(raw)
     if header.format in _BY_OPENCV:
         try:
             image = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_COLOR_RGB)
@@ -291,6 +327,8 @@ def _read_other(raw: bytes) -> Pixels:
             image = None
         if image is not None:
             return cast(Pixels, image)
+        if any(tile[0] in Image.DECODERS for tile in getattr(header, "tile", ())):  # written in Python: minutes
+            raise ValueError(f"{len(raw)} bytes of {header.format} that no image decoder understands")
     return _read_with_pillow(header, len(raw))
 
 
@@ -303,6 +341,8 @@ def _read_with_pillow(header: Image.Image, size: int) -> Pixels:
             image = np.repeat(high[..., None], 3, axis=2)
         else:
             image = np.asarray(header.convert("RGB"))
+    except MemoryError:
+        raise ValueError("it needs more memory than there is") from None
     except Exception as error:  # see open_header
         raise ValueError(f"{size} bytes of {header.format} that no image decoder understands ({error})") from error
     orientation = _orientation_of(header)

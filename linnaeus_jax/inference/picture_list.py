@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +36,21 @@ class PictureFile:
     fault: str = ""
 
 
+def stamp_of(picture: PictureFile) -> str:
+    """Size and time of a picture's file, by which a change is seen; "" where there is none."""
+    try:
+        status = os.stat(picture.path)
+    except OSError:
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def list_pictures(
-    given: Sequence[str], *, recursive: bool = True, progress: Progress | None = None
+    given: Sequence[str],
+    *,
+    recursive: bool = True,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[PictureFile]:
     """The pictures of files, folders and glob patterns, each once, in the order given and by name within a folder.
 
@@ -46,6 +59,7 @@ def list_pictures(
 
     Args:
       recursive: also the folders below a folder.
+      say: told of files that are left aside, and why.
 
     Raises:
       UserError: nothing of that name, a pattern that fits nothing, or no picture at all.
@@ -53,7 +67,7 @@ def list_pictures(
     found: dict[str, PictureFile] = {}
     for text in given:
         for path in _matches(text):
-            pictures = _of_folder(path, recursive, progress) if os.path.isdir(path) else [_of_file(path)]
+            pictures = _of_folder(path, recursive, progress, say) if os.path.isdir(path) else [_of_file(path)]
             for picture in pictures:
                 found.setdefault(os.path.abspath(picture.path), picture)
     if not found:
@@ -77,10 +91,14 @@ def _of_file(path: str) -> PictureFile:
     return PictureFile(Path(path), _shown(path), os.path.basename(path))
 
 
-def _of_folder(folder: str, recursive: bool, progress: Progress | None) -> Iterable[PictureFile]:
+def _of_folder(
+    folder: str, recursive: bool, progress: Progress | None, say: Callable[[str], None]
+) -> Iterable[PictureFile]:
     listing = list_files(
         Path(os.path.abspath(folder)), None if recursive else [""], follow_links=True, progress=progress
     )
+    for warning in listing.warnings():
+        say(f"{_shown(folder)}: {warning}; name them one by one if they are pictures")
     faults = {path: fault for path, fault in listing.refused.items() if is_picture(path) or fault.startswith("cannot")}
     for relative in sorted([*listing.pictures(), *faults]):
         path = os.path.join(folder, relative)

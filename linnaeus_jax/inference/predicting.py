@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.building.pixels import read_file
 from linnaeus_jax.data.parallel import cores, in_order
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.exif import observation_of
 from linnaeus_jax.inference.forward import BUCKETS, Pending
 from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.picture_list import PictureFile
-from linnaeus_jax.inference.pictures import PictureError
+from linnaeus_jax.inference.picture_list import PictureFile, stamp_of
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.step.placement import RUN_AHEAD
 
@@ -46,6 +47,7 @@ class Part:
       answered: of those that can be read; None where there are none.
       inputs, notes: of these, see `Prediction`.
       metadata_from: of these, "table", "exif", or "" where nothing was known.
+      stamps: of all pictures, `stamp_of` from before they were read.
     """
 
     pictures: Sequence[str]
@@ -54,6 +56,7 @@ class Part:
     inputs: Sequence[tuple[str, ...]] = ()
     notes: Sequence[tuple[str, ...]] = ()
     metadata_from: Sequence[str] = ()
+    stamps: Sequence[str] = ()
 
     @property
     def read(self) -> list[str]:
@@ -86,6 +89,7 @@ class _Read:
     observation: Observation = _NOTHING
     notes: tuple[str, ...] = ()
     reason: str = ""
+    stamp: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +99,7 @@ class _Batch:
     pictures: list[str]
     reasons: list[str]
     sources: list[str]
+    stamps: list[str]
     encoded: Encoded | None = None
     pending: Pending | None = None
 
@@ -152,15 +157,19 @@ def _dispatched(model: Model, jobs: Sequence[Job], exif: bool, threads: int) -> 
 
 def _read(model: Model, job: Job, exif: bool) -> _Read:
     """One picture, in a thread."""
+    stamp = stamp_of(job.picture)  # first: a change while it is read is then seen, too
+    return replace(_read_unstamped(model, job, exif), stamp=stamp)
+
+
+def _read_unstamped(model: Model, job: Job, exif: bool) -> _Read:
     if job.picture.fault:
         return _Read(job, None, reason=job.picture.fault)
     try:
-        with open(job.picture.path, "rb", buffering=0) as file:  # half the time of Path.read_bytes
-            data = file.readall()
+        data = read_file(os.fspath(job.picture.path))
         pixels = model.bundle.preprocessing.read(data)
     except OSError as error:
         return _Read(job, None, reason=error.strerror or str(error) or type(error).__name__)
-    except PictureError as error:
+    except ValueError as error:  # PictureError is one, too
         return _Read(job, None, reason=str(error))
     except Exception as error:  # whatever a decoder makes of a damaged file, it costs this picture alone
         return _Read(job, None, reason=f"{type(error).__name__}: {error}")
@@ -172,22 +181,23 @@ def _read(model: Model, job: Job, exif: bool) -> _Read:
 
 def _dispatch(model: Model, reads: list[_Read]) -> _Batch:
     pictures, reasons = [read.job.picture.name for read in reads], [read.reason for read in reads]
+    stamps = [read.stamp for read in reads]
     readable = [read for read in reads if read.pixels is not None]
     sources = [EXIF if read.job.observation is None else TABLE for read in readable]
     if not readable:
-        return _Batch(pictures, reasons, sources)
+        return _Batch(pictures, reasons, sources, stamps)
     encoded = model.bundle.encoder.encode([read.observation for read in readable])
     notes = [(*read.notes, *said) for read, said in zip(readable, encoded.notes)]
     pixels = np.stack([read.pixels for read in readable if read.pixels is not None])
     pending = model.forward.dispatch(pixels, encoded.meta, encoded.valid)
-    return _Batch(pictures, reasons, sources, Encoded(encoded.meta, encoded.valid, notes), pending)
+    return _Batch(pictures, reasons, sources, stamps, Encoded(encoded.meta, encoded.valid, notes), pending)
 
 
 def _answer(model: Model, batch: _Batch, options: AnswerOptions) -> Part:
     """Waits for the logits of a batch and answers, in a thread."""
     if batch.pending is None or batch.encoded is None:
-        return Part(batch.pictures, batch.reasons)
+        return Part(batch.pictures, batch.reasons, stamps=batch.stamps)
     inputs = model.inputs(batch.encoded)
     sources = [source if used else "" for source, used in zip(batch.sources, inputs)]
     answered = model.answers.answered(batch.pending.result(), options)
-    return Part(batch.pictures, batch.reasons, answered, inputs, batch.encoded.notes, sources)
+    return Part(batch.pictures, batch.reasons, answered, inputs, batch.encoded.notes, sources, batch.stamps)

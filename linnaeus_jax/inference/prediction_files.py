@@ -7,7 +7,8 @@ rows             their lines, in order
 unreadable.csv   pictures that could not be read
 gallery.jsonl    what the page of pictures needs
 progress.jsonl   after every batch, how long these files are and what was counted: what is longer was cut off and is
-                 written again
+                 written again; size and time of the files of its pictures: from the first one that has changed on,
+                 all are predicted again
 
 At the end OUT is made of the lines, with `OUT.unreadable.csv` where pictures could not be read and `OUT.about.json`.
 """
@@ -20,7 +21,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +33,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import RunDirectory, replaced_file, sha256_of, write_json
 from linnaeus_jax.inference.bundle import Bundle
 from linnaeus_jax.inference.bundle_files import BUNDLE_JSON
+from linnaeus_jax.inference.picture_list import PictureFile, stamp_of
 from linnaeus_jax.inference.predicting import Part
 from linnaeus_jax.inference.prediction_lines import CsvLines, JsonLines, unreadable_lines
 
@@ -120,11 +122,11 @@ def remove(out: Path, *, finished: bool) -> None:
 # ---- the same command again
 
 
-def finished(out: Path, about: Mapping[str, Any]) -> Summary | None:
+def finished(out: Path, about: Mapping[str, Any], pictures: Sequence[PictureFile] = ()) -> Summary | None:
     """What was counted where `out` is finished and was made with the same; None where there is nothing yet.
 
     Raises:
-      UserError: `out` is something else.
+      UserError: `out` is something else, or one of its pictures has changed since.
     """
     if not out.exists():
         return None
@@ -132,6 +134,8 @@ def finished(out: Path, about: Mapping[str, Any]) -> Summary | None:
     if known is None:
         raise UserError(f"{out} exists already; choose another --out, or replace it with --force")
     _check_same(out, known["made_with"], about)
+    if pictures and known.get("stamps", stamps := _stamps(map(stamp_of, pictures))) != stamps:
+        raise UserError(f"{out} is complete, but some of its pictures have changed since; predict again with --force")
     return Summary(**known["counts"])
 
 
@@ -170,13 +174,20 @@ class Unfinished:
 
     Attributes:
       summary: of what is done.
+      changed: name of the first picture that was done and has changed since, so that it is to be done again; "": none.
     """
 
     def __init__(
-        self, folder: Path, lines: CsvLines | JsonLines, files: Mapping[str, IO[bytes]], log: IO[bytes]
+        self,
+        folder: Path,
+        lines: CsvLines | JsonLines,
+        files: Mapping[str, IO[bytes]],
+        log: IO[bytes],
+        pictures: Sequence[PictureFile] = (),
     ) -> None:
         self._folder, self._lines, self._files, self._log = folder, lines, files, log
         self.summary, lengths = Summary(), dict.fromkeys(files, 0)
+        self.changed, self._stamps = "", []
         whole = 0
         for line in log:
             try:
@@ -185,6 +196,11 @@ class Unfinished:
                 break
             if any(entry["lengths"][name] > _length(file) for name, file in files.items()):
                 break
+            here, stamps = pictures[self.summary.pictures :], entry.get("stamps", [])
+            self.changed = next((each.name for each, was in zip(here, stamps) if stamp_of(each) != was), "")
+            if self.changed:
+                break
+            self._stamps += stamps
             whole, lengths, self.summary = whole + len(line), entry["lengths"], Summary(**entry["summary"])
         for name, file in (*files.items(), (None, log)):
             file.truncate(lengths[name] if name is not None else whole)
@@ -205,7 +221,9 @@ class Unfinished:
                 file.write(text.encode())
             file.flush()
         lengths = {name: _length(file) for name, file in self._files.items()}
-        self._log.write(json.dumps({"lengths": lengths, "summary": vars(self.summary)}).encode() + b"\n")
+        self._stamps += part.stamps
+        entry = {"lengths": lengths, "stamps": list(part.stamps), "summary": vars(self.summary)}
+        self._log.write(json.dumps(entry).encode() + b"\n")
         self._log.flush()
 
     def gallery(self) -> Iterator[dict[str, Any]]:
@@ -227,7 +245,13 @@ class Unfinished:
                     shutil.copyfile(self._folder / UNREADABLE, listed)
             else:
                 beside(out, UNREADABLE).unlink(missing_ok=True)
-            write_json(beside(out, ABOUT), {"made_with": dict(about), "counts": counts})
+            about = {"made_with": dict(about), "counts": counts, "stamps": _stamps(self._stamps)}
+            write_json(beside(out, ABOUT), about)
+
+
+def _stamps(stamps: Iterable[str]) -> str:
+    """Of all pictures, in one text."""
+    return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]
 
 
 def _length(file: IO[bytes]) -> int:
@@ -236,7 +260,13 @@ def _length(file: IO[bytes]) -> int:
 
 
 @contextlib.contextmanager
-def unfinished(folder: Path, out: Path, about: Mapping[str, Any], lines: CsvLines | JsonLines) -> Iterator[Unfinished]:
+def unfinished(
+    folder: Path,
+    out: Path,
+    about: Mapping[str, Any],
+    lines: CsvLines | JsonLines,
+    pictures: Sequence[PictureFile] = (),
+) -> Iterator[Unfinished]:
     """Opens what is unfinished, or begins it.
 
     Args:
@@ -244,6 +274,7 @@ def unfinished(folder: Path, out: Path, about: Mapping[str, Any], lines: CsvLine
       out: what it is for, in messages.
       about: what the predictions are made with, as JSON types.
       lines: their form.
+      pictures: all that are predicted; those that were done and have changed since are to be done again.
 
     Raises:
       UserError: it was begun with something else, or another process is writing.
@@ -263,7 +294,7 @@ def unfinished(folder: Path, out: Path, about: Mapping[str, Any], lines: CsvLine
             _check_same(out, known["made_with"], about)
         log.seek(0)
         files = {name: stack.enter_context((folder / name).open("ab+")) for name in _FILES}
-        yield Unfinished(folder, lines, files, log)
+        yield Unfinished(folder, lines, files, log, pictures)
 
 
 def write_parquet(source: Path, out: Path, schema: Mapping[str, type[pl.DataType]]) -> None:

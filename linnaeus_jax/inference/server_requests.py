@@ -7,22 +7,19 @@ import binascii
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from fastapi import HTTPException
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.decoding import TooManyPixels, image_size
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.multipart_form import FormError, Part, read_form
-from linnaeus_jax.inference.pictures import PictureError
 from linnaeus_jax.inference.server_types import (
     MAX_TAXA,
     TOLD_KEY,
@@ -92,12 +89,12 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """A request that is ready for the model, but for its pixels: uint8 [1, H, W, 3] of a single picture, else None."""
+    """A request that is ready for the model, but for the pixels of its pictures, whose files are `contents`."""
 
     asked: Asked
     encoded: Encoded
     options: AnswerOptions
-    pixels: NDArray[np.uint8] | None
+    contents: list[bytes]
 
 
 def refuse(status: int, detail: str) -> HTTPException:
@@ -216,46 +213,29 @@ def _observations(request: PredictRequest | PredictForm, count: int) -> list[Obs
 
 
 class Preparation:
-    """Pixels, metadata and options of requests, for one model."""
+    """Files, metadata and options of requests, for one model."""
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self._model, self._limits = model, limits
         self._options = functools.lru_cache(KEPT_OPTIONS)(self._make_options)
 
-    def pixels(self, asked: Asked, numbers: Sequence[int]) -> NDArray[np.uint8]:
-        """uint8 [N, H, W, 3] of some of the pictures.
-
-        Raises:
-          HTTPException: 413 where one has too many pixels, 415 where it is of no known kind, 422 where it is damaged.
-        """
-        return np.stack([self._picture(asked.names[number], number, asked.data[number]) for number in numbers])
-
-    def _picture(self, name: str, number: int, data: Callable[[], bytes]) -> NDArray[np.uint8]:
-        called = f"picture {number}" + (f" ({name[:100]})" if name else "")
-        try:
-            raw = data()
-        except ValueError as error:
-            raise refuse(422, f"{called}: {error}") from error
-        if not raw:
-            raise refuse(422, f"{called}: empty file")
-        try:
-            height, width = image_size(raw)
-        except TooManyPixels as error:
-            raise refuse(413, f"{called}: {error}") from error
-        except ValueError as error:
-            raise refuse(415, f"{called}: {error}") from error
-        if height * width > self._limits.pixels:
-            raise refuse(413, f"{called}: {width} x {height} pixels; send at most {self._limits.pixels}")
-        try:
-            return self._model.bundle.preprocessing.read(raw)
-        except PictureError as error:
-            raise refuse(422, f"{called}: {error}") from error
+    def _contents(self, asked: Asked) -> list[bytes]:
+        """The bytes of the files. Raises HTTPException 422 for what is no base64."""
+        contents = []
+        for number, data in enumerate(asked.data):
+            try:
+                contents.append(data())
+            except ValueError as error:
+                raise refuse(422, f"{called(asked, number)}: {error}") from error
+            if not contents[-1]:
+                raise refuse(422, f"{called(asked, number)}: empty file")
+        return contents
 
     def begin(self, content_type: str, body: bytes) -> Begun:
-        """Everything of a request but the pixels of its pictures; with them where it is a single one.
+        """Everything of a request but the pixels of its pictures.
 
         Raises:
-          HTTPException: see `understand` and `pixels`; 422 for components or taxa that the model does not have.
+          HTTPException: see `understand`; 422 for components or taxa that the model does not have.
         """
         asked = understand(content_type, body, self._limits)
         request = asked.request
@@ -267,8 +247,7 @@ class Preparation:
             encoded = self._encoded(asked)
         except (UserError, ValueError) as error:
             raise refuse(422, str(error)) from error
-        pixels = self.pixels(asked, range(1)) if len(asked.names) == 1 else None
-        return Begun(asked, encoded, options, pixels)
+        return Begun(asked, encoded, options, self._contents(asked))
 
     def _encoded(self, asked: Asked) -> Encoded:
         encode = self._model.bundle.encoder.encode
@@ -292,6 +271,11 @@ class Preparation:
             restrict=restrict,
             always_report=always_report,
         )
+
+
+def called(asked: Asked, number: int) -> str:
+    """What a picture is called in messages."""
+    return f"picture {number}" + (f" ({asked.names[number][:100]})" if asked.names[number] else "")
 
 
 def twice(encoded: Encoded) -> Encoded:

@@ -184,6 +184,7 @@ class Health(BaseModel):
     """Answer of `GET /health`."""
 
     status: Literal["ok", "failed"]
+    reason: str  # why no picture is answered; empty where they are
     batch_sizes: list[int]
     compilations: int
     waiting_pictures: int

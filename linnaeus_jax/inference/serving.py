@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import functools
 import json
 import math
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
+from numpy.typing import NDArray
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 
@@ -26,13 +29,14 @@ from linnaeus_jax import __version__
 from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions
 from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
+from linnaeus_jax.inference.decoders import SECONDS, Decoders, Undecoded
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.prediction_lines import JsonLines
 from linnaeus_jax.inference.server_access import HEALTH, Access
 from linnaeus_jax.inference.server_connections import LOOK_EVERY, Connection, connections_with
 from linnaeus_jax.inference.server_guard import PREDICT, Guard, ServerMetrics
-from linnaeus_jax.inference.server_requests import RETRY_AFTER, Asked, Limits, Preparation, refuse, twice
+from linnaeus_jax.inference.server_requests import RETRY_AFTER, Asked, Begun, Limits, Preparation, called, refuse, twice
 from linnaeus_jax.inference.server_types import (
     ComponentOut,
     Health,
@@ -52,6 +56,8 @@ PAGE_FILES = {
 }
 #: seconds that an idle connection stays open: longer than the 60 s of common proxies, which reuse it until then
 KEEP_ALIVE = 75
+#: seconds that the end may take after the last request was answered or given up; then the process ends itself
+ENDING = 10
 WORLD_MARK = "<!-- world.svg -->"
 #: batch sizes of a server: closer to each other than for folders, since few pictures come at once
 SERVER_BUCKETS = (1, 4, 8, 16, 32, 64)
@@ -81,18 +87,21 @@ class Service:
         self.batcher = Batcher(model, self._texts, wait)
         self.metrics = ServerMetrics(self.batcher)
         self._preparation = Preparation(model, limits)
-        self._threads = decoders or cores()
-        self._decoders = ThreadPoolExecutor(self._threads, thread_name_prefix="decoder")
+        self._threads = ThreadPoolExecutor(cores(), thread_name_prefix="request")
+        seconds = min(SECONDS, limits.seconds / 2)  # the rest of the request has its time, too
+        self._decoders = Decoders(model.bundle.preprocessing, limits.pixels, seconds, decoders or cores())
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
         """Around the life of the application: compiles before the first request, answers what is queued at the end."""
-        await asyncio.to_thread(self.batcher.start)
+        self._decoders.start()
         try:
+            await asyncio.to_thread(self.batcher.start)
             yield
-        finally:
             await asyncio.to_thread(self.batcher.close)
-            self._decoders.shutdown()
+        finally:
+            await asyncio.to_thread(self._decoders.close)
+            await asyncio.to_thread(self._threads.shutdown)
 
     async def predict(self, request: Request) -> Response:
         content_type, body = request.headers.get("content-type", ""), await request.body()
@@ -122,22 +131,27 @@ class Service:
     async def _predictions(self, content_type: str, body: bytes) -> tuple[Asked, list[str]]:
         """What is asked, and what is said of the pictures with their metadata; then, where `compare` is asked for, of
         the pictures alone."""
-        run = functools.partial(asyncio.get_running_loop().run_in_executor, self._decoders)
+        begin = functools.partial(self._preparation.begin, content_type, body)
         with self.batcher.announced():
-            begun = await run(self._preparation.begin, content_type, body)
-            asked, encoded, pixels = begun.asked, begun.encoded, begun.pixels
-            if pixels is None:
-                parts = np.array_split(np.arange(len(asked.names)), min(self._threads, len(asked.names)))
-                reading = [run(self._preparation.pixels, asked, part.tolist()) for part in parts]
-                try:
-                    pixels = np.concatenate(await asyncio.gather(*reading))
-                finally:
-                    for future in reading:
-                        future.cancel()
+            begun = await asyncio.get_running_loop().run_in_executor(self._threads, begin)
+            asked, encoded = begun.asked, begun.encoded
+            reading = [asyncio.ensure_future(self._pixels(begun, number)) for number in range(len(asked.names))]
+            try:
+                pixels = np.stack(await asyncio.gather(*reading))
+            finally:
+                for each in reading:
+                    each.cancel()
             if asked.request.compare:
                 encoded, pixels = twice(encoded), np.concatenate([pixels, pixels])
             computed = self.batcher.submit(pixels, encoded, begun.options)
         return asked, await asyncio.wrap_future(computed)
+
+    async def _pixels(self, begun: Begun, number: int) -> NDArray[np.uint8]:
+        """uint8 [H, W, 3] of a picture. Raises HTTPException with the reason where there are none."""
+        try:
+            return await self._decoders.read(begun.contents[number])
+        except Undecoded as error:
+            raise refuse(error.status, f"{called(begun.asked, number)}: {error}") from error
 
     @property
     def name(self) -> str:
@@ -177,11 +191,13 @@ class Service:
             **known,  # type: ignore[arg-type]
         )
 
-    def health(self, response: Response) -> Health:
-        alive = self.batcher.alive
-        response.status_code = 200 if alive else 503
+    async def health(self, response: Response) -> Health:
+        reason = "" if self.batcher.alive else "the threads of the model have ended; the log of the server says why"
+        reason = reason or await self._decoders.fault()
+        response.status_code = 503 if reason else 200
         return Health(
-            status="ok" if alive else "failed",
+            status="failed" if reason else "ok",
+            reason=reason,
             batch_sizes=list(self.model.forward.buckets),
             compilations=self.batcher.compilations,
             waiting_pictures=self.batcher.waiting,
@@ -205,7 +221,7 @@ def create_app(
       limits: of requests; default: `Limits()`.
       access: who may ask; default: `Access()`, everybody who calls this machine by a name of itself.
       wait: seconds that a picture waits for others that are known to come.
-      decoders: threads that decode pictures; 0: as many as there are cores.
+      decoders: processes that decode pictures; 0: as many as there are cores.
     """
     limits, access = limits or Limits(), access or Access()
     service = Service(model, limits, wait, decoders)
@@ -231,7 +247,7 @@ def create_app(
     @app.get(HEALTH, response_model=Health, responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
         """Whether predictions are made; 503 where they are not."""
-        return service.health(response)
+        return await service.health(response)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -311,7 +327,12 @@ def _openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
 
 
 class _Server(uvicorn.Server):
-    """Calls back once it listens, and ends connections that wait too long."""
+    """Calls back once it listens, and ends connections that wait too long; once it is told to end, the process ends in
+    time, whatever hangs.
+
+    Python waits at its end for threads, and a thread that computes cannot be ended. So the end is left to a timer that
+    needs no part of Python: it says where every thread is, and exits with status 1.
+    """
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -328,6 +349,11 @@ class _Server(uvicorn.Server):
             for connection in [each for each in self.server_state.connections if isinstance(each, Connection)]:
                 connection.look()
         return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called for SIGTERM and SIGINT."""
+        faulthandler.dump_traceback_later((self.config.timeout_graceful_shutdown or 0) + ENDING, exit=True)
+        super().handle_exit(sig, frame)
 
 
 def server_of(app: FastAPI, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
@@ -349,7 +375,8 @@ def server_of(app: FastAPI, ready: Callable[[], None] = lambda: None) -> uvicorn
 
 
 def serve(app: FastAPI, listener: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
-    """Serves until SIGTERM or SIGINT; requests that have come are answered before it returns.
+    """Serves until SIGTERM or SIGINT; requests that have come are answered before it returns. What is not answered when
+    its time is over, and `ENDING` after that, is given up.
 
     Args:
       listener: a bound socket.
@@ -360,5 +387,6 @@ def serve(app: FastAPI, listener: socket.socket, ready: Callable[[], None] = lam
     try:
         server_of(app, ready).run(sockets=[listener])
     finally:
+        faulthandler.cancel_dump_traceback_later()
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -120,7 +120,7 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
         raise UserError(str(error)) from None
     if args.map and args.meta is None:
         raise UserError("--map names columns of the table --meta; give both")
-    pictures = list_pictures(args.pictures, recursive=args.recursive, progress=progress)
+    pictures = list_pictures(args.pictures, recursive=args.recursive, progress=progress, say=_say)
     if args.meta is None:
         return [Job(picture) for picture in of_shard(pictures, shard)]
     table = read_observation_table(args.meta, split_options(args.map, "--map"))
@@ -223,7 +223,7 @@ def main(argv: Sequence[str]) -> int:
     about = made_with(args, model, jobs, exif)
     if args.out is not None and args.force:
         remove(args.out, finished=True)
-    summary = finished(args.out, about) if args.out is not None else None
+    summary = finished(args.out, about, [job.picture for job in jobs]) if args.out is not None else None
     if summary is not None:
         _say(f"{args.out} is complete: nothing is left to do (predict again with --force)")
         remove(args.out, finished=False)
@@ -261,9 +261,12 @@ def predict(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="predict-")))
         else:
             folder = beside(args.out, UNFINISHED)
-        work = stack.enter_context(unfinished(folder, args.out or folder, about, lines))
+        files = [job.picture for job in jobs]
+        work = stack.enter_context(unfinished(folder, args.out or folder, about, lines, files))
         done = work.summary.pictures
         least.restore(work.gallery())
+        if work.changed:
+            _say(f"{work.changed} has changed since it was predicted: it and what follows are predicted again")
         if done:
             _say(f"going on after {done:,} of {len(jobs):,} pictures")
         with tools.progress_bar("predicting") as progress:

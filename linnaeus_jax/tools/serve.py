@@ -51,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         default=20.0,
         help="that a picture waits for others that are known to come (default: %(default)g)",
     )
-    parser.add_argument("--decoders", type=int, default=0, help="threads that decode pictures (default: one per core)")
+    parser.add_argument(
+        "--decoders", type=int, default=0, help="processes that decode pictures (default: one per core)"
+    )
     parser.add_argument("--max-body-mib", type=float, default=20.0, help="of a request (default: 20)")
     parser.add_argument("--max-pictures", type=int, default=32, help="of a request (default: 32)")
     parser.add_argument("--max-megapixels", type=float, default=64.0, help="of a picture (default: 64)")

@@ -125,7 +125,7 @@ Sitta europaea,Sitta,Sittidae,13,Nuthatch,
 
 
 def test_taxonomy(tmp_path):
-    tree(tmp_path, "Parus_major/1.jpg", "parus_ater/1.jpg", "Titmouse/1.jpg", "empty/x.txt", "notes.heic")
+    tree(tmp_path, "Parus_major/1.jpg", "parus_ater/1.jpg", "Titmouse/1.jpg", "empty/x.txt", "notes.dng")
     (tmp_path / "taxonomy.csv").write_text(TAXONOMY)
     source = folders.read(tmp_path)
     assert source.levels == ("L10", "L20", "L30")
@@ -139,7 +139,7 @@ def test_taxonomy(tmp_path):
     assert source.warnings == (
         "taxonomy.csv lacks 1 class folders, which keep their own names: Titmouse",
         "1 folders hold no pictures: empty",
-        "2 files are left aside, since their suffix is not one of pictures: .txt 1, .heic 1",
+        "2 files are left aside, since their suffix is not one of pictures: .txt 1, .dng 1",
     )
 
 

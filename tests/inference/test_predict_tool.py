@@ -18,8 +18,10 @@ import pytest
 from PIL import Image
 
 from linnaeus_jax.inference import model as models
+from linnaeus_jax.inference import predicting
 from linnaeus_jax.inference.bundle_files import write_bundle
 from linnaeus_jax.tools import predict
+from tests.campaign.pictures_made import jpeg_of_scans
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +141,67 @@ def test_goes_on_where_it_stopped(shared, trained, capsys, monkeypatch):
         )
         assert (one["file"], one["answer_name"]) == (other["file"], other["answer_name"])
     assert not Path("p.csv.unfinished").exists()
+
+
+def test_a_picture_that_changed_meanwhile_is_predicted_again(shared, trained, capsys, monkeypatch):
+    arguments = [trained, "photos", "--out", "p.jsonl"]
+    run(capsys, *arguments)
+    whole = Path("p.jsonl").read_text().splitlines()
+    assert run(capsys, *arguments).status == 0
+    picture = shared / "photos" / "3.png"
+    old, status = picture.read_bytes(), picture.stat()
+    picture.write_bytes((shared / "photos" / "0.png").read_bytes())
+    result = run(capsys, *arguments)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert "p.jsonl is complete, but some of its pictures have changed since; predict again with --force" in result.err
+    picture.write_bytes(old)
+    os.utime(picture, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert "is complete: nothing is left to do" in run(capsys, *arguments).out
+
+    through = predicting.predict_files
+
+    def stopped(model, jobs, *others, **options):
+        yield from through(model, jobs[:2], *others, **options)
+        yield from through(model, jobs[2:5], *others, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predicting, "predict_files", stopped)
+        assert run(capsys, *arguments, "--force").status == 130
+    picture.write_bytes((shared / "photos" / "0.png").read_bytes())
+    result = run(capsys, *arguments)
+    assert result.status == 0
+    assert "photos/3.png has changed since it was predicted: it and what follows are predicted again" in result.out
+    assert "going on after 2 of 9 pictures" in result.out
+    differing = []
+    for row, before in zip(Path("p.jsonl").read_text().splitlines(), whole, strict=True):
+        taxa, others = (json.loads(text)["path"] for text in (row, before))
+        if any(abs(one["probability"] - other["probability"]) > 1e-4 for one, other in zip(taxa, others, strict=True)):
+            differing.append(json.loads(row)["file"])
+    assert differing == ["photos/3.png"]
+
+
+def test_files_that_are_left_aside_and_pictures_that_cannot_be_read_are_named(shared, trained, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    for name, content in {
+        "IMG_0001": b"x",
+        "a.dng": b"x",
+        "b.heic": b"\0\0\0\x18ftypheic" + bytes(40),
+        "c.jfif": (shared / "photos" / "0.png").read_bytes(),
+        "scans.jpe": jpeg_of_scans(64, 64, 5000),
+    }.items():
+        (shared / "photos" / name).write_bytes(content)
+    os.mkfifo("pipe.jpg")
+    result = run(capsys, trained, "photos", "pipe.jpg", "--out", "p.csv")
+    assert "photos: 2 files are left aside, since their suffix is not one of pictures: none 1, .dng 1" in result.out
+    reasons = {row["file"]: row["reason"] for row in read("p.csv.unreadable.csv")}
+    assert reasons == {
+        "photos/broken.jpg": "10 bytes that no image decoder understands",
+        "photos/b.heic": 'a HEIC picture; to read it: pip install "linnaeus-jax[heic]"',
+        "photos/scans.jpe": "a JPEG of 4096 pixels with 1001 or more scans, which would take too long",
+        "pipe.jpg": "not a regular file",
+    }
+    assert "photos/c.jfif" in [row["file"] for row in read("p.csv")]
 
 
 def test_shards(shared, trained, capsys):

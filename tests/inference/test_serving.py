@@ -12,6 +12,7 @@ import pytest
 
 from linnaeus_jax.inference.server_requests import Limits
 from linnaeus_jax.inference.server_types import ModelInformation, PredictResponse
+from tests.campaign.pictures_made import jpeg_of_scans, tiff, tile_of
 from tests.inference.serving_helpers import bomb, encoded, serving
 
 LIMITS = Limits(body_bytes=200_000, pictures=8)
@@ -105,6 +106,9 @@ JPEG = encoded(np.random.default_rng(2).integers(0, 256, (60, 60, 3), dtype=np.u
         (422, "picture 1 (1.png): empty", {"files": form(JPEG, b"")}),
         (415, "no image decoder", {"files": form(b"#!/bin/sh\nrm\n")}),
         (413, "10000 x 10000 pixels", {"files": form(bomb())}),
+        (413, "or more scans, which would take too long", {"files": form(jpeg_of_scans(1000, 1000, 5000))}),
+        (413, "pixels in tiles of 60000 x 11008", {"files": form(tile_of(60000, 11008))}),
+        (413, "1200 tags", {"files": form(tiff([(40000 + i, 3, 1, i) for i in range(1200)]))}),
         (413, "9 pictures", {"files": form(*[JPEG] * 9)}),
         (400, "more than 1000 parts", {"files": form(*[b"x"] * 1001)}),
         (400, "ends early", {"content": b"--x\r\n", "headers": {"content-type": "multipart/form-data; boundary=x"}}),
@@ -158,6 +162,7 @@ def test_what_it_says_of_itself(client, model):
     buckets = list(model.forward.buckets)
     assert client.get("/health").json() == {
         "status": "ok",
+        "reason": "",
         "batch_sizes": buckets,
         "compilations": len(buckets),
         "waiting_pictures": 0,

@@ -20,6 +20,7 @@ from linnaeus_jax.demo.as_files import write_demo_files
 from linnaeus_jax.tools import verify_dataset
 from linnaeus_jax.tools.build_dataset import main
 from tests.building.helpers import write_pictures
+from tests.campaign.pictures_made import jpeg_of_scans
 
 
 def table(folder: Path, pictures: list[str], **columns: list[str]) -> Path:
@@ -161,13 +162,14 @@ def test_hostile_pictures_and_paths_are_rejected_one_line_each(tmp_path, capsys)
     names = write_pictures(folder, 6)
     write_pictures(outside, 1)
     (folder / "huge.png").write_bytes(huge_png())
+    (folder / "scans.jpg").write_bytes(jpeg_of_scans(64, 64, 5000))
     (folder / "link.jpg").symlink_to(outside / "p0000.jpg")
     (folder / "way").symlink_to(outside)
     os.mkfifo(folder / "pipe.jpg")
     odd = ["new\nline.jpg", "emoji \U0001f98b.jpg", "right\u202eto left.jpg", "tab\t.jpg"]
     for name in odd:
         (folder / name).write_bytes((folder / names[0]).read_bytes() + name.encode())
-    named = [*names, "huge.png", "link.jpg", "way/p0000.jpg", "pipe.jpg", "../outside/p0000.jpg", *odd]
+    named = [*names, "huge.png", "scans.jpg", "link.jpg", "way/p0000.jpg", "pipe.jpg", "../outside/p0000.jpg", *odd]
     named += [str(outside / "p0000.jpg"), "nul\0.jpg", "no such.jpg"]
     out = tmp_path / "out"
     assert build("--table", table(tmp_path, named), "--pictures", folder, "--out", out, "--size", 16) == 0
@@ -178,11 +180,13 @@ def test_hostile_pictures_and_paths_are_rejected_one_line_each(tmp_path, capsys)
     assert text.count("\n") == len(rejected) + 1
     assert text.replace("\n", "").isprintable()
     reasons = dict(rejected.select("picture", "reason").iter_rows())
-    assert reasons["huge.png"] == "unreadable picture"
+    assert reasons["huge.png"] == reasons["scans.jpg"] == "unreadable picture"
     assert reasons["link.jpg"] == reasons["way/p0000.jpg"] == reasons["../outside/p0000.jpg"] == "unsafe path"
     assert reasons["no such.jpg"] == reasons["pipe.jpg"] == "no such picture"
     assert reasons[r"new\nline.jpg"] == reasons[r"tab\t.jpg"] == "unsafe path"
-    assert "65000" in dict(rejected.select("picture", "detail").iter_rows())["huge.png"]
+    details = dict(rejected.select("picture", "detail").iter_rows())
+    assert "65000" in details["huge.png"]
+    assert details["scans.jpg"] == "a JPEG of 4096 pixels with 1001 or more scans, which would take too long"
     with h5py.File(out / "labels.h5") as labels:
         used = set(labels["img_identifiers"].asstr()[:])
     assert set(names) <= used

@@ -23,8 +23,10 @@ import pytest
 import linnaeus_jax
 from linnaeus_jax.inference.batching import WAIT
 from linnaeus_jax.inference.bundle_files import write_bundle
-from linnaeus_jax.inference.serving import SERVER_BUCKETS
+from linnaeus_jax.inference.server_requests import RETRY_AFTER
+from linnaeus_jax.inference.serving import ENDING, SERVER_BUCKETS
 from linnaeus_jax.tools import serve
+from tests.campaign.pictures_made import jpeg_of_scans
 from tests.inference.conftest import small_bundle
 from tests.inference.serving_helpers import bomb, encoded
 
@@ -168,6 +170,53 @@ def test_stopping_answers_what_has_come(tmp_path):
                 assert answer.result().status_code == 200
                 assert len(answer.result().json()["predictions"]) == 400
         assert process.wait(60) == 0
+
+
+def stop_decoders(process: subprocess.Popen[str]) -> None:
+    """Lets every decoder hang, as a picture does that nobody has thought of."""
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    decoders = [child for child in children if b"decoder_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    assert len(decoders) == 2
+    for decoder in decoders:
+        os.kill(decoder, signal.SIGSTOP)
+
+
+@pytest.mark.slow
+def test_pictures_that_hang_their_decoders(tmp_path):
+    """They are answered in time, later ones as ever; /health sees decoders; the end comes in time."""
+    write_bundle(small_bundle(), tmp_path / "bundle")
+    picture = encoded(np.random.default_rng(3).integers(0, 256, (90, 80, 3), dtype=np.uint8))
+    files = [("images", ("a.png", picture))]
+    hostile = [("images", ("a.jpg", jpeg_of_scans(1000, 1000, 20_000)))]
+    options = ("--decoders=2", "--max-seconds=3", "--buckets=1")
+    with served(tmp_path / "bundle", *options) as (url, process), ThreadPoolExecutor(6) as pool:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for _ in range(2):
+                refused = client.post("/predict", files=hostile)
+                assert (refused.status_code, "scans" in refused.text) == (413, True)
+                assert client.post("/predict", files=files).status_code == 200
+            stop_decoders(process)
+            for answer in [pool.submit(client.post, "/predict", files=files) for _ in range(2)]:
+                assert answer.result().status_code == 422
+                assert "picture 0 (a.png): it takes more than 1.5 s to decode" in answer.result().text
+            assert client.post("/predict", files=files).status_code == 200
+            stop_decoders(process)
+            health = client.get("/health")
+            assert health.status_code == 503
+            assert health.json()["status"] == "failed"
+            assert "no decoder answers within 2 s; they are started again" in health.json()["reason"]
+            while (health := client.get("/health")).status_code != 200:
+                assert health.json()["reason"] == "the decoders are starting"
+            assert client.post("/predict", files=files).status_code == 200
+            stop_decoders(process)
+            hanging = [pool.submit(client.post, "/predict", files=files) for _ in range(3)]
+            while "linnaeus_requests_active 3.0" not in client.get("/metrics").text:
+                pass
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(3 + RETRY_AFTER + ENDING) == 0
+            for answer in hanging:
+                answer.exception()
 
 
 def test_what_the_help_calls_defaults_are_the_servers():
