@@ -156,6 +156,16 @@ def test_rows_are_mixtures_of_themselves_and_their_partner(seed, cutmix, minmax)
         assert theirs[~valid[:, k] & valid[other][:, k]].all()
 
 
+def test_a_row_without_a_group_is_never_mixed():
+    """Whatever partner it is given."""
+    image, meta, valid, label, partner, group = batch(8, 4, np.random.default_rng(0))
+    group[:2], partner[:2] = -1, (1, 0)
+    out = mix(image, meta, valid, label, partner, group, jax.random.key(0), 1.0, MixSettings(block=4, mixup=True))
+    np.testing.assert_array_equal(out.image[:2], image[:2])
+    np.testing.assert_array_equal(out.lam[:2], 1)
+    np.testing.assert_array_equal(out.partner_label[:2], label[:2])
+
+
 def test_gate_switch_and_share_follow_their_laws():
     n = 100_000
     mix_settings = MixSettings(mixup=True, cutmix=True, mixup_alpha=0.4, cutmix_alpha=2.0, switch_prob=0.3)

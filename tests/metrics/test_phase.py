@@ -227,3 +227,18 @@ def test_rarity_bins_and_their_names(fixtures):
             {}, jnp.ones((len(bins), 1), jnp.int32), jnp.ones(len(bins)), right, right, {"rarity": jnp.asarray(bins)}
         )
         np.testing.assert_array_equal(sums["subset/rarity/count"], np.bincount(bins, minlength=len(names)))
+
+
+def test_the_loss_of_padding_counts_nowhere():
+    """Whatever the label of a row of weight 0 is, and whatever its loss."""
+    label = jnp.array([[1], [0], [0], [1]])
+    sums = batch_sums(
+        {"a": jnp.zeros((4, 3))},
+        label,
+        jnp.array([1.0, 1.0, 0.0, 0.0]),
+        jnp.array([[1.0], [2.0], [4.0], [8.0]]),
+        jnp.array([1.0, 2.0, 4.0, 8.0]),
+        null_possible=True,
+    )
+    found = {name: float(np.sum(sums[name])) for name in ("loss", "loss_null", "loss_non_null", "loss_weighted")}
+    assert found == {"loss": 3.0, "loss_null": 2.0, "loss_non_null": 1.0, "loss_weighted": 3.0}

@@ -9,7 +9,7 @@ import pytest
 
 from linnaeus_jax.models.relative import RelativeAttention, relative_position_index, resize_table, table_rows
 from linnaeus_jax.models.rotary import RotaryAttention
-from linnaeus_jax.models.transformer import TransformerStage
+from linnaeus_jax.models.transformer import TransformerStage, attention_logits
 
 GRID, EXTRA, DIM = (2, 3), 3, 8
 KINDS = {
@@ -113,3 +113,17 @@ def test_another_grid_is_a_layer_of_that_grid_with_a_resized_table():
     found, expected = run(params, layer, dict), run(params, other, resized)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
     assert np.abs(found[1]["relative_position_bias_table"]).min() > 0
+
+
+def test_gradients_of_logits_are_those_of_the_plain_product():
+    rng = np.random.default_rng(0)
+    q, k, weight = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 5, 3, 4), (2, 6, 3, 4), (2, 3, 5, 6))
+    )
+
+    def plain(q, k):
+        return (jnp.einsum("bnhd,bmhd->bhnm", q, k) * 0.3 * weight).sum()
+
+    found = jax.grad(lambda q, k: (attention_logits(q, k, 0.3) * weight).sum(), argnums=(0, 1))(q, k)
+    for one, other in zip(found, jax.grad(plain, argnums=(0, 1))(q, k), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

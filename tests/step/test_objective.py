@@ -106,6 +106,20 @@ def test_a_skipped_update_moves_no_task_weight(tmp_path, monkeypatch):
     assert not outputs.finite
     assert np.isfinite(outputs.gradnorm["loss"]).all()
     jax.tree.map(np.testing.assert_array_equal, after.gradnorm, state.gradnorm)
+    again, outputs = step(after, batch)
+    assert (int(outputs.skipped), int(again.skipped_in_a_row)) == (1, 0)  # a good one ends the row
+
+
+def test_the_state_of_the_model_moves_but_not_in_a_skipped_update(tmp_path, monkeypatch):
+    overrides = {"model__variant": "statistics", "schedule__meta_masking__enabled": False}
+    program, batch, state = made(tmp_path, monkeypatch, **overrides)
+    step = jax.jit(program.train_step("plain"))
+    moved, _ = step(state, batch)
+    before, after = (x.model_state["batch_stats"]["final_norm"]["mean"] for x in (state, moved))
+    assert np.abs(after - before).max() > 1e-3
+    kept, outputs = step(moved, batch | {"meta": jnp.full_like(batch["meta"], np.nan)})
+    assert not outputs.finite
+    jax.tree.map(np.testing.assert_array_equal, kept.model_state, moved.model_state)
 
 
 def test_gradnorm_measures_the_mean_over_the_labelled_rows(tmp_path, monkeypatch):
