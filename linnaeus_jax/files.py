@@ -15,6 +15,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.mistakes import InputError
+
 
 @contextlib.contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
@@ -64,7 +66,7 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1) + "\n")
 
 
-class DamagedFileError(ValueError):
+class DamagedFileError(InputError):
     """A file is not what it should be; the message names it and what to do."""
 
 

@@ -20,26 +20,28 @@ PACKAGE = ROOT / "linnaeus_jax"
 SUBPACKAGES: dict[str, set[str]] = {
     subpackage: set(allowed.split())
     for subpackage, allowed in {
-        "files": "",
-        "registry": "",
+        "mistakes": "",
+        "files": "mistakes",
+        "registry": "mistakes",
         "versions": "",
-        "config": "files registry",
-        "taxonomy": "",
-        "metrics": "registry",
-        "schedules": "config files metrics registry",
-        "data": "config files metrics registry taxonomy",
-        "models": "registry",
-        "learning": "config registry",
-        "step": "config data files learning metrics models registry schedules",
+        "config": "mistakes registry",
+        "taxonomy": "mistakes",
+        "metrics": "mistakes registry",
+        "schedules": "config files metrics mistakes registry",
+        "data": "config files metrics mistakes registry taxonomy",
+        "models": "mistakes registry",
+        "learning": "config mistakes registry",
+        "step": "config data files learning metrics mistakes models registry schedules",
         "reporting": "config data files metrics schedules taxonomy",
         "building": "config data files reporting taxonomy",
-        "debugging": "config data files learning models reporting schedules step versions",
-        "weights": "config files models",
+        "debugging": "config data files learning mistakes models reporting schedules step versions",
+        "weights": "config files mistakes models",
         "checks": "config data debugging learning models registry schedules step taxonomy weights",
-        "run": "checks config data debugging files learning metrics models reporting schedules step versions weights",
+        "run": "checks config data debugging files learning metrics mistakes models reporting schedules step versions "
+        "weights",
         "inference": "building config data files learning metrics models registry reporting run step taxonomy weights",
         "demo": "data",
-        "tools": "building checks config data debugging demo files inference learning metrics models registry "
+        "tools": "building checks config data debugging demo files inference learning metrics mistakes models registry "
         "reporting run schedules step taxonomy weights",
         "main": "config run",
     }.items()

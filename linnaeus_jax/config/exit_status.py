@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from linnaeus_jax.config.errors import UserError, described, text_of
 from linnaeus_jax.config.outgoing import shown
-from linnaeus_jax.files import DamagedFileError
-from linnaeus_jax.registry import RegistrationError
+from linnaeus_jax.mistakes import InputError
 
 USER_ERROR = 2
 #: of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)
@@ -25,12 +24,11 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
     """What `call` returns, by default 0; what it raises is printed to stderr without a traceback.
 
     Args:
-      errors: further kinds of errors that are the user's, besides `UserError`, `RegistrationError`,
-        `DamagedFileError` and `OSError`.
+      errors: further kinds of errors that are the user's, besides `UserError`, `InputError` and `OSError`.
       status: of the user's errors. Any other error is one of this program: its status is `INTERNAL_ERROR`, and the
         traceback is written to a file, which the message names.
     """
-    caught: tuple[type[Exception], ...] = (UserError, RegistrationError, DamagedFileError, OSError, *errors)
+    caught: tuple[type[Exception], ...] = (UserError, InputError, OSError, *errors)
     try:
         return call() or 0
     except BrokenPipeError:  # who reads the output has seen enough

@@ -21,6 +21,7 @@ from linnaeus_jax.data.splits import Split, SplitRows
 from linnaeus_jax.data.subsets import assign_subsets
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.files import write_json
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.taxonomy.tree import ParentConflict, TaxonomyTree, describe_conflict
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ def resolve_sources(data: ConfigDict) -> Sources:
     needed: tuple[str, ...]
     if labels[""]:
         if separate:
-            raise ValueError(
+            raise InputError(
                 f"data.h5.labels_path (one file, split at start) and {', '.join(separate)} exclude each other; "
                 "empty one of the two"
             )
@@ -172,14 +173,14 @@ def resolve_sources(data: ConfigDict) -> Sources:
     elif labels["train_"]:
         scenario, needed = "train only", ("train_",)
     else:
-        raise ValueError(
+        raise InputError(
             "no labels file: set data.h5.labels_path (one file, split at start), or data.h5.train_labels_path and "
             "data.h5.val_labels_path, or data.h5.train_labels_path alone (no validation)"
         )
     for part in needed:
         for key, paths in ((labels_key, labels), (images_key, images)):
             if not paths[part]:
-                raise ValueError(f"{key.format(part)} is empty but needed ({scenario}); set it")
+                raise InputError(f"{key.format(part)} is empty but needed ({scenario}); set it")
     return Sources(
         scenario + (", hybrid" if hybrid else ""),
         train_labels=labels[needed[0]],

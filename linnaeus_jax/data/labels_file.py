@@ -13,6 +13,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.mistakes import InputError
+
 IDENTIFIERS = "img_identifiers"
 CHUNK = 1 << 17  # rows of texts decoded at a time, to bound the number of Python strings alive
 #: attribute of a dataset of texts, optional: their `TextDigest`; HDF5 has no checksums of texts
@@ -55,7 +57,7 @@ def open_labels(path: str) -> Iterator[h5py.File]:
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        raise ValueError(f"labels file {path!r} is no HDF5 file, or truncated or damaged: {error}") from error
+        raise InputError(f"labels file {path!r} is no HDF5 file, or truncated or damaged: {error}") from error
     with file:
         yield file
 
@@ -84,23 +86,23 @@ def checked(
         offered = sorted(key for key, item in beside.items() if isinstance(item, h5py.Dataset))
         close = difflib.get_close_matches(name, offered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")
+        raise InputError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")
     check_stored_inside(path, dataset)
     if dataset.dtype.kind not in kinds:
         expected = " or ".join(_KINDS[kind] for kind in kinds)
-        raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected {expected}")
+        raise InputError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected {expected}")
     if dataset.ndim not in dims:
         expected = " or ".join(str(dim) for dim in dims)
-        raise ValueError(f"{path}: dataset {name!r} has shape {dataset.shape}, expected {expected} dimension(s)")
+        raise InputError(f"{path}: dataset {name!r} has shape {dataset.shape}, expected {expected} dimension(s)")
     if rows is not None and len(dataset) != rows:
-        raise ValueError(f"{path}: dataset {name!r} has {len(dataset)} rows, expected {rows} as in {like!r}")
+        raise InputError(f"{path}: dataset {name!r} has {len(dataset)} rows, expected {rows} as in {like!r}")
     return dataset
 
 
 def check_stored_inside(path: str | Path, dataset: h5py.Dataset) -> None:
     """Raises ValueError for a dataset whose bytes HDF5 would read from any other file ("external storage")."""
     if dataset.external:
-        raise ValueError(
+        raise InputError(
             f"{path}: the values of {dataset.name!r} lie in {dataset.external[0][0]!r}, a file of another kind, which "
             "is not read; copy them into the HDF5 file"
         )
@@ -112,7 +114,7 @@ def text_dataset(
     """A dataset of strings, else as `checked`."""
     dataset = checked(file, path, name, rows, kinds="OS", dims=(1,), like=like)
     if h5py.check_string_dtype(dataset.dtype) is None:
-        raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected strings")
+        raise InputError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected strings")
     return dataset
 
 
@@ -121,7 +123,7 @@ def values_of(dataset: h5py.Dataset, path: str, rows: slice | NDArray[np.int64] 
     try:
         return dataset[rows]
     except OSError as error:
-        raise ValueError(f"{path}: dataset {dataset.name!r} cannot be read, the file is damaged: {error}") from error
+        raise InputError(f"{path}: dataset {dataset.name!r} cannot be read, the file is damaged: {error}") from error
 
 
 def texts_of(dataset: h5py.Dataset, path: str) -> NDArray[Any]:
@@ -133,7 +135,7 @@ def texts_of(dataset: h5py.Dataset, path: str) -> NDArray[Any]:
         texts[start : start + len(part)] = [item.decode("utf-8", "replace") for item in part]
         digest.add(part)
     if problem := digest.problem(dataset):
-        raise ValueError(f"{path}: {problem}")
+        raise InputError(f"{path}: {problem}")
     return texts
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import active_components, forms_groups, global_batch_size, gradnorm_enabled
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.alternatives import (
     ALTERNATIVES,
@@ -227,7 +228,7 @@ def _canonical(combos: Sequence[Sequence[str]], order: Sequence[str]) -> tuple[t
 def _per_epoch(name: str, value: int | Sequence[int], epochs: int) -> tuple[int, ...]:
     counts = (value,) * epochs if isinstance(value, int) else tuple(int(count) for count in value)
     if min(counts) <= 0:
-        raise ValueError(f"{name} = {counts} must be positive; is the training set empty, or smaller than one batch?")
+        raise InputError(f"{name} = {counts} must be positive; is the training set empty, or smaller than one batch?")
     return counts
 
 
@@ -310,7 +311,7 @@ def _require_ranking_phase(config: ConfigDict, resolved: ResolvedSchedule) -> No
     components = active_components(config.data.meta)
     phase = parse_metric_name(best, tasks=config.data.task_keys_h5, components=components).phase
     if not measured_epochs(resolved, phase):
-        raise ValueError(
+        raise InputError(
             f"schedule.checkpoint.best_metric = {best!r} is of phase {phase}, which never runs; schedule it under "
             "schedule.validation, or choose a metric of another phase"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from linnaeus_jax.config.errors import ConfigError, UserError
-from linnaeus_jax.config.exit_status import INTERNAL_ERROR, INTERRUPTED, exit_status
+from linnaeus_jax.config.exit_status import exit_status
 
 
 def raising(error: BaseException) -> int:
@@ -37,7 +37,7 @@ def test_what_is_returned():
         ),
         (KeyError("named"), 2, "'named'\n"),
         (MemoryError(), 2, "out of memory"),
-        (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
 def test_faults_of_the_user_are_told_without_a_traceback(capsys, error, status, text):
@@ -57,7 +57,7 @@ def test_a_line_is_not_endless(capsys):
 
 def test_any_other_error_says_that_it_is_ours_and_where_the_traceback_is(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert raising(ZeroDivisionError("by\nnothing")) == INTERNAL_ERROR
+    assert raising(ZeroDivisionError("by\nnothing")) == 70
     said = capsys.readouterr().err
     assert "a fault of linnaeus_jax, not yours: ZeroDivisionError: by nothing\n" in said
     path = re.search(r"report it with (\S+)", said)
