@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from linnaeus_jax.data.h5_direct import (
 )
 from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
-from linnaeus_jax.data.labels_file import check_stored_inside
+from linnaeus_jax.data.labels_file import check_stored_inside, damage_told
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import IMAGE_SOURCES
 
@@ -118,13 +120,16 @@ class JoinedImages:
         return np.unique(found, axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def _open_h5(path: Path) -> h5py.File:
+@contextmanager
+def _open_h5(path: Path) -> Iterator[h5py.File]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such images file; check data.h5.*images_path")
     try:
-        return h5py.File(path, "r")
+        file = h5py.File(path, "r")
     except OSError as error:
         raise OSError(f"{path}: not a complete HDF5 file ({error}); copy or build it again") from error
+    with damage_told(file, path):
+        yield file
 
 
 def _part_dataset(path: Path, file: h5py.File, part: Part, rows: int) -> h5py.Dataset:

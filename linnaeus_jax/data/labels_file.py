@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,8 +59,25 @@ def open_labels(path: str) -> Iterator[h5py.File]:
         file = h5py.File(path, "r")
     except OSError as error:
         raise InputError(f"labels file {path!r} is no HDF5 file, or truncated or damaged: {error}") from error
-    with file:
+    with damage_told(file, path):
         yield file
+
+
+@contextmanager
+def damage_told(file: h5py.File, path: str | Path) -> Iterator[h5py.File]:
+    """The file, closed at the end. What HDF5 itself raises of it, of whatever type, is an InputError, since no check of
+    ours comes before all that a damaged file may say; other errors pass."""
+    try:
+        with file:
+            if any(isinstance(name, bytes) for name in file):
+                raise InputError(f"{path} is damaged, or no file of this program: it holds names that are not UTF-8")
+            yield file
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, InputError) or not frames[-1].f_globals["__name__"].startswith("h5py."):
+            raise
+        text = " ".join(str(error.args[0] if error.args else error).split())
+        raise InputError(f"{path} is damaged, or no file of this program: {text}") from error
 
 
 def checked(
@@ -83,7 +101,7 @@ def checked(
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
         beside = file[name.rpartition("/")[0] or "/"]
-        offered = sorted(key for key, item in beside.items() if isinstance(item, h5py.Dataset))
+        offered = sorted(text_of(key) for key, item in beside.items() if isinstance(item, h5py.Dataset))
         close = difflib.get_close_matches(name, offered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import h5py
+import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import UserError
@@ -12,6 +14,7 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import IMAGE_SOURCES, SAMPLERS
 from linnaeus_jax.run import experiment
+from linnaeus_jax.run.inputs import build_inputs
 from tests.step import toy
 from tests.tiny import tiny_config
 
@@ -82,3 +85,31 @@ def test_what_a_plugin_raises_is_told_under_its_name(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"^data\.sampler\.choosy: not today$"):
         SamplerSettings(type="choosy", grouped_mode="strict-group", leftovers="keep", batch_size=4)
     assert not SAMPLERS.from_plugin("grouped")
+
+
+@pytest.mark.parametrize("name", ["labels.h5", "images.h5"])
+def test_damage_is_told_whatever_hdf5_raises(tmp_path, name):
+    """Of changed bytes of its headers, HDF5 raises OSError, KeyError, RuntimeError, ValueError and TypeError."""
+    config = tiny_config(tmp_path)
+    path = tmp_path / name
+    good = path.read_bytes()
+    told = 0
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        damaged = np.frombuffer(good, np.uint8).copy()
+        places = draw.integers(0, min(len(good), 12_000), draw.choice((1, 4, 30)))
+        damaged[places] = draw.integers(0, 256, len(places))
+        path.write_bytes(damaged.tobytes())
+        try:
+            build_inputs(config, devices=1, output_dir=None).open_for_training()
+        except (InputError, OSError):
+            told += 1
+    assert told > 5
+
+
+def test_a_name_that_is_no_text_is_damage(tmp_path):
+    config = tiny_config(tmp_path)
+    with h5py.File(tmp_path / "labels.h5", "a") as file:
+        file[b"caf\xe9"] = [1]
+    with pytest.raises(InputError, match=r"labels\.h5 is damaged, or no file of this program: it holds names that are"):
+        build_inputs(config, devices=1, output_dir=None)
