@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from linnaeus_jax.config import ConfigError, get_config, load_yaml
 from linnaeus_jax.config.open_nodes import meta_component
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import known_keys
+from linnaeus_jax.config.yaml_import import parse_list
 from linnaeus_jax.step.program import model_from_config
 
 FILES = ("debug_example", "debug_profiler", "debug_scenarios", "metrics", "scheduling")
@@ -537,3 +539,26 @@ def test_bases_that_double_end(tmp_path):
     (tmp_path / "12.yaml").write_text("TRAIN: {EPOCHS: 3}\n")
     with pytest.raises(ConfigError, match="more than 200 documents"):
         load_yaml(tmp_path / "0.yaml")
+
+
+@pytest.mark.parametrize(
+    "number", [":".join("1" * 100_000), ":".join("1" * 50_000) + ".5", "1" * 50_000, "0x" + "f" * 9999]
+)
+def test_a_number_without_end_is_refused_unread(tmp_path, number):
+    """YAML 1.1 reads 1:1:1 to the base of 60, and 10⁵ such digits in many seconds."""
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=r"experiment\.yaml:2: a number of \d+ characters; numbers have at most 400"):
+        load_yaml(write(tmp_path, f"TRAIN:\n  SEED: {number}"))
+    if ":" in number:
+        with pytest.raises(ValueError, match=r"1:1:1"):
+            parse_list(f"1,{number}")
+    assert time.monotonic() - start < 2
+
+
+def test_a_file_that_is_too_long_is_refused_whole(tmp_path):
+    longest = "TRAIN: {SEED: 3}\n#"
+    path = write(tmp_path, longest + " " * (2**18 - len(longest)))
+    assert load_yaml(path).train.seed == 3
+    path = write(tmp_path, longest + " " * (2**18 - len(longest)) + "\nTRAIN: {SEED: 4}")
+    with pytest.raises(ConfigError, match=r"experiment\.yaml: more than 262144 bytes are no experiment"):
+        load_yaml(path)
