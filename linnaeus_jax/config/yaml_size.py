@@ -15,7 +15,7 @@ MAX_BYTES = 1 << 18
 #: of a document: values with all that its aliases stand for, and sections within sections
 MAX_VALUES, MAX_DEPTH = 20_000, 40
 #: characters of a number; YAML 1.1 reads 1:30 to the base of 60, in time that grows with the square of the digits
-MAX_DIGITS = 400
+MAX_DIGITS = 100
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 

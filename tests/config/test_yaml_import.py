@@ -542,12 +542,19 @@ def test_bases_that_double_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "number", [":".join("1" * 100_000), ":".join("1" * 50_000) + ".5", "1" * 50_000, "0x" + "f" * 9999]
+    "number",
+    [
+        ":".join("1" * 100_000),
+        ":".join("1" * 180) + ".5",
+        ":".join("1" * 50_000) + ".5",
+        "1" * 50_000,
+        "0x" + "f" * 9999,
+    ],
 )
 def test_a_number_without_end_is_refused_unread(tmp_path, number):
     """YAML 1.1 reads 1:1:1 to the base of 60, and 10⁵ such digits in many seconds."""
     start = time.monotonic()
-    with pytest.raises(ConfigError, match=r"experiment\.yaml:2: a number of \d+ characters; numbers have at most 400"):
+    with pytest.raises(ConfigError, match=r"experiment\.yaml:2: a number of \d+ characters; numbers have at most 100"):
         load_yaml(write(tmp_path, f"TRAIN:\n  SEED: {number}"))
     if ":" in number:
         with pytest.raises(ValueError, match=r"1:1:1"):
