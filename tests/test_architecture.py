@@ -131,6 +131,23 @@ def test_build_md_has_every_door_with_its_example():
         assert f"{decorator}(" in (ROOT / row[-1].strip("`")).read_text(), row[0]
 
 
+def test_a_package_lists_what_it_offers_and_a_module_names_its_logger_once():
+    for path in PACKAGE.rglob("*.py"):
+        body = ast.parse(path.read_text()).body
+        targets = [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)]
+        loggers = [name for name in targets if name in ("log", "logger")]
+        assert len(loggers) <= 1, f"{path} names {loggers}"
+        imported = [
+            alias.asname or alias.name
+            for node in body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("linnaeus_jax.")
+            for alias in node.names
+        ]
+        if path.name == "__init__.py" and path.parent.name != "tools" and imported:
+            listed = next(ast.literal_eval(n.value) for n in body if "__all__" in ast.unparse(n)[:8])
+            assert set(imported) <= set(listed), f"{path} does not list {set(imported) - set(listed)}"
+
+
 def test_no_circle_between_files():
     done: set[str] = set()
 
