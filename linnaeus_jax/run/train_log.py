@@ -24,15 +24,15 @@ class TrainLog:
         self.experiment, self.host, self.sinks, self.checkpoints = experiment, host, sinks, checkpoints
         self.throughput = Throughput()
         total, start = experiment.resolved.total_steps, host.progress.global_step
-        self._bar = TrainingProgressBar(total, start, shown=experiment.is_coordinator)
+        self.bar = TrainingProgressBar(total, start, shown=experiment.is_coordinator)
 
     def advance(self, completed: int, position: str, images: int, waited: float) -> None:
         """An update of `images` images was dispatched, and the next one's data waited for, in seconds."""
         self.throughput.update(images, waited)
-        self._bar.update(completed, position, self.throughput)
+        self.bar.update(completed, position, self.throughput)
 
     def close(self) -> None:
-        self._bar.close()
+        self.bar.close()
 
     def write(self, loader: TrainLoader) -> None:
         """Reads and writes the log point that is held, if there is one; the devices have finished its update."""
