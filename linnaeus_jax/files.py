@@ -17,6 +17,9 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.mistakes import InputError
 
+#: `extra` of a log record that goes into the files of a run, and not to the console
+FILES_ONLY = {"files_only": True}
+
 
 @contextlib.contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:

@@ -37,8 +37,8 @@ SUBPACKAGES: dict[str, set[str]] = {
         "debugging": "config data files learning mistakes models reporting schedules step versions",
         "weights": "config files mistakes models",
         "checks": "config data debugging learning models registry schedules step taxonomy weights",
-        "run": "checks config data debugging files learning metrics mistakes models reporting schedules step versions "
-        "weights",
+        "run": "checks config data debugging files learning metrics mistakes models reporting schedules step "
+        "taxonomy versions weights",
         "inference": "building config data files learning metrics models registry reporting run step taxonomy weights",
         "demo": "data",
         "tools": "building checks config data debugging demo files inference learning metrics mistakes models registry "

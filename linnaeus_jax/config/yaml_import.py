@@ -199,6 +199,7 @@ def parse_list(text: str) -> list[Any]:
     loader = _Loader(flow if flow.startswith("[") and flow.endswith("]") else f"[{flow}]")
     try:
         node = loader.get_single_node()
+        assert node is not None  # it is a list
         check_size(node, "list")
         value = loader.construct_document(node)
     except (yaml.YAMLError, ConfigError) as error:

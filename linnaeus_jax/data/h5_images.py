@@ -31,6 +31,7 @@ from linnaeus_jax.data.h5_direct import (
 from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
 from linnaeus_jax.data.labels_file import check_stored_inside, damage_told
+from linnaeus_jax.files import FILES_ONLY
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import IMAGE_SOURCES
 
@@ -242,7 +243,7 @@ def open_h5(files: ImageFiles) -> ImageSource:
     parts = source.parts if isinstance(source, JoinedImages) else (source,)
     named = ", ".join(dict.fromkeys(type(one).__name__ for one in parts))
     of = f" of {len(parts)} parts" if isinstance(source, JoinedImages) else ""
-    logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named)
+    logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named, extra=FILES_ONLY)
     if any(isinstance(one, H5Images) for one in parts):
         logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
     shared = max((one.images_per_chunk for one in parts if isinstance(one, ChunkedImages)), default=1)

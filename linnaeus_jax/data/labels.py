@@ -25,6 +25,7 @@ from linnaeus_jax.data.labels_file import (
     values_of,
 )
 from linnaeus_jax.data.metadata import Component, ComponentSettings, SourceColumns, build_metadata, component_layout
+from linnaeus_jax.files import FILES_ONLY
 from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)
@@ -239,4 +240,5 @@ def _log_origin(file: h5py.File, path: str) -> None:
         log.warning("%s: metadata.config_json is not valid JSON (%s), it is ignored", path, error)
         return
     config = parsed if isinstance(parsed, dict) else {"value": parsed}
-    log.info("%s was exported with %s", path, ", ".join(f"{key}={value}" for key, value in config.items()))
+    told = ", ".join(f"{key}={value}" for key, value in config.items())
+    log.info("%s was exported with %s", path, told, extra=FILES_ONLY)

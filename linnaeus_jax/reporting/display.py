@@ -69,13 +69,14 @@ class TrainingProgressBar:
             expand=True,
             disable=not (shown and console.is_terminal),
         )
+        self.accuracies = ""  # of the last log point
         self._task = self._progress.add_task("training", total=total, completed=start, facts="")
         self._progress.start()
 
     def update(self, step: int, description: str, throughput: Throughput) -> None:
         """Shows that `step` updates are completed."""
-        facts = f"{throughput.images_per_second:7.0f} img/s  wait {100 * throughput.wait_share:3.0f} %"
-        facts += f"  ETA {eta(throughput.seconds_per_update * (self.total - step))}"
+        facts = f"{self.accuracies}{throughput.images_per_second:7.0f} img/s  wait {100 * throughput.wait_share:3.0f} %"
+        facts += f"  whole run {eta(throughput.seconds_per_update * (self.total - step))}"
         self._progress.update(self._task, completed=step, description=description, facts=facts)
 
     @contextmanager

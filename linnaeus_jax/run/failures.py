@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from linnaeus_jax.config.errors import TrainingError, described
 from linnaeus_jax.data.images import ImageReadError
-from linnaeus_jax.files import DamagedFileError
+from linnaeus_jax.files import FILES_ONLY, DamagedFileError
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -56,7 +56,6 @@ def background_errors() -> Iterator[None]:
     has closed, and print a traceback for every array; asyncio logs arrays and files that fail right after the first
     one. Other errors of threads are shown as ever.
     """
-    files_only = {"files_only": True}
 
     def shown(record: logging.LogRecord) -> bool:
         if record.name == "asyncio":
@@ -64,7 +63,7 @@ def background_errors() -> Iterator[None]:
         else:
             told = bool(record.exc_info)
         if told:
-            log.error("%s", record.getMessage(), exc_info=record.exc_info, extra=files_only)
+            log.error("%s", record.getMessage(), exc_info=record.exc_info, extra=FILES_ONLY)
         return not told
 
     def ended(args: threading.ExceptHookArgs) -> None:
@@ -74,11 +73,11 @@ def background_errors() -> Iterator[None]:
             return
         name = "a thread" if args.thread is None else args.thread.name
         log.warning("%s ended: %s", name, " ".join(str(args.exc_value).split()))
-        log.error("its calls:", exc_info=args.exc_value, extra=files_only)
+        log.error("its calls:", exc_info=args.exc_value, extra=FILES_ONLY)
 
     def ignored(args: sys.UnraisableHookArgs) -> None:
         if isinstance(args.exc_value, RuntimeError) and str(args.exc_value) == "Event loop is closed":
-            log.error("a save that failed went on in the background:", exc_info=args.exc_value, extra=files_only)
+            log.error("a save that failed went on in the background:", exc_info=args.exc_value, extra=FILES_ONLY)
         else:
             before_ignored(args)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 from linnaeus_jax.data.loader import TrainLoader
@@ -13,6 +14,7 @@ from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.recorder import host_floats
+from linnaeus_jax.taxonomy.ranks import task_name
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -59,6 +61,13 @@ class TrainLog:
                 self.sinks.write(event, point.step, point.epoch, values)
         self.experiment.debug.reports.log_point(row, point.step)
         self.checkpoints.check()
+        finest = inputs.dataset.tasks[0]
+        so_far = recorder.logger.means(recorder.logger.windows["epoch"])  # of the epoch, as its line will say
+        if "chain_accuracy" in so_far:
+            species = so_far.get(f"non_null/acc1_{finest}", so_far.get(f"acc1_{finest}", math.nan))
+            self.bar.accuracies = (
+                f"{task_name(finest)} {species:.0f} %  all ranks {100 * so_far['chain_accuracy']:.0f} %  "
+            )
         line = recorder.logger.line(
             point.streams,
             row,

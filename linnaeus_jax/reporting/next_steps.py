@@ -1,0 +1,32 @@
+"""What can be done next with a run, as commands with its paths."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+
+def next_steps(run: Path, pictures: Path | None = None, made_by: str = "") -> str:
+    """Lines for a terminal: the report, a bundle, predictions, the server.
+
+    Args:
+      run: the run directory.
+      pictures: a folder of pictures; None: a placeholder stands for it, which is said.
+      made_by: arguments of the tool that makes these pictures.
+    """
+    bundle = run.with_name(f"{run.name or 'run'}_bundle")
+    folder = "PICTURES" if pictures is None else shlex.quote(str(pictures))
+    commands = {made_by: "pictures to try it with"} if made_by else {}
+    commands |= {
+        f"bundle {_quoted(run)} {_quoted(bundle)}": "the model, with what it needs to be used",
+        f"predict {_quoted(bundle)} {folder}": "" if pictures else "PICTURES: a folder of pictures",
+        f"serve {_quoted(bundle)}": "a page, to drop pictures on",
+    }
+    lines = [f"python -m linnaeus_jax.tools.{command}" for command in commands]
+    width = max(map(len, lines))
+    notes = [f"  # {note}" if note else "" for note in commands.values()]
+    return "\n".join(["next:", *(f"  {line:<{width}}{note}".rstrip() for line, note in zip(lines, notes, strict=True))])
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
