@@ -101,9 +101,9 @@ class TrainingProgressBar:
             yield
 
     @contextmanager
-    def doing(self, description: str) -> Iterator[None]:
-        """Shows in the bar what the run does between two updates."""
-        self._progress.update(self._task, description=description, facts="")
+    def doing(self, description: str, step: int) -> Iterator[None]:
+        """Shows in the bar what the run does after `step` updates."""
+        self._progress.update(self._task, completed=step, description=description, facts=self.accuracies)
         yield
 
     def close(self) -> None:

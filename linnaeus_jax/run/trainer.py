@@ -180,7 +180,7 @@ def train(
                 train_log.throughput.pause()
                 train_log.write(loader)
                 seconds = time.perf_counter() - epoch_started
-                with train_log.bar.doing(f"end of epoch {epoch}"):
+                with train_log.bar.doing(f"end of epoch {epoch}", completed):
                     if epoch_end.run(state, train_seconds=seconds):
                         return
                 progress.start_training_epoch(epoch + 1)
