@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 
-from linnaeus_jax.config.errors import UserError, described, text_of
+from linnaeus_jax.config.errors import OUT_OF_MEMORY, UserError, described, is_out_of_memory, text_of
 from linnaeus_jax.config.outgoing import shown
 from linnaeus_jax.mistakes import InputError
 
@@ -16,6 +16,7 @@ USER_ERROR = 2
 #: of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+MEMORY_ADVICE = "use smaller batches, fewer threads or a machine with more memory"
 #: characters of a line that is printed
 LONGEST_LINE = 1500
 
@@ -41,10 +42,10 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except MemoryError:
-        print("out of memory; use smaller batches, fewer threads or a machine with more memory", file=sys.stderr)
-        return status
     except Exception as error:
+        if is_out_of_memory(error):
+            print(f"{OUT_OF_MEMORY}; {MEMORY_ADVICE}", file=sys.stderr)
+            return status
         text = shown(text_of(error))
         print(
             f"this is a fault of linnaeus_jax, not yours: {type(error).__name__}: {text}\n"

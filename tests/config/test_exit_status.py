@@ -37,6 +37,8 @@ def test_what_is_returned():
         ),
         (KeyError("named"), 2, "'named'\n"),
         (MemoryError(), 2, "out of memory"),
+        (RuntimeError("can't start new thread"), 2, "out of memory; use smaller"),
+        (ImportError("x.so: failed to map segment from shared object"), 2, "out of memory; use smaller"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
