@@ -20,6 +20,7 @@ import linnaeus_jax
 from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.rows import DETAIL, PICTURE, REASON, SourceRows
 from linnaeus_jax.building.taxa import Taxa, chosen_levels, label_rows
+from linnaeus_jax.building.wrong_folder import looked_for
 
 #: libraries that the bytes of a data set depend on
 LIBRARIES = ("opencv-python-headless", "simplejpeg", "pillow", "h5py", "polars", "numpy")
@@ -110,5 +111,6 @@ def plan_build(
     plan = BuildPlan(source, options, taxa, frame, synonyms_file)
     if not len(plan.candidates):
         reasons = frame[REASON].value_counts(sort=True).rows()
-        raise ValueError(f"no picture can be used: {', '.join(f'{reason} ({count})' for reason, count in reasons)}")
+        counts = ", ".join(f"{reason} ({count})" for reason, count in reasons)
+        raise ValueError(f"no picture can be used: {counts}{looked_for(frame, source.root)}")
     return plan
