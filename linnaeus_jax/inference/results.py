@@ -65,8 +65,8 @@ class Prediction:
         )
         last = self.path[-1] if self.path else None
         if last is None or last == answer:
-            return start.rstrip()
-        return f"{start.rstrip()}; {last.rank} {last.label} {last.probability:.0%}"
+            return start
+        return f"{start}; {last.rank} {last.label} {last.probability:.0%}"
 
     def to_json(self) -> dict[str, Any]:
         """As JSON types."""

@@ -12,20 +12,22 @@ def next_steps(run: Path, pictures: Path | None = None, made_by: str = "") -> st
     Args:
       run: the run directory.
       pictures: a folder of pictures; None: a placeholder stands for it, which is said.
-      made_by: arguments of the tool that makes these pictures.
+      made_by: the command that makes these pictures.
     """
-    bundle = run.with_name(f"{run.name or 'run'}_bundle")
+    made = _quoted(run.with_name(f"{run.name or 'run'}_bundle"))
     folder = "PICTURES" if pictures is None else shlex.quote(str(pictures))
-    commands = {made_by: "pictures to try it with"} if made_by else {}
-    commands |= {
-        f"bundle {_quoted(run)} {_quoted(bundle)}": "the model, with what it needs to be used",
-        f"predict {_quoted(bundle)} {folder}": "" if pictures else "PICTURES: a folder of pictures",
-        f"serve {_quoted(bundle)}": "a page, to drop pictures on",
+    commands = {
+        f"python -m linnaeus_jax.tools.bundle {_quoted(run)} {made}": "the model, with what it needs to be used",
+        f"python -m linnaeus_jax.tools.predict {made} {folder}": "" if pictures else "PICTURES: a folder of pictures",
+        f"python -m linnaeus_jax.tools.serve {made}": "a page, to drop pictures on",
     }
-    lines = [f"python -m linnaeus_jax.tools.{command}" for command in commands]
-    width = max(map(len, lines))
+    if made_by:
+        commands = {made_by: "pictures to try it with"} | commands
+    width = max(map(len, commands))
     notes = [f"  # {note}" if note else "" for note in commands.values()]
-    return "\n".join(["next:", *(f"  {line:<{width}}{note}".rstrip() for line, note in zip(lines, notes, strict=True))])
+    return "\n".join(
+        ["next:", *(f"  {line:<{width}}{note}".rstrip() for line, note in zip(commands, notes, strict=True))]
+    )
 
 
 def _quoted(path: Path) -> str:

@@ -55,7 +55,8 @@ def main(argv: Sequence[str]) -> None:
     Console().print(table)
     if options.run:
         photos = Path("photos")
-        print(next_steps(options.run, photos, f"make_demo --as folders --out {photos} --rows 60 --image-size 96"))
+        made_by = f"python -m linnaeus_jax.tools.make_demo --as folders --out {photos} --rows 60 --image-size 96"
+        print(next_steps(options.run, photos, made_by))
 
 
 if __name__ == "__main__":
