@@ -60,9 +60,9 @@ class Prediction:
     def __str__(self) -> str:
         """One line of a table: rank, probability and name of the answer; then the finest rank, if that is another."""
         answer = self.answer
-        start = (
-            f"{'unknown':<16}" if answer is None else f"{answer.rank:<10} {answer.probability:>4.0%}  {answer.label}"
-        )
+        start = "unknown"
+        if answer is not None:
+            start = f"{answer.rank:<10} {answer.probability:>4.0%}  {answer.label}"
         last = self.path[-1] if self.path else None
         if last is None or last == answer:
             return start

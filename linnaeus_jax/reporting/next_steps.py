@@ -14,7 +14,7 @@ def next_steps(run: Path, pictures: Path | None = None, made_by: str = "") -> st
       pictures: a folder of pictures; None: a placeholder stands for it, which is said.
       made_by: the command that makes these pictures.
     """
-    made = _quoted(run.with_name(f"{run.name or 'run'}_bundle"))
+    made = _quoted(run.with_name(f"{run.name}_bundle") if run.name not in ("", "..") else Path("bundle"))
     folder = "PICTURES" if pictures is None else shlex.quote(str(pictures))
     commands = {
         f"python -m linnaeus_jax.tools.bundle {_quoted(run)} {made}": "the model, with what it needs to be used",

@@ -95,6 +95,7 @@ def test_next_steps_are_commands_with_the_paths_of_the_run() -> None:
         ["linnaeus_jax.tools.serve", "my runs/demo_bundle"],
     ]
     assert "PICTURES: a folder of pictures" in commands[1]
+    assert "tools.bundle . bundle " in next_steps(Path())
     _, made, _, predict, _ = next_steps(Path("run"), Path("photos"), "python -m make photos").splitlines()
     assert made.split("#")[0].split() == ["python", "-m", "make", "photos"]
     assert predict.split()[2:] == ["linnaeus_jax.tools.predict", "run_bundle", "photos"]
