@@ -174,3 +174,38 @@ def test_skipped_validation_is_dropped_and_without_rows_there_is_none():
     without = World({"schedule.validation.interval_epochs": 1}, {}, rows=0)
     assert not without.epoch(0)
     assert not any(action.startswith("evaluate") for action in without.actions)
+
+
+def test_a_checkpoint_without_a_validation_is_not_ranked_by_an_older_one():
+    settings = {
+        "schedule.validation.interval_epochs": 2,
+        "schedule.checkpoint.interval_epochs": 1,
+        "schedule.checkpoint.keep_top_n": 5,
+        "schedule.checkpoint.keep_last_n": 1,
+    }
+    world = World(settings, {20: 0.9, 40: 0.4, 60: 0.5})
+    measured = {20: {"epoch": 1, "metric": 0.9}}
+    for epoch in range(3):
+        world.epoch(epoch)
+    assert world.checkpoints == [20, 30], "the newest is kept as the newest"
+    assert world.host.ranking == measured, "nothing was measured at 30"
+    for epoch in range(3, 5):
+        world.epoch(epoch)
+    assert world.host.ranking == measured | {40: {"epoch": 3, "metric": 0.4}}
+    assert world.checkpoints == [20, 40, 50]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "epochs"),
+    [({20: 0.5, 40: 0.6, 60: 0.7}, 6), ({20: 0.5, 40: 0.4, 60: 0.7}, 4)],
+    ids=["better", "worse"],
+)
+def test_early_stop_judges_what_was_just_measured(accuracy, epochs):
+    """Between validations nothing is judged: the last value would count as one that does not improve."""
+    settings = {
+        **EVERY_SECOND,
+        "train.early_stop.active": True,
+        "train.early_stop.metric": "val_chain_accuracy",
+        "train.early_stop.patience_steps": 10,
+    }
+    assert World(settings, accuracy).run() == epochs
