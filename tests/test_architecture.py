@@ -145,7 +145,11 @@ def test_a_package_lists_what_it_offers_and_a_module_names_its_logger_once():
             for alias in node.names
         ]
         if path.name == "__init__.py" and path.parent.name != "tools" and imported:
-            listed = next(ast.literal_eval(n.value) for n in body if "__all__" in ast.unparse(n)[:8])
+            listed = next(
+                ast.literal_eval(n.value)
+                for n in body
+                if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"
+            )
             assert set(imported) <= set(listed), f"{path} does not list {set(imported) - set(listed)}"
 
 

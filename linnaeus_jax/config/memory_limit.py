@@ -32,10 +32,12 @@ def under_memory_limit(call: Callable[[], int], what_to_do: str, status: int) ->
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return call()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until there is somebody to forward them to
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)  # a Ctrl-C reaches it by its parent, and once
         _prepare(os.getppid())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         found = call()
         if found:  # what is left may wait for threads that could not be started
             for stream in (sys.stdout, sys.stderr):
@@ -50,6 +52,7 @@ def under_memory_limit(call: Callable[[], int], what_to_do: str, status: int) ->
     for number in _FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if -ended in _DEATHS:
         print(
