@@ -15,6 +15,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.mistakes import InputError
+
+#: `extra` of a log record that goes into the files of a run, and not to the console
+FILES_ONLY = {"files_only": True}
+
 
 @contextlib.contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
@@ -64,7 +69,7 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1) + "\n")
 
 
-class DamagedFileError(ValueError):
+class DamagedFileError(InputError):
     """A file is not what it should be; the message names it and what to do."""
 
 

@@ -13,9 +13,19 @@ GARBAGE_THRESHOLDS = (100_000, 50, 100)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, trains, and returns the exit status."""
+    from linnaeus_jax.config.errors import GIVE_AGAIN, TRAINING_MEMORY
+    from linnaeus_jax.config.exit_status import USER_ERROR
+    from linnaeus_jax.config.memory_limit import under_memory_limit
+
+    if argv is not None:
+        return _main(argv)
+    return under_memory_limit(lambda: _main(sys.argv[1:]), f"{TRAINING_MEMORY}, {GIVE_AGAIN}", USER_ERROR)
+
+
+def _main(argv: Sequence[str]) -> int:
     from linnaeus_jax.config.exit_status import exit_status
 
-    status = exit_status(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+    status = exit_status(lambda: _run(list(argv)))
     if "linnaeus_jax.run.processes" in sys.modules:
         sys.modules["linnaeus_jax.run.processes"].leave(status)
     return status

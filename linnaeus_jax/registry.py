@@ -22,11 +22,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+from linnaeus_jax.mistakes import InputError
+
 T = TypeVar("T")
 Item = TypeVar("Item", bound=Callable[..., Any])
 
 
-class RegistrationError(ValueError):
+class RegistrationError(InputError):
     """A name is registered twice; a plugin may have taken that of a built-in thing."""
 
 
@@ -62,10 +64,10 @@ class Registry(Generic[T]):
         """The thing of that name.
 
         Raises:
-          ValueError: there is none; the message names the key and what there is.
+          InputError: there is none; the message names the key and what there is.
         """
         if name not in self.entries:
-            raise ValueError(f"{self.key} = {name!r} is unknown; choose one of {', '.join(self)}")
+            raise InputError(f"{self.key} = {name!r} is unknown; choose one of {', '.join(self)}")
         return self.entries[name]
 
     def __contains__(self, name: object) -> bool:
@@ -85,11 +87,30 @@ class Registry(Generic[T]):
 
     @contextlib.contextmanager
     def errors_of(self, name: str) -> Iterator[None]:
-        """Makes whatever an entry raises one ValueError that begins with the entry's config section."""
+        """Makes whatever an entry of a plugin raises one InputError that begins with the entry's config section, and of
+        built-in ones the values that they refuse."""
         try:
             yield
-        except Exception as error:  # the entry may be a user's: it may raise anything
-            raise ValueError(f"{self.section}.{name}: {' '.join(str(error).split())}") from error
+        except Exception as error:
+            if not self.from_plugin(name) and not isinstance(error, ValueError):
+                raise
+            raise InputError(f"{self.section}.{name}: {' '.join(str(error).split())}") from error
+
+    @contextlib.contextmanager
+    def plugin_errors(self, name: str) -> Iterator[None]:
+        """Makes whatever an entry of a plugin raises one InputError. A ValueError says itself what is wrong; what
+        built-in entries raise passes, and so do errors of files."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, OSError | InputError) or not self.from_plugin(name):
+                raise
+            text = " ".join(str(error).split())
+            raise InputError(text if isinstance(error, ValueError) else f"{self.section}.{name}: {text}") from error
+
+    def from_plugin(self, name: str) -> bool:
+        """Whether code of a user registered this entry."""
+        return not self.entries[name].__module__.startswith(f"{__package__}.")  # type: ignore[attr-defined]
 
 
 def options_of(item: Any) -> dict[str, Any]:

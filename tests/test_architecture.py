@@ -20,28 +20,31 @@ PACKAGE = ROOT / "linnaeus_jax"
 SUBPACKAGES: dict[str, set[str]] = {
     subpackage: set(allowed.split())
     for subpackage, allowed in {
-        "files": "",
-        "registry": "",
+        "mistakes": "",
+        "files": "mistakes",
+        "registry": "mistakes",
         "versions": "",
-        "config": "files registry",
-        "taxonomy": "",
-        "metrics": "registry",
-        "schedules": "config files metrics registry",
-        "data": "config files metrics registry taxonomy",
-        "models": "registry",
-        "learning": "config registry",
-        "step": "config data files learning metrics models registry schedules",
+        "config": "mistakes registry",
+        "taxonomy": "mistakes",
+        "metrics": "mistakes registry",
+        "schedules": "config files metrics mistakes registry",
+        "data": "config files metrics mistakes registry taxonomy",
+        "models": "mistakes registry",
+        "learning": "config mistakes registry",
+        "step": "config data files learning metrics mistakes models registry schedules",
         "reporting": "config data files metrics schedules taxonomy",
         "building": "config data files reporting taxonomy",
-        "debugging": "config data files learning models reporting schedules step versions",
-        "weights": "config files models",
+        "debugging": "config data files learning mistakes models reporting schedules step versions",
+        "weights": "config files mistakes models",
         "checks": "config data debugging learning models registry schedules step taxonomy weights",
-        "run": "checks config data debugging files learning metrics models reporting schedules step versions weights",
+        "run": "checks config data debugging files learning metrics mistakes models reporting schedules step "
+        "taxonomy versions weights",
         "inference": "building config data files learning metrics models registry reporting run step taxonomy weights",
         "demo": "data",
-        "tools": "building checks config data debugging demo files inference learning metrics models registry "
+        "tools": "building checks config data debugging demo files inference learning metrics mistakes models registry "
         "reporting run schedules step taxonomy weights",
         "main": "config run",
+        "__main__": "",
     }.items()
 }
 #: files over 500 lines -> why they are one idea
@@ -127,6 +130,27 @@ def test_build_md_has_every_door_with_its_example():
     for row in rows:
         decorator = row[1].strip("`").split(".")[-1]
         assert f"{decorator}(" in (ROOT / row[-1].strip("`")).read_text(), row[0]
+
+
+def test_a_package_lists_what_it_offers_and_a_module_names_its_logger_once():
+    for path in PACKAGE.rglob("*.py"):
+        body = ast.parse(path.read_text()).body
+        targets = [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)]
+        loggers = [name for name in targets if name in ("log", "logger")]
+        assert len(loggers) <= 1, f"{path} names {loggers}"
+        imported = [
+            alias.asname or alias.name
+            for node in body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("linnaeus_jax.")
+            for alias in node.names
+        ]
+        if path.name == "__init__.py" and path.parent.name != "tools" and imported:
+            listed = next(
+                ast.literal_eval(n.value)
+                for n in body
+                if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"
+            )
+            assert set(imported) <= set(listed), f"{path} does not list {set(imported) - set(listed)}"
 
 
 def test_no_circle_between_files():

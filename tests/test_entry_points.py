@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from linnaeus_jax import __main__ as overview
+
 ROOT = Path(__file__).parents[1]
 TOOLS = sorted(path.stem for path in (ROOT / "linnaeus_jax" / "tools").glob("*.py") if path.stem != "__init__")
 BENCHMARKS = sorted(
@@ -84,9 +86,23 @@ def test_wrong_command_line_is_one_clear_message(start, arguments, words):
         assert word in done.stderr
 
 
+def test_the_package_itself_lists_the_programs(capsys):
+    assert overview.main([]) == 0
+    printed = capsys.readouterr().out
+    assert set(re.findall(r"^  (linnaeus_jax\S+)  +\S", printed, re.M)) == {
+        program for program in PROGRAMS if program.startswith("linnaeus_jax")
+    }
+    for given, meant in (("train", "linnaeus_jax.main"), ("predcit", "linnaeus_jax.tools.predict")):
+        assert overview.main([given, "x"]) == 2
+        assert f"did you mean python -m {meant}?" in capsys.readouterr().err
+    assert overview.main(["--config=quickstart"]) == 2
+    assert "python -m linnaeus_jax.main?" in capsys.readouterr().err
+    assert overview.main(["--version"]) == 0
+
+
 def test_every_program_that_is_named_exists():
     """In a message, a docstring or a document."""
     named = re.compile(r"-m (linnaeus_jax[a-z_.]*[a-z_])")
     files = [path for kind in ("linnaeus_jax/**/*.py", "configs/*.py", "docs/*.md", "*.md") for path in ROOT.glob(kind)]
     found = {name for path in files for name in named.findall(path.read_text())}
-    assert found <= set(PROGRAMS)
+    assert found <= {*PROGRAMS, "linnaeus_jax"}

@@ -21,6 +21,7 @@ from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.rows import DETAIL, LINE, PICTURE, REASON, SourceRows
 from linnaeus_jax.building.taxa import Taxa, chosen_levels, label_rows
 from linnaeus_jax.building.text import printable
+from linnaeus_jax.building.wrong_folder import looked_for
 
 #: libraries that the bytes of a data set depend on
 LIBRARIES = ("opencv-python-headless", "simplejpeg", "pillow", "h5py", "polars", "numpy")
@@ -96,12 +97,12 @@ class NothingUsable(ValueError):
       rejected: line, picture, reason and detail of every row.
     """
 
-    def __init__(self, rejected: pl.DataFrame) -> None:
+    def __init__(self, rejected: pl.DataFrame, advice: str = "") -> None:
         reasons = rejected[REASON].value_counts(sort=True).sort("count", REASON, descending=[True, False]).rows()
         counts = ", ".join(f"{reason} ({count})" for reason, count in reasons)
         line, picture, reason, detail = rejected.filter(pl.col(REASON) == reasons[0][0]).row(0)
         parts = (f"line {line}" if line else "", picture and printable(picture), reason, detail and printable(detail))
-        super().__init__(f"no picture can be used: {counts}. The first: {', '.join(filter(None, parts))}")
+        super().__init__(f"no picture can be used: {counts}. The first: {', '.join(filter(None, parts))}{advice}")
         self.rejected = rejected
 
 
@@ -127,5 +128,5 @@ def plan_build(
     )
     plan = BuildPlan(source, options, taxa, frame, synonyms_file)
     if not len(plan.candidates):
-        raise NothingUsable(frame.select(LINE, PICTURE, REASON, DETAIL))
+        raise NothingUsable(frame.select(LINE, PICTURE, REASON, DETAIL), looked_for(frame, source.root))
     return plan

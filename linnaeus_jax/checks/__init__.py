@@ -2,3 +2,8 @@
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.checks.schedule import validate_schedule_config
+
+__all__ = [
+    "config_errors",
+    "validate_schedule_config",
+]

@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import MODELS
 
 #: `data.batch_size` where neither key of a batch size is given
@@ -39,7 +40,7 @@ def global_batch_size(config: ConfigDict, devices: int) -> int:
     if share is None:
         return DEFAULT_BATCH_SIZE if whole is None else whole
     if whole is not None:
-        raise ValueError(
+        raise InputError(
             f"data.batch_size = {whole} (rows over all devices) and data.batch_size_per_device = {share} are both "
             "given; set one of them to None"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 from collections.abc import Iterable
 
 #: error of the system -> what to do
@@ -19,6 +20,26 @@ _ADVICE = {
     errno.EIO: "see to the storage",
     errno.ESTALE: "see to the storage",
 }
+
+
+OUT_OF_MEMORY = "out of memory"
+#: what to do then, in training, and after whatever ended it
+TRAINING_MEMORY = (
+    "lower data.batch_size, data.prefetch.max_processed_batches or data.prefetch.mem_cache_size, or take a machine "
+    "with more memory"
+)
+GIVE_AGAIN = "then give the same command again: it goes on from the newest checkpoint"
+#: in messages of JAX, of Python where a thread has no room for its stack, and of the loader of libraries
+_NO_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread", "failed to map segment", "Cannot allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says, in whatever form, that there is no memory."""
+    if isinstance(error, ImportError) and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return True  # libraries say it in words of their own
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | ImportError) and any(text in str(error) for text in _NO_MEMORY)
+    )
 
 
 def described(error: OSError) -> str:

@@ -8,16 +8,15 @@ import tempfile
 import traceback
 from collections.abc import Callable
 
-from linnaeus_jax.config.errors import UserError, described, text_of
-from linnaeus_jax.config.memory_limit import is_out_of_memory, out_of_memory, watched
+from linnaeus_jax.config.errors import OUT_OF_MEMORY, UserError, described, is_out_of_memory, text_of
 from linnaeus_jax.config.outgoing import shown
-from linnaeus_jax.files import DamagedFileError
-from linnaeus_jax.registry import RegistrationError
+from linnaeus_jax.mistakes import InputError
 
 USER_ERROR = 2
 #: of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+MEMORY_ADVICE = "use smaller batches, fewer threads or a machine with more memory"
 #: characters of a line that is printed
 LONGEST_LINE = 1500
 
@@ -26,16 +25,11 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
     """What `call` returns, by default 0; what it raises is printed to stderr without a traceback.
 
     Args:
-      errors: further kinds of errors that are the user's, besides `UserError`, `RegistrationError`,
-        `DamagedFileError` and `OSError`.
+      errors: further kinds of errors that are the user's, besides `UserError`, `InputError` and `OSError`.
       status: of the user's errors. Any other error is one of this program: its status is `INTERNAL_ERROR`, and the
         traceback is written to a file, which the message names.
     """
-    return watched(lambda: _exit_status(call, errors, status))
-
-
-def _exit_status(call: Callable[[], int | None], errors: tuple[type[Exception], ...], status: int) -> int:
-    caught: tuple[type[Exception], ...] = (UserError, RegistrationError, DamagedFileError, OSError, *errors)
+    caught: tuple[type[Exception], ...] = (UserError, InputError, OSError, *errors)
     try:
         return call() or 0
     except BrokenPipeError:  # who reads the output has seen enough
@@ -50,7 +44,7 @@ def _exit_status(call: Callable[[], int | None], errors: tuple[type[Exception], 
         return INTERRUPTED
     except Exception as error:
         if is_out_of_memory(error):
-            print(out_of_memory(), file=sys.stderr)
+            print(f"{OUT_OF_MEMORY}; {MEMORY_ADVICE}", file=sys.stderr)
             return status
         text = shown(text_of(error))
         print(

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError, text_of
 from linnaeus_jax.config.open_nodes import OPEN_NODES
+from linnaeus_jax.config.paths import nearest_file, other_than_file
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.processes import OPTIONS
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key, shown
@@ -203,10 +204,11 @@ def _load_file(given: str) -> ConfigDict:
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"--config={given}: YAML is loaded by --config=configs/yaml.py:{given}")
     if not path.is_file():
-        names = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        names += [p.stem for folder in _SHIPPED for p in folder.glob("*.py")]
-        near = difflib.get_close_matches(str(path), names, n=1)
-        raise ConfigError(f"--config={given}: there is no such file" + (f"; did you mean {near[0]}?" if near else ""))
+        other = other_than_file(path)
+        problem = f"this is {other}; give a Python file with get_config()" if other else "there is no such file"
+        names = [p.stem for folder in _SHIPPED for p in folder.glob("*.py")]
+        near = nearest_file(path) or next(iter(difflib.get_close_matches(name, names, n=1)), None)
+        raise ConfigError(f"--config={given}: {problem}" + (f"; did you mean {near}?" if near else ""))
     spec = importlib.util.spec_from_file_location(f"linnaeus_jax_config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"--config={given}: not a Python file; it must end in .py")

@@ -1,79 +1,79 @@
-"""Programs whose address space is limited (`ulimit -v`): that it is used up is told in one line, however it shows.
+"""Programs under `ulimit -v`: what C++ does without memory is to end the process, of which nothing in it can tell.
 
-C++ libraries end a process at once where they get no memory (SIGABRT, SIGSEGV), and Python finds modules that cannot be
-loaded. So under such a limit, and there alone, a program runs in a child, and its parent sees how it ends.
+So where that limit is set, the program runs in a child process, and its parent says what happened.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import signal
 import sys
-import threading
 from collections.abc import Callable
+from types import FrameType
 
-OUT_OF_MEMORY = "out of memory; use smaller batches, fewer threads or a machine with more memory"
-#: how a process ends that C code gets no memory in
-_ENDS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP)
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+from linnaeus_jax.config.errors import OUT_OF_MEMORY
+
+#: signals by which a process dies that has no memory
+_DEATHS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
 
-def out_of_memory() -> str:
-    """What is said where memory is used up."""
-    limit = _limit()
-    return f"{OUT_OF_MEMORY}, or raise the limit of {limit // 2**20} MiB (ulimit -v)" if limit else OUT_OF_MEMORY
+def under_memory_limit(call: Callable[[], int], what_to_do: str, status: int) -> int:
+    """What `call` returns.
 
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error comes of memory that is used up; under a limit, also one that does not say so."""
-    if isinstance(error, MemoryError):
-        return True
-    limit = _limit()
-    return limit > 0 and (_peak() > 0.75 * limit or "failed to map segment" in str(error))
-
-
-def watched(call: Callable[[], int]) -> int:
-    """The exit status of `call`; under a limit of memory it runs in a child, and the caller goes on in both processes.
-
-    Signals reach the child. One that ends for want of memory is told of on stderr, with status 2.
+    Args:
+      what_to_do: end of the line that says that there was no memory.
+      status: returned where the process of `call` died of it.
     """
-    if not _limit() or threading.active_count() > 1:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
         return call()
-    parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until there is somebody to forward them to
     child = os.fork()
-    if not child:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        return call() if os.getppid() == parent else 1
+    if child == 0:
+        os.setpgid(0, 0)  # a Ctrl-C reaches it by its parent, and once
+        _prepare(os.getppid())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        found = call()
+        if found:  # what is left may wait for threads that could not be started
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(found)
+        return found
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
     for number in _FORWARDED:
-        signal.signal(number, lambda number, _: os.kill(child, number))
-    # of a terminal, Ctrl-C goes to both
-    forward = signal.SIG_IGN if os.isatty(0) else (lambda number, _: os.kill(child, number))
-    signal.signal(signal.SIGINT, forward)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if ended >= 0:
-        return ended
-    if -ended in _ENDS:
-        print(out_of_memory(), file=sys.stderr)
-        return 2
-    if -ended != signal.SIGKILL:
-        signal.signal(-ended, signal.SIG_DFL)
-    os.kill(parent, -ended)
-    return 128 - ended
+    if -ended in _DEATHS:
+        print(
+            f"{OUT_OF_MEMORY} (this shell's limit is {limit / 1e9:.1f} GB, see ulimit -v): {what_to_do}",
+            file=sys.stderr,
+        )
+        ended = status
+    elif ended < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-ended, signal.SIG_DFL)
+        os.kill(os.getpid(), -ended)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ended)  # what is at the end of a program was done by the child
 
 
-def _limit() -> int:
-    """Bytes of address space that the process may have; 0: no limit."""
-    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return 0 if soft == resource.RLIM_INFINITY else soft
-
-
-def _peak() -> int:
-    """Bytes of address space that the process has had at most; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmPeak"))
-    except (OSError, StopIteration):
-        return 0
+def _prepare(parent: int) -> None:
+    """Ends this process with its parent, and lets C++ end it without a word."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(libc.abort)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)

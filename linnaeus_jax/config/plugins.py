@@ -11,6 +11,7 @@ import cloudpickle
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError, text_of
+from linnaeus_jax.config.paths import other_than_file
 
 
 def import_plugins(config: ConfigDict) -> None:
@@ -40,6 +41,8 @@ def _import_file(path: Path) -> None:
     name = f"linnaeus_jax_plugin:{path.resolve()}"
     if name in sys.modules:
         return
+    if other := other_than_file(path):
+        raise ImportError(f"this is {other}, not a Python file")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import fnmatch
 import logging
 import os
@@ -26,6 +25,7 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.open_nodes import OPEN_NODES, complete_open_nodes
 from linnaeus_jax.config.outgoing import redacted
+from linnaeus_jax.config.paths import nearest_file
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key
 from linnaeus_jax.config.yaml_names import ALIASES, COMPATIBILITY, HARMLESS, ROUTING, VARIANTS
@@ -197,9 +197,13 @@ def parse_list(text: str) -> list[Any]:
         return list(value) if isinstance(value, list | tuple) else [value]
     except (ValueError, SyntaxError):
         flow = text.strip().replace("(", "[").replace(")", "]")
+    loader = _Loader(flow if flow.startswith("[") and flow.endswith("]") else f"[{flow}]")
     try:
-        value = yaml.load(flow if flow.startswith("[") and flow.endswith("]") else f"[{flow}]", _Loader)
-    except yaml.YAMLError as error:
+        node = loader.get_single_node()
+        assert node is not None  # it is a list
+        check_size(node, "list")
+        value = loader.construct_document(node)
+    except (yaml.YAMLError, ConfigError) as error:
         raise ValueError(text) from error
     if any(isinstance(item, dict) for item in value):
         raise ValueError(text)
@@ -216,9 +220,8 @@ def _documents(path: Path, chain: tuple[Path, ...], errors: list[str], inside: P
     try:
         text = read_text(path)
     except OSError as error:
-        names = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = nearest_file(path)
+        hint = f"; did you mean {near.name if near.parent == path.parent else near}?" if near else ""
         by = f" (named by BASE in {chain[-1].name})" if chain else ""
         raise ConfigError(f"{path}: cannot be read{by}: {error.strerror}{hint}") from None
     try:

@@ -8,20 +8,26 @@ from typing import Any
 import yaml
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.paths import other_than_file
 
 #: of a file; an experiment has some thousand
 MAX_BYTES = 1 << 18
 #: of a document: values with all that its aliases stand for, and sections within sections
 MAX_VALUES, MAX_DEPTH = 20_000, 40
+#: characters of a number; YAML 1.1 reads 1:30 to the base of 60, in time that grows with the square of the digits
+MAX_DIGITS = 100
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-      ConfigError: it is too long to be an experiment, or no text.
+      ConfigError: it is no file, too long to be an experiment, or no text.
       OSError: it cannot be read.
     """
+    if other := other_than_file(path):
+        raise ConfigError(f"{path}: this is {other}; give a file")
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -55,7 +61,8 @@ def read_documents(path: Path) -> list[Any]:
 
 
 def check_size(document: yaml.Node, file: str) -> None:
-    """Refuses a document that its aliases make endless or much larger than its text, or that is nested too deeply.
+    """Refuses a document that its aliases make endless or much larger than its text, that is nested too deeply, or that
+    holds a number without end.
 
     Args:
       document: the composed node; nothing of it is expanded yet.
@@ -74,6 +81,8 @@ def check_size(document: yaml.Node, file: str) -> None:
         if id(node) in entered:
             raise ConfigError(f"{where}: an alias stands for something that holds the alias itself")
         entered.add(id(node))
+        if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
+            raise ConfigError(f"{where}: a number of {len(node.value)} characters; numbers have at most {MAX_DIGITS}")
         if isinstance(node, yaml.MappingNode):
             children = [child for pair in node.value for child in pair]
         else:

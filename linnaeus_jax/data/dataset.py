@@ -21,6 +21,8 @@ from linnaeus_jax.data.splits import Split, SplitRows
 from linnaeus_jax.data.subsets import assign_subsets
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.files import write_json
+from linnaeus_jax.mistakes import InputError
+from linnaeus_jax.taxonomy.ranks import task_name
 from linnaeus_jax.taxonomy.tree import ParentConflict, TaxonomyTree, describe_conflict
 
 log = logging.getLogger(__name__)
@@ -99,6 +101,31 @@ class Dataset:
             name: {task: _spread(count) for task, count in counts.items()} for name, counts in self.class_counts.items()
         }
 
+    def headline(self) -> str:
+        """Two lines for people, and what is odd about the data; `report` has the rest."""
+        title = f"{self.title}: " if self.title else ""
+        files = " and ".join(dict.fromkeys(filter(None, (self.sources.train_labels, self.sources.val_labels))))
+        first = int(self.null_possible)
+        counts = [f"{task_name(task)} {self.num_classes[task] - first}" for task in self.tasks]
+        known = ", ".join(component.name for component in self.components) or "none"
+        return "\n".join(
+            [
+                f"data: {title}{len(self.train)} training and {len(self.val)} validation rows of {files}",
+                f"      classes: {', '.join(counts)}; metadata: {known}",
+                *self._oddities(),
+            ]
+        )
+
+    def _oddities(self) -> list[str]:
+        """Repeated pictures, and taxa of several parents."""
+        lines = [f"repeats: {sentence}" for sentence in self.repeats]
+        lines += [
+            f"conflict: {describe_conflict(conflict, self.tasks, self.class_name)}" for conflict in self.conflicts[:50]
+        ]
+        if len(self.conflicts) > 50:
+            lines.append(f"... and {len(self.conflicts) - 50} more conflicts")
+        return lines
+
     def report(self) -> str:
         """Text for people: files, rows rejected by each rule, and per rank classes, labels and gaps."""
         title = f"{self.title}: " if self.title else ""
@@ -123,13 +150,7 @@ class Dataset:
             lines.append(f"{component.name:<14}{where}, known for {share:.2f} % of the training rows")
         roots = len(self.tree.top_classes())
         lines.append(f"tree: {roots} root(s) at {self.tasks[-1]}{' (metaclade)' if roots > 1 else ''}")
-        lines += [f"repeats: {sentence}" for sentence in self.repeats]
-        lines += [
-            f"conflict: {describe_conflict(conflict, self.tasks, self.class_name)}" for conflict in self.conflicts[:50]
-        ]
-        if len(self.conflicts) > 50:
-            lines.append(f"... and {len(self.conflicts) - 50} more conflicts")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._oddities()])
 
 
 def resolve_sources(data: ConfigDict) -> Sources:
@@ -162,7 +183,7 @@ def resolve_sources(data: ConfigDict) -> Sources:
     needed: tuple[str, ...]
     if labels[""]:
         if separate:
-            raise ValueError(
+            raise InputError(
                 f"data.h5.labels_path (one file, split at start) and {', '.join(separate)} exclude each other; "
                 "empty one of the two"
             )
@@ -172,14 +193,14 @@ def resolve_sources(data: ConfigDict) -> Sources:
     elif labels["train_"]:
         scenario, needed = "train only", ("train_",)
     else:
-        raise ValueError(
+        raise InputError(
             "no labels file: set data.h5.labels_path (one file, split at start), or data.h5.train_labels_path and "
             "data.h5.val_labels_path, or data.h5.train_labels_path alone (no validation)"
         )
     for part in needed:
         for key, paths in ((labels_key, labels), (images_key, images)):
             if not paths[part]:
-                raise ValueError(f"{key.format(part)} is empty but needed ({scenario}); set it")
+                raise InputError(f"{key.format(part)} is empty but needed ({scenario}); set it")
     return Sources(
         scenario + (", hybrid" if hybrid else ""),
         train_labels=labels[needed[0]],

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,19 @@ from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.image_checks import RowChecks
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
-from linnaeus_jax.data.labels_file import checked, values_of
+from linnaeus_jax.data.labels_file import checked, damage_told, values_of
+from linnaeus_jax.files import FILES_ONLY
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 #: names of the datasets
 IMAGES, IMAGE_BYTES, IMAGE_OFFSETS = "images", "image_bytes", "image_offsets"
 
 logger = logging.getLogger("linnaeus_jax.data")
+
+
+class MissingDatasetError(InputError, KeyError):
+    """An HDF5 file lacks a dataset of images; the message says what it has."""
 
 
 class H5Images(StoredImages):
@@ -126,20 +134,25 @@ class JoinedImages:
         return np.unique(found, axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def _open_h5(path: Path) -> h5py.File:
+@contextmanager
+def _open_h5(path: Path) -> Iterator[h5py.File]:
     try:
-        return open_hdf5(path)
+        file = open_hdf5(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: no such images file; check data.h5.*images_path") from error
+    with damage_told(file, path):
+        yield file
 
 
 def _part_dataset(path: Path, file: h5py.File, part: Part, rows: int) -> h5py.Dataset:
     """The dataset of a part, which has at least `rows` rows."""
     if part.dataset not in file:
-        raise KeyError(f"{path}: its part {part.path} has no dataset {part.dataset!r} (found {sorted(file)})")
+        raise MissingDatasetError(
+            f"{path}: its part {part.path} has no dataset {part.dataset!r} (found {sorted(file)})"
+        )
     dataset = file[part.dataset]
     if len(dataset) < rows:
-        raise ValueError(f"{path}: its part {part.path} holds {len(dataset)} rows of the {rows} that it takes from it")
+        raise InputError(f"{path}: its part {part.path} holds {len(dataset)} rows of the {rows} that it takes from it")
     return dataset
 
 
@@ -228,7 +241,7 @@ def open_h5(files: ImageFiles) -> ImageSource:
     Raises:
       FileNotFoundError: no such file, or a part of a virtual dataset is missing.
       OSError: a truncated or damaged file.
-      KeyError: the file lacks the dataset.
+      MissingDatasetError: the file lacks the dataset.
       ValueError: wrong dtype or shape.
     """
     path = files.path
@@ -236,17 +249,17 @@ def open_h5(files: ImageFiles) -> ImageSource:
         if IMAGES not in file and IMAGE_BYTES in file:
             return PackedImages(files)
         if IMAGES not in file:
-            raise KeyError(f"{path}: no dataset 'images' (found {sorted(file)})")
+            raise MissingDatasetError(f"{path}: no dataset 'images' (found {sorted(file)})")
         stored = file[IMAGES]
         good = isinstance(stored, h5py.Dataset) and stored.dtype == np.uint8
         if not good or stored.ndim != 4 or stored.shape[-1] != 3 or min(stored.shape[1:3]) < 1:
             given = f"{stored.dtype} {stored.shape}" if isinstance(stored, h5py.Dataset) else "a group"
-            raise ValueError(f"{path}: dataset 'images' is {given}; images are uint8 (N, H, W, 3)")
+            raise InputError(f"{path}: dataset 'images' is {given}; images are uint8 (N, H, W, 3)")
         source = _stored_source(path, stored)
     parts = source.parts if isinstance(source, JoinedImages) else (source,)
     named = ", ".join(dict.fromkeys(type(one).__name__ for one in parts))
     of = f" of {len(parts)} parts" if isinstance(source, JoinedImages) else ""
-    logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named)
+    logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named, extra=FILES_ONLY)
     if any(isinstance(one, H5Images) for one in parts):
         logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
     if any(isinstance(one, StoredImages) and one.checks is None for one in parts):
@@ -291,7 +304,7 @@ def _packed_bytes(path: Path, dataset: h5py.Dataset) -> _PackedBytes:
             if mapped:
                 places.append((part.path, stored.id.get_offset()))
     if runs is None or len(places) < len(runs.parts):
-        raise ValueError(
+        raise InputError(
             f"{path}: image_bytes is {dataset.dtype} {dataset.shape}; it must be contiguous uint8 (total,)"
         )
     return _PackedBytes(places, runs)
@@ -311,14 +324,14 @@ class PackedImages(EncodedImages):
         path = files.path
         with _open_h5(path) as file:
             if IMAGE_OFFSETS not in file:
-                raise KeyError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")
+                raise MissingDatasetError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")
             data, stored = (
                 checked(file, str(path), name, None, kinds="iu", dims=(1,)) for name in (IMAGE_BYTES, IMAGE_OFFSETS)
             )
             check_parts(path, stored)
             offsets = values_of(stored, str(path)).astype(np.int64)
             if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
-                raise ValueError(f"{path}: image_offsets must ascend from 0 to the {data.size} bytes of image_bytes")
+                raise InputError(f"{path}: image_offsets must ascend from 0 to the {data.size} bytes of image_bytes")
             self._offsets = offsets
             self._bytes = _packed_bytes(path, data) if data.size else None
 

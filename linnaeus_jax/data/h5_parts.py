@@ -13,6 +13,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.mistakes import InputError
+
 
 @dataclass(frozen=True)
 class Part:
@@ -86,7 +88,7 @@ def runs_of(path: Path, dataset: h5py.Dataset) -> Runs | None:
     starts, ends = [run[0] for run in found], [run[1] for run in found]
     for end, start in zip([0, *ends], [*starts, len(dataset)], strict=True):
         if end < start:
-            raise ValueError(f"{path}: rows {end}..{start - 1} of {dataset.name!r} are in none of its parts")
+            raise InputError(f"{path}: rows {end}..{start - 1} of {dataset.name!r} are in none of its parts")
         if end > start:  # HDF5 has its own rule for rows that are given twice
             return None
     parts = tuple(dict.fromkeys(run[3] for run in found))

@@ -21,6 +21,7 @@ from linnaeus_jax.data.image_checks import MisalignedError, misaligned, stored_i
 from linnaeus_jax.data.images import ImageFiles, ImageSource, ResizedImages, ResizedSharing, SharingSource
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.splits import Split
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 logger = logging.getLogger("linnaeus_jax.data")
@@ -36,10 +37,12 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
     Raises:
       FileNotFoundError: no such file or directory.
       OSError: a truncated or damaged file.
-      KeyError: an HDF5 file lacks the dataset.
-      ValueError: wrong dtype, shape or number of images; images of other identifiers; an unknown kind.
+      InputError: an HDF5 file lacks the dataset; wrong dtype, shape or number of images; an unknown kind.
+      MisalignedError: images of other identifiers.
     """
-    source: ImageSource = IMAGE_SOURCES[kind](files, **(options or {}))
+    make = IMAGE_SOURCES[kind]
+    with IMAGE_SOURCES.plugin_errors(kind):
+        source: ImageSource = make(files, **(options or {}))
     if source.image_shape != (files.img_size, files.img_size, 3):
         logger.info(
             "%s: resizing to data.img_size %d (%s) while reading", files.path, files.img_size, files.resize_mode
@@ -47,7 +50,7 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
         resized = ResizedSharing if isinstance(source, SharingSource) else ResizedImages
         source = resized(source, files.img_size, files.resize_mode)
     if len(files.table) and len(source) != len(files.table):
-        raise ValueError(
+        raise InputError(
             f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "
             "row-aligned"
         )
@@ -74,7 +77,7 @@ def open_split(data: ConfigDict, split: Split, cache: ImageCache | None = None) 
       cache: for decoded images.
 
     Raises:
-      OSError, KeyError, ValueError: as `open_images`.
+      OSError, InputError: as `open_images`.
     """
     path = Path(split.images)
     kind = path.suffix.removeprefix(".").lower()

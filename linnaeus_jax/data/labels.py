@@ -26,6 +26,8 @@ from linnaeus_jax.data.labels_file import (
     values_of,
 )
 from linnaeus_jax.data.metadata import Component, ComponentSettings, SourceColumns, build_metadata, component_layout
+from linnaeus_jax.files import FILES_ONLY
+from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +171,7 @@ def read_split_column(path: str) -> NDArray[np.uint8]:
     wrong = np.flatnonzero((values < 0) | (values >= len(SPLITS)))
     if len(wrong):
         meaning = ", ".join(f"{number} ({name})" for number, name in enumerate(SPLITS))
-        raise ValueError(
+        raise InputError(
             f"{path}: dataset {SPLIT!r} holds {values[wrong[0]]} in row {wrong[0]}, expected {meaning}; correct it, or "
             "set data.h5.use_split_column = False to split at random"
         )
@@ -233,7 +235,7 @@ def _read_taxa(file: h5py.File, path: str, task: str, rows: int) -> NDArray[np.i
         low, high = int(values.min()), int(values.max())
         if low < 0 or high > MAX_TAXON_ID:
             bad = low if low < 0 else high
-            raise ValueError(f"{path}: dataset {task!r} holds taxon id {bad}, expected 0 (null) .. {MAX_TAXON_ID}")
+            raise InputError(f"{path}: dataset {task!r} holds taxon id {bad}, expected 0 (null) .. {MAX_TAXON_ID}")
     return values.astype(np.int64)
 
 
@@ -243,10 +245,10 @@ def _read_source(file: h5py.File, path: str, name: str, rows: int) -> SourceColu
     try:
         names = column_names(dataset)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {error}") from error
     values = values[:, None] if values.ndim == 1 else values
     if names and len(names) != values.shape[1]:
-        raise ValueError(f"{path}: {name!r} has {values.shape[1]} columns but {len(names)} column_names")
+        raise InputError(f"{path}: {name!r} has {values.shape[1]} columns but {len(names)} column_names")
     return SourceColumns(values, names)
 
 
@@ -264,4 +266,5 @@ def _log_origin(file: h5py.File, path: str) -> None:
         log.warning("%s: metadata.config_json is not valid JSON (%s), it is ignored", path, error)
         return
     config = parsed if isinstance(parsed, dict) else {"value": parsed}
-    log.info("%s was exported with %s", path, ", ".join(f"{key}={value}" for key, value in config.items()))
+    told = ", ".join(f"{key}={value}" for key, value in config.items())
+    log.info("%s was exported with %s", path, told, extra=FILES_ONLY)

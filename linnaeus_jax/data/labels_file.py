@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.hdf5 import UnsafeFileError, check_texts, open_hdf5
+from linnaeus_jax.mistakes import InputError
 
 IDENTIFIERS = "img_identifiers"
 CHUNK = 1 << 17  # rows of texts decoded at a time, to bound the number of Python strings alive
@@ -60,9 +63,26 @@ def open_labels(path: str) -> Iterator[h5py.File]:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"labels file {path!r} does not exist; check data.h5.*_path") from error
     except OSError as error:
-        raise ValueError(f"labels file {path!r} is no HDF5 file, or truncated or damaged: {error}") from error
-    with file:
+        raise InputError(f"labels file {path!r} is no HDF5 file, or truncated or damaged: {error}") from error
+    with damage_told(file, path):
         yield file
+
+
+@contextmanager
+def damage_told(file: h5py.File, path: str | Path) -> Iterator[h5py.File]:
+    """The file, closed at the end. What HDF5 itself raises of it, of whatever type, is an InputError, since no check of
+    ours comes before all that a damaged file may say; other errors pass."""
+    try:
+        with file:
+            if any(isinstance(name, bytes) for name in file):
+                raise InputError(f"{path} is damaged, or no file of this program: it holds names that are not UTF-8")
+            yield file
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, InputError) or not frames[-1].f_globals["__name__"].startswith("h5py."):
+            raise
+        text = " ".join(str(error.args[0] if error.args else error).split())
+        raise InputError(f"{path} is damaged, or no file of this program: {text}") from error
 
 
 def checked(
@@ -90,15 +110,15 @@ def checked(
         offered = sorted(key for key, item in items if isinstance(item, h5py.Dataset))
         close = difflib.get_close_matches(name, offered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")
+        raise InputError(f"{path}: dataset {name!r} is missing; the file has {', '.join(offered) or 'none'}{hint}")
     if dataset.dtype.kind not in kinds:
         expected = " or ".join(_KINDS[kind] for kind in kinds)
-        raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected {expected}")
+        raise InputError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected {expected}")
     if dataset.ndim not in dims:
         expected = " or ".join(str(dim) for dim in dims)
-        raise ValueError(f"{path}: dataset {name!r} has shape {dataset.shape}, expected {expected} dimension(s)")
+        raise InputError(f"{path}: dataset {name!r} has shape {dataset.shape}, expected {expected} dimension(s)")
     if rows is not None and len(dataset) != rows:
-        raise ValueError(f"{path}: dataset {name!r} has {len(dataset)} rows, expected {rows} as in {like!r}")
+        raise InputError(f"{path}: dataset {name!r} has {len(dataset)} rows, expected {rows} as in {like!r}")
     return dataset
 
 
@@ -108,13 +128,13 @@ def text_dataset(
     """A dataset of strings, else as `checked`."""
     dataset = checked(file, path, name, rows, kinds="OS", dims=(1,), like=like)
     if h5py.check_string_dtype(dataset.dtype) is None:
-        raise ValueError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected strings")
+        raise InputError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected strings")
     try:
         check_texts(path, dataset)
     except DAMAGE as error:
         if isinstance(error, UnsafeFileError):
             raise
-        raise ValueError(f"{path}: dataset {name!r} cannot be read: {damage(dataset, error)}") from error
+        raise InputError(f"{path}: dataset {name!r} cannot be read: {damage(dataset, error)}") from error
     return dataset
 
 
@@ -123,7 +143,7 @@ def values_of(dataset: h5py.Dataset, path: str, rows: slice | NDArray[np.int64] 
     try:
         return dataset[rows]
     except DAMAGE as error:
-        raise ValueError(f"{path}: dataset {dataset.name!r} cannot be read: {damage(dataset, error)}") from error
+        raise InputError(f"{path}: dataset {dataset.name!r} cannot be read: {damage(dataset, error)}") from error
 
 
 def damage(dataset: h5py.Dataset, error: Exception) -> str:
@@ -156,7 +176,7 @@ def text_pieces(dataset: h5py.Dataset, path: str) -> Iterator[tuple[int, NDArray
         digest.add(part)
         yield start, part
     if problem := digest.problem(dataset):
-        raise ValueError(f"{path}: {problem}")
+        raise InputError(f"{path}: {problem}")
 
 
 def rows_of_slab(dataset: h5py.Dataset) -> int:
@@ -170,7 +190,7 @@ def attribute(item: h5py.Group | h5py.Dataset, name: str, default: object = None
     try:
         return item.attrs.get(name, default)
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the attribute {name!r} of {item.name!r} cannot be read: {error}; remove it") from error
+        raise InputError(f"the attribute {name!r} of {item.name!r} cannot be read: {error}; remove it") from error
 
 
 def json_attribute(item: h5py.Group | h5py.Dataset, name: str) -> Any:
@@ -178,14 +198,14 @@ def json_attribute(item: h5py.Group | h5py.Dataset, name: str) -> Any:
     try:
         return json.loads(text_of(attribute(item, name, "{}")))
     except RecursionError as error:
-        raise ValueError(f"the attribute {name!r} of {item.name!r} is nested too deeply") from error
+        raise InputError(f"the attribute {name!r} of {item.name!r} is nested too deeply") from error
 
 
 def column_names(dataset: h5py.Dataset) -> tuple[str, ...]:
     """The attribute `column_names`, () without one; ValueError where it is no list of texts."""
     names = np.atleast_1d(attribute(dataset, "column_names", []))
     if names.ndim > 1:
-        raise ValueError(f"the attribute 'column_names' of {dataset.name!r} has {names.ndim} dimensions; give a list")
+        raise InputError(f"the attribute 'column_names' of {dataset.name!r} has {names.ndim} dimensions; give a list")
     return tuple(text_of(item) for item in names)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.derived import active_components
+from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +66,9 @@ def component_settings(meta: Mapping[str, Any]) -> tuple[ComponentSettings, ...]
         keys = ("source", "columns", "dim", "allow_missing", "oor_mask")
         settings = ComponentSettings(name, **{key: node[key] for key in keys})
         if not settings.source or settings.dim < 1:
-            raise ValueError(f"{settings.key} is enabled: set its source (a dataset of the labels file) and its dim")
+            raise InputError(f"{settings.key} is enabled: set its source (a dataset of the labels file) and its dim")
         if index in used:
-            raise ValueError(f"{used[index].key}.idx and {settings.key}.idx are both {index}; give each its own")
+            raise InputError(f"{used[index].key}.idx and {settings.key}.idx are both {index}; give each its own")
         if settings.oor_mask and not settings.allow_missing:
             log.warning("%s: oor_mask with allow_missing=False drops every out-of-region row", settings.key)
         used[index] = settings
@@ -117,14 +118,14 @@ def build_metadata(
     for position, (item, component) in enumerate(zip(settings, layout)):
         if item.source not in sources:
             there = ", ".join(sorted({*sources, *offered})) or "none"
-            raise ValueError(
+            raise InputError(
                 f"{file}: dataset {item.source!r} named by {item.key}.source is missing (the file offers {there}); "
                 f"correct the name or set {item.key}.enabled=False"
             )
         source = sources[item.source]
         values = source.values[:, _select(item, source.names, file)]
         if values.shape[1] != item.dim:
-            raise ValueError(
+            raise InputError(
                 f"{file}: {item.source!r} gives {values.shape[1]} columns but {item.key}.dim = {item.dim}; "
                 f"set dim to {values.shape[1]} or choose {item.dim} of the columns with {item.key}.columns"
             )
@@ -150,7 +151,7 @@ def _select(item: ComponentSettings, names: tuple[str, ...], file: str) -> slice
     unknown = [column for column in item.columns if column not in names]
     if unknown:
         offered = ", ".join(names) or "none: the attribute column_names is absent"
-        raise ValueError(f"{file}: {item.source!r} has no column {unknown[0]!r} ({item.key}.columns); it has {offered}")
+        raise InputError(f"{file}: {item.source!r} has no column {unknown[0]!r} ({item.key}.columns); it has {offered}")
     return [names.index(column) for column in item.columns]
 
 

@@ -14,6 +14,7 @@ from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables
 from linnaeus_jax.data.metadata import component_settings
 from linnaeus_jax.data.subsets import with_known_subsets
+from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger("linnaeus_jax.data")
 
@@ -43,7 +44,7 @@ def read_other_labels(config: ConfigDict, dataset: Dataset, labels: str, images:
             "%s: %d rows have a taxon that the run does not know and are left out", labels, len(rows) - len(kept)
         )
     if not len(kept):
-        raise ValueError(f"{labels}: every row has a taxon that the run does not know; give data of the same taxa")
+        raise InputError(f"{labels}: every row has a taxon that the run does not know; give data of the same taxa")
     return _as_validation(config, dataset, replace(table, label=label), kept, images)
 
 
@@ -61,7 +62,7 @@ def held_out_split(config: ConfigDict, dataset: Dataset) -> splits.Split:
             why = "it has no dataset 'split'"
         else:
             why = "no usable row of it is in split 2 (test)"
-        raise ValueError(f"{table.path} has no test rows: {why}; give other data with --labels and --images")
+        raise InputError(f"{table.path} has no test rows: {why}; give other data with --labels and --images")
     return _as_validation(config, dataset, table, dataset.test_rows, dataset.train.images)
 
 

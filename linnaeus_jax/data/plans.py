@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
+from linnaeus_jax.mistakes import InputError
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class PlanSequence:
         micro = {level: settings.micro_batches(rows[level]) for level in steps}
         for level, count in steps.items():
             if count == 0:
-                raise ValueError(
+                raise InputError(
                     f"data.batch_size is {settings.batch_size}, but the {len(rows[level])} training rows fill "
                     "no batch with this sampler; lower data.batch_size, set data.sampler.leftovers to keep or add data"
                 )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.data.labels import OCCURRENCE, LabelTable, text_hashes
 from linnaeus_jax.data.labels_file import IDENTIFIERS, open_labels, text_dataset, text_of, values_of
 from linnaeus_jax.data.texts import one_line
+from linnaeus_jax.mistakes import InputError
 
 #: name of a split -> its labels file and the rows of it
 Parts = Mapping[str, tuple[LabelTable, NDArray[np.int64]]]
@@ -54,7 +55,7 @@ def repeated_images(parts: Parts, *, one_place: bool) -> tuple[str, ...]:
             continue
         listed = f"{len(both)} {IDENTIFIERS} in {_files(parts, one, other)}: {_first(map(repr, both))}"
         if one_place:
-            raise ValueError(
+            raise InputError(
                 f"images on both sides of the split, in {one} and {other} rows, where an evaluation would measure what "
                 f"was learned by heart; keep one row of each, or put all rows of an image on one side: {listed}"
             )

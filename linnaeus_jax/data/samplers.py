@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.derived import forms_groups, global_batch_size
 from linnaeus_jax.data.class_balance import CLASS_BALANCE, class_shares, draw_rows, spread_chunks
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import SAMPLERS
 
 #: epochs over which the draws of a sampler are counted that does not state them
@@ -81,7 +82,7 @@ class Sampler:
         count = shape[0] * shape[1]
         inside = index.dtype.kind in "iu" and (not index.size or (index.min() >= 0 and index.max() < len(rows)))
         if index.shape != (count,) or not inside:
-            raise ValueError(
+            raise InputError(
                 f"data.sampler.type = {settings.type!r} draws {index.dtype} {index.shape}; it must give int ({count},) "
                 f"positions between 0 and {len(rows) - 1}"
             )
@@ -132,7 +133,7 @@ class SamplerSettings:
         """The sampler of the config; raises ValueError also for sizes that the devices do not divide."""
         sampler, tasks = config.data.sampler, config.data.task_keys_h5
         if sampler.class_balance_task and sampler.class_balance_task not in tasks:
-            raise ValueError(
+            raise InputError(
                 f"data.sampler.class_balance_task = {sampler.class_balance_task!r} is none of data.task_keys_h5 "
                 f"({', '.join(tasks)})"
             )
@@ -153,34 +154,37 @@ class SamplerSettings:
     def __post_init__(self) -> None:
         _ = self.sampler  # reports an unknown name and options that the sampler refuses
         if self.class_balance not in CLASS_BALANCE:
-            raise ValueError(
+            raise InputError(
                 f"data.sampler.class_balance = {self.class_balance!r} is none of {', '.join(CLASS_BALANCE)}"
             )
         if self.balanced and not self.sampler.balances:
-            raise ValueError(
+            raise InputError(
                 f"data.sampler.class_balance = {self.class_balance!r} has no effect on data.sampler.type = "
                 f"{self.type!r}; choose grouped or standard, or set it to 'none'"
             )
         if self.balanced and self.drops_leftovers:
-            raise ValueError(
+            raise InputError(
                 f"data.sampler.class_balance = {self.class_balance!r} draws every class, and data.sampler.leftovers = "
                 "'drop' leaves out those that fill no pair or batch; set leftovers to 'keep'"
             )
         if self.pairs and self.batch_size % 2:
-            raise ValueError(
+            raise InputError(
                 f"data.batch_size is {self.batch_size}; mixed-pairs sampling fills batches with pairs and needs an "
                 "even number (or set data.sampler.grouped_mode to strict-group)"
             )
         if self.batch_size % self.block or (self.pairs and self.block % 2):
             even = "be even and " if self.pairs else ""
-            raise ValueError(
+            raise InputError(
                 f"schedule.mixup.mix_block is {self.block}; it must {even}divide data.batch_size ({self.batch_size})"
             )
 
     @cached_property
     def sampler(self) -> Sampler:
         """The sampler with its options."""
-        return SAMPLERS[self.type](**self.options)
+        make = SAMPLERS[self.type]
+        with SAMPLERS.plugin_errors(self.type):
+            sampler: Sampler = make(**self.options)
+        return sampler
 
     @property
     def block(self) -> int:
@@ -221,10 +225,10 @@ class SamplerSettings:
           ValueError: the micro-batch or the mixing block does not fit the number of devices.
         """
         if self.batch_size % device_count:
-            raise ValueError(f"data.batch_size is {self.batch_size}; it must be a multiple of {device_count} devices")
+            raise InputError(f"data.batch_size is {self.batch_size}; it must be a multiple of {device_count} devices")
         per_device = self.batch_size // device_count
         if self.groups and per_device % self.block:
-            raise ValueError(
+            raise InputError(
                 f"schedule.mixup.mix_block is {self.block}; it must divide the {per_device} rows that data.batch_size "
                 f"{self.batch_size} gives each of {device_count} devices; change one of the two"
             )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.data.labels import OCCURRENCE, SPLIT, SPLITS, LabelTable, read_split_column, text_hashes
 from linnaeus_jax.data.metadata import ComponentSettings
+from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Split:
           ValueError: `level` is none of the tasks.
         """
         if level not in self.table.tasks:
-            raise ValueError(f"group level {level!r} is none of the tasks {self.table.tasks}")
+            raise InputError(f"group level {level!r} is none of the tasks {self.table.tasks}")
         column = self.table.tasks.index(level)
         excluded = None
         if self.null_columns is not None:
@@ -149,9 +150,9 @@ def filter_rows(
     report = FilterReport(table.path, len(table), len(kept), removed)
     if not len(kept):
         if not len(table):
-            raise ValueError(f"{table.path} has no rows")
+            raise InputError(f"{table.path} has no rows")
         worst = max(removed, key=lambda rule: removed[rule])
-        raise ValueError(f"no row is left; the rule that removed most is {worst!r}, relax it or the data\n{report}")
+        raise InputError(f"no row is left; the rule that removed most is {worst!r}, relax it or the data\n{report}")
     return kept, report
 
 
@@ -186,7 +187,7 @@ def split_file(table: LabelTable, kept: NDArray[np.int64], h5: ConfigDict) -> Sp
             SPLITS, parts, ("", " or name the file as data.h5.train_labels_path to train without validation")
         ):
             if not len(rows):
-                raise ValueError(
+                raise InputError(
                     f"{table.path}: dataset {SPLIT!r} leaves no usable row in {name!r}, of "
                     f"{int((column == SPLITS.index(name)).sum())} rows of that split; correct it, set "
                     f"data.h5.use_split_column = False to split at random{advice}"
@@ -251,7 +252,7 @@ def _training_rows(rows: int, ratio: float) -> int:
     """Rows that fall to training; ValueError where that is none."""
     count = int(rows * ratio)
     if count == 0:
-        raise ValueError(
+        raise InputError(
             f"data.h5.train_val_split_ratio = {ratio} leaves no training row of the {rows} usable ones; raise it"
         )
     return count
@@ -293,7 +294,7 @@ def percent(flags: NDArray[np.bool_], names: Iterable[str]) -> dict[str, float]:
 def check_percentiles(percentiles: Sequence[float]) -> None:
     """Raises ValueError unless percentiles rise strictly."""
     if any(high <= low for low, high in pairwise(percentiles)):
-        raise ValueError(f"metrics.rarity_percentiles = {tuple(percentiles)} must rise strictly within 0..100")
+        raise InputError(f"metrics.rarity_percentiles = {tuple(percentiles)} must rise strictly within 0..100")
 
 
 def rarity_thresholds(
@@ -348,7 +349,7 @@ def parse_taxa_subsets(
     subsets = tuple(TaxaSubset(*entry) for entry in entries)
     for subset in subsets:
         if subset.task not in classes:
-            raise ValueError(
+            raise InputError(
                 f"metrics.taxa_subsets: {subset.name!r} names the task {subset.task!r}, which is none of "
                 f"{', '.join(classes)}; correct or remove the entry"
             )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.data.labels import MAX_SUBSETS
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.metrics import custom
+from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def assign_subsets(splits: Sequence[Split]) -> tuple[dict[str, tuple[str, ...]],
     for kind in sorted({kind for each in texts for kind in each}):
         values = {str(name) for each in texts if kind in each for name in np.unique(each[kind])} - {""}
         if len(values) > MAX_SUBSETS:
-            raise ValueError(
+            raise InputError(
                 f"subset kind {kind!r} has {len(values)} different values, more than {MAX_SUBSETS}; give its "
                 "rows fewer, coarser values"
             )
@@ -54,14 +55,14 @@ def _texts(split: Split) -> dict[str, NDArray[Any]]:
     for kind, values in split.table.subsets.items():
         where = f"{split.table.path}: dataset 'subset_{kind}'"
         if kind in (*custom.BUILT_IN_SUBSETS, *functions):
-            raise ValueError(f"{where}: the kind {kind!r} is built in or registered by a plugin; rename the dataset")
+            raise InputError(f"{where}: the kind {kind!r} is built in or registered by a plugin; rename the dataset")
         texts[kind] = _as_text(values[split.rows], where, len(split))
     for kind, function in functions.items():
         where = f"the function of subset {kind!r}"
         try:
             values = np.asarray(function(split))
         except Exception as error:  # the function is the user's: whatever it raises is reported under its name
-            raise ValueError(f"{where} fails with {type(error).__name__}: {error}") from error
+            raise InputError(f"{where} fails with {type(error).__name__}: {error}") from error
         texts[kind] = _as_text(values, where, len(split))
     return texts
 
@@ -69,16 +70,16 @@ def _texts(split: Split) -> dict[str, NDArray[Any]]:
 def _as_text(values: NDArray[Any], where: str, rows: int) -> NDArray[Any]:
     text = np.dtypes.StringDType()
     if values.shape != (rows,):
-        raise ValueError(f"{where} gives an array of shape {values.shape}; give one value per row, ({rows},)")
+        raise InputError(f"{where} gives an array of shape {values.shape}; give one value per row, ({rows},)")
     if values.dtype.kind == "b":
         return np.where(values, "true", "false").astype(text)
     if values.dtype.kind in "iu":
         return np.where(values < 0, "", values.astype(str)).astype(text)
     kind = values.dtype.kind
     if kind not in "OTU" or (kind == "O" and not all(isinstance(value, str) for value in values)):
-        raise ValueError(f"{where} gives values of dtype {values.dtype}; give text, int or bool")
+        raise InputError(f"{where} gives values of dtype {values.dtype}; give text, int or bool")
     if wrong := [value for value in np.unique(values) if "/" in value]:
-        raise ValueError(f"{where} holds {wrong[0]!r}; '/' cannot be part of a metric's name, use another character")
+        raise InputError(f"{where} holds {wrong[0]!r}; '/' cannot be part of a metric's name, use another character")
     return values.astype(text)
 
 

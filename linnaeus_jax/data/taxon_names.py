@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from linnaeus_jax.data.labels_file import CHUNK, checked, open_labels, text_dataset, text_of, values_of
 from linnaeus_jax.data.texts import one_line
+from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def read_taxon_names(paths: Sequence[str], classes: Mapping[str, NDArray[np.int6
             if group is None:
                 continue
             if not isinstance(group, h5py.Group):
-                raise ValueError(f"{path}: {GROUP!r} is a dataset, expected a group with one group for each rank")
+                raise InputError(f"{path}: {GROUP!r} is a dataset, expected a group with one group for each rank")
             for task, ids in classes.items():
                 if task in group:
                     contradictions += _merge(file, path, task, ids, {field: names[field][task] for field in _FIELDS})
@@ -138,10 +139,10 @@ def write_taxon_names(
     order = np.argsort(ids, kind="stable")
     texts = dict(zip(_FIELDS, (name, common_name or [""] * len(ids)), strict=True))
     if len(ids) and (ids.min() < 1 or ids.max() > np.iinfo(np.uint32).max or (np.diff(ids[order]) == 0).any()):
-        raise ValueError(f"names of {task}: taxon ids must be distinct and within 1..{np.iinfo(np.uint32).max}")
+        raise InputError(f"names of {task}: taxon ids must be distinct and within 1..{np.iinfo(np.uint32).max}")
     for field, values in texts.items():
         if len(values) != len(ids):
-            raise ValueError(f"names of {task}: {len(values)} texts of {field} for {len(ids)} taxa")
+            raise InputError(f"names of {task}: {len(values)} texts of {field} for {len(ids)} taxa")
     group = file.create_group(f"{GROUP}/{task}")
     group.create_dataset("taxon_id", data=ids[order].astype(np.uint32))
     for field, values in texts.items():
@@ -155,11 +156,11 @@ def _merge(
     """Fills in the `names` of some classes that are still unknown; a sentence for each taxon whose name differs."""
     where = f"{GROUP}/{task}"
     if not isinstance(file[where], h5py.Group):
-        raise ValueError(f"{path}: {where!r} is a dataset, expected a group with taxon_id, name and common_name")
+        raise InputError(f"{path}: {where!r} is a dataset, expected a group with taxon_id, name and common_name")
     like = f"{where}/taxon_id"
     ids = values_of(checked(file, path, like, None, kinds="ui", dims=(1,)), path).astype(np.int64)
     if (np.diff(ids) <= 0).any():
-        raise ValueError(f"{path}: dataset {like!r} must ascend, every taxon once; sort it")
+        raise InputError(f"{path}: dataset {like!r} must ascend, every taxon once; sort it")
     if not len(ids):
         return []
     place = np.minimum(np.searchsorted(ids, classes), len(ids) - 1)

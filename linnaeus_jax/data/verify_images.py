@@ -14,8 +14,13 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.data.images import check_directory, image_path
 from linnaeus_jax.files import write_json
+from linnaeus_jax.mistakes import InputError
 
 logger = logging.getLogger("linnaeus_jax.data")
+
+
+class MissingImagesError(InputError, RuntimeError):
+    """More images are missing than a limit allows."""
 
 
 def _files_in(directory: str) -> set[str]:
@@ -81,7 +86,7 @@ def verify_images(
 
     Raises:
       FileNotFoundError: no such directory.
-      RuntimeError: a limit exceeded.
+      MissingImagesError: a limit exceeded.
     """
     missing = missing_rows(identifiers, directory, extension, verify.num_workers, verify.chunk_size)
     names = [str(identifiers[row]) for row in missing]
@@ -104,7 +109,7 @@ def verify_images(
             logger.warning("%s: row %d: no file for %s", directory, row, name)
     for key, value in (("max_missing_count", len(missing)), ("max_missing_ratio", ratio)):
         if 0 <= (limit := verify[key]) < value:
-            raise RuntimeError(
+            raise MissingImagesError(
                 f"{directory}: {len(missing)} of {len(identifiers)} images are missing ({value:g}, more than "
                 f"data.hybrid.verify_images.{key} {limit:g}); restore them or raise the limit"
                 + (f"; report: {report_path}" if report_path is not None else "")

@@ -22,6 +22,7 @@ from flax.core.scope import union_filters
 
 from linnaeus_jax.debugging.frame_table import VARIABLE, Call, Path, pack, pack_gradients, stacks_of
 from linnaeus_jax.debugging.frames import Frames, by_rows, concatenate, extremes, measure, merge, over_axis
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.names import canonical_name
 
 #: variable collections of the recorder; `nn.scan` and `nn.vmap` must give them an axis, e.g. variable_axes={True: 0}
@@ -106,7 +107,7 @@ class _Listener:
         slots: Any = module.get_variable(GRADIENTS, VARIABLE)
         number = len(module.get_variable(COLLECTION, VARIABLE, ()))
         if slots is None or number >= len(slots):
-            raise ValueError(_held_back("gradient frames", module, GRADIENTS))
+            raise InputError(_held_back("gradient frames", module, GRADIENTS))
         return _Watcher(iter(slots[number]))
 
     def _record(
@@ -125,7 +126,7 @@ class _Listener:
         # The scalar shows by its shape how many layers a scan stacks, also for a call without a measured row.
         value = (jnp.zeros(()), tuple(row for _, row in measured if not isinstance(row, str)))
         if not module.sow(COLLECTION, VARIABLE, value):
-            raise ValueError(_held_back("frames", module, COLLECTION))
+            raise InputError(_held_back("frames", module, COLLECTION))
         # Scans trace their body more than once; the last trace counts.
         rows = tuple((label, row if isinstance(row, str) else "") for label, row in measured)
         parameters = tuple(zip(labels, names))
@@ -170,7 +171,7 @@ def _check_trace(module: nn.Module) -> None:
     scope, state = module.scope, jax.extend.core.get_opaque_trace_state(convention="flax")
     while scope is not None:  # up to the lifted transform around the module, which has scopes of its own
         if scope.trace_level != state:
-            raise ValueError(
+            raise InputError(
                 f"frames of module {_named(module)} cannot leave the jax transform around it (jax.checkpoint, "
                 "jax.jit, jax.vmap, jax.lax.scan, ...); inside a model use Flax's form of it: nn.remat, nn.vmap, "
                 "nn.scan, ... on the module that it hands to your function, and compile the whole step with jax.jit"
@@ -186,7 +187,7 @@ def _branches_explained() -> Iterator[None]:
     except TypeError as error:
         if not any(f"['{collection}']" in str(error) for collection in (COLLECTION, GRADIENTS)):
             raise
-        raise ValueError(
+        raise InputError(
             "frames cannot leave an nn.cond or nn.switch whose branches call different modules; let every branch call "
             f"the same modules, or call all of them and choose among the results with jnp.where ({error})"
         ) from error

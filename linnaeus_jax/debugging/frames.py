@@ -16,6 +16,8 @@ import numpy as np
 from flax import struct
 from jax import lax
 
+from linnaeus_jax.mistakes import InputError
+
 
 class Row(NamedTuple):
     """Absolute extremes of one value, or a note (`None`, `not a tensor`, `empty`) where it has none."""
@@ -103,7 +105,7 @@ class Frames(struct.PyTreeNode):
         if not parts or any(part.size % (4 * count or 1) or part.shape[-1:] != (4,) for part in parts):
             parts = [np.asarray(self.rows)]  # a pass is spread over devices
         if any(part.shape[-1:] != (4,) or part.size % (4 * count or 1) for part in parts):
-            raise ValueError(f"frames with {count} rows cannot have the values {self.rows.shape}")
+            raise InputError(f"frames with {count} rows cannot have the values {self.rows.shape}")
         if count == 0:
             return np.zeros((0, 4), np.float32)
         passes = np.concatenate([part.reshape(-1, count, 4) for part in parts])
@@ -120,7 +122,7 @@ def merge(a: Frames, b: Frames) -> Frames:
     """
     _require_single(a, b)
     if a.table != b.table:
-        raise ValueError(
+        raise InputError(
             f"frames of different passes cannot be merged: {len(a.table)} and {len(b.table)} frames, or other rows; "
             "record both with the same model and arguments of the same kinds"
         )
@@ -149,7 +151,7 @@ def concatenate(a: Frames, b: Frames) -> Frames:
 def _require_single(*frames: Frames) -> None:
     for each in frames:
         if each.rows.ndim != 2 or len(each.rows) != each.count:
-            raise ValueError(
+            raise InputError(
                 f"frames with {each.count} rows hold the values {each.rows.shape} of several passes; call this "
                 "inside the vmap, scan or shard_map, on the frames of one pass"
             )

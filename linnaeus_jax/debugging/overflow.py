@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from linnaeus_jax.config.errors import TrainingError
 from linnaeus_jax.debugging.frame_recorder import FrameRecorder, GradientSlots
 from linnaeus_jax.debugging.frames import Frame, Frames, Row
+from linnaeus_jax.mistakes import InputError
 
 Writer = Callable[[str], None]
 
@@ -104,10 +105,10 @@ class OverflowMonitor:
         write: Writer = print,
     ) -> None:
         if max_frames_to_save < 1:
-            raise ValueError(f"max_frames_to_save is {max_frames_to_save}; at least 1 frame is needed for a report")
+            raise InputError(f"max_frames_to_save is {max_frames_to_save}; at least 1 frame is needed for a report")
         numbers = (*trace_batch_nums, *(() if abort_after_batch_num is None else (abort_after_batch_num,)))
         if any(number < 0 for number in numbers):
-            raise ValueError(
+            raise InputError(
                 f"trace_batch_nums {tuple(trace_batch_nums)} and abort_after_batch_num {abort_after_batch_num} count "
                 "batches from 0 and cannot be negative"
             )
@@ -209,7 +210,7 @@ class DebugUnderflowOverflow:
         """
         out, frames = self.record(variables, *args, **kwargs)
         if isinstance(frames.rows, jax.core.Tracer):
-            raise ValueError(
+            raise InputError(
                 "DebugUnderflowOverflow.apply was called inside jax.jit or another transform, where values are not "
                 "known yet; use `out, frames = debug.record(...)` there, return the frames and call "
                 "`debug.check(frames)` outside"

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from linnaeus_jax.mistakes import InputError
+
 log = logging.getLogger("linnaeus_jax")
 
 NONE, WARMUP, RECORD, RECORD_AND_SAVE = "NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE"
@@ -79,7 +81,7 @@ class StepProfiler:
         self._device_memory, self._cycle = bool(settings.device_memory), ""
         self._i = -1
         if errors := schedule_errors(self.schedule) if self.active else []:
-            raise ValueError(errors[0])
+            raise InputError(errors[0])
 
     def before_step(self, i: int, global_step: int) -> AbstractContextManager[Any]:
         """The context of update `i`: an annotation that groups its events; starts a trace where one is due."""

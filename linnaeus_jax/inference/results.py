@@ -57,6 +57,17 @@ class Prediction:
     inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """One line of a table: rank, probability and name of the answer; then the finest rank, if that is another."""
+        answer = self.answer
+        start = "unknown"
+        if answer is not None:
+            start = f"{answer.rank:<10} {answer.probability:>4.0%}  {answer.label}"
+        last = self.path[-1] if self.path else None
+        if last is None or last == answer:
+            return start
+        return f"{start}; {last.rank} {last.label} {last.probability:.0%}"
+
     def to_json(self) -> dict[str, Any]:
         """As JSON types."""
         return {

@@ -11,6 +11,7 @@ import numpy as np
 
 from linnaeus_jax.learning.mixing import interpolate
 from linnaeus_jax.learning.task_weights import per_task
+from linnaeus_jax.mistakes import InputError
 
 METHODS = ("none", "smoothing", "capping", "exponential", "logarithmic")
 _KEY = "loss.grad_weighting.class_weights"
@@ -66,7 +67,7 @@ def class_weights(
     if weight.max() > np.finfo(np.float32).max:
         worst = int(weight.argmax())
         fix = {"smoothing": "raise {}.smoothing_factor", "capping": "lower {}.cap"}.get(method, "lower {}.base")
-        raise ValueError(
+        raise InputError(
             f"{_KEY}.method={method!r} ({task}): {class_name(worst)} with {count[worst]:.0f} of {total:.0f} samples "
             f"gets a weight beyond float32; {fix.format(_KEY)} or use another method"
         )

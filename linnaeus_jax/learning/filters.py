@@ -20,6 +20,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from linnaeus_jax.mistakes import InputError
+
 
 class Parameter(Protocol):
     """What filters and optimizers know of one parameter.
@@ -68,26 +70,26 @@ def _choose(value: str, choices: Sequence[str], key: str) -> str:
     if chosen not in choices:
         nearest = difflib.get_close_matches(chosen, choices, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"{key} = {value!r} is unknown{hint} Choose one of: {', '.join(choices)}")
+        raise InputError(f"{key} = {value!r} is unknown{hint} Choose one of: {', '.join(choices)}")
     return chosen
 
 
 def _checked(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The mapping as a dict with a known `type` and exactly the keys that this type takes; scalars become tuples."""
     if not hasattr(config, "items"):
-        raise ValueError(f"{key} = {config!r} must be a mapping with a 'type'")
+        raise InputError(f"{key} = {config!r} must be a mapping with a 'type'")
     given = dict(config.items())
     if "type" not in given:
-        raise ValueError(f"{key} has no 'type'; set {key}.type to one of: {', '.join(_KEYS)}")
+        raise InputError(f"{key} has no 'type'; set {key}.type to one of: {', '.join(_KEYS)}")
     given["type"] = _choose(given["type"], list(_KEYS), f"{key}.type")
     required, optional = _KEYS[given["type"]]
     for name in required:
         if name not in given:
-            raise ValueError(f"{key}.{name} is missing; a filter of type {given['type']!r} needs it")
+            raise InputError(f"{key}.{name} is missing; a filter of type {given['type']!r} needs it")
     for name in given:
         if name not in ("type", *required, *optional):
             allowed = ", ".join((*required, *optional)) or "no further key"
-            raise ValueError(f"{key}.{name} has no meaning for type {given['type']!r}; it takes: {allowed}")
+            raise InputError(f"{key}.{name} has no meaning for type {given['type']!r}; it takes: {allowed}")
         if name in ("dimensions", "name_patterns", "layer_types", "patterns", "stages") and (
             isinstance(given[name], str | int)
         ):
@@ -141,14 +143,14 @@ def parse_filter(
             return lambda p: p.layer_type in layer_types
         case "initialization":
             if checkpoint_shapes is None:
-                raise ValueError(
+                raise InputError(
                     f"{key}.type = 'initialization' needs pretrained weights to compare with; none are loaded"
                 )
             shapes = {name: tuple(shape) for name, shape in checkpoint_shapes.items()}
             return lambda p: shapes.get(p.name) != tuple(p.shape)
         case "stage_based":
             if stage_of is None:
-                raise ValueError(f"{key}.type = 'stage_based' needs a model that names its stages; this one does not")
+                raise InputError(f"{key}.type = 'stage_based' needs a model that names its stages; this one does not")
             stages, find_stage = frozenset(given["stages"]), stage_of
             return lambda p: bool(stages & {find_stage(p.name), find_stage(p.name).rpartition(".")[2]})
         case "and":
@@ -170,6 +172,6 @@ def _name_filter(given: dict[str, Any], key: str) -> Filter:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"{key}.patterns: {pattern!r} is not a regular expression ({error})") from None
+                raise InputError(f"{key}.patterns: {pattern!r} is not a regular expression ({error})") from None
     matches, patterns = _NAME_MATCHERS[kind], tuple(given["patterns"])
     return lambda p: any(matches(p.name, pattern) for pattern in patterns)

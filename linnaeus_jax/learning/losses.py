@@ -26,6 +26,7 @@ import numpy as np
 from linnaeus_jax.learning.class_weights import mixture_weight
 from linnaeus_jax.learning.mixing import interpolate
 from linnaeus_jax.learning.smoothing import TaxonomySmoothing
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import LOSSES, asked_of
 
 TAXONOMY = "TaxonomyAwareLabelSmoothing"
@@ -79,7 +80,7 @@ def taxonomy_smoothing_cross_entropy(
       ValueError: no smoothing, or of another number of classes.
     """
     if smoothing is None:
-        raise ValueError("needs taxonomy smoothing for its task: set loss.taxonomy_smoothing.enabled to True for it")
+        raise InputError("needs taxonomy smoothing for its task: set loss.taxonomy_smoothing.enabled to True for it")
     if smoothing.num_classes != logits.shape[1]:
         raise ValueError(f"the smoothing has {smoothing.num_classes} classes, the task {logits.shape[1]}")
 
@@ -173,7 +174,7 @@ def make_criterion(
             criterion, jax.ShapeDtypeStruct((rows, num_classes), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)
         )
         if getattr(loss, "shape", None) != (rows,):
-            raise ValueError(f"must return one loss per row, shape ({rows},) for {rows} rows, not {loss}")
+            raise InputError(f"must return one loss per row, shape ({rows},) for {rows} rows, not {loss}")
     return criterion
 
 
@@ -214,7 +215,7 @@ def task_loss_sums(
       KeyError: a task has no logits or no class weights.
     """
     if label.shape[1] != len(criteria) or loss_mask.shape[1] != len(criteria):
-        raise ValueError(
+        raise InputError(
             f"label {label.shape} and loss_mask {loss_mask.shape} need one column per task of {list(criteria)}"
         )
     raw, weighted = [], []

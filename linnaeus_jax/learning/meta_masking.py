@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax.mistakes import InputError
+
 NONE, PARTIAL, FULL = 0, 1, 2
 
 Bounds = Sequence[tuple[int, int]]
@@ -65,7 +67,7 @@ def combo_table(
     table = np.zeros((len(whitelist), len(components)), bool)
     for n, names in enumerate(whitelist):
         if not names:
-            raise ValueError(f"schedule.meta_masking.partial.whitelist[{n}] is empty and would mask nothing; remove it")
+            raise InputError(f"schedule.meta_masking.partial.whitelist[{n}] is empty and would mask nothing; remove it")
         table[n, [components.index(name) for name in names]] = True
     weight = np.asarray(weights if len(weights) else np.ones(len(whitelist)), np.float64)
     with np.errstate(divide="ignore"):
@@ -153,7 +155,7 @@ def component_mask(components: Sequence[str], masked: Sequence[str] | None) -> n
       ValueError: unknown component.
     """
     if unknown := set(masked or ()) - set(components):
-        raise ValueError(
+        raise InputError(
             f"validation phase masks {sorted(unknown)[0]!r}, which is no active metadata component; "
             f"use {', '.join(components) or 'none: no component is enabled'}"
         )

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from linnaeus_jax.learning.branches import computed_if
 from linnaeus_jax.learning.meta_masking import Bounds, column_components
+from linnaeus_jax.mistakes import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +176,7 @@ def mix(
     if not jnp.issubdtype(image.dtype, jnp.floating):
         raise ValueError(f"mixing takes float images in [0, 1] or normalised, not {image.dtype}; augment first")
     if batch % settings.block:
-        raise ValueError(f"schedule.mixup.mix_block = {settings.block} does not divide a micro-batch of {batch} rows")
+        raise InputError(f"schedule.mixup.mix_block = {settings.block} does not divide a micro-batch of {batch} rows")
     if not (settings.mixup or settings.cutmix):
         return Mixed(image, meta, valid, label, jnp.ones(batch, jnp.float32))
 

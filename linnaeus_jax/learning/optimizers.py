@@ -22,6 +22,7 @@ from linnaeus_jax.config.open_nodes import optimizer_group
 from linnaeus_jax.learning.filters import Filter, Parameter, parse_filter
 from linnaeus_jax.learning.joining import Joining
 from linnaeus_jax.learning.transforms import FROZEN, OPTIMIZERS, Path, build_transform, is_elementwise
+from linnaeus_jax.mistakes import InputError
 
 DEFAULT_GROUP = "default"
 #: lower-case parts of names whose matrices are lookup tables or classifiers, not maps between hidden spaces
@@ -148,7 +149,7 @@ def build_optimizer(
             f"optimizer.layer_decay = {settings.layer_decay}: this model does not number its layers; set it to 1"
         )
     if errors:
-        raise ValueError("\n".join(errors))
+        raise InputError("\n".join(errors))
 
     depth = {p.name: layer_index(p.name) if layer_index else 0 for p in parameters}
     deepest = max(depth.values(), default=0)
@@ -168,7 +169,7 @@ def build_optimizer(
         leaves.setdefault(tuple(parameter.path), []).append((row, factor))
     kinds = {path: _agreed(path, members).optimizer for path, members in leaves.items()}
     if "lamb" in kinds.values() and any(len(members) > 1 for members in leaves.values()):
-        raise ValueError("optimizer 'lamb' scales every layer by its own norm and cannot be used with stacked layers")
+        raise InputError("optimizer 'lamb' scales every layer by its own norm and cannot be used with stacked layers")
     joining = Joining(
         {path: members[0][0].shape for path, members in leaves.items()},
         {
@@ -229,7 +230,7 @@ def read_groups(
         try:
             if optimizer not in OPTIMIZERS:
                 where = f"{key}.optimizer" if given.optimizer else "optimizer.name"
-                raise ValueError(f"{where} = {asked!r} is unknown; choose one of {', '.join(OPTIMIZERS)}")
+                raise InputError(f"{where} = {asked!r} is unknown; choose one of {', '.join(OPTIMIZERS)}")
             build_transform(optimizer, settings)
         except ValueError as error:
             errors.append(str(error))
@@ -287,7 +288,7 @@ def _agreed(path: Path, members: Sequence[tuple[ParameterRow, float]]) -> Parame
     first = members[0][0]
     for row, _ in members[1:]:
         if (row.group, row.optimizer, row.weight_decay) != (first.group, first.optimizer, first.weight_decay):
-            raise ValueError(
+            raise InputError(
                 f"{first.name} and {row.name} are layers of one stacked parameter ({'/'.join(path)}) but fall into the "
                 f"groups {first.group!r} and {row.group!r}; do not stack layers, or put them into one group"
             )
@@ -338,7 +339,7 @@ def clip(
             grads,
             clipped,
         ), norm
-    raise ValueError(f"train.clip_mode = {mode!r} is unknown; choose norm or adaptive")
+    raise InputError(f"train.clip_mode = {mode!r} is unknown; choose norm or adaptive")
 
 
 def _layers(tree: Any, ndim: Any) -> Any:

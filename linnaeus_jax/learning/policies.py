@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linnaeus_jax.learning.pixel_ops import IDENTITY, OP_CODE, OPS
+from linnaeus_jax.mistakes import InputError
 
 _ORIGINAL = """
 PosterizeOriginal .4 8, Rotate .6 9 | Solarize .6 5, AutoContrast .6 5 | Equalize .8 8, Equalize .6 3
@@ -80,7 +81,7 @@ def sub_policies(name: str) -> tuple[SubPolicy, ...]:
       ValueError: no such table.
     """
     if name not in _TEXTS:
-        raise ValueError(f"unknown augmentation policy {name!r}; use one of {', '.join(_TEXTS)}")
+        raise InputError(f"unknown augmentation policy {name!r}; use one of {', '.join(_TEXTS)}")
     subs = [text for text in _TEXTS[name].replace("\n", "|").split("|") if text.strip()]
     parsed = [[op.split() for op in sub.split(",")] for sub in subs]
     return tuple(tuple((op, float(prob), float(level)) for op, prob, level in sub) for sub in parsed)
@@ -122,7 +123,7 @@ def operator_argument(name: str, level: float) -> tuple[str, float, float]:
         "Invert": ("invert", 0.0, 0.0),
     }
     if name not in arguments:
-        raise ValueError(f"unknown policy operator {name!r}; use one of {', '.join(arguments)}")
+        raise InputError(f"unknown policy operator {name!r}; use one of {', '.join(arguments)}")
     return arguments[name]
 
 

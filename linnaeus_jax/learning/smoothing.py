@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax.mistakes import InputError
+
 #: a row whose unnormalised off-diagonal weights sum to no more than this has no usable relative
 MIN_ROW_WEIGHT = 1e-9
 _KEY = "loss.taxonomy_smoothing"
@@ -102,7 +104,7 @@ class TaxonomySmoothing:
         total = np.sum(np.where(exists, relatives * decay[None, :], 0.0), axis=1)
         alone = total <= MIN_ROW_WEIGHT
         if classes > 1 and not fallback_to_uniform and not exists.any():
-            raise ValueError(
+            raise InputError(
                 f"taxonomy smoothing of rank {level}: none of its {classes} classes has a parent; set "
                 f"{_KEY}.fallback_to_uniform=True or disable smoothing for this task"
             )

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax.mistakes import InputError
+
 #: a task labelled more rarely than this is weighted as if it were labelled this often
 MIN_DENSITY = 1e-3
 STRATEGIES = ("inverse_density", "class_complexity")
@@ -29,7 +31,7 @@ def per_task(values: Any, tasks: Sequence[str], key: str) -> tuple[Any, ...]:
     if len(values) == 1:
         return values * len(tasks)
     if len(values) != len(tasks):
-        raise ValueError(
+        raise InputError(
             f"{key}={values!r} has {len(values)} entries for {len(tasks)} tasks ({', '.join(tasks)}); "
             "give one value for all tasks or one per task, in task order"
         )

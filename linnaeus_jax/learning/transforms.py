@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import OPTIMIZERS, asked_of
 
 FROZEN = "frozen"
@@ -74,7 +75,7 @@ def build_transform(
     with OPTIMIZERS.errors_of(name):
         transform = OPTIMIZERS.bind(name, settings.get(name) or {}, given)()
         if not isinstance(transform, optax.GradientTransformation):
-            raise ValueError(f"must return an optax.GradientTransformation, not {transform!r}")
+            raise InputError(f"must return an optax.GradientTransformation, not {transform!r}")
     return transform if "add_decay" in asked_of(OPTIMIZERS[name]) else optax.chain(transform, add_decay)
 
 
@@ -142,7 +143,7 @@ def ademamix(
       ValueError: fewer than three betas.
     """
     if len(betas) < 3:
-        raise ValueError(f"optimizer.betas = {tuple(betas)}: need 3 numbers in [0, 1)")
+        raise InputError(f"optimizer.betas = {tuple(betas)}: need 3 numbers in [0, 1)")
     b1, b2, last_beta3 = betas
     last_alpha, beta3 = _ademamix_schedules(alpha, b1, last_beta3, t_alpha_beta3)
     return optax.contrib.scale_by_ademamix(b1, b2, beta3, last_alpha, eps)

@@ -5,3 +5,14 @@ from linnaeus_jax.metrics.extras import SubsetMetricWrapper
 from linnaeus_jax.metrics.phase import accuracy
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.metrics.tracker import Metric, MetricsTracker
+
+__all__ = [
+    "Metric",
+    "MetricInputs",
+    "MetricsTracker",
+    "StepMetricsLogger",
+    "SubsetMetricWrapper",
+    "accuracy",
+    "register",
+    "register_subset",
+]

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from linnaeus_jax.metrics import table
 from linnaeus_jax.metrics.table import PHASES, MetricInfo
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import METRICS, options_of
 
 if TYPE_CHECKING:
@@ -108,11 +109,11 @@ def register(
     def add(function: UpdateFn) -> UpdateFn:
         _check_name("metric", name)
         if not phases or not set(phases) <= set(PHASES):
-            raise ValueError(f"custom metric {name!r}: phases={tuple(phases)} must name one or more of {PHASES}")
+            raise InputError(f"custom metric {name!r}: phases={tuple(phases)} must name one or more of {PHASES}")
         if table.entry(name) is not None and name not in METRICS:
-            raise ValueError(f"custom metric {name!r} has the name of a built-in one; choose another name")
+            raise InputError(f"custom metric {name!r} has the name of a built-in one; choose another name")
         if options_of(function) and not name.isidentifier():
-            raise ValueError(f"custom metric {name!r} has options: its name must be one word, metrics.<name>.<option>")
+            raise InputError(f"custom metric {name!r} has options: its name must be one word, metrics.<name>.<option>")
         METRICS.register(name)(function)
         higher = table.guess(name) if higher_is_better is None else higher_is_better
         text = formula or (function.__doc__ or "").strip().partition("\n")[0]
@@ -136,13 +137,13 @@ def register_subset(kind: str, function: SubsetFn) -> None:
     """
     _check_name("subset", kind)
     if kind in (*BUILT_IN_SUBSETS, *SUBSETS):
-        raise ValueError(f"custom subset {kind!r} is registered twice or built in; choose another name")
+        raise InputError(f"custom subset {kind!r} is registered twice or built in; choose another name")
     SUBSETS[kind] = function
 
 
 def _check_name(what: str, name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_.\-]+", name):
-        raise ValueError(f"custom {what} {name!r}: use only letters, digits, '_', '-' and '.'")
+        raise InputError(f"custom {what} {name!r}: use only letters, digits, '_', '-' and '.'")
 
 
 def registered(phase: str, options: Mapping[str, Any]) -> tuple[CustomMetric, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from linnaeus_jax.metrics.custom import CustomMetric, MetricInputs
 from linnaeus_jax.metrics.table import RISK_LEVELS
+from linnaeus_jax.mistakes import InputError
 
 Sums = dict[str, jax.Array]
 
@@ -265,7 +266,7 @@ def custom_sums(metric: CustomMetric, inputs: MetricInputs) -> jax.Array:
     try:
         total, count = (jnp.asarray(x, jnp.float32).reshape(()) for x in metric.update_fn(inputs))
     except Exception as error:  # the function is the user's: whatever it raises is reported under its name
-        raise ValueError(
+        raise InputError(
             f"custom metric {metric.name!r} fails with {type(error).__name__}: {error}; its function takes "
             "a MetricInputs and returns (sum, count), two scalars"
         ) from error

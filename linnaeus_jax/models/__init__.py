@@ -6,3 +6,17 @@ from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, Hierarchica
 from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.mformer_v1 import MFormerV1
 from linnaeus_jax.models.names import ParameterInfo, initial_variables, parameter_table
+
+__all__ = [
+    "ClassificationHeads",
+    "EfficientNet",
+    "HeadSpec",
+    "HierarchicalHead",
+    "MFormerV0",
+    "MFormerV1",
+    "ModelFamily",
+    "ParameterInfo",
+    "build_model",
+    "initial_variables",
+    "parameter_table",
+]

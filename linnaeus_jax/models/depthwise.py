@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.operations import together
 
 DEPTHWISE_IMPLS = ("auto", "lax", "shift")
@@ -49,10 +50,10 @@ def depthwise_conv(
       ValueError: unknown `impl`, or a kernel that is not odd and square with one input channel per group.
     """
     if impl not in (*DEPTHWISE_IMPLS, BY_PLATFORM):
-        raise ValueError(f"depthwise_impl is {impl!r}; use one of {', '.join(DEPTHWISE_IMPLS)}")
+        raise InputError(f"depthwise_impl is {impl!r}; use one of {', '.join(DEPTHWISE_IMPLS)}")
     size, width, per_group, channels = kernel_KK1C.shape
     if size != width or size % 2 == 0 or per_group != 1 or channels != x_BHWC.shape[-1]:
-        raise ValueError(
+        raise InputError(
             f"depthwise kernel has shape {kernel_KK1C.shape}; an odd K and [K, K, 1, {x_BHWC.shape[-1]}] are needed"
         )
     same = ((size // 2, size // 2),) * 2

@@ -16,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import initial
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS, Padding
 from linnaeus_jax.models.family import ModelFamily
@@ -132,7 +133,7 @@ class EfficientNet(ModelFamily):
         rate = fields["drop_rate"]
         built = cls(**{**fields, "drop_rate": rate[0] if isinstance(rate, Sequence) else rate}, **given)
         if errors := list(built.errors()):
-            raise ValueError("\n".join(errors))
+            raise InputError("\n".join(errors))
         return built
 
     @nn.nowrap

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.fusion import LateFusion
 from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, Parents, head_specs
 from linnaeus_jax.models.layers import Dtype
@@ -109,7 +110,7 @@ class ModelFamily(nn.Module, kw_only=True):
             return jnp.zeros((batch, self.meta_dim), self.dtype)
         if meta_BD.shape != (batch, self.meta_dim):
             parts = " + ".join(f"{name} {dim}" for name, dim in self.components) or "no component"
-            raise ValueError(
+            raise InputError(
                 f"meta has shape {meta_BD.shape}; [{batch}, {self.meta_dim}] is needed ({parts}): "
                 "let the data's and the model's metadata components agree"
             )
@@ -208,7 +209,7 @@ def build_model(
     family, variant = MODELS[model["type"]], model["variant"]
     if family.variants and variant not in family.variants:
         choices = ", ".join(family.variants)
-        raise ValueError(f"model.variant = {variant!r} is unknown for {model['type']}; choose one of {choices}")
+        raise InputError(f"model.variant = {variant!r} is unknown for {model['type']}; choose one of {choices}")
     built: ModelFamily = family.build(
         model,
         components=tuple(components),

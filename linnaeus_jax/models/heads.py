@@ -15,6 +15,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.hierarchy import (
     ORPHAN_PRIORS,
     ParentLinks,
@@ -153,9 +154,9 @@ class ConditionalClassifier(HierarchicalHead):
     def __post_init__(self) -> None:
         if self.routing_strategy not in ROUTING_STRATEGIES:
             choices = ", ".join(ROUTING_STRATEGIES)
-            raise ValueError(f"routing_strategy = {self.routing_strategy!r} is unknown; choose one of {choices}")
+            raise InputError(f"routing_strategy = {self.routing_strategy!r} is unknown; choose one of {choices}")
         if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature = {self.temperature!r} is out of range; it must be above 0 (neutral: 1)")
+            raise InputError(f"temperature = {self.temperature!r} is out of range; it must be above 0 (neutral: 1)")
         _check_orphan_prior(self.orphan_prior)
         super().__post_init__()
 
@@ -212,7 +213,7 @@ class PathSoftmax(HierarchicalHead):
 
 def _check_orphan_prior(value: str) -> None:
     if value not in ORPHAN_PRIORS:
-        raise ValueError(f"orphan_prior = {value!r} is unknown; choose one of {', '.join(ORPHAN_PRIORS)}")
+        raise InputError(f"orphan_prior = {value!r} is unknown; choose one of {', '.join(ORPHAN_PRIORS)}")
 
 
 def head_specs(
@@ -237,9 +238,9 @@ def head_specs(
     """
     unknown = [task for task in heads if task not in num_classes]
     if unknown:
-        raise ValueError(f"{_SECTION} names {unknown[0]!r}, which is no task; tasks are {', '.join(num_classes)}")
+        raise InputError(f"{_SECTION} names {unknown[0]!r}, which is no task; tasks are {', '.join(num_classes)}")
     if hierarchy_mode not in HIERARCHY_MODES:
-        raise ValueError(
+        raise InputError(
             f"model.classification.hierarchy_mode = {hierarchy_mode!r} is unknown; choose one of "
             f"{', '.join(HIERARCHY_MODES)}"
         )
@@ -263,16 +264,16 @@ def _refines(kind: str) -> bool:
 def _check_head(task: str, kind: str, count: int, options: Mapping[str, Any]) -> None:
     """ValueError where type or options cannot work."""
     if kind not in HEADS:
-        raise ValueError(f"{_SECTION}.{task}.type = {kind!r} is unknown; choose one of {', '.join(HEADS)}")
+        raise InputError(f"{_SECTION}.{task}.type = {kind!r} is unknown; choose one of {', '.join(HEADS)}")
     if extra := sorted(options.keys() - HEADS.options(kind)):
         choices = ", ".join(HEADS.options(kind)) or "none"
-        raise ValueError(
+        raise InputError(
             f"{_SECTION}.{task}.{extra[0]} = {options[extra[0]]!r} is no option of {kind}; its options: {choices}"
         )
     try:
         HEADS[kind](num_classes=count, parent=None, **options)
-    except ValueError as error:
-        raise ValueError(f"{_SECTION}.{task}: {error}") from error
+    except ValueError as error:  # a head refuses its options so
+        raise InputError(f"{_SECTION}.{task}: {error}") from error
 
 
 def _checked_parents(
@@ -281,19 +282,19 @@ def _checked_parents(
     """The parents of a task's classes; ValueError where there are none or they do not fit."""
     head = f"{_SECTION}.{task}.type = {kind!r}"
     if task not in parents:
-        raise ValueError(
+        raise InputError(
             f"{head} needs the parent of every class in {coarser}; give labels from which the taxonomy can be read, or "
             "use Linear"
         )
     links, count, limit = np.asarray(parents[task]), num_classes[task], num_classes[coarser]
     if links.shape != (count,) or not np.issubdtype(links.dtype, np.integer):
-        raise ValueError(
+        raise InputError(
             f"{head}: parents have shape {links.shape} and dtype {links.dtype}; give one integer for each of the "
             f"{count} classes"
         )
     wrong = np.flatnonzero((links < -1) | (links >= limit))
     if len(wrong):
-        raise ValueError(
+        raise InputError(
             f"{head}: the parent of class {wrong[0]} is {links[wrong[0]]}; it must be below {limit}, the number of "
             f"classes of {coarser}, or -1 for none"
         )

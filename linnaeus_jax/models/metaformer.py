@@ -15,6 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.initial import parameter
@@ -65,7 +66,7 @@ class MetaFormer(ModelFamily, kw_only=True):
             fields[field] = tuple(map(float, value)) * (2 if len(value) == 1 else 1)
         built = cls(**cls.completed(fields), in_chans=3, **given)
         if errors := list(_errors(built)):
-            raise ValueError("\n".join(errors))
+            raise InputError("\n".join(errors))
         return built
 
     @classmethod
@@ -169,7 +170,7 @@ class MetaFormer(ModelFamily, kw_only=True):
     def _attention(self, stage: int) -> dict[str, Any]:
         backend, bfloat16 = jax.default_backend(), jnp.dtype(self.dtype) == jnp.bfloat16
         if self.attn_impl == "cudnn" and (backend != "gpu" or not bfloat16 or self.attn_drop_rate[stage] > 0):
-            raise ValueError(
+            raise InputError(
                 "model.attn_impl = 'cudnn' needs a GPU, bfloat16 and attn_drop_rate 0 (here: "
                 f"{backend}, {jnp.dtype(self.dtype)}, {self.attn_drop_rate[stage]}); use 'auto'"
             )
@@ -235,7 +236,7 @@ class MetaFormer(ModelFamily, kw_only=True):
     def _checked_image(self, image_BHWC: jax.Array) -> jax.Array:
         shape = image_BHWC.shape
         if len(shape) != 4 or shape[-1] != self.in_chans or min(shape[1:3]) < MIN_SIZE:
-            raise ValueError(
+            raise InputError(
                 f"image has shape {shape}; [B, H >= {MIN_SIZE}, W >= {MIN_SIZE}, {self.in_chans}] is needed"
             )
         return image_BHWC.astype(self.dtype)
@@ -245,7 +246,7 @@ class MetaFormer(ModelFamily, kw_only=True):
         """Which extra tokens others may look at, bool [B, 1 + K]; None: all. The class token always is."""
         shape = (batch, len(self.components))
         if meta_valid_BK is not None and meta_valid_BK.shape != shape:
-            raise ValueError(
+            raise InputError(
                 f"meta_valid has shape {meta_valid_BK.shape}; [{batch}, {shape[1]}] is needed, one per component"
             )
         if self.missing_metadata == "zero" or not self.components:

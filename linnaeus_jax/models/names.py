@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import initial
 from linnaeus_jax.models.family import ModelFamily
 
@@ -93,7 +94,7 @@ def params_from_torch(state: Mapping[str, np.ndarray], params_like: Mapping[str,
                 wrong_shapes.append(f"{name} {values[-1].shape} instead of {leaf.shape}")
     problems += _some("wrong shape", wrong_shapes)
     if problems:
-        raise ValueError("the state dict does not fit the model: " + "; ".join(problems))
+        raise InputError("the state dict does not fit the model: " + "; ".join(problems))
     return jax.tree.unflatten(jax.tree.structure(params_like), values)
 
 
@@ -142,5 +143,5 @@ def parameter_table(model: ModelFamily) -> list[ParameterInfo]:
     paths = {row.name: row.path for row in table}
     for row in table:
         if paths[row.name] != row.path:
-            raise ValueError(f"parameters {row.path} and {paths[row.name]} are both called {row.name}; rename one")
+            raise InputError(f"parameters {row.path} and {paths[row.name]} are both called {row.name}; rename one")
     return table

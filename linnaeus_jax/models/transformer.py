@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.layers import (
     Dropout,
     Dtype,
@@ -168,7 +169,7 @@ def fused_attention(
     lengths_B = jnp.full(batch, tokens, jnp.int32)
     if key_mask_BN is not None:
         if bias_hNN is not None:
-            raise ValueError(
+            raise InputError(
                 "model.attn_impl = 'cudnn' cannot mask tokens where positions are a learned bias; use model.attn_impl "
                 "= 'auto' or model.missing_metadata = 'zero'"
             )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from linnaeus_jax.metrics.names import phase_label
+from linnaeus_jax.reporting.verdicts import LOSSES, has_risen
 
 WAIT_SHARE = "pipeline/wait_share"
 #: of a run directory: a JSON object per stall: timestamp, last (what finished), seconds, waiting
@@ -21,6 +25,7 @@ class Watch:
         self._skipped = 0
         self._growing = False
         self._starving = 0
+        self._lowest, self._rising = dict.fromkeys(LOSSES, math.inf), dict.fromkeys(LOSSES, False)
 
     def findings(self, step: int, values: Mapping[str, Any]) -> list[tuple[str, str]]:
         """(title, text) of each alert that the row gives rise to."""
@@ -34,6 +39,17 @@ class Watch:
             self._skipped, self._growing = skipped, grew
         if "early_stop/reason" in values:
             alerts.append(("Early stop", f"training ends after {step} updates: {values['early_stop/reason']}"))
+        for phase, name in LOSSES.items():
+            loss = values.get(name, math.nan)
+            risen = has_risen(loss, self._lowest[phase])
+            if risen and not self._rising[phase]:
+                text = (
+                    f"the mean {phase_label(phase)} loss is {loss:.3g} after {step} updates, and was "
+                    f"{self._lowest[phase]:.3g}; lower lr_scheduler.base_lr, or stop if only validation rises"
+                )
+                alerts.append(("Loss rises", text))
+            if not math.isnan(loss):
+                self._rising[phase], self._lowest[phase] = risen, min(loss, self._lowest[phase])
         share = values.get(WAIT_SHARE, FED)
         if share > STARVING:
             self._starving += 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -15,6 +18,10 @@ from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.taxonomy.ranks import task_name
 
+log = logging.getLogger("linnaeus_jax")
+
+#: seconds between two lines that say for how long a program has been compiled, where no bar does
+PLAIN_EVERY = 30.0
 #: weight of the updates before in the averages of `Throughput`
 SMOOTHING = 0.9
 
@@ -51,7 +58,7 @@ class TrainingProgressBar:
     """The bar of a whole run; a plain no-op where the output is no terminal."""
 
     def __init__(self, total: int, start: int, *, shown: bool) -> None:
-        self.total = total
+        self.total, self._shown = total, shown
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -62,17 +69,63 @@ class TrainingProgressBar:
             expand=True,
             disable=not (shown and console.is_terminal),
         )
+        self.accuracies = ""  # of the last log point
         self._task = self._progress.add_task("training", total=total, completed=start, facts="")
         self._progress.start()
 
     def update(self, step: int, description: str, throughput: Throughput) -> None:
         """Shows that `step` updates are completed."""
-        facts = f"{throughput.images_per_second:7.0f} img/s  wait {100 * throughput.wait_share:3.0f} %"
-        facts += f"  ETA {eta(throughput.seconds_per_update * (self.total - step))}"
+        facts = f"{self.accuracies}{throughput.images_per_second:7.0f} img/s  wait {100 * throughput.wait_share:3.0f} %"
+        facts += f"  whole run {eta(throughput.seconds_per_update * (self.total - step))}"
         self._progress.update(self._task, completed=step, description=description, facts=facts)
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Says for how long a program has been compiled, in the bar, and where there is none in a line from time to
+        time."""
+        if not self._shown:
+            yield
+            return
+        bar = console.is_terminal
+        if not bar:
+            log.info("compiling: XLA makes the program of an update; a second start finds it on disk")
+
+        def tell(seconds: int) -> None:
+            if bar:
+                facts = "XLA makes the program of an update; a second start finds it on disk"
+                self._progress.update(self._task, description=f"compiling ({seconds} s)", facts=facts)
+            else:
+                log.info("compiling (%d s)", seconds)
+
+        with ticking(tell, every=1.0 if bar else PLAIN_EVERY):
+            yield
+
+    @contextmanager
+    def doing(self, description: str, step: int) -> Iterator[None]:
+        """Shows in the bar what the run does after `step` updates."""
+        self._progress.update(self._task, completed=step, description=description, facts=self.accuracies)
+        yield
 
     def close(self) -> None:
         self._progress.stop()
+
+
+@contextmanager
+def ticking(tell: Callable[[int], None], every: float) -> Iterator[None]:
+    """Calls `tell` with the seconds since the beginning, while the block runs."""
+    started, ended = time.monotonic(), threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(every):
+            tell(round(time.monotonic() - started))
+
+    thread = threading.Thread(target=tick, name="ticking", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def eta(seconds: float) -> str:

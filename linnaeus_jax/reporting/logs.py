@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from linnaeus_jax.config.outgoing import shown
+from linnaeus_jax.files import FILES_ONLY
 
 MAIN = "linnaeus_jax"
 DATA = "linnaeus_jax.data"
@@ -111,7 +112,7 @@ def setup_logging(logs: Path | None, *, process: int, level: str, data_level: st
 
 def log_to_files(message: str) -> None:
     """Logs an error to the files alone, for what the console is told in another way."""
-    logging.getLogger(MAIN).error("%s", message, extra={"files_only": True})
+    logging.getLogger(MAIN).error("%s", message, extra=FILES_ONLY)
 
 
 @contextmanager

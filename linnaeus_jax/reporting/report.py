@@ -24,6 +24,7 @@ from linnaeus_jax.reporting.alerts import STALLS_FILE, STARVING, WAIT_SHARE
 from linnaeus_jax.reporting.page import escaped, note, page, percent, table
 from linnaeus_jax.reporting.report_plots import Runs
 from linnaeus_jax.reporting.run_record import RunRecord, files_fit
+from linnaeus_jax.reporting.verdicts import verdicts
 from linnaeus_jax.taxonomy.ranks import task_level, task_name
 
 #: metrics per task of the section on mistakes and confidence
@@ -130,6 +131,7 @@ def warnings(run: RunRecord) -> list[str]:
         texts.append(f"non-finite values in {len(bad)} metrics: {', '.join(bad[:5])}{' …' if len(bad) > 5 else ''}")
     if not status(run).startswith("finished"):
         texts.append(status(run))
+    texts += verdicts(run)
     waits = run.series(WAIT_SHARE)[1]
     if len(waits) and np.median(waits) > STARVING:
         share = f"{100 * np.median(waits):.0f} % of the time"

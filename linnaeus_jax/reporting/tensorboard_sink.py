@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.metrics.logged import described
 from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.metrics.table import entry
+from linnaeus_jax.reporting.chosen import GROUPS, chosen_curves
 from linnaeus_jax.reporting.class_tables import Table
 
 
@@ -48,7 +50,7 @@ class TensorBoardSink:
             self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=0, session_log=start))
         if config:
             text = "\n".join(f"    {line}" for line in json.dumps(config, indent=1, sort_keys=True).splitlines())
-            self._add(self._step, None, [self._text("config", text)])
+            self._add(self._step, None, [self._text("config", text), self._layout(config)])
 
     def write(
         self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, timestamp: float | None = None
@@ -107,6 +109,27 @@ class TensorBoardSink:
             return None
         plugin = self._summary.SummaryMetadata.PluginData(plugin_name="scalars")
         return self._summary.SummaryMetadata(plugin_data=plugin, summary_description=self._descriptions[tag])
+
+    def _layout(self, config: Mapping[str, Any]) -> Any:
+        """What the tab "Custom Scalars" shows: the chosen curves, then closed groups of all others."""
+        from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+
+        def category(title: str, charts: Mapping[str, Sequence[str]], *, closed: bool) -> Any:
+            lines = {
+                chart: layout_pb2.MultilineChartContent(tag=[f"^{name}$" for name in names])
+                for chart, names in charts.items()
+            }
+            made = [layout_pb2.Chart(title=chart, multiline=content) for chart, content in lines.items()]
+            return layout_pb2.Category(title=title, chart=made, closed=closed)
+
+        chosen = chosen_curves(config.get("data", {}).get("task_keys_h5", ()))
+        escaped = {title: [re.escape(name) for name in names] for title, names in chosen.items()}
+        groups = [category(title, {title: [pattern]}, closed=True) for title, pattern in GROUPS.items()]
+        layout = layout_pb2.Layout(category=[category("Overview", escaped, closed=False), *groups])
+        tensor = self._tensor.TensorProto(dtype=self._types.DT_STRING, string_val=[layout.SerializeToString()])
+        return self._summary.Summary.Value(
+            tag=metadata.CONFIG_SUMMARY_TAG, tensor=tensor, metadata=metadata.create_summary_metadata()
+        )
 
     def _text(self, tag: str, text: str) -> Any:
         kind = self._summary.SummaryMetadata(

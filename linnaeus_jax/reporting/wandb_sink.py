@@ -15,6 +15,7 @@ from typing import Any
 
 import wandb
 
+from linnaeus_jax.reporting.chosen import chosen_curves
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import LOCAL, Row, strict
 from linnaeus_jax.reporting.wandb_file import TABLES, compare
@@ -95,7 +96,11 @@ class WandbSink:
         self._step: int | None = None
         self._row: dict[str, Any] = {}
         self.run.define_metric("global_step")
-        self.run.define_metric("*", step_metric="global_step")
+        # an automatic workspace has a panel for each name that is not hidden; the others are added by hand, by prefix
+        self.run.define_metric("*", step_metric="global_step", hidden=True)
+        for names in chosen_curves(config.get("data", {}).get("task_keys_h5", ())).values():
+            for name in names:
+                self.run.define_metric(name, step_metric="global_step")
 
     def write(
         self, event: str, step: int, epoch: int, values: Mapping[str, Any], *, timestamp: float | None = None

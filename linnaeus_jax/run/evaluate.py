@@ -22,6 +22,7 @@ from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import read_json
 from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.metrics import table
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment, build_experiment
 from linnaeus_jax.run.identity import training_rows
@@ -139,7 +140,7 @@ def evaluate(
         raise EvaluateError("the run has no validation rows; give --labels and --images")
     try:
         loader = inputs.eval_loader(split, open_split(inputs.config.data, split), batch_size)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, InputError) as error:
         raise EvaluateError(f"the images cannot be read: {error}") from error
     with contextlib.closing(loader):
         return Evaluator(loaded.experiment.program.evaluation, loaded.experiment.placement).run(
@@ -167,7 +168,7 @@ def other_split(loaded: Loaded, labels: str, images: str) -> Split:
     """
     try:
         return read_other_labels(loaded.experiment.config, loaded.dataset, labels, images)
-    except (OSError, ValueError) as error:
+    except (OSError, InputError) as error:
         raise EvaluateError(str(error)) from error
 
 
@@ -184,7 +185,7 @@ def test_split(loaded: Loaded) -> Split:
         )
     try:
         return held_out_split(loaded.experiment.config, loaded.dataset)
-    except ValueError as error:
+    except InputError as error:
         raise EvaluateError(str(error)) from error
 
 

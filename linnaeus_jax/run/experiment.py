@@ -15,17 +15,19 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.checks import config_errors
-from linnaeus_jax.config.errors import ConfigError, UserError
+from linnaeus_jax.config.errors import ConfigError, UserError, described
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.reporting.logs import setup_logging
 from linnaeus_jax.run import autobatch
 from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.failures import of_world
 from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
@@ -39,8 +41,6 @@ from linnaeus_jax.step.process import keep_freed_memory, use_batch_scheduling, u
 from linnaeus_jax.step.program import Program, build_program, model_from_config
 from linnaeus_jax.step.state import TrainState
 from linnaeus_jax.weights.importing import Import
-
-log = logging.getLogger("linnaeus_jax")
 
 #: sections of the configuration that may differ between processes: where files lie, how they are read, what is said
 OWN_SECTIONS = ("env", "experiment", "data", "debug")
@@ -113,7 +113,7 @@ def build_experiment(
 
     Raises:
       ConfigError: all wrong settings at once, before anything is computed or written.
-      UserError: data, plugins or a run directory that cannot be used.
+      UserError: data, plugins or a run directory that cannot be used. Any other error is a fault of the program.
     """
     import_plugins(config)  # of a config that was made in Python; a loaded one has done so
     errors = config_errors(config)
@@ -135,9 +135,14 @@ def build_experiment(
                 resumes = config.train.auto_resume and checkpoints is not None and bool(checkpoints.steps())
                 choose_batch(config, directory, resumes=resumes, initial_weights=initial_weights)
             experiment = _decide(config, directory, checkpoints, schedule, initial_weights, write=write)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            text = error.args[0] if isinstance(error, KeyError) and error.args else error
-            raise UserError(str(text)) from error
+        except InputError as error:
+            raise UserError(str(error)) from error
+        except OSError as error:
+            raise UserError(described(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            if (failure := of_world(error)) is None:
+                raise
+            raise UserError(str(failure)) from error
     # ---- the run directory, which no process may make before all have looked for an earlier run's
     if write:
         with together():

@@ -8,17 +8,18 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from linnaeus_jax.config.errors import TrainingError, described
+from linnaeus_jax.config.errors import (
+    GIVE_AGAIN,
+    OUT_OF_MEMORY,
+    TRAINING_MEMORY,
+    TrainingError,
+    described,
+    is_out_of_memory,
+)
 from linnaeus_jax.data.images import ImageReadError
-from linnaeus_jax.files import DamagedFileError
+from linnaeus_jax.files import FILES_ONLY, DamagedFileError
 
 log = logging.getLogger("linnaeus_jax")
-
-_AGAIN = "then give the same command again: it goes on from the newest checkpoint"
-
-
-#: in the messages of JAX, and of Python where a thread has no room for its stack
-_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread")
 
 #: in asyncio's messages of a task, a call in a thread or a group of them that failed when nobody waited for it any more
 _NOBODY_WAITS = "exception was never retrieved"
@@ -35,15 +36,10 @@ def of_world(error: Exception) -> WorldError | None:
     if isinstance(error, ImageReadError | DamagedFileError):
         return WorldError(str(error))
     if isinstance(error, OSError):
-        return WorldError(f"{described(error)}; {_AGAIN}")
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-    ):
+        return WorldError(f"{described(error)}; {GIVE_AGAIN}")
+    if is_out_of_memory(error):
         text = " ".join(str(error).split())[:200]
-        return WorldError(
-            f"out of memory{f' ({text})' if text else ''}: lower data.batch_size, data.prefetch.max_processed_batches "
-            f"or data.prefetch.mem_cache_size, or take a machine with more memory, {_AGAIN}"
-        )
+        return WorldError(f"{OUT_OF_MEMORY}{f' ({text})' if text else ''}: {TRAINING_MEMORY}, {GIVE_AGAIN}")
     return None
 
 
@@ -56,7 +52,6 @@ def background_errors() -> Iterator[None]:
     has closed, and print a traceback for every array; asyncio logs arrays and files that fail right after the first
     one. Other errors of threads are shown as ever.
     """
-    files_only = {"files_only": True}
 
     def shown(record: logging.LogRecord) -> bool:
         if record.name == "asyncio":
@@ -64,7 +59,7 @@ def background_errors() -> Iterator[None]:
         else:
             told = bool(record.exc_info)
         if told:
-            log.error("%s", record.getMessage(), exc_info=record.exc_info, extra=files_only)
+            log.error("%s", record.getMessage(), exc_info=record.exc_info, extra=FILES_ONLY)
         return not told
 
     def ended(args: threading.ExceptHookArgs) -> None:
@@ -74,11 +69,11 @@ def background_errors() -> Iterator[None]:
             return
         name = "a thread" if args.thread is None else args.thread.name
         log.warning("%s ended: %s", name, " ".join(str(args.exc_value).split()))
-        log.error("its calls:", exc_info=args.exc_value, extra=files_only)
+        log.error("its calls:", exc_info=args.exc_value, extra=FILES_ONLY)
 
     def ignored(args: sys.UnraisableHookArgs) -> None:
         if isinstance(args.exc_value, RuntimeError) and str(args.exc_value) == "Event loop is closed":
-            log.error("a save that failed went on in the background:", exc_info=args.exc_value, extra=files_only)
+            log.error("a save that failed went on in the background:", exc_info=args.exc_value, extra=FILES_ONLY)
         else:
             before_ignored(args)
 

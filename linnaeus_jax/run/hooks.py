@@ -27,6 +27,7 @@ from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.schedules.triggers import Due
 from linnaeus_jax.step.evaluation import Evaluation, Evaluator, update_curves
 from linnaeus_jax.step.state import TrainState
+from linnaeus_jax.taxonomy.ranks import task_name
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -97,7 +98,7 @@ class EpochEndHooks:
             if progress.global_step >= self.experiment.resolved.total_steps or progress.stop_reason is not None:
                 row |= self.host.recorder.logger.flush()
             self.sinks.write("epoch", progress.global_step, progress.current_epoch, row)
-            log.info("%s", _epoch_line(progress.current_epoch, row))
+            log.info("%s", _epoch_line(progress.current_epoch, row, self.experiment.inputs.dataset.tasks[0]))
 
     def finish(self) -> None:
         """Everything after the checkpoint is done: a restart from it need not rerun the end of this epoch."""
@@ -111,18 +112,25 @@ class EpochEndHooks:
             self.sync.request()
 
 
-def _epoch_line(epoch: int, row: Mapping[str, Any]) -> str:
-    """Losses are those that can be compared: means over rows and ranks."""
+def _epoch_line(epoch: int, row: Mapping[str, Any], finest: str) -> str:
+    """Losses are those that can be compared, means over rows and ranks; accuracies of a rank are over the rows that are
+    labelled there."""
     phases: dict[str, dict[str, Any]] = {}
     for name, value in row.items():
         phase, metric = split_result(name)
         phases.setdefault(phase, {})[metric] = value
     parts = [
-        f"{phase_label(phase)} loss {metrics['loss_unweighted']:.4f}, chain {100 * metrics['chain_accuracy']:.1f} %"
+        f"{phase_label(phase)} mean loss {metrics['loss_unweighted']:.4f}, {_accuracy(metrics, finest)}all ranks "
+        f"{100 * metrics['chain_accuracy']:.1f} %"
         for phase, metrics in phases.items()
         if {"loss_unweighted", "chain_accuracy"} <= metrics.keys() and phase != "val_mask"
     ]
     return f"epoch {epoch}: {'; '.join(parts)}"
+
+
+def _accuracy(metrics: Mapping[str, Any], task: str) -> str:
+    value = metrics.get(f"non_null/acc1_{task}", metrics.get(f"acc1_{task}"))
+    return "" if value is None else f"{task_name(task)} {value:.1f} %, "
 
 
 def _set_damaged_aside(directory: RunDirectory, *paths: Path) -> None:

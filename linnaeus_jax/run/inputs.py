@@ -23,6 +23,7 @@ from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.verify_images import verify_images
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.run.read_errors import retried
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -51,7 +52,7 @@ class Inputs:
 
     @functools.cached_property
     def levels(self) -> Levels:
-        """Mixing level of every epoch; ValueError where a stored schedule counts other updates than the data make."""
+        """Mixing level of every epoch; InputError where a stored schedule counts other updates than the data make."""
         mixup, past, label = self.config.schedule.mixup, self.past_epochs, self.dataset.train.labels
         names = configured_levels(self.config) if self.schedule is None else self.schedule.mixing.group_levels
         has_null = self.config.data.partial.levels
@@ -161,7 +162,7 @@ def build_inputs(
       schedule, past_epochs, positions: see `Inputs`.
 
     Raises:
-      OSError, ValueError, KeyError, RuntimeError: a file or setting that cannot be used; the message names it.
+      OSError, InputError: a file or setting that cannot be used; the message names it.
     """
     dataset = build_dataset(config, _missing_rows(config, output_dir))
     return Inputs(config, dataset, devices, schedule, past_epochs, positions)
@@ -179,13 +180,13 @@ def check_preserved(schedule: ResolvedSchedule, steps: Mapping[str, int]) -> Non
     """Checks that a stored schedule still counts the updates that the data make.
 
     Raises:
-      ValueError: an epoch of the stored schedule has another number of updates.
+      InputError: an epoch of the stored schedule has another number of updates.
     """
     stored = schedule.totals.steps_per_epoch
     made = tuple(steps[level] for level in schedule.mixing.level_of_epoch)
     for epoch, (old, new) in enumerate(zip(stored, made, strict=True)):
         if old != new:
-            raise ValueError(
+            raise InputError(
                 f"train.preserve_checkpoint_schedule = True, but epoch {epoch} of the stored schedule has {old} "
                 f"updates and data, data.batch_size and train.accumulation_steps now make {new}; restore them or set "
                 f"the key to False"

@@ -13,7 +13,7 @@ from linnaeus_jax import versions
 from linnaeus_jax.config.derived import architecture
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.data.dataset import write_assets
-from linnaeus_jax.files import write_json
+from linnaeus_jax.files import FILES_ONLY, write_json
 from linnaeus_jax.learning.optimizers import FROZEN
 from linnaeus_jax.metrics import table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
@@ -25,7 +25,7 @@ from linnaeus_jax.run.facts import run_facts
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.pretrained import RECORD, record
 from linnaeus_jax.run.remote_sync import RemoteSync
-from linnaeus_jax.schedules.summary import schedule_summary, write_summary
+from linnaeus_jax.schedules.summary import headline, schedule_summary, write_summary
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -77,9 +77,10 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
         config.train.matmul_precision,
         config.train.deterministic,
     )
-    log.info("%s", inputs.dataset.report())
-    log.info("%s", schedule_summary(experiment.resolved))
-    log.info("%s", "\n".join(inputs.coverage.lines))
+    log.info("%s", inputs.dataset.headline())
+    log.info("%s; all of it: %s", headline(experiment.resolved), directory.assets / "schedule_summary.txt")
+    for text in (inputs.dataset.report(), schedule_summary(experiment.resolved), "\n".join(inputs.coverage.lines)):
+        log.info("%s", text, extra=FILES_ONLY)
     for warning in (*experiment.resolved.warnings, *inputs.coverage.warnings):
         log.warning("schedule: %s", warning)
     if all(row.optimizer == FROZEN for row in experiment.program.settings.optimizer.rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 from linnaeus_jax.data.loader import TrainLoader
@@ -13,6 +14,7 @@ from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.recorder import host_floats
+from linnaeus_jax.taxonomy.ranks import task_name
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -24,15 +26,15 @@ class TrainLog:
         self.experiment, self.host, self.sinks, self.checkpoints = experiment, host, sinks, checkpoints
         self.throughput = Throughput()
         total, start = experiment.resolved.total_steps, host.progress.global_step
-        self._bar = TrainingProgressBar(total, start, shown=experiment.is_coordinator)
+        self.bar = TrainingProgressBar(total, start, shown=experiment.is_coordinator)
 
     def advance(self, completed: int, position: str, images: int, waited: float) -> None:
         """An update of `images` images was dispatched, and the next one's data waited for, in seconds."""
         self.throughput.update(images, waited)
-        self._bar.update(completed, position, self.throughput)
+        self.bar.update(completed, position, self.throughput)
 
     def close(self) -> None:
-        self._bar.close()
+        self.bar.close()
 
     def write(self, loader: TrainLoader) -> None:
         """Reads and writes the log point that is held, if there is one; the devices have finished its update."""
@@ -59,6 +61,13 @@ class TrainLog:
                 self.sinks.write(event, point.step, point.epoch, values)
         self.experiment.debug.reports.log_point(row, point.step)
         self.checkpoints.check()
+        finest = inputs.dataset.tasks[0]
+        so_far = recorder.logger.means(recorder.logger.windows["epoch"])  # of the epoch, as its line will say
+        if "chain_accuracy" in so_far:
+            species = so_far.get(f"non_null/acc1_{finest}", so_far.get(f"acc1_{finest}", math.nan))
+            self.bar.accuracies = (
+                f"{task_name(finest)} {species:.0f} %  all ranks {100 * so_far['chain_accuracy']:.0f} %  "
+            )
         line = recorder.logger.line(
             point.streams,
             row,

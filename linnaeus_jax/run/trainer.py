@@ -143,7 +143,8 @@ def train(
     try:
         step, batch = retried(loader.__next__)
         placed = placement.to_device(batch, placement.update)
-        steps = compile_steps(program, state, placed, placement, donate=debug.donates)
+        with train_log.bar.compiling(), interruption.during("compiling"):
+            steps = compile_steps(program, state, placed, placement, donate=debug.donates)
         fresh_interval = compiled_interval(experiment)
         fresh_interval()  # loaded before the clock starts
         debug.reports.compiled(steps)
@@ -178,8 +179,10 @@ def train(
             if at_end:
                 train_log.throughput.pause()
                 train_log.write(loader)
-                if epoch_end.run(state, train_seconds=time.perf_counter() - epoch_started):
-                    return
+                seconds = time.perf_counter() - epoch_started
+                with train_log.bar.doing(f"end of epoch {epoch}", completed):
+                    if epoch_end.run(state, train_seconds=seconds):
+                        return
                 progress.start_training_epoch(epoch + 1)
                 debug.epoch_start(completed, epoch + 1)
                 epoch_started = time.perf_counter()
@@ -196,7 +199,11 @@ def train(
                 if completed not in checkpoints.steps():
                     save(experiment, checkpoints, host, state, at_end=False)
                 checkpoints.wait()
-                log.warning("stopped by signal %s after %d updates; state saved", interruption.signal_number, completed)
+                log.warning(
+                    "stopped by signal %s after %d updates; state saved; give the same command to go on",
+                    interruption.signal_number,
+                    completed,
+                )
                 raise SystemExit(interruption.exit_code)
 
             # ---- next batch, while the device works

@@ -11,3 +11,14 @@ from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.sanity import validate_schedule_sanity
+
+__all__ = [
+    "OpsSchedule",
+    "ResolvedSchedule",
+    "ScheduleKind",
+    "TrainingProgress",
+    "apply_lr_scaling",
+    "build_scheduler",
+    "resolve_all_schedule_params",
+    "validate_schedule_sanity",
+]

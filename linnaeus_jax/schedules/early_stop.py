@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from linnaeus_jax.metrics import names, table
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.schedules.resolved import EarlyStopSpec
 from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
 
@@ -55,7 +56,7 @@ def parse_metric_name(name: str, *, tasks: Sequence[str] = (), components: Seque
             return MonitoredMetric(phase, rest, True, False)
     whole = [name for name, info in table.TABLE.items() if info.whole]
     per_task = [name for name, info in table.TABLE.items() if info.per_task]
-    raise ValueError(
+    raise InputError(
         f"{name!r} is no known metric; write <phase>_<metric> with a phase of {', '.join(phases)} and a metric that it "
         f"measures: {', '.join(whole)}, or {', '.join(per_task)} with a task of {', '.join(tasks) or 'this dataset'}; "
         "env.plugins may register more"
@@ -88,7 +89,7 @@ def require_measured(key: str, subsets: Mapping[str, Sequence[str]]) -> None:
     parts = key.split("/")
     if parts[0] == "subset" and parts[2] not in subsets.get(parts[1], ()):
         offered = [f"{kind}/{each}" for kind, names in subsets.items() for each in names]
-        raise ValueError(f"{key!r} is of no subset of this data; there are {', '.join(offered) or 'none'}")
+        raise InputError(f"{key!r} is of no subset of this data; there are {', '.join(offered) or 'none'}")
 
 
 def initial_state(spec: EarlyStopSpec) -> State:

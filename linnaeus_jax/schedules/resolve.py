@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import active_components, forms_groups, global_batch_size, gradnorm_enabled
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.alternatives import (
     ALTERNATIVES,
@@ -227,9 +228,9 @@ def _canonical(combos: Sequence[Sequence[str]], order: Sequence[str]) -> tuple[t
 def _per_epoch(name: str, value: int | Sequence[int], epochs: int) -> tuple[int, ...]:
     counts = (value,) * epochs if isinstance(value, int) else tuple(int(count) for count in value)
     if min(counts) <= 0:
-        raise ValueError(f"{name} = {counts} must be positive; is the training set empty, or smaller than one batch?")
+        raise InputError(f"{name} = {counts} must be positive; is the training set empty, or smaller than one batch?")
     if len(counts) != epochs:
-        raise ValueError(
+        raise InputError(
             f"{name} has {len(counts)} numbers for {epochs} epochs (train.epochs); give one for each, or one"
         )
     return counts
@@ -240,7 +241,7 @@ def _check_counts(totals: Totals) -> None:
     size = totals.accumulation_steps
     for epoch, (steps, parts) in enumerate(zip(totals.steps_per_epoch, totals.micro_batches_per_epoch, strict=True)):
         if steps != -(-parts // size):
-            raise ValueError(
+            raise InputError(
                 f"steps_per_epoch = {steps} contradicts micro_batches_per_epoch = {parts} in epoch {epoch}: with "
                 f"train.accumulation_steps = {size} they are {-(-parts // size)} updates; give those"
             )
@@ -327,7 +328,7 @@ def _require_ranking_phase(config: ConfigDict, resolved: ResolvedSchedule) -> No
     components = active_components(config.data.meta)
     phase = parse_metric_name(best, tasks=config.data.task_keys_h5, components=components).phase
     if not measured_epochs(resolved, phase):
-        raise ValueError(
+        raise InputError(
             f"schedule.checkpoint.best_metric = {best!r} is of phase {phase}, which never runs; schedule it under "
             "schedule.validation, or choose a metric of another phase"
         )

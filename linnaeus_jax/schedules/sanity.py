@@ -13,6 +13,31 @@ from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
 from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end, firing_epochs, interval_epochs, measured_epochs
 from linnaeus_jax.schedules.values import on_cpu, values_at
 
+#: fewer updates of warm-up than this are hardly one
+SHORTEST_WARMUP = 10
+#: an epoch of fewer updates has a batch that is nearly as large as the data
+FEWEST_UPDATES = 4
+#: largest factor by which the size of the batch may multiply the learning rates without a word
+LARGEST_FACTOR = 4.0
+
+
+def _batch_findings(resolved: ResolvedSchedule) -> Iterator[str]:
+    """Batches that are large for the data or for the rates: few updates, large rates."""
+    totals = resolved.totals
+    if min(totals.steps_per_epoch) < FEWEST_UPDATES:
+        rows = totals.dataset_size // FEWEST_UPDATES
+        yield (
+            f"an update takes {totals.effective_batch_size} of {totals.dataset_size} training rows, so an epoch has "
+            f"{min(totals.steps_per_epoch)} of them; updates of at most {max(1, rows)} rows (data.batch_size, "
+            f"train.accumulation_steps) would make {FEWEST_UPDATES}"
+        )
+    if totals.lr_factor > LARGEST_FACTOR:
+        yield (
+            f"learning rates are multiplied by {totals.lr_factor:.3g} ({totals.scaling} scaling from "
+            f"{totals.reference_bs} to {totals.effective_batch_size} rows), more than {LARGEST_FACTOR:g}: lower "
+            "lr_scheduler.base_lr or the batch, or set lr_scheduler.reference_bs to the batch that the rate is for"
+        )
+
 
 def _lr_findings(spec: LearningRateSpec, total: int, steps: np.ndarray, rates: np.ndarray) -> Iterator[str]:
     who = f"group {spec.group!r}"
@@ -20,6 +45,11 @@ def _lr_findings(spec: LearningRateSpec, total: int, steps: np.ndarray, rates: n
         yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, so only the ramp is seen"
     elif spec.warmup_steps >= total / 2:
         yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, half of the run or more"
+    if 0 < spec.warmup_steps < SHORTEST_WARMUP and spec.peak > SHORTEST_WARMUP * spec.warmup_lr:
+        yield (
+            f"{who}: warmup takes {spec.warmup_steps} updates, fewer than {SHORTEST_WARMUP}, up to a rate of "
+            f"{spec.peak:.3g}; lengthen it (lr_scheduler.warmup_epochs), or make more updates of smaller batches"
+        )
     yield from (f"{who}: {text}" for text in spec.kind.findings(spec))
     wrong = steps[~((rates >= 0) & (rates < np.inf))]
     if len(wrong):
@@ -116,6 +146,7 @@ def validate_schedule_sanity(resolved: ResolvedSchedule) -> list[str]:
     findings = list(resolved.notes)
     if totals.reference_bs != 512:
         findings.append(f"lr_scheduler.reference_bs = {totals.reference_bs} differs from the usual 512")
+    findings += _batch_findings(resolved)
     steps = np.linspace(0, total - 1, 1000).astype(np.int32)
     with on_cpu():  # a thousand rates are known sooner than a program is compiled for them
         rates = values_at(build_scheduler(resolved), jnp.asarray(steps))

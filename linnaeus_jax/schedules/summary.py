@@ -33,6 +33,19 @@ EVENTS = {
 }
 
 
+def headline(resolved: ResolvedSchedule) -> str:
+    """Two lines for people; `schedule_summary` has the rest."""
+    totals, fired = resolved.totals, firing_epochs(resolved)
+    first, *others = sorted(resolved.learning_rates, key=lambda spec: (spec.frozen, spec.group != "default"))
+    rate = f"{first.name} from {first.peak:.4g} after {first.warmup_steps} updates of warmup"
+    rate = "0, all is frozen" if first.frozen else rate
+    groups = f", and {len(others)} other groups of parameters" if others else ""
+    times = {name: len(fired[event]) for event, name in EVENTS.items() if fired.get(event)}
+    at_ends = ", ".join(f"{name} {count} times" if count > 1 else f"{name} once" for name, count in times.items())
+    updates = f"{totals.epochs} epochs, {totals.total_steps} updates of {totals.effective_batch_size} rows"
+    return f"schedule: {updates}; learning rate: {rate}{groups}\n          at ends of epochs: {at_ends or 'nothing'}"
+
+
 def curves(resolved: ResolvedSchedule) -> dict[str, optax.Schedule]:
     """Every probability that is in use, by name; the partial one with its window applied."""
     schedules = build_probabilities(resolved).by_name()

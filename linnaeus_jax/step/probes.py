@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import PROBES
 
 
@@ -87,15 +88,13 @@ def registered_probes(options: Mapping[str, Mapping[str, Any]]) -> list[Probe]:
     probes = []
     for name in PROBES:
         if not (isinstance(PROBES[name], type) and issubclass(PROBES[name], Probe)):
-            raise ValueError(
+            raise InputError(
                 f"{PROBES.section}.{name} is no probe: register a subclass of linnaeus_jax.step.probes.Probe"
             )
-        try:
+        with PROBES.errors_of(name):
             probe = PROBES[name](name=f"probe/{name}", **options.get(name, {}))
-        except ValueError as error:
-            raise ValueError(f"{PROBES.section}.{name}: {error}") from error
         if probe.every < 0:
-            raise ValueError(f"{PROBES.section}.{name}.every = {probe.every} is out of range; it must be 0 or more")
+            raise InputError(f"{PROBES.section}.{name}.every = {probe.every} is out of range; it must be 0 or more")
         if probe.every:
             probes.append(probe)
     return probes

@@ -23,6 +23,7 @@ from linnaeus_jax.learning.smoothing import TaxonomySmoothing
 from linnaeus_jax.metrics import custom
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.names import split_result
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, initial_variables, parameter_table
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
@@ -352,7 +353,7 @@ def _gradnorm_settings(
         for parameter, row in zip(parameters, optimizer.rows, strict=True)
     }
     if not any(shared.values()):
-        raise ValueError(
+        raise InputError(
             "GradNorm has nothing to measure: every parameter is frozen by optimizer.parameter_groups or matched by "
             "loss.grad_weighting.task.exclude_config; set loss.grad_weighting.task.type to 'static', or leave a "
             "part of the trunk trainable and unmatched"

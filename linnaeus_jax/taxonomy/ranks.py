@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
+from linnaeus_jax.mistakes import InputError
+
 #: rank name -> level, finest first
 RANK_LEVELS: dict[str, float] = {
     "subspecies": 5.0,
@@ -48,7 +50,7 @@ def task_level(task: str) -> float:
     """Level of a label column: "taxa_L10" -> 10.0, "taxa_L33_5" -> 33.5. Raises ValueError for other names."""
     match = _TASK.fullmatch(task)
     if match is None:
-        raise ValueError(f"task {task!r} is not of the form 'taxa_L<level>', e.g. taxa_L10 or taxa_L33_5")
+        raise InputError(f"task {task!r} is not of the form 'taxa_L<level>', e.g. taxa_L10 or taxa_L33_5")
     return float(match[1].replace("_", "."))
 
 
@@ -60,8 +62,8 @@ def task_name(task: str) -> str:
 def check_task_order(tasks: Sequence[str]) -> None:
     """Raises ValueError unless tasks are given and their levels rise strictly: the finest rank comes first."""
     if not tasks:
-        raise ValueError("data.task_keys_h5 is empty; name at least one label column, e.g. ('taxa_L10',)")
+        raise InputError("data.task_keys_h5 is empty; name at least one label column, e.g. ('taxa_L10',)")
     levels = [task_level(task) for task in tasks]
     if any(coarse <= fine for fine, coarse in pairwise(levels)):
         ordered = tuple(sorted(set(tasks), key=task_level))
-        raise ValueError(f"data.task_keys_h5 = {tuple(tasks)} must list each rank once, finest first: use {ordered}")
+        raise InputError(f"data.task_keys_h5 = {tuple(tasks)} must list each rank once, finest first: use {ordered}")

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.mistakes import InputError
+
 VERSION = "1.0"
 
 #: (task, class index) -> what people read for the class
@@ -125,7 +127,7 @@ class TaxonomyTree:
         if above:
             name = class_name or (lambda task, index: str(classes[task][index]))
             above.sort(key=lambda conflict: -conflict.minority_share)
-            raise ValueError(
+            raise InputError(
                 f"{len(above)} classes contradict their majority parent in more than data.parent_conflict_limit = "
                 f"{conflict_limit:g} of their rows; correct the labels or raise the limit:\n"
                 + "\n".join(describe_conflict(conflict, tasks, name) for conflict in above[:20])

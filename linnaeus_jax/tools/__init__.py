@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from linnaeus_jax.config.exit_status import exit_status
+from linnaeus_jax.config.exit_status import MEMORY_ADVICE, exit_status
+from linnaeus_jax.config.memory_limit import under_memory_limit
 from linnaeus_jax.config.outgoing import shown
 
 #: of the option --extension
@@ -60,7 +61,10 @@ def command(*errors: type[Exception], status: int = 2) -> Callable[[Main], Calla
     def decorate(main: Main) -> Callable[..., int]:
         @functools.wraps(main)
         def run(argv: Sequence[str] | None = None) -> int:
-            return exit_status(lambda: main(sys.argv[1:] if argv is None else argv), *errors, status=status)
+            if argv is not None:
+                return exit_status(lambda: main(argv), *errors, status=status)
+            call = functools.partial(exit_status, lambda: main(sys.argv[1:]), *errors, status=status)
+            return under_memory_limit(call, MEMORY_ADVICE, status)
 
         return run
 

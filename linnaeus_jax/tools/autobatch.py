@@ -44,7 +44,7 @@ def copied(config: ConfigDict, fraction: float) -> ConfigDict:
     return one
 
 
-@tools.command(ValueError, OSError)
+@tools.command()
 def main(argv: Sequence[str]) -> None:
     """Compiles, and prints a table or JSON."""
     parser = tools.parser("autobatch", __doc__)

@@ -18,6 +18,7 @@ from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.demo.baselines import demo_baselines
 from linnaeus_jax.demo.generate import read_parameters, write_demo
+from linnaeus_jax.reporting.next_steps import next_steps
 from linnaeus_jax.reporting.run_record import RunRecord
 
 
@@ -52,6 +53,10 @@ def main(argv: Sequence[str]) -> None:
             f"{summary.ceilings[ceiling]:.1%}" if ceiling else "",
         )
     Console().print(table)
+    if options.run:
+        photos = Path("photos")
+        made_by = f"python -m linnaeus_jax.tools.make_demo --as folders --out {photos} --rows 60 --image-size 96"
+        print(next_steps(options.run, photos, made_by))
 
 
 if __name__ == "__main__":

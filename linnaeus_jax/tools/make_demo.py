@@ -9,6 +9,7 @@ tools.build_dataset: class folders, a table with photos, or a Darwin Core archiv
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,15 @@ def summary_table(summary: DemoSummary) -> Table:
     return table
 
 
+def training(folder: Path) -> str:
+    """The command that trains on the set in a folder; that of the default folder is the quickstart's own."""
+    paths = "".join(
+        f" --config.data.h5.{name}_path={shlex.quote(str(folder / f'{name}.h5'))}" for name in ("labels", "images")
+    )
+    overrides = "" if folder == Path("data/demo") else paths
+    return f"python -m linnaeus_jax.main --config=quickstart{overrides} --workdir=runs/demo"
+
+
 @tools.command(ValueError)
 def main(argv: Sequence[str]) -> None:
     parser = tools.parser("make_demo", __doc__)
@@ -56,6 +66,7 @@ def main(argv: Sequence[str]) -> None:
         summary = write_demo(args.out, **size, progress=progress)
     console.print(summary_table(summary))
     console.print("Written." if summary.written else "The same set was already there; nothing was written.")
+    console.print(f"next:\n  {training(args.out)}", soft_wrap=True, highlight=False)
 
 
 if __name__ == "__main__":

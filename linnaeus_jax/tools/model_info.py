@@ -214,7 +214,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(count) for count in text.split(","))
 
 
-@tools.command(ValueError)
+@tools.command()
 def main(argv: Sequence[str]) -> None:
     """Traces the models and prints their tables, or JSON."""
     parser = tools.parser("model_info", __doc__)

@@ -24,6 +24,7 @@ from linnaeus_jax.config.derived import global_batch_size
 from linnaeus_jax.data.coverage import coverage_report
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.plot import plot_schedule
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
@@ -50,17 +51,17 @@ def run(
       out: directory for schedule_summary.txt, schedule_summary.json and schedule.png.
 
     Raises:
-      ValueError: the configuration or the counts are invalid.
+      InputError: the configuration or the counts are invalid.
     """
     errors = validate_schedule_config(config)
     if errors:
-        raise ValueError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
+        raise InputError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
     mixup, accumulation = config.schedule.mixup, max(1, config.train.accumulation_steps)
     levels, notes = configured_levels(config), list[str]()
     if steps_per_epoch is not None:
         given = tuple(steps_per_epoch) * (len(levels) if len(steps_per_epoch) == 1 else 1)
         if len(given) != len(levels) or min(given) <= 0:
-            raise ValueError(f"steps_per_epoch = {given}: give one positive number, or one for each of {levels}")
+            raise InputError(f"steps_per_epoch = {given}: give one positive number, or one for each of {levels}")
         updates, micro = list(given), [count * accumulation for count in given]
         dataset_size = micro[0] * global_batch_size(config, devices) if dataset_size is None else dataset_size
     else:
@@ -68,8 +69,8 @@ def run(
         if dataset_size is None:
             try:
                 dataset = build_dataset(config)
-            except ValueError as error:
-                raise ValueError(f"{error}; or give steps_per_epoch or dataset_size") from error
+            except InputError as error:
+                raise InputError(f"{error}; or give steps_per_epoch or dataset_size") from error
             label, dataset_size = dataset.train.labels, len(dataset.train)
             rows = {
                 level: TrainingRows(label, dataset.train.group(level), config.data.partial.levels) for level in levels
@@ -107,7 +108,7 @@ def run(
     return resolved
 
 
-@tools.command(ValueError)
+@tools.command()
 def main(argv: Sequence[str]) -> None:
     """Command line; `--config=FILE` and `--config.a.b=value` are those of training."""
     parser = tools.parser("schedule", __doc__)

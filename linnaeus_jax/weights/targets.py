@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.names import Path, abstract_variables, from_torch_layout, named_leaves, to_torch_layout
 
@@ -50,7 +51,7 @@ def _traced(model: ModelFamily) -> dict[str, Target]:
     for collection, tree in abstract_variables(model).items():
         for name, path, leaf in named_leaves(tree):
             if name in targets:
-                raise ValueError(f"{collection} and {targets[name].collection} both hold {name}; rename one")
+                raise InputError(f"{collection} and {targets[name].collection} both hold {name}; rename one")
             targets[name] = Target(name, _torch_shape(path, leaf.shape), collection)
     return targets
 

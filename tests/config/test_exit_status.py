@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from linnaeus_jax.config.errors import ConfigError, UserError
-from linnaeus_jax.config.exit_status import INTERNAL_ERROR, INTERRUPTED, exit_status
+from linnaeus_jax.config.exit_status import exit_status
 
 
 def raising(error: BaseException) -> int:
@@ -37,7 +37,9 @@ def test_what_is_returned():
         ),
         (KeyError("named"), 2, "'named'\n"),
         (MemoryError(), 2, "out of memory"),
-        (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
+        (RuntimeError("can't start new thread"), 2, "out of memory; use smaller"),
+        (ImportError("x.so: failed to map segment from shared object"), 2, "out of memory; use smaller"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
 def test_faults_of_the_user_are_told_without_a_traceback(capsys, error, status, text):
@@ -57,7 +59,7 @@ def test_a_line_is_not_endless(capsys):
 
 def test_any_other_error_says_that_it_is_ours_and_where_the_traceback_is(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert raising(ZeroDivisionError("by\nnothing")) == INTERNAL_ERROR
+    assert raising(ZeroDivisionError("by\nnothing")) == 70
     said = capsys.readouterr().err
     assert "a fault of linnaeus_jax, not yours: ZeroDivisionError: by nothing\n" in said
     path = re.search(r"report it with (\S+)", said)
@@ -93,7 +95,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         ("raise ImportError('libx.so: failed to map segment from shared object')", 2, "out of memory"),
         ("os.kill(os.getppid(), 15); time.sleep(60)", -15, ""),
         ("os.kill(os.getpid(), 9)", -9, ""),
-        ("raise KeyError('named')", INTERNAL_ERROR, "a fault of linnaeus_jax"),
+        ("raise KeyError('named')", 70, "a fault of linnaeus_jax"),
     ],
 )
 def test_memory_that_is_limited_and_used_up_is_told_in_a_line(tmp_path, body, status, said):

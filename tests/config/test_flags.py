@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -189,6 +190,42 @@ def test_broken_config_file_is_one_line(tmp_path, text, message):
 
 def test_missing_file_names_the_nearest(base):
     assert messages([f"--config={base[:-4]}.py"])[0].endswith(f"did you mean {base}?")
+
+
+def test_a_misspelt_folder_is_seen_through(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "data" / "grocery" / "config.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    (tmp_path / "other").mkdir()
+    meant = "there is no such file; did you mean data/grocery/config.py?"
+    for given in ("data/grocry/config.py", "dta/grocery/confg.py", "data/grocery/config"):
+        assert messages([f"--config={given}"]) == [f"--config={given}: {meant}"]
+    assert messages([f"--config={tmp_path}/data/grocry/config.py"])[0].endswith(f"did you mean {path}?")
+    assert messages(["--config=nowhere/at/all.py"]) == ["--config=nowhere/at/all.py: there is no such file"]
+    (found,) = messages(["--config=data/grocery"])
+    assert "this is a directory; give a Python file with get_config(); did you mean data/grocery/config.py?" in found
+    assert messages(["--config=other"])[0].endswith("this is a directory; give a Python file with get_config()")
+
+
+@pytest.mark.parametrize("name", ["pipe.py", "yaml:pipe.yaml", "yaml:base.yaml", "plugin"])
+def test_a_pipe_or_a_device_is_no_configuration(tmp_path, monkeypatch, base, name):
+    """To open a pipe waits for whoever writes into it."""
+    monkeypatch.chdir(tmp_path)
+    for pipe in ("pipe.py", "pipe.yaml"):
+        os.mkfifo(pipe)
+    Path("base.yaml").write_text("BASE: pipe.yaml\n")
+    arguments = [f"--config={base}", "--config.env.plugins=pipe.py"] if name == "plugin" else [f"--config={name}"]
+    (found,) = messages(arguments)
+    assert "this is a pipe (FIFO)" in found
+    assert "did you mean" not in found
+
+
+def test_a_device_and_a_folder_are_named(tmp_path):
+    assert "this is a device" in messages(["--config=/dev/null"])[0]
+    assert "this is a device" in messages(["--config=yaml:/dev/zero"])[0]
+    (tmp_path / "a.yaml").mkdir()
+    assert messages([f"--config=yaml:{tmp_path}/a.yaml"]) == [f"{tmp_path}/a.yaml: this is a directory; give a file"]
 
 
 def replacement(command):

@@ -12,7 +12,7 @@ import pytest
 from rich.table import Table
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.exit_status import INTERNAL_ERROR, exit_status
+from linnaeus_jax.config.exit_status import exit_status
 from linnaeus_jax.config.outgoing import REDACTED, redacted, shown
 from linnaeus_jax.config.yaml_import import load_yaml
 from linnaeus_jax.reporting.logs import PlainConsole, log_to_files, setup_logging
@@ -79,7 +79,7 @@ def test_messages_of_errors_hold_neither(capsys, tmp_path, monkeypatch):
         raise kind(f"{REMOTE} \x1b[2J")
 
     assert exit_status(lambda: fail(UserError)) == 2
-    assert exit_status(lambda: fail(RuntimeError)) == INTERNAL_ERROR
+    assert exit_status(lambda: fail(RuntimeError)) == 70
     told = capsys.readouterr().err
     assert told.count(f"https://{REDACTED}@host/x \\x1b[2J") == 2
     (written,) = tmp_path.glob("*.traceback.txt")

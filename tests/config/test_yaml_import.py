@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from linnaeus_jax.config import ConfigError, get_config, load_yaml
 from linnaeus_jax.config.open_nodes import meta_component
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import known_keys
+from linnaeus_jax.config.yaml_import import parse_list
 from linnaeus_jax.config.yaml_names import VARIANTS
 from linnaeus_jax.models import build_model
 from linnaeus_jax.registry import MODELS
@@ -616,3 +618,33 @@ def test_sizes_that_names_say_are_those_of_the_families():
 def test_two_names_of_the_widths_must_agree(tmp_path):
     with pytest.raises(ConfigError, match="two names of one key"):
         load_yaml(write(tmp_path, "MODEL: {ATTENTION_STAGES: {EMBED_DIMS: [8, 16], DIMS: [8, 32]}}"))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        ":".join("1" * 100_000),
+        ":".join("1" * 180) + ".5",
+        ":".join("1" * 50_000) + ".5",
+        "1" * 50_000,
+        "0x" + "f" * 9999,
+    ],
+)
+def test_a_number_without_end_is_refused_unread(tmp_path, number):
+    """YAML 1.1 reads 1:1:1 to the base of 60, and 10⁵ such digits in many seconds."""
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=r"experiment\.yaml:2: a number of \d+ characters; numbers have at most 100"):
+        load_yaml(write(tmp_path, f"TRAIN:\n  SEED: {number}"))
+    if ":" in number:
+        with pytest.raises(ValueError, match=r"1:1:1"):
+            parse_list(f"1,{number}")
+    assert time.monotonic() - start < 2
+
+
+def test_a_file_that_is_too_long_is_refused_whole(tmp_path):
+    longest = "TRAIN: {SEED: 3}\n#"
+    path = write(tmp_path, longest + " " * (2**18 - len(longest)))
+    assert load_yaml(path).train.seed == 3
+    path = write(tmp_path, longest + " " * (2**18 - len(longest)) + "\nTRAIN: {SEED: 4}")
+    with pytest.raises(ConfigError, match=r"experiment\.yaml: more than 262144 bytes are no experiment"):
+        load_yaml(path)

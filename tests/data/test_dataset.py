@@ -162,6 +162,13 @@ def test_report_counts_what_was_rejected(built):
     assert f"{5:>10}  null at every rank" in text
     assert f"{len(want['rows_train'])} training and {len(want['rows_val'])} validation rows" in text
     assert "3 root(s) at taxa_L40 (metaclade)" in text
+    first, second, *odd = dataset.headline().splitlines()
+    rows = f"{len(want['rows_train'])} training and {len(want['rows_val'])} validation rows"
+    assert f"{rows} of {dataset.sources.train_labels}" in first
+    assert second.startswith(
+        f"      classes: species {dataset.num_classes['taxa_L10'] - dataset.null_possible}, genus "
+    )
+    assert set(odd) <= set(text.splitlines()), "what is odd is on the console, too"
 
 
 def test_missing_images_leave_both_splits(fixtures):

@@ -14,6 +14,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference import answers
 from linnaeus_jax.inference.answers import CONSISTENCY, FEW, Answers, best_first
 from linnaeus_jax.inference.bundle import Calibration
+from linnaeus_jax.inference.results import Prediction, Taxon
 from tests.inference.conftest import small_taxonomy
 from tests.inference.trees import cases, random_taxonomy
 
@@ -201,3 +202,13 @@ def test_rows_in_blocks(consistency, monkeypatch):
     assert answers_of(logits, options) == whole
     nothing = {task: z[:0] for task, z in logits.items()}
     assert answers_of(nothing, options) == []
+
+
+def test_a_prediction_is_printed_as_a_line_of_a_table():
+    genus, species = Taxon("genus", 7, "Passer", "", 0.995), Taxon("species", 13858, "Passer domesticus", "house", 0.42)
+    paths = (((genus, species), species), ((genus, species), genus), ((genus,), None))
+    assert [str(Prediction(path, {}, answer)) for path, answer in paths] == [
+        "species     42%  Passer domesticus (house) [13858]",
+        "genus      100%  Passer [7]; species Passer domesticus (house) [13858] 42%",
+        "unknown; genus Passer [7] 100%",
+    ]

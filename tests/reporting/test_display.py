@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import shlex
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from linnaeus_jax.reporting.display import phase_tables
+from linnaeus_jax.reporting import display
+from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, phase_tables
+from linnaeus_jax.reporting.next_steps import next_steps
 from tests.reporting.helpers import phase_values
 
 SEVEN = tuple(f"taxa_L{level}" for level in (10, 20, 30, 40, 50, 60, 70))
@@ -51,3 +56,46 @@ def test_what_was_not_measured_is_a_dash() -> None:
     (row,) = [line for line in lines if "colour %" in line]
     assert "–" in row
     assert shown({}, ("taxa_L10",)) == []
+
+
+def test_the_bar_and_plain_lines_say_what_is_compiled_and_for_how_long(monkeypatch, caplog) -> None:
+    file = io.StringIO()
+    for terminal in (True, False):
+        monkeypatch.setattr(display, "console", Console(width=150, file=file, force_terminal=terminal))
+        monkeypatch.setattr(display, "PLAIN_EVERY", 0.05)
+        bar = TrainingProgressBar(66, 0, shown=True)
+        told = threading.Event()
+        with caplog.at_level("INFO"), bar.compiling():
+            told.wait(1.1 if terminal else 0.2)
+        if terminal:
+            bar.accuracies = "species 29 %  all ranks 12 %  "
+            bar.update(33, "epoch 2 [11/11]", Throughput())
+            bar._progress.refresh()
+            with bar.doing("end of epoch 2", 44):
+                bar._progress.refresh()
+        bar.close()
+    text = file.getvalue()
+    assert "compiling (1 s)" in text
+    assert "XLA makes the program of an update" in text
+    assert "species 29 %  all ranks 12 %" in text
+    assert "whole run ?" in text
+    assert "ETA" not in text, "that of the lines is of the epoch"
+    assert "44/66" in text
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "compiling: XLA makes the program of an update; a second start finds it on disk"
+    assert set(lines[1:]) == {"compiling (0 s)"}
+
+
+def test_next_steps_are_commands_with_the_paths_of_the_run() -> None:
+    first, *commands = next_steps(Path("my runs/demo")).splitlines()
+    assert first == "next:"
+    assert [shlex.split(command, comments=True)[2:] for command in commands] == [
+        ["linnaeus_jax.tools.bundle", "my runs/demo", "my runs/demo_bundle"],
+        ["linnaeus_jax.tools.predict", "my runs/demo_bundle", "PICTURES"],
+        ["linnaeus_jax.tools.serve", "my runs/demo_bundle"],
+    ]
+    assert "PICTURES: a folder of pictures" in commands[1]
+    assert "tools.bundle . bundle " in next_steps(Path())
+    _, made, _, predict, _ = next_steps(Path("run"), Path("photos"), "python -m make photos").splitlines()
+    assert made.split("#")[0].split() == ["python", "-m", "make", "photos"]
+    assert predict.split()[2:] == ["linnaeus_jax.tools.predict", "run_bundle", "photos"]

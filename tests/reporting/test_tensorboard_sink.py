@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ pytest.importorskip("tensorboard", reason="the extra `profile` is not installed"
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.metrics.logged import described
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import RunRecord
@@ -39,6 +43,25 @@ def test_scalars_texts_and_alerts(tmp_path: Path) -> None:
     assert text == "| class | rows |\n| --- | --- |\n| Parus\\|major [4] | 3 |\n| b | None |"
     assert found.Tensors("alerts/Early stop")[0].step == 5
     assert b'"epochs": 3' in found.Tensors("config")[0].tensor_proto.string_val[0]
+
+
+def test_custom_scalars_begin_with_the_chosen_curves(tmp_path: Path) -> None:
+    """Every name that is logged has its place: the chosen ones in an open group, all of them in one closed group."""
+    TensorBoardSink(tmp_path, config={"data": {"task_keys_h5": ["taxa_L10", "taxa_L20"]}}).close()
+    found = read(tmp_path).Tensors(CONFIG_SUMMARY_TAG)[0].tensor_proto.string_val[0]
+    overview, *groups = layout_pb2.Layout.FromString(found).category
+    assert not overview.closed
+    chosen = [tag for chart in overview.chart for tag in chart.multiline.tag]
+    assert len(chosen) == 12
+    assert any(re.match(tag, "val/non_null/acc1_taxa_L10") for tag in chosen)
+    assert all(described(re.sub(r"[\\^$]", "", tag)) for tag in chosen), "they are logged under these names"
+    assert all(group.closed for group in groups)
+    patterns = [group.chart[0].multiline.tag[0] for group in groups]
+    for name in (
+        *("train/loss", "train/epoch_avg_loss", "train/step_avg_loss", "val/loss", "val_mask_meta/loss"),
+        *("val_mask/loss", "val_mask_TEMPORAL/loss", "core/val_loss", "gradnorm/x", "pipeline/wait_share"),
+    ):
+        assert sum(bool(re.match(pattern, name)) for pattern in patterns) == 1, name
 
 
 def test_a_curve_says_what_it_shows(tmp_path: Path) -> None:

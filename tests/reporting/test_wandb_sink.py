@@ -76,6 +76,9 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["config"]["model_info"] == {"parameters": 12345}
     assert found["config"]["experiment"]["name"] == "a_name"
     assert ("*", "global_step") in found["metrics"]
+    assert "*" not in found["visible"], "no panel of its own for each of hundreds of names"
+    assert {"train/loss", "val/loss_unweighted", "val/non_null/acc1_taxa_L10"} <= set(found["visible"])
+    assert len(set(found["visible"])) == 13, "the step and a dozen curves"
     first, second = ({k: v for k, v in row.items() if k[0] != "_" or k == "_step"} for row in found["history"])
     worst = [["class", "rows", "%"], ["Parus major [4]", 3, 0.5], ["7", None, 1.0]]
     assert table_of(second, "worst_classes", tmp_path) == worst
@@ -256,7 +259,7 @@ class Server:
         self.logged: list[tuple[int, dict[str, Any]]] = []
         self.summary: dict[str, Any] = {}
 
-    def define_metric(self, name: str, step_metric: str | None = None) -> None: ...
+    def define_metric(self, name: str, step_metric: str | None = None, hidden: bool = False) -> None: ...
 
     def log(self, row: dict[str, Any], step: int, commit: bool) -> None:
         self.logged.append((step, row))

@@ -25,7 +25,15 @@ def contents(directory: Path) -> dict[str, Any]:
     """History rows, summary, config, alerts, run and exit code of the only offline run below `directory`."""
     (path,) = directory.glob("wandb/offline-run-*/*.wandb")
     written = wait_for_end(path)
-    found: dict[str, Any] = {"history": [], "summary": {}, "config": {}, "alerts": [], "metrics": [], "exit": None}
+    found: dict[str, Any] = {
+        "history": [],
+        "summary": {},
+        "config": {},
+        "alerts": [],
+        "metrics": [],
+        "visible": [],
+        "exit": None,
+    }
     for record in written:
         kind = record.WhichOneof("record_type")
         if kind == "history":
@@ -39,6 +47,8 @@ def contents(directory: Path) -> dict[str, Any]:
             found["alerts"].append((record.alert.title, record.alert.text))
         elif kind == "metric":
             found["metrics"].append((record.metric.name or record.metric.glob_name, record.metric.step_metric))
+            if not record.metric.options.hidden:
+                found["visible"].append(found["metrics"][-1][0])
         elif kind == "exit":
             found["exit"] = record.exit.exit_code
     return found

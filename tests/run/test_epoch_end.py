@@ -174,3 +174,33 @@ def test_skipped_validation_is_dropped_and_without_rows_there_is_none():
     without = World({"schedule.validation.interval_epochs": 1}, {}, rows=0)
     assert not without.epoch(0)
     assert not any(action.startswith("evaluate") for action in without.actions)
+
+
+def test_a_checkpoint_without_a_validation_is_not_ranked_by_an_older_one():
+    settings = {
+        "schedule.validation.interval_epochs": 2,
+        "schedule.checkpoint.interval_epochs": 1,
+        "schedule.checkpoint.keep_top_n": 5,
+        "schedule.checkpoint.keep_last_n": 1,
+    }
+    world = World(settings, {30: 0.9, 50: 0.4, 60: 0.5})
+    for epoch in range(4):
+        world.epoch(epoch)
+    ranked = {step: entry for step, entry in world.host.ranking.items() if entry["metric"] is not None}
+    assert ranked == {30: {"epoch": 2, "metric": 0.9}}, "nothing was measured at 40"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "epochs"),
+    [({30: 0.5, 50: 0.6, 60: 0.7}, 6), ({30: 0.5, 50: 0.4, 60: 0.7}, 5)],
+    ids=["better", "worse"],
+)
+def test_early_stop_judges_what_was_just_measured(accuracy, epochs):
+    """Between validations nothing is judged: the last value would count as one that does not improve."""
+    settings = {
+        **EVERY_SECOND,
+        "train.early_stop.active": True,
+        "train.early_stop.metric": "val_chain_accuracy",
+        "train.early_stop.patience_steps": 10,
+    }
+    assert World(settings, accuracy).run() == epochs

@@ -191,12 +191,24 @@ def test_errors(settings, text):
         ),
         ({"lr_scheduler.name": "wsd", "lr_scheduler.decay_duration_fraction": 0.5}, "before lr_scheduler.min_lr"),
         ({"schedule.mixup.group_levels": ("taxa_L20", "taxa_L10")}, "taxa_L10 is used in no epoch; name switches"),
+        ({"lr_scheduler.warmup_steps": 9}, "group 'default': warmup takes 9 updates, fewer than 10, up to a rate of"),
+        ({"lr_scheduler.reference_bs": 8, "data.batch_size": 40}, "multiplied by 5 (linear scaling from 8 to 40 rows)"),
         ({"schedule.metrics.console_interval": 101}, "console (every 101), pipeline (every 250) records nothing"),
     ],
 )
 def test_warnings(settings, text):
     warnings = make_schedule({"train.epochs": 10} | settings).warnings
     assert any(text in warning for warning in warnings), warnings
+
+
+def test_a_batch_as_large_as_the_data_is_said():
+    settings = {"data.batch_size": 500, "lr_scheduler.reference_bs": 125, "lr_scheduler.warmup_steps": 10}
+    (text,) = [text for text in make_schedule(settings, steps_per_epoch=3).warnings if "rows, so an epoch" in text]
+    assert text.startswith(
+        "an update takes 500 of 1000 training rows, so an epoch has 3 of them; updates of at most 250"
+    )
+    warnings = make_schedule(settings, steps_per_epoch=4).warnings
+    assert not [text for text in warnings if "so an epoch" in text or "multiplied" in text or "fewer than 10" in text]
 
 
 def test_checkpoints_are_not_ranked_by_a_phase_that_never_runs():

@@ -13,7 +13,7 @@ import pytest
 from linnaeus_jax.config import load_config
 from linnaeus_jax.schedules.plot import _epoch_ticks, plot_schedule
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.summary import schedule_summary, text_chart, write_summary
+from linnaeus_jax.schedules.summary import headline, schedule_summary, text_chart, write_summary
 from linnaeus_jax.schedules.triggers import firing_epochs
 from linnaeus_jax.tools import schedule as tool
 from tests.schedules.helpers import make_config, make_schedule
@@ -67,6 +67,10 @@ def test_text_says_what_the_loop_does():
     ):
         assert line in text, line
     assert all(f"! {warning}" in text for warning in resolved.warnings)
+    first, second = headline(resolved).splitlines()
+    assert first.startswith(f"schedule: {resolved.epochs} epochs, {resolved.total_steps} updates of ")
+    assert "learning rate: " in first
+    assert second.startswith("          at ends of epochs: validation ")
     assert f"after epochs {', '.join(map(str, firing_epochs(resolved)['VALIDATION_MASK_META']))}" in text
 
 

@@ -1,0 +1,78 @@
+"""What a run's own numbers say against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linnaeus_jax.files import write_json
+from linnaeus_jax.reporting.alerts import Watch
+from linnaeus_jax.reporting.metrics_log import Row
+from linnaeus_jax.reporting.report import warnings
+from linnaeus_jax.reporting.run_record import RunRecord
+from linnaeus_jax.reporting.verdicts import verdicts
+
+TRAIN, VAL = "train/epoch_avg_loss_unweighted", "val/loss_unweighted"
+TRAIN_ACCURACY, VAL_ACCURACY = "train/epoch_avg_non_null/acc1_taxa_L10", "val/non_null/acc1_taxa_L10"
+
+
+def record(root: Path, *epochs: dict[str, Any]) -> RunRecord:
+    """A run of these epochs: 36 species, of whose 100 labelled validation rows 30 are of the commonest one."""
+    write_json(root / "config.json", {"data": {"task_keys_h5": ["taxa_L10", "taxa_L20"]}})
+    write_json(root / "assets" / "class_to_idx.json", {"taxa_L10": {"null": 0, "7": 1, "8": 2}})
+    counts = {"train": {"taxa_L10": [500, 60, 70]}, "val": {"taxa_L10": [900, 70, 30]}}
+    write_json(root / "metadata" / "class_label_counts.json", counts)
+    rows = [Row("epoch", 10 * n, n, 0.0, values) for n, values in enumerate(epochs)]
+    return RunRecord(root, tuple(rows))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "texts"),
+    [
+        ([{TRAIN: 3.2}, {TRAIN: 4.7}], []),
+        (
+            [{TRAIN: 4.0}, {TRAIN: 3.2}, {TRAIN: 13.3}],
+            ["the training loss rose from 3.2 (epoch 1) to 13.3 (epoch 2)"],
+        ),
+        ([{TRAIN: 3.0, VAL: 2.0}, {TRAIN: 1.0}, {TRAIN: 0.5, VAL: 3.1}], ["the validation loss rose from 2 (epoch 0)"]),
+        ([{TRAIN: 13.3}, {TRAIN: 3.2}, {TRAIN: float("nan")}], []),
+        (
+            [{TRAIN_ACCURACY: 64.0, VAL_ACCURACY: 43.9}],
+            ["overfitting: species 64.0 % in training and 43.9 % in validation, more than 20 points apart"],
+        ),
+        ([{TRAIN_ACCURACY: 64.0, VAL_ACCURACY: 44.0}], []),
+        ([{TRAIN_ACCURACY: 40.0, VAL_ACCURACY: 80.0}], []),
+        (
+            [{VAL_ACCURACY: 30.0}],
+            ["nothing learned at the rank species: 30.0 % in validation, where always naming the commonest"],
+        ),
+        ([{VAL_ACCURACY: 30.1}], []),
+        ([{}], []),
+    ],
+)
+def test_verdicts(tmp_path, epochs, texts):
+    run = record(tmp_path, *epochs)
+    found = list(verdicts(run))
+    assert len(found) == len(texts)
+    assert all(one.startswith(text) for one, text in zip(found, texts, strict=True)), found
+    assert set(found) <= set(warnings(run))
+
+
+def test_a_run_without_files_is_judged_by_its_losses_alone(tmp_path):
+    rows = [Row("epoch", n, n, 0.0, {TRAIN: loss, VAL_ACCURACY: 0.0}) for n, loss in enumerate((1.0, 2.0))]
+    (text,) = verdicts(RunRecord(tmp_path, tuple(rows)))
+    assert "the training loss rose" in text
+
+
+def test_a_loss_that_rises_is_told_once_while_the_run_goes_on():
+    watch = Watch()
+    told = [
+        watch.findings(10 * n, {TRAIN: loss}) for n, loss in enumerate((3.0, 4.6, 9.0, 2.0, 2.9, 3.1, float("inf")))
+    ]
+    assert [len(each) for each in told] == [0, 1, 0, 0, 0, 1, 0]
+    title, text = told[1][0]
+    assert title == "Loss rises"
+    assert text.startswith("the mean training loss is 4.6 after 10 updates, and was 3; lower lr_scheduler.base_lr")
+    assert watch.findings(80, {"train/loss": 99.0, VAL: 1.0}) == []
