@@ -25,7 +25,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "versions": "",
         "config": "files registry",
         "taxonomy": "",
-        "metrics": "registry",
+        "metrics": "registry taxonomy",
         "schedules": "config files metrics registry",
         "data": "config files metrics registry taxonomy",
         "models": "registry",

@@ -145,6 +145,8 @@ def _name_or_id(frame: pl.DataFrame, where: str, warnings: list[str]) -> pl.Data
         name, number = rows.label_column("name", level), rows.label_column("id", level)
         if integers:
             frame = frame.with_columns(mapped(frame[column], lambda text: text.split(".")[0]).cast(pl.Categorical))
+        if columns.is_own(level) and found[0] == EITHER:  # of class folders, say: 0 is a class
+            integers = False
         target = number if integers else name
         if found[0] == EITHER and target in frame.columns and frame[column].null_count() < frame.height:
             kind = "ids" if integers else "names"

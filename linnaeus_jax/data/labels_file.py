@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 IDENTIFIERS = "img_identifiers"
+#: attribute of label columns whose ranks have no numbers: their place, 0 = the finest
+RANK_PLACE = "rank_place"
 CHUNK = 1 << 17  # rows of texts decoded at a time, to bound the number of Python strings alive
 #: attribute of a dataset of texts, optional: their `TextDigest`; HDF5 has no checksums of texts
 TEXT_DIGEST = "sha256_of_texts"

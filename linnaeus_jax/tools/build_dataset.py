@@ -20,7 +20,7 @@ from typing import Any
 from linnaeus_jax import tools
 from linnaeus_jax.building import coco, darwin_core, folders, table
 from linnaeus_jax.building.build import build, build_shard, discard, merge
-from linnaeus_jax.building.columns import level_of, split_options
+from linnaeus_jax.building.columns import is_own, own_or_level, rank_name, split_options
 from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions, Shard
 from linnaeus_jax.building.plan import plan_build
 from linnaeus_jax.building.rows import Progress, SourceRows
@@ -68,7 +68,9 @@ def argument_parser() -> argparse.ArgumentParser:
     where.add_argument("--doi", help="DOI of the download, kept with every picture")
 
     labels = parser.add_argument_group("labels")
-    labels.add_argument("--ranks", type=levels, default=(), help="ranks of the data set, e.g. species,genus,family")
+    labels.add_argument(
+        "--ranks", type=levels, default=(), help="ranks, finest first: species,genus, or any names: fine,coarse"
+    )
     labels.add_argument("--folder-ranks", default="", help="--folders: ranks from the outermost, e.g. order,family")
     labels.add_argument("--taxonomy", type=Path, metavar="CSV", help="--folders: coarser ranks of the finest names")
     labels.add_argument("--synonyms", type=Path, metavar="CSV", help="columns name and accepted")
@@ -111,9 +113,9 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def levels(text: str) -> tuple[str, ...]:
-    """ "species,genus" -> ("L10", "L20")."""
+    """ "species,genus" -> ("L10", "L20"); "fine,coarse" -> (":fine", ":coarse")."""
     try:
-        return tuple(level_of(name) for name in text.split(",") if name)
+        return tuple(own_or_level(name) for name in text.split(",") if name.strip())
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -138,6 +140,8 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
       UserError: an option that this source does not have, or a source that cannot be read.
     """
     mapping, rank_map = split_options(args.map, "--map"), split_options(args.rank_map, "--rank-map")
+    own = {rank_name(level): level for level in args.ranks if is_own(level)}
+    rank_map = {own.get(rank, rank): column for rank, column in rank_map.items()}
     columns: dict[str, Any] = {"mapping": mapping, "rank_map": rank_map}
     common: dict[str, Any] = {
         "follow_links": args.follow_links,
@@ -151,8 +155,10 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
     if wrong:
         raise UserError(f"{', '.join(wrong)}: not for --{kind}; see --help")
     if args.folders:
-        ranks = [name for name in args.folder_ranks.split(",") if name] or None
-        return folders.read(args.folders, ranks=ranks, taxonomy=args.taxonomy, exif=args.exif, **columns, **common)
+        ranks = [own.get(name.strip(), name) for name in args.folder_ranks.split(",") if name.strip()] or None
+        given = {"ranks": ranks, "innermost": args.ranks if own else (), "taxonomy": args.taxonomy}
+        return folders.read(args.folders, **given, exif=args.exif, **columns, **common)
+    columns["rank_map"] = {level: name for name, level in own.items()} | rank_map
     if args.table:
         text = {name: getattr(args, name) for name in ("separator", "quotes", "encoding")}
         return table.read(args.table, pictures=args.pictures, **text, **columns, **common)

@@ -125,7 +125,7 @@ def test_wrong_options_are_one_message(tmp_path, capsys, argv, message):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--shard", "3/2"], ["--ranks", "clan"], ["--elevation-scales", "a"], ["--split", "x"]]
+    "argv", [["--shard", "3/2"], ["--ranks", "4th"], ["--elevation-scales", "a"], ["--split", "x"]]
 )
 def test_arguments_that_cannot_be_read_end_with_usage(tmp_path, capsys, argv):
     with pytest.raises(SystemExit) as ended:
