@@ -3,6 +3,7 @@
     python -m linnaeus_jax.tools.build_dataset --folders pictures --out data/mine
     python -m linnaeus_jax.tools.build_dataset --table records.csv --pictures photos --out data/mine
     python -m linnaeus_jax.tools.build_dataset --dwca gbif.zip --pictures photos --out data/mine
+    python -m linnaeus_jax.tools.build_dataset --lists train=train.txt,test=test.txt --ranks fine,coarse --out data/mine
 
 Writes labels.h5, images.h5 and a config.py to train with, lists what it did not use in rejected.csv and what it blanked
 in blanked.csv. The same command goes on with a build that was ended. See docs/your_data.md.
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax import tools
-from linnaeus_jax.building import coco, darwin_core, folders, table
+from linnaeus_jax.building import coco, darwin_core, folders, lists, table
 from linnaeus_jax.building.build import build, build_shard, discard, merge
 from linnaeus_jax.building.columns import is_own, own_or_level, rank_name, split_options
 from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions, Shard
@@ -35,6 +36,7 @@ USED: dict[str, set[str]] = {
     "table": {"map", "rank_map", "pictures", "separator", "quotes", "encoding"},
     "dwca": {"map", "rank_map", "pictures"},
     "coco": {"map", "pictures", "coco_val", "coco_categories"},
+    "lists": {"pictures", "separator", "columns", "class_names"},
 }
 
 
@@ -46,6 +48,9 @@ def argument_parser() -> argparse.ArgumentParser:
     source.add_argument("--table", type=Path, metavar="FILE", help="CSV, TSV or Parquet, one row for each picture")
     source.add_argument("--dwca", type=Path, metavar="FILE", help="Darwin Core archive of GBIF or iNaturalist")
     source.add_argument("--coco", type=Path, metavar="JSON", help="annotations of an iNaturalist competition")
+    source.add_argument(
+        "--lists", nargs="+", metavar="SPLIT=FILE", help="lists of paths with labels: train=train.txt,test=test.txt"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the data set")
 
     where = parser.add_argument_group("reading the source")
@@ -55,7 +60,11 @@ def argument_parser() -> argparse.ArgumentParser:
     where.add_argument("--follow-links", action="store_true", help="follow symbolic links out of that folder")
     where.add_argument("--coco-val", type=Path, metavar="JSON", help="--coco: annotations of the validation pictures")
     where.add_argument("--coco-categories", type=Path, metavar="JSON", help="--coco: categories in a file of their own")
-    where.add_argument("--separator", help="--table: character between fields; default: found")
+    where.add_argument("--separator", help="--table, --lists: character between fields; default: found")
+    where.add_argument("--columns", default="", help="--lists: what the fields are, - to leave out: path,fine,-,coarse")
+    where.add_argument(
+        "--class-names", nargs="+", default=[], metavar="[RANK=]FILE", help="--lists: names of numbered classes"
+    )
     where.add_argument("--quotes", choices=table.QUOTES, default="csv", help="--table: whether quotes are text (csv)")
     where.add_argument("--encoding", help="--table: default: UTF-8, and Latin-1 for lines that are not")
     where.add_argument(
@@ -156,16 +165,26 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
         raise UserError(f"{', '.join(wrong)}: not for --{kind}; see --help")
     if args.folders:
         ranks = [own.get(name.strip(), name) for name in args.folder_ranks.split(",") if name.strip()] or None
-        given = {"ranks": ranks, "innermost": args.ranks if own else (), "taxonomy": args.taxonomy}
-        return folders.read(args.folders, **given, exif=args.exif, **columns, **common)
+        layout: dict[str, Any] = {"ranks": ranks, "innermost": args.ranks if own else (), "taxonomy": args.taxonomy}
+        return folders.read(args.folders, **layout, exif=args.exif, **columns, **common)
     columns["rank_map"] = {level: name for name, level in own.items()} | rank_map
     if args.table:
         text = {name: getattr(args, name) for name in ("separator", "quotes", "encoding")}
         return table.read(args.table, pictures=args.pictures, **text, **columns, **common)
     if args.dwca:
         return darwin_core.read(args.dwca, pictures=args.pictures, **columns, **common)
+    if args.lists:
+        given = [lists.ListFile.parse(text) for text in _several(args.lists)]
+        options = {"separator": args.separator, "columns": [name for name in args.columns.split(",") if name.strip()]}
+        names = _several(args.class_names)
+        return lists.read(given, ranks=args.ranks, pictures=args.pictures, class_names=names, **options, **common)
     files = {"validation": args.coco_val, "categories": args.coco_categories}
     return coco.read(args.coco, pictures=args.pictures, mapping=mapping, **files, **common)
+
+
+def _several(texts: Sequence[str]) -> list[str]:
+    """["a,b", "c"] -> ["a", "b", "c"]."""
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 def read_synonyms(path: Path | None) -> dict[str, str]:
