@@ -22,9 +22,11 @@ from linnaeus_jax import tools
 from linnaeus_jax.building import coco, darwin_core, folders, lists, table
 from linnaeus_jax.building.build import build, build_shard, discard, merge
 from linnaeus_jax.building.columns import is_own, own_or_level, rank_name, split_options
+from linnaeus_jax.building.finish import training_rows
 from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions, Shard
 from linnaeus_jax.building.plan import plan_build
 from linnaeus_jax.building.rows import Progress, SourceRows
+from linnaeus_jax.building.starter_config import choose_size, has_accelerator
 from linnaeus_jax.building.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import RESIZE_MODES
@@ -239,6 +241,8 @@ def main(argv: Sequence[str]) -> None:
         return
     for content in summary_tables(finished, args.out):
         console.print(content)
+    size = choose_size(training_rows(finished), args.size, accelerated=has_accelerator())
+    console.print(f"config.py: model {size.variant}, {size.epochs} epochs; {size.remark}", soft_wrap=True)
     console.print(
         f"next: python -m linnaeus_jax.main --config={args.out}/config.py --workdir=runs/mine", soft_wrap=True
     )
