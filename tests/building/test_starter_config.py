@@ -50,7 +50,7 @@ def test_it_is_right_for_every_family(tmp_path, family, img_size, accelerated):
 def test_a_setting_of_another_family_is_mended_by_the_argument_that_the_message_names(tmp_path):
     given = ["--config=quickstart", "--config.model.type=mFormerV0", "--config.model.rope_stages.depths=(1, 1)"]
     (message,) = config_errors(load_config(given)[0])
-    arguments = shlex.split(message.partition(": add ")[2].partition(" to the command")[0])
+    arguments = shlex.split(message.partition("on the command line add ")[2].removesuffix("), or change model.type"))
     assert sorted(argument.partition("=")[0] for argument in arguments) == [
         "--config.model.convnext_stages.layer_scale_init_value",
         "--config.model.rope_stages.depths",
