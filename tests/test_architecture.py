@@ -26,7 +26,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "versions": "",
         "config": "mistakes registry",
         "taxonomy": "mistakes",
-        "metrics": "mistakes registry",
+        "metrics": "mistakes registry taxonomy",
         "schedules": "config files metrics mistakes registry",
         "data": "config files metrics mistakes registry taxonomy",
         "models": "mistakes registry",

@@ -7,13 +7,15 @@ standard column stand in tiers: an earlier tier wins silently, two columns of on
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from linnaeus_jax.building import rows
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.taxonomy.ranks import RANK_LEVELS
+from linnaeus_jax.taxonomy.ranks import OWN_NAME, RANK_LEVELS, task_name
 
 # What labels, dates and pictures are derived from; these columns are not in the frame of a source.
 EPITHET, GENERIC_NAME, TAXON_ID, COMMON_NAME = "_epithet", "_generic_name", "_taxon_id", "_common_name"
@@ -95,6 +97,10 @@ _RANK_NAMES: dict[str, tuple[str, ...]] = {
     "name": ("{level}_name", "{rank}_name taxon_{rank}_name name_{rank}"),
     "common": ("{level}_common_name {level}_common", "{rank}_common_name common_name_{rank} {rank}_vernacular_name"),
 }
+#: sign before the name of a rank that the taxonomy does not have
+OWN = ":"
+#: names that columns of predictions have already
+_TAKEN = ("answer", "always")
 _LEVEL = re.compile(r"L(\d+)(?:[_.](\d+))?")
 
 
@@ -105,14 +111,62 @@ def plain(name: str) -> str:
 
 
 def level_of(text: str) -> str:
-    """Level of a rank as people name it: "genus" -> "L20", "L33_5" -> "L33_5". Raises UserError for an unknown one."""
+    """Level of a rank as people name it: "genus" -> "L20", "L33_5" -> "L33_5"; ":fine" stays. Raises UserError for an
+    unknown one."""
     wanted = text.strip()
     number = RANK_LEVELS.get(wanted.casefold())
     if number is not None:
         return level_name(number)
     if match := _LEVEL.fullmatch(wanted.upper()):
         return f"L{match[1]}_{match[2]}" if match[2] else f"L{match[1]}"
-    raise UserError(f"rank {text!r} is unknown; write a level such as L10 or L33_5, or one of {', '.join(RANK_LEVELS)}")
+    if is_own(wanted):
+        return wanted
+    raise UserError(
+        f"rank {text!r} is unknown; write a level such as L10 or L33_5, or one of {', '.join(RANK_LEVELS)}; ranks with "
+        "other names are those that --ranks lists, finest first"
+    )
+
+
+def own_or_level(text: str) -> str:
+    """Level of a rank by any name: ":fine" of one that the taxonomy does not have; spaces become "_".
+
+    Raises UserError for what cannot be the name of a rank.
+    """
+    wanted = text.strip()
+    if wanted.casefold() in RANK_LEVELS or _LEVEL.fullmatch(wanted.upper()):
+        return level_of(wanted)
+    name = "_".join(wanted.split())
+    if re.fullmatch(OWN_NAME, name) and name.casefold() not in _TAKEN:
+        return OWN + name
+    raise UserError(
+        f"{text!r} cannot be the name of a rank: begin with a letter, then letters, digits, '_' and '-'; "
+        f"{' and '.join(map(repr, _TAKEN))} are taken"
+    )
+
+
+def is_own(level: str) -> bool:
+    """Whether a rank has a name of its own and no level of the taxonomy."""
+    return level.startswith(OWN)
+
+
+def task_of(level: str) -> str:
+    """Label column of a rank: "L10" -> "taxa_L10", ":fine" -> "taxa_fine"."""
+    return f"taxa_{level.removeprefix(OWN)}"
+
+
+def rank_name(level: str) -> str:
+    """What people call a rank: "L10" -> "species", ":fine" -> "fine"."""
+    return task_name(task_of(level))
+
+
+def misspelt(levels: Iterable[str]) -> list[str]:
+    """A warning for each rank with a name of its own that is nearly one of the taxonomy."""
+    found = []
+    for level in filter(is_own, levels):
+        near = difflib.get_close_matches(rank_name(level).casefold(), RANK_LEVELS, n=1, cutoff=0.8)
+        if near:
+            found.append(f"rank {rank_name(level)!r} is none of the taxonomy and keeps its name; is {near[0]} meant?")
+    return found
 
 
 def level_name(number: float) -> str:
@@ -121,13 +175,13 @@ def level_name(number: float) -> str:
 
 
 def level_number(level: str) -> float:
-    """ "L33_5" -> 33.5."""
-    return float(level[1:].replace("_", "."))
+    """ "L33_5" -> 33.5; infinite for a rank with a name of its own, which is none of the taxonomy."""
+    return math.inf if is_own(level) else float(level[1:].replace("_", "."))
 
 
 def finest_first(levels: Iterable[str]) -> tuple[str, ...]:
-    """Levels in ascending order, each once."""
-    return tuple(sorted(set(levels), key=level_number))
+    """Levels in ascending order, each once; behind them ranks with names of their own, as they come."""
+    return tuple(sorted(dict.fromkeys(levels), key=level_number))
 
 
 def _plain_table(tiers: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int]]]:
@@ -155,7 +209,7 @@ def _rank_names() -> dict[str, tuple[str, ...]]:
 
 _TABLE_COLUMNS = _plain_table(USUAL_NAMES | _rank_names())
 _MEDIA_COLUMNS = _plain_table(MEDIA_NAMES)
-_RANK_COLUMN = re.compile(rf"({'|'.join((*rows.LABEL_PARTS, EITHER))})_(L\d+(?:_\d+)?)")
+_RANK_COLUMN = re.compile(rf"({'|'.join((*rows.LABEL_PARTS, EITHER))})_(L\d+(?:_\d+)?|{OWN}{OWN_NAME})")
 
 
 def part_and_level(standard: str) -> tuple[str, str] | None:
@@ -259,14 +313,15 @@ def _chosen(
         if found:
             chosen.setdefault(rows.label_column(EITHER, found[1]), None)
     for rank, text in rank_map.items():
-        level, option = level_of(rank), f"--rank-map {rank}={text}"
+        level, option = level_of(rank), f"--rank-map {rank.removeprefix(OWN)}={text}"
         name, sign, number = (text, "", "") if text in header else text.rpartition(":")
         if not sign:
             name, number = text, ""
         for part, column in (("name", name), ("id", number)):
             chosen[rows.label_column(part, level)] = _position(header, where, column, option) if column else None
         chosen[rows.label_column(EITHER, level)] = None
-        if name and not number:  # a column of ids may be given as the name: its values tell
+        # a column of ids may be given as the name: its values tell; numbers of other ranks may begin at 0
+        if name and not number and not is_own(level):
             chosen[rows.label_column(EITHER, level)] = chosen.pop(rows.label_column("name", level))
     return chosen
 

@@ -29,7 +29,7 @@ from linnaeus_jax.building.rows import (
     label_column,
     written_column,
 )
-from linnaeus_jax.building.splits import SIDES, VAL, SplitRows, assign_sides
+from linnaeus_jax.building.splits import SIDES, TEST, TRAIN, VAL, SplitRows, assign_sides
 from linnaeus_jax.building.starter_config import starter_config
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.data.dates import DAY_OR_MONTH
@@ -148,7 +148,7 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
         "split": {} if sides is None else {name: int((sides == k).sum()) for k, name in enumerate(SIDES)},
     }
     warnings = [*plan.source.warnings, *plan.taxa.warnings, *_late_small_classes(plan, taxon)]
-    warnings += _incomplete(frame[rows], plan.options)
+    warnings += _incomplete(frame[rows], plan.options) + _one_sided(sides)
     if relabelled:
         warnings.append(
             f"{len(relabelled)} pictures are copies of others with another label, and the first one counts: "
@@ -283,6 +283,18 @@ def _incomplete(frame: pl.DataFrame, options: BuildOptions) -> list[str]:
     return sentences
 
 
+def _one_sided(sides: NDArray[np.uint8] | None) -> list[str]:
+    """A sentence where no row is for validation."""
+    if sides is None or (sides == VAL).any():
+        return []
+    if (sides == TEST).any():
+        return [
+            "no row is for validation: every run draws some of the training rows (data.h5.train_val_split_ratio); the "
+            "test rows stay aside"
+        ]
+    return ["no row is for validation, and runs train without one; --split stratified draws some"]
+
+
 def _late_small_classes(plan: BuildPlan, taxon: NDArray[np.uint32]) -> list[str]:
     """A sentence for each rank at which pictures that could not be used made classes smaller than the minimum."""
     sentences = []
@@ -309,7 +321,7 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
         for component in ("SPATIAL", "TEMPORAL", "ELEVATION")
         if name.startswith(component.lower())
     }
-    sides = "random" if finished.sides is None else "file" if (finished.sides == VAL).any() else "train"
+    sides = "random" if finished.sides is None else "file" if (finished.sides != TRAIN).any() else "train"
     text = starter_config(
         str(out),
         out.resolve().name,
@@ -318,6 +330,7 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
         img_size=options.size,
         picture_folder=str(plan.source.root.resolve()) if options.images == "folder" else "",
         sides=sides,
+        rows=training_rows(finished),
     )
     write_atomically(work / "config.py", text)
     files = ["images.h5"] if options.images != "folder" else []
@@ -331,6 +344,11 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
     }
     write_json(work / "build.json", summary)
     return [*names, "config.py", "labels.h5", "build.json"]
+
+
+def training_rows(finished: Finished) -> int:
+    """How many rows are for training, as far as the build decides it."""
+    return int(finished.totals["split"].get(SIDES[TRAIN], finished.totals["used"]))
 
 
 def labels_content(plan: BuildPlan, finished: Finished) -> LabelsContent:

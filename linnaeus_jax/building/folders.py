@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,23 +11,19 @@ from pathlib import Path
 import polars as pl
 
 from linnaeus_jax.building import columns, identification, records, rows, table
-from linnaeus_jax.building.columns import Links, level_of
+from linnaeus_jax.building.columns import Links, is_own, level_of
 from linnaeus_jax.building.exif import read_exif
 from linnaeus_jax.building.paths import SUFFIXES
 from linnaeus_jax.building.picture_folder import Listing, list_files, open_folder, unclaimed
 from linnaeus_jax.building.rows import Progress, SourceRows
 from linnaeus_jax.building.scientific_names import is_unknown
+from linnaeus_jax.building.split_folders import SplitFolders, find_split
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.config.errors import UserError
 
 TAXONOMY = "taxonomy.csv"
 #: ranks of nested folders where none are given, from the innermost
 USUAL_RANKS: tuple[str, ...] = ("L10", "L20", "L30", "L40", "L50", "L60", "L70")
-_SPLITS = {
-    **dict.fromkeys(("train", "training", "train_mini", "train_val"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 _KINGDOMS = frozenset("Animalia Plantae Fungi Chromista Protozoa Bacteria Archaea Viruses".split())
 #: "001.Black_footed_Albatross", "00001_Lumbricus_terrestris"
 _NUMBERED = re.compile(r"^(?:\d+\.\s*|\d{3,}[_ -]+)(?=\D)")
@@ -36,6 +33,7 @@ def read(
     folder: Path,
     *,
     ranks: Sequence[str] | None = None,
+    innermost: Sequence[str] = (),
     taxonomy: Path | None = None,
     mapping: Mapping[str, str] | None = None,
     rank_map: Mapping[str, str] | None = None,
@@ -49,12 +47,12 @@ def read(
     """Reads class folders: `family/genus/species/picture.jpg`, `species/picture.jpg` or any depth.
 
     The deepest folders are species, those around them genera, families, orders, classes, phyla, kingdoms. A picture in
-    a folder further out has the ranks of the folders it lies in. Outermost folders that are all named train, val or
-    test give the split.
+    a folder further out has the ranks of the folders it lies in. Folders named train, val and test give the split.
 
     Args:
       folder: the root.
       ranks: ranks of the folders from the outermost, instead of those above.
+      innermost: levels of the folders from the innermost, where no `ranks` are given.
       taxonomy: table with one line per class: name, coarser ranks, ids, common names, accepted names; None:
         "taxonomy.csv" in the root where it is there.
       mapping, rank_map: for the columns of that table.
@@ -76,14 +74,19 @@ def read(
     if taxonomy is None and TAXONOMY in listing.files:
         taxonomy = root / TAXONOMY
     frame = pl.DataFrame({rows.PICTURE: pictures, "_in": pictures.str.extract(r"^(.*)/[^/]*$").fill_null("")})
-    layout = find_layout(frame["_in"].unique(maintain_order=True).to_list(), ranks)
+    counted = frame.group_by("_in", maintain_order=True).len()
+    layout = find_layout(dict(counted.iter_rows()), ranks, folder, innermost=innermost)
     classes, levels, warnings = _labels(layout, names)
     if taxonomy is not None:
         classes, levels, notes = _with_taxonomy(classes, levels, taxonomy, mapping, rank_map, names)
+        levels = _ordered(levels, layout)
         warnings += notes
     frame = frame.join(classes, on="_in", how="left", maintain_order="left")
-    outside = pl.col("_in").is_in(layout.without_class)
-    frame = records.reject(frame, outside, rows.NO_LABEL, "lies in no class folder")
+    for where, why in (
+        (pl.col("_in").str.replace("/.*", "").is_in(list(layout.split.beside)), "lies beside the folders of the split"),
+        (pl.col("_in").is_in(layout.without_class), "lies in no class folder"),
+    ):
+        frame = records.reject(frame, where, rows.NO_LABEL, why)
     if exif:
         frame = frame.hstack(read_exif(root, listing.pictures(), progress))
     if doi:
@@ -100,16 +103,20 @@ class Layout:
     """What the folders of a tree stand for.
 
     Attributes:
-      levels: ranks of the folders below the one of the split, from the outermost.
+      levels: ranks of the folders without the one of the split, from the outermost.
+      first: how many folders further out have no rank.
       classes: folder, relative to the root -> names of the class folders it lies in, from the outermost.
-      splits: folder -> split; empty where no folders give one.
+      split: the folders of the split.
       deeper: folders that lie deeper than the ranks.
+      warnings: what a person should know, one line each.
     """
 
     levels: tuple[str, ...]
+    first: int
     classes: Mapping[str, tuple[str, ...]]
-    splits: Mapping[str, str]
+    split: SplitFolders
     deeper: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     @property
     def without_class(self) -> list[str]:
@@ -118,37 +125,114 @@ class Layout:
 
     def links(self) -> dict[str, str]:
         """Standard column -> the folder it is from, for the report."""
-        split = {rows.SPLIT: "folder 1"} if self.splits else {}
-        first = 1 + len(split)
-        return split | {f"name_{level}": f"folder {first + place}" for place, level in enumerate(self.levels)}
+        places = list(range(1, len(self.levels) + self.first + 2))
+        split = {rows.SPLIT: f"folder {places.pop(self.split.place)}"} if self.split.sides else {}
+        return split | {
+            rows.label_column("name", level): f"folder {places[place]}"
+            for place, level in enumerate(self.levels, self.first)
+        }
 
 
-def find_layout(folders: Sequence[str], ranks: Sequence[str] | None) -> Layout:
-    """Ranks of nested folders that hold pictures.
+def find_layout(
+    pictures: Mapping[str, int], ranks: Sequence[str] | None, root: Path, *, innermost: Sequence[str] = ()
+) -> Layout:
+    """Ranks of nested folders.
+
+    Args:
+      pictures: folder, relative to the root -> pictures that lie in it.
+      ranks: ranks of the folders from the outermost; None: the innermost folders have the ranks `innermost`, without
+        those the usual ones.
+      root: for advice.
+      innermost: levels, finest first.
 
     Raises:
-      UserError: folders nested deeper than there are usual ranks, no class folders, ranks unknown or not in order.
+      UserError: folders nested deeper than there are usual ranks, no class folders, ranks unknown or not in order, a
+        split that is not clear.
     """
-    parts = {folder: tuple(filter(None, folder.split("/"))) for folder in folders}
-    depth = max(map(len, parts.values()))
-    if not depth:
+    if not any(pictures):
         raise UserError("the pictures lie in no class folder; put them into one folder per class, or give a table")
     given = tuple(level_of(rank) for rank in ranks or ())
-    if any(a <= b for a, b in zip(map(columns.level_number, given), map(columns.level_number, given[1:]))):
+    numbers = [columns.level_number(level) for level in given if not is_own(level)]
+    if len(set(given)) < len(given) or numbers != sorted(numbers, reverse=True):
         raise UserError(
             f"--folder-ranks {','.join(ranks or ())}: name them from the outermost folder, coarse to fine, each once"
         )
-    outermost = {names[0].casefold() for names in parts.values() if names}
-    splits = {}
-    if outermost <= set(_SPLITS) and 1 < depth != len(given):
-        splits = {folder: _SPLITS[names[0].casefold()] for folder, names in parts.items() if names}
-        parts = {folder: names[1:] for folder, names in parts.items()}
-        depth -= 1
-    if not given and depth > len(USUAL_RANKS):
+    split = find_split(pictures, root, len(given))
+    parts, warnings = split.parts, [*split.warnings, *columns.misspelt(given or innermost)]
+    depth, first = max(map(len, parts.values())), 0
+    if not given and not innermost and depth > len(USUAL_RANKS):
         raise UserError(f"folders are nested {depth} deep; say what they are with --folder-ranks, from the outermost")
-    levels = given or USUAL_RANKS[:depth][::-1]
+    levels = given or (tuple(innermost) or USUAL_RANKS)[:depth][::-1]
+    if not given and depth > len(levels):
+        first = depth - len(levels)
+        named = ", ".join(map(columns.rank_name, levels))
+        warnings.append(
+            f"folders are nested {depth} deep and --ranks names {len(levels)} ({named}): those further out have no rank"
+        )
+    parts = {folder: names[first:] for folder, names in parts.items()}
     deeper = tuple(folder for folder, names in parts.items() if len(names) > len(levels))
-    return Layout(levels, {folder: names[: len(levels)] for folder, names in parts.items()}, splits, deeper)
+    if deeper:
+        shown = ", ".join(map(printable, deeper[:3]))
+        warnings.append(f"{len(deeper)} folders lie deeper than the ranks and count for the ones around: {shown}")
+    classes = {folder: names[: len(levels)] for folder, names in parts.items()}
+    classes, notes = _at_their_depth(classes, levels)
+    if not given and not innermost:
+        notes += _rare_depth(parts, pictures)
+    return Layout(levels, first, classes, split, deeper, (*warnings, *notes))
+
+
+def _at_their_depth(
+    classes: dict[str, tuple[str, ...]], levels: Sequence[str]
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Class folders without folders in them that lie less deep than others, and a warning that names them.
+
+    They are classes of the rank of their depth. Below that, ranks of the taxonomy are unknown; at ranks with names of
+    their own the class is one of the finest rank, too, under the same name.
+    """
+    holding = {names[:end] for names in classes.values() for end in range(len(names))}
+    found = {folder: names for folder, names in classes.items() if names and names not in holding}
+    short = {folder: names for folder, names in found.items() if len(names) < len(levels)}
+    if not short or len(short) == len(found):
+        return classes, []
+    own = {folder: names + names[-1:] * _own_below(levels, len(names)) for folder, names in short.items()}
+    shallow = sorted(set(short.values()))
+    shown = ", ".join(printable("/".join(names)) for names in shallow[:5]) + " ..." * (len(shallow) > 5)
+    kinds = "; ".join(
+        f"those {depth} deep are classes of {columns.rank_name(levels[depth - 1])}, "
+        + (
+            f"and of {columns.rank_name(levels[-1])} under the same name"
+            if _own_below(levels, depth)
+            else f"their {columns.rank_name(levels[depth])} is unknown"
+        )
+        for depth in sorted({*map(len, shallow)})
+    )
+    return {**classes, **own}, [f"{len(shallow)} class folders lie less deep than others ({shown}): {kinds}"]
+
+
+def _own_below(levels: Sequence[str], depth: int) -> int:
+    """How many ranks below a depth take the name of a class folder there: all, if they have names of their own."""
+    below = levels[depth:]
+    return len(below) if all(map(is_own, below)) else 0
+
+
+def _rare_depth(parts: Mapping[str, tuple[str, ...]], pictures: Mapping[str, int]) -> list[str]:
+    """A warning where few pictures lie as deep as the deepest ones, since these decide the ranks of all folders."""
+    by_depth: Counter[int] = Counter()
+    for folder, names in parts.items():
+        by_depth[len(names)] += pictures[folder]
+    deepest = max(by_depth)
+    few, shallower = by_depth[deepest], {depth: count for depth, count in by_depth.items() if 0 < depth < deepest}
+    if not shallower or 2 * few > sum(shallower.values()) + few:
+        return []
+    deep = sorted({"/".join(names) for names in parts.values() if len(names) == deepest})
+    usual = max(shallower, key=lambda depth: shallower[depth])
+    ranks = [columns.rank_name(level) for level in USUAL_RANKS[:usual][::-1]]
+    now = [columns.rank_name(level) for level in USUAL_RANKS[:deepest][::-1]]
+    shown = ", ".join(map(printable, deep[:3])) + (f" ... ({len(deep)} folders)" if len(deep) > 3 else "")
+    return [
+        f"only {few} of {few + sum(shallower.values())} pictures lie as deep as {shown}, which makes the folders "
+        f"{', '.join(now)}; if that folder is no rank of its own, give --folder-ranks {','.join(ranks)}"
+    ]
 
 
 def class_names(folder: str) -> dict[str, str]:
@@ -178,7 +262,7 @@ def _labels(layout: Layout, mode: str) -> tuple[pl.DataFrame, tuple[str, ...], l
         labels = {level: class_name(name) for level, name in zip(layout.levels, names)}
         full = class_names(names[-1]) if len(names) == len(layout.levels) else {}
         found.append({"_in": folder, "_class": names[-1] if names else None, **(full or labels)})
-    levels = columns.finest_first({key for labels in found for key in labels if key.startswith("L")})
+    levels = columns.finest_first(key for labels in found for key in labels if key not in ("_in", "_class"))
     data = {key: [labels.get(key) for labels in found] for key in ("_in", "_class", *levels)}
     frame = pl.DataFrame(data, dict.fromkeys(data, pl.String))
     frame = frame.rename({level: rows.label_column(columns.EITHER, level) for level in levels})
@@ -188,16 +272,17 @@ def _labels(layout: Layout, mode: str) -> tuple[pl.DataFrame, tuple[str, ...], l
         frame.rename(kept).with_columns(text), Links({}, {}), "the folder", mode
     )
     labelled = labelled.rename({new: old for old, new in kept.items()})
-    if layout.splits:
-        split = pl.Series(rows.SPLIT, [layout.splits.get(folder) for folder in layout.classes], dtype=pl.String)
-        labelled = labelled.with_columns(split)
-        warnings.append("the outermost folders are taken as the split")
-    if layout.deeper:
-        shown = ", ".join(map(printable, layout.deeper[:3]))
-        warnings.append(
-            f"{len(layout.deeper)} folders lie deeper than the ranks and count for the ones around: {shown}"
-        )
-    return labelled, levels, warnings
+    if layout.split.sides:
+        sides = [layout.split.sides.get(folder) for folder in layout.classes]
+        labelled = labelled.with_columns(pl.Series(rows.SPLIT, sides, dtype=pl.String))
+    return labelled, _ordered(levels, layout), [*layout.warnings, *warnings]
+
+
+def _ordered(levels: Sequence[str], layout: Layout) -> tuple[str, ...]:
+    """Levels, finest first: those of the folders by their depth where any has a name of its own."""
+    if not any(map(is_own, layout.levels)):
+        return columns.finest_first(levels)
+    return tuple(dict.fromkeys((*(level for level in layout.levels[::-1] if level in levels), *levels)))
 
 
 def _key(name: str) -> str:

@@ -116,6 +116,8 @@ def _name_or_id(frame: pl.DataFrame, where: str, warnings: list[str]) -> pl.Data
         name, number = rows.label_column("name", level), rows.label_column("id", level)
         if integers:
             frame = frame.with_columns(mapped(frame[column], lambda text: text.split(".")[0]).cast(pl.Categorical))
+        if columns.is_own(level) and found[0] == EITHER:  # of class folders, say: 0 is a class
+            integers = False
         target = number if integers else name
         if found[0] == EITHER and target in frame.columns and frame[column].null_count() < frame.height:
             kind = "ids" if integers else "names"
@@ -172,7 +174,7 @@ def _labels(frame: pl.DataFrame, links: Links, mode: str) -> pl.DataFrame:
     best = next((judge for judge in (judges.species, judges.label) if judge.scientific), judges.species)
     for column in frame.columns:
         found = columns.part_and_level(column)
-        if found and found[0] == "name" and found[1] != SPECIES:
+        if found and found[0] == "name" and found[1] != SPECIES and not columns.is_own(found[1]):
             rule = best.coarser if columns.level_number(found[1]) >= columns.level_number(GENUS) else _finer(best)
             frame = _rewritten(frame, found[1], mapped(frame[column], rule))
     wanted = (species, genus, columns.EPITHET, columns.GENERIC_NAME, "scientific_name", columns.LABEL)

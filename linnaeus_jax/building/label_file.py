@@ -17,13 +17,14 @@ from linnaeus_jax.data.hdf5 import check_texts, open_hdf5
 from linnaeus_jax.data.labels_file import (
     DAMAGE,
     IDENTIFIERS,
+    RANK_PLACE,
     TextDigest,
     attribute,
     column_names,
     damage,
     rows_of_slab,
 )
-from linnaeus_jax.taxonomy.ranks import task_level
+from linnaeus_jax.taxonomy.ranks import is_task, task_level
 
 
 class DamagedError(Exception):
@@ -80,14 +81,13 @@ class LabelFile:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Label columns, finest rank first; 33.5 lies between 33 and 34."""
-        levels = {}
-        for name in self.datasets:
-            try:
-                levels[name] = task_level(name)
-            except ValueError:
-                continue
-        return tuple(sorted(levels, key=lambda name: levels[name]))
+        """Label columns, finest rank first; 33.5 lies between 33 and 34, ranks without a number where the file says."""
+        place: dict[str, float] = {}
+        for name, dataset in self.datasets.items():
+            level = task_level(name) if is_task(name) else None
+            if level is not None or RANK_PLACE in dataset.attrs:
+                place[name] = float(dataset.attrs.get(RANK_PLACE, level))
+        return tuple(sorted(place, key=lambda name: place[name]))
 
     def has(self, name: str) -> bool:
         """Whether there is a data set of that name with one entry per row."""

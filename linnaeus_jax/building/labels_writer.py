@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.observations import EncodedColumn
 from linnaeus_jax.building.splits import SIDES
-from linnaeus_jax.data.labels_file import IDENTIFIERS, TEXT_DIGEST, TextDigest
+from linnaeus_jax.data.labels_file import IDENTIFIERS, RANK_PLACE, TEXT_DIGEST, TextDigest
 from linnaeus_jax.data.taxon_names import write_taxon_names
+from linnaeus_jax.taxonomy.ranks import task_level
 
 #: rows of text handed to HDF5 at a time, and of numbers with one checksum
 _CHUNK = 1 << 16
@@ -55,10 +56,13 @@ def write_labels(path: Path, content: LabelsContent) -> None:
     """
     with h5py.File(path, "w", libver=("v108", "latest")) as file:
         _write_text(file, IDENTIFIERS, content.identifiers)
-        for task, taxon in content.taxon.items():
-            _write_numbers(file, task, taxon.astype(np.uint32))
-        for name, column in content.encoded.items():
-            _write_numbers(file, name, column.values).attrs.update(column.attributes)
+        own_names = any(task_level(task) is None for task in content.taxon)
+        for place, (task, taxon) in enumerate(content.taxon.items()):
+            column = _write_numbers(file, task, taxon.astype(np.uint32))
+            if own_names:  # no numbers say which rank is the finest
+                column.attrs[RANK_PLACE] = place
+        for name, encoded in content.encoded.items():
+            _write_numbers(file, name, encoded.values).attrs.update(encoded.attributes)
         for name, values in content.arrays.items():
             if values.dtype == object:
                 _write_text(file, name, pl.Series(name, values.tolist(), pl.String))

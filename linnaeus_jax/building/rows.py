@@ -73,7 +73,7 @@ FIXED_COLUMNS: tuple[str, ...] = (
 )
 #: parts of a label: taxon id, scientific name, common name
 LABEL_PARTS: tuple[str, ...] = ("id", "name", "common")
-LABEL_PREFIXES: tuple[str, ...] = tuple(f"{part}_L" for part in LABEL_PARTS)
+LABEL_PREFIXES: tuple[str, ...] = tuple(f"{part}_{sign}" for part in LABEL_PARTS for sign in "L:")
 
 WRITTEN = "written_"
 
@@ -82,7 +82,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def label_column(part: str, level: str) -> str:
-    """Column of a rank: ("id", "L10") -> "id_L10"."""
+    """Column of a rank: ("id", "L10") -> "id_L10", ("name", ":fine") -> "name_:fine"."""
     return f"{part}_{level}"
 
 
@@ -104,7 +104,7 @@ class SourceRows:
         `occurrence` belong together, null = alone. `reason` and `detail` are set where
         the reader rejects the row.
       root: folder that `picture` is relative to.
-      levels: ranks offered, finest first, as "L10", "L20", "L33_5".
+      levels: ranks offered, finest first, as "L10", "L20", "L33_5"; ":fine" where a rank has a name of its own.
       files: what was read, in reading order.
       links: standard column -> column of the source, for the report.
       warnings: what a person should know, one line each.

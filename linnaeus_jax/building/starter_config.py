@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 _TEMPLATE = '''"""Trains on the data set of this folder; change what you like.
 
@@ -28,13 +32,13 @@ def get_config() -> ConfigDict:
     {labels}
 {images}
     data.img_size = {img_size}
-    data.batch_size, data.batch_size_val = 32, 64
+    data.batch_size, data.batch_size_val = {batch_size}, 64
     data.partial.levels = True  # pictures identified only to a coarser rank train the ranks they have
 {metadata}
 
+    # {remark}
     config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
-    config.model.convnext_stages.layer_scale_init_value = 0.1  # blocks count from the first update, for short runs
-    config.train.epochs = 20
+    config.train.epochs = {epochs}
     config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower
     config.lr_scheduler.base_lr = {base_lr}  # at 512 rows, scaled to the batch
     config.lr_scheduler.warmup_epochs = 1.0
@@ -47,8 +51,8 @@ def get_config() -> ConfigDict:
     schedule.mixup.prob.enabled = False  # mixes pictures of one group; try it once everything else works
     schedule.meta_masking.start_prob, schedule.meta_masking.end_prob = 0.5, 0.1  # so that pictures alone suffice, too
     schedule.meta_masking.end_fraction = 0.5
-    schedule.validation.interval_epochs = 1
-    schedule.checkpoint.interval_epochs = 1
+    schedule.validation.interval_epochs = {interval}
+    schedule.checkpoint.interval_epochs = {interval}
     schedule.checkpoint.keep_top_n, schedule.checkpoint.keep_last_n = 1, 1
     schedule.metrics.step_interval = schedule.metrics.console_interval = schedule.metrics.wandb_interval = 20
     schedule.metrics.lr_interval = schedule.metrics.pipeline_interval = 20
@@ -56,8 +60,70 @@ def get_config() -> ConfigDict:
     config.metrics.null_vs_non_null_tasks = data.task_keys_h5
     return config
 '''
+#: seconds per picture of training on two cores of a CPU at 224 pixels; they grow with the area of the pictures
+_SECONDS = {"tiny": 0.011, "sm": 0.23}
+#: updates after which a small model has learnt what it can from few pictures, and more of it on a GPU
+_UPDATES = {"tiny": 3000, "sm": 10_000, "md": 20_000}
+#: longest training on two cores that is chosen, in seconds
+_BUDGET = 1800
+#: seconds of compiling, validating and saving that come to it
+_BESIDE = 120
 #: component -> its position in the metadata vector
 _COMPONENTS = {"TEMPORAL": 0, "SPATIAL": 1, "ELEVATION": 2}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a model and how long a training are a good beginning.
+
+    Attributes:
+      seconds: of the training on two cores of a CPU; None where it is for an accelerator.
+      remark: of how they were chosen, one line.
+    """
+
+    variant: str
+    epochs: int
+    batch_size: int
+    seconds: float | None
+    remark: str
+
+
+def choose_size(rows: int, img_size: int, *, accelerated: bool) -> Size:
+    """Model, epochs and batch for a number of training rows and a side of pictures in pixels.
+
+    On a CPU the smallest model, for about 3,000 updates and at most about half an hour on two cores, but at least 5
+    epochs. On an accelerator a model that grows with the rows and the pictures.
+    """
+    rows = max(rows, 1)
+    batch_size = 32 if rows >= 320 else 16 if rows >= 64 else 8
+    variant = "tiny"
+    if accelerated and rows >= 2000 and img_size > 96:
+        variant = "sm" if rows < 500_000 else "md"
+    per_epoch = max(rows // batch_size, 1)
+    epochs = min(max(round(_UPDATES[variant] / per_epoch), 20), 150)
+    if accelerated:
+        where = f"on a GPU or TPU: about {epochs * per_epoch:,} updates"
+        return Size(variant, epochs, batch_size, None, _remark(rows, img_size, where))
+    of_epoch = rows * _SECONDS[variant] * (img_size / 224) ** 2
+    epochs = max(min(epochs, int(_BUDGET / of_epoch)), 5)
+    seconds = epochs * of_epoch + _BESIDE
+    shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
+    where = f"on a CPU: about {epochs * per_epoch:,} updates, {shown} on 2 cores"
+    return Size(variant, epochs, batch_size, seconds, _remark(rows, img_size, where))
+
+
+def _remark(rows: int, img_size: int, where: str) -> str:
+    return f"chosen for {rows:,} training rows of {img_size} px {where}"
+
+
+def has_accelerator() -> bool:
+    """Whether JAX would compute on a GPU or TPU here; it is not started for that."""
+    chosen = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+    if chosen:
+        return chosen != "cpu"
+    plugins = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+    tpu = Path("/dev/accel0").exists() and importlib.util.find_spec("libtpu") is not None
+    return (plugins and Path("/dev/nvidiactl").exists()) or tpu
 
 
 def starter_config(
@@ -69,6 +135,8 @@ def starter_config(
     img_size: int,
     picture_folder: str,
     sides: str,
+    rows: int = 1000,
+    accelerated: bool | None = None,
 ) -> str:
     """The text of a config file in Python.
 
@@ -80,9 +148,12 @@ def starter_config(
       picture_folder: where the pictures lie; empty: in images.h5 beside it.
       sides: "file" where the labels file says which rows are for training, "random" where a run draws them, "train"
         where there is nothing but training rows.
+      rows: for training.
+      accelerated: whether it is for a GPU or TPU; None: what this machine has.
     """
     prefix = "train_" if sides == "train" else ""
     remark = "  # says itself which rows are for training" if sides == "file" else ""
+    size = choose_size(rows, img_size, accelerated=has_accelerator() if accelerated is None else accelerated)
     labels = f'data.h5.{prefix}labels_path = str(HERE / "labels.h5"){remark}'
     images = f'    data.h5.{prefix}images_path = str(HERE / "images.h5")'
     if picture_folder:
@@ -109,8 +180,12 @@ def starter_config(
         labels=labels,
         metadata="\n".join(lines),
         img_size=img_size,
-        variant="tiny" if img_size <= 96 else "sm",
-        base_lr=1.6e-2 if img_size <= 96 else 8e-3,
+        remark=size.remark,
+        variant=size.variant,
+        epochs=size.epochs,
+        batch_size=size.batch_size,
+        interval=max(1, size.epochs // 30),
+        base_lr=1.6e-2 if size.variant == "tiny" else 8e-3,
         weights=tuple(0.5**position for position in range(len(tasks))),
         group_levels=(tasks[0],),
     )

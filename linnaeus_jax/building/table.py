@@ -148,7 +148,7 @@ def read_columns(
 def _read_text(
     table: Path, text: TextOptions, link: Callable[[Sequence[str]], Links], progress: Progress | None
 ) -> tuple[pl.DataFrame, Links, list[str]]:
-    with _opened(table) as source:
+    with opened(table) as source:
         quote = '"' if text.quotes == "csv" else None
         dialect = find_dialect(_head(table), quote=quote, encoding=text.encoding)
         if text.separator:
@@ -164,7 +164,7 @@ def _read_text(
 
 
 @contextmanager
-def _opened(table: Path) -> Iterator[TextSource]:
+def opened(table: Path) -> Iterator[TextSource]:
     """The text of a table; a damaged gzip file is a UserError."""
     with open(table, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
@@ -177,7 +177,7 @@ def _opened(table: Path) -> Iterator[TextSource]:
 
 
 def _head(table: Path) -> bytes:
-    with _opened(table) as source:
+    with opened(table) as source:
         return source.stream.read(_HEAD)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from linnaeus_jax.building.columns import OWN, is_own, level_number, rank_name, task_of
 from linnaeus_jax.building.homonyms import shown_name, split_homonyms
 from linnaeus_jax.building.rows import (
     LABEL_PARTS,
@@ -123,17 +124,28 @@ class Taxa:
 def chosen_levels(offered: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
     """The levels of a data set, finest first: those asked for, or the default ones, or all that there are.
 
+    Ranks with names of their own stand in the order in which they are asked for.
+
     Raises:
-      ValueError: the source lacks a level, or has none.
+      ValueError: the source lacks a level, or has none; one twice, or levels of the taxonomy that do not rise beside
+        ranks with names of their own.
     """
     if not offered:
         raise ValueError("the source has no column of names or ids at any rank; name them with --rank-map")
-    lacking = [level for level in asked if level not in offered]
+    lacking = [level.removeprefix(OWN) for level in asked if level not in offered]
     if lacking:
-        raise ValueError(f"--ranks: the source has no {', '.join(lacking)}; it has {', '.join(offered)}")
+        there = ", ".join(level.removeprefix(OWN) for level in offered)
+        raise ValueError(f"--ranks: the source has no {', '.join(lacking)}; it has {there}")
+    own = tuple(filter(is_own, offered))
     default = tuple(level for level in DEFAULT_LEVELS if level in offered)
-    chosen = asked or default or offered
-    return tuple(level for level in offered if level in chosen)
+    chosen = asked or (offered if own else default) or offered
+    if not any(map(is_own, chosen)):
+        return tuple(level for level in offered if level in chosen)
+    numbers = [level_number(level) for level in chosen if not is_own(level)]
+    if len(set(chosen)) < len(chosen) or numbers != sorted(numbers):
+        names = ",".join(map(rank_name, chosen))
+        raise ValueError(f"--ranks {names}: name each rank once, finest first; those of the taxonomy keep their order")
+    return tuple(chosen)
 
 
 def label_rows(frame: pl.DataFrame, levels: Sequence[str], synonyms: Mapping[str, str], min_per_class: int) -> Taxa:
@@ -145,7 +157,7 @@ def label_rows(frame: pl.DataFrame, levels: Sequence[str], synonyms: Mapping[str
       synonyms: name -> accepted name, beside what the rows say themselves.
       min_per_class: classes with fewer rows become null at their rank.
     """
-    tasks = tuple(f"taxa_{level}" for level in levels)
+    tasks = tuple(map(task_of, levels))
     records, codes = _records(frame, levels)
     homonyms = split_homonyms(records, tasks)
     synonyms = _cleaned(synonyms, records)

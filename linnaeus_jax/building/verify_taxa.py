@@ -115,7 +115,7 @@ def check_taxa(taxa: Taxa, findings: Findings, *, conflict_limit: float, thresho
     """
     tasks, label = taxa.tasks, taxa.label
     for task in tasks:
-        if task_level(task) not in RANK_LEVELS.values():
+        if task_level(task) not in (None, *RANK_LEVELS.values()):
             findings.note("ranks", f"{task}: no rank of that level has a name; it is shown as {task}")
         if len(taxa.classes[task]) == 1:
             findings.warning("empty_rank", f"{task}: no row has a label; leave it out of data.task_keys_h5")

@@ -6,6 +6,7 @@ Here stand the rules between keys, and the checks of other subpackages; `checks.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -152,11 +153,13 @@ def _of_other_families(config: ConfigDict) -> list[str]:
 def _of_another_family(keys: Sequence[str], names: Sequence[str], config: ConfigDict, default: ConfigDict) -> str:
     """The error of keys that the families `names` read and the one of `config` does not."""
     one = len(keys) == 1
-    defaults = " and ".join(repr(value_of(default, key)) for key in keys)
+    values = {key: value_of(default, key) for key in keys}
+    defaults = " and ".join(map(repr, values.values()))
+    arguments = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values.items())
     return (
         f"{', '.join(keys)} {'is a setting' if one else 'are settings'} of {' and '.join(names)}, but model.type = "
-        f"{config.model.type!r}: remove {'it' if one else 'them'} (the default{'' if one else 's'}: {defaults}), or "
-        f"change model.type"
+        f"{config.model.type!r}: remove {'it' if one else 'them'} (the default{'' if one else 's'}: {defaults}; "
+        f"on the command line add {arguments}), or change model.type"
     )
 
 

@@ -19,6 +19,8 @@ from linnaeus_jax.data.hdf5 import UnsafeFileError, check_texts, open_hdf5
 from linnaeus_jax.mistakes import InputError
 
 IDENTIFIERS = "img_identifiers"
+#: attribute of label columns whose ranks have no numbers: their place, 0 = the finest
+RANK_PLACE = "rank_place"
 CHUNK = 1 << 17  # rows of texts decoded at a time, to bound the number of Python strings alive
 SLAB_BYTES = 64 << 20  # and bytes, of texts of fixed length
 #: what h5py raises where values cannot be read

@@ -166,11 +166,16 @@ class SplitRows:
     rule: str = ""
 
 
+#: training rows of which validation rows are drawn where the file names test rows alone
+FEWEST_ROWS = 10
+
+
 def split_file(table: LabelTable, kept: NDArray[np.int64], h5: ConfigDict) -> SplitRows:
     """The splits of a single file: those that its dataset `split` says, or random ones.
 
     Rows of a split that the file says keep the order of the file. A random split draws rows; where the file says
-    which rows are pictures of one occurrence, whole occurrences.
+    which rows are pictures of one occurrence, whole occurrences. Of a file that says which rows are for training and
+    for a test, but of none that it is for validation, these are drawn from the training rows, if there are 10.
 
     Args:
       kept: usable rows, ascending.
@@ -179,10 +184,17 @@ def split_file(table: LabelTable, kept: NDArray[np.int64], h5: ConfigDict) -> Sp
     Raises:
       ValueError: a split without rows, or a malformed dataset.
     """
-    ratio, seed = h5.train_val_split_ratio, h5.train_val_split_seed
     if SPLIT in table.offered and h5.use_split_column:
         column = read_split_column(table.path)
         parts = [kept[column[kept] == number] for number in range(3)]
+        if len(parts[0]) >= FEWEST_ROWS and len(parts[2]) and not (column == SPLITS.index("val")).any():
+            train, val, how = _random(table, parts[0], h5)
+            rule = (
+                f"by the dataset {SPLIT!r} of the file, which names {len(parts[2])} test rows and none for validation: "
+                f"these are drawn from its {len(parts[0])} training rows {how or 'at random'}, by "
+                "data.h5.train_val_split_ratio"
+            )
+            return SplitRows(train, val, parts[2], rule)
         for name, rows, advice in zip(
             SPLITS, parts, ("", " or name the file as data.h5.train_labels_path to train without validation")
         ):
@@ -199,13 +211,20 @@ def split_file(table: LabelTable, kept: NDArray[np.int64], h5: ConfigDict) -> Sp
         )
         train, val, test = parts
         return SplitRows(train, val, test, rule)
-    empty, rule = np.empty(0, np.int64), ""
-    if OCCURRENCE in table.offered:
-        train, val = split_occurrences(kept, text_hashes(table.path, OCCURRENCE)[kept], ratio, seed)
-        rule = f"at random by whole occurrences (dataset {OCCURRENCE!r} of the file), so that none is on both sides"
-    else:
-        train, val = split_rows(kept, ratio, seed)
-    return SplitRows(train, val, empty, rule)
+    train, val, rule = _random(table, kept, h5)
+    return SplitRows(train, val, np.empty(0, np.int64), rule)
+
+
+def _random(
+    table: LabelTable, kept: NDArray[np.int64], h5: ConfigDict
+) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
+    """Training and validation rows drawn from `kept`, and how where not row by row."""
+    ratio, seed = h5.train_val_split_ratio, h5.train_val_split_seed
+    if OCCURRENCE not in table.offered:
+        return *split_rows(kept, ratio, seed), ""
+    train, val = split_occurrences(kept, text_hashes(table.path, OCCURRENCE)[kept], ratio, seed)
+    rule = f"at random by whole occurrences (dataset {OCCURRENCE!r} of the file), so that none is on both sides"
+    return train, val, rule
 
 
 def split_rows(kept: NDArray[np.int64], ratio: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

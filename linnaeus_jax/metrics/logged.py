@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from linnaeus_jax.metrics import table
+from linnaeus_jax.taxonomy.ranks import TASK_PATTERN
 
 #: what a part in angle brackets stands for, and what it may be
 PARTS = {
@@ -28,10 +29,9 @@ PARTS = {
     "probe": "a probe that a plugin registered",
     "value": "what the probe names its values",
 }
-_TASK = r"taxa_[lL]\d+(?:_\d+)?"
 _PHASE = r"val(?:_no_mask|_mask(?:_[A-Za-z0-9_.\-]+)?)?"
 _PATTERNS = {
-    "task": _TASK,
+    "task": TASK_PATTERN,
     "phase": _PHASE,
     "core phase": r"(?:val(?:_no_mask)?|valMask(?:_[A-Za-z0-9_.\-]+)?)",
     "core metric": r"(?:loss|loss_unweighted|chain_acc|partial_chain_acc)(?:_pct)?",
@@ -81,7 +81,7 @@ def _part(name: str) -> str:
     if name != "metric":
         return f"({_PATTERNS[name]})"
     known = sorted(table.TABLE, key=len, reverse=True)
-    return f"({'|'.join(map(re.escape, known))})(?:_{_TASK})?"
+    return f"({'|'.join(map(re.escape, known))})(?:_{TASK_PATTERN})?"
 
 
 _EPOCH = ("epoch",)

@@ -25,7 +25,7 @@ from linnaeus_jax.reporting.page import escaped, note, page, percent, table
 from linnaeus_jax.reporting.report_plots import Runs
 from linnaeus_jax.reporting.run_record import RunRecord, files_fit
 from linnaeus_jax.reporting.verdicts import verdicts
-from linnaeus_jax.taxonomy.ranks import task_level, task_name
+from linnaeus_jax.taxonomy.ranks import TASK_PATTERN, in_order, task_name
 
 #: metrics per task of the section on mistakes and confidence
 CONFIDENCE = (
@@ -81,9 +81,10 @@ def side_by_side(contents: Mapping[str, str]) -> str:
 
 def tasks_of(runs: Iterable[RunRecord]) -> list[str]:
     """Tasks that any run measured, finest rank first."""
-    pattern = re.compile(r"(?:train|val)/(?:epoch_avg_)?acc1_(taxa_[lL]\d+(?:_\d+)?)$")
+    pattern = re.compile(rf"(?:train|val)/(?:epoch_avg_)?acc1_({TASK_PATTERN})$")
+    runs = list(runs)
     tasks = {match[1] for run in runs for name in run.names if (match := pattern.match(name))}
-    return sorted(tasks, key=task_level)
+    return in_order(tasks, *(run.config.get("data", {}).get("task_keys_h5", ()) for run in runs))
 
 
 def phases_of(runs: Iterable[RunRecord]) -> dict[str, str]:

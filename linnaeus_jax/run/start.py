@@ -25,6 +25,7 @@ from linnaeus_jax.run.facts import run_facts
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.pretrained import RECORD, record
 from linnaeus_jax.run.remote_sync import RemoteSync
+from linnaeus_jax.run.train_log import ESTIMATED_AFTER
 from linnaeus_jax.schedules.summary import headline, schedule_summary, write_summary
 
 log = logging.getLogger("linnaeus_jax")
@@ -85,6 +86,7 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
         log.warning("schedule: %s", warning)
     if all(row.optimizer == FROZEN for row in experiment.program.settings.optimizer.rows):
         log.warning("optimizer.parameter_groups freezes every parameter: this run trains nothing and only evaluates")
+    log.info("%s", _work(experiment, resumed_step or 0))
     _keep_run_id(experiment, host)
     if sync is not None:
         sync.claim()
@@ -110,6 +112,18 @@ def _devices(experiment: Experiment) -> str:
     state = f"{held:.1f} of {whole:.1f} MB of the state (split)" if placement.fsdp else f"the state of {whole:.1f} MB"
     processes = f"process {jax.process_index()} of {placement.process_count}, " if placement.process_count > 1 else ""
     return f"{processes}{placement.device_count} devices, on each {state}"
+
+
+def _work(experiment: Experiment, done: int) -> str:
+    """How much there is to do, in updates and pictures; how long it takes is known after the first updates."""
+    resolved, sampler = experiment.resolved, experiment.inputs.sampler
+    left = resolved.total_steps - done
+    pictures = left * sampler.accumulation_steps * sampler.batch_size
+    begun = f" of {resolved.total_steps:,}" if done else ""
+    return (
+        f"to do: {left:,}{begun} updates in {resolved.epochs} epochs, about {pictures:,} pictures; how long that takes "
+        f"is said after the first {ESTIMATED_AFTER} updates (python -m linnaeus_jax.tools.check measures it beforehand)"
+    )
 
 
 def _keep_run_id(experiment: Experiment, host: HostState) -> None:

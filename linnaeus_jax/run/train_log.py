@@ -8,7 +8,7 @@ import time
 
 from linnaeus_jax.data.loader import TrainLoader
 from linnaeus_jax.metrics.step_logger import due_part, pipeline_lines, schedule_line
-from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar
+from linnaeus_jax.reporting.display import Throughput, TrainingProgressBar, eta
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
@@ -19,6 +19,10 @@ from linnaeus_jax.taxonomy.ranks import task_name
 log = logging.getLogger("linnaeus_jax")
 
 
+#: updates after which the time of a run can be told; the first one carries compilation
+ESTIMATED_AFTER = 10
+
+
 class TrainLog:
     """Writes the log points that the recorder holds."""
 
@@ -26,12 +30,21 @@ class TrainLog:
         self.experiment, self.host, self.sinks, self.checkpoints = experiment, host, sinks, checkpoints
         self.throughput = Throughput()
         total, start = experiment.resolved.total_steps, host.progress.global_step
+        self._estimate_at, self._total = start + ESTIMATED_AFTER, total
         self.bar = TrainingProgressBar(total, start, shown=experiment.is_coordinator)
 
     def advance(self, completed: int, position: str, images: int, waited: float) -> None:
         """An update of `images` images was dispatched, and the next one's data waited for, in seconds."""
         self.throughput.update(images, waited)
         self.bar.update(completed, position, self.throughput)
+        if completed == self._estimate_at and self.experiment.is_coordinator:
+            left, seconds = self._total - completed, self.throughput.seconds_per_update
+            log.info(
+                "about %s for the %s updates that are left, at %.3g s each, without validation",
+                eta(left * seconds),
+                f"{left:,}",
+                seconds,
+            )
 
     def close(self) -> None:
         self.bar.close()

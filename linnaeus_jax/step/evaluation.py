@@ -89,7 +89,7 @@ class EvaluationProgram:
         variables = {"params": params, **model_state}
         tokens = self.model.apply(variables, features, meta, meta_valid_BK=valid, method="encode_tokens")
         logits: Any = self.model.apply(variables, tokens, method="classify")
-        return logits
+        return {task: logits[task] for task in self.tasks}  # JAX sorts the keys of a dict
 
     @property
     def used(self) -> tuple[str, ...]:

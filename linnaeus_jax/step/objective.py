@@ -190,7 +190,7 @@ class Objective:
         with jax.named_scope("metrics"):
             measured = Measured(
                 sums=batch_sums(
-                    jax.lax.stop_gradient(logits),
+                    {task: jax.lax.stop_gradient(logits[task]) for task in self.tasks},
                     jnp.where(targets.lam[:, None] >= 0.5, micro["label"], targets.partner_label),
                     micro["weight"],
                     jax.lax.stop_gradient(task_losses.per_sample),
@@ -295,10 +295,12 @@ class Objective:
     def _forward(
         self, variables: Any, image: jax.Array, meta: jax.Array, slots: Any, **options: Any
     ) -> tuple[tuple[dict[str, jax.Array], Any], Any]:
-        """((training-mode logits per task, new non-trainable state), frames or None)."""
+        """((training-mode logits per task, in task order, new non-trainable state), frames or None)."""
         if self.recorder is None:
-            return self.model.apply(variables, image, meta, **options), None
-        return self.recorder.apply(variables, image, meta, slots=slots, **options)
+            (logits, state), frames = self.model.apply(variables, image, meta, **options), None
+        else:
+            (logits, state), frames = self.recorder.apply(variables, image, meta, slots=slots, **options)
+        return ({task: logits[task] for task in self.tasks}, state), frames  # JAX sorts the keys of a dict
 
     def gradient_slots(
         self,

@@ -1,10 +1,14 @@
-"""Taxonomic ranks as numbers: the higher the level, the coarser the rank. Half ranks are written with an underscore."""
+"""Ranks and their label columns.
+
+Taxonomic ranks have numbers: the higher the level, the coarser the rank; half ranks are written with an underscore. The
+column of species is "taxa_L10". Ranks of other data have names of their own and no number: that of "fine" is
+"taxa_fine", and their order is the order in which they are listed, finest first.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 
 from linnaeus_jax.mistakes import InputError
 
@@ -43,27 +47,59 @@ RANK_LEVELS: dict[str, float] = {
     "stateofmatter": 100.0,
 }
 _NAMES = {level: name for name, level in RANK_LEVELS.items()}
-_TASK = re.compile(r"taxa_[lL](\d+(?:_\d+)?)")
+_LEVEL_TASK = re.compile(r"taxa_[lL](\d+(?:_\d+)?)")
+#: a rank with a name of its own, as it stands in the name of a label column
+OWN_NAME = r"[^\W\d_][\w-]*"
+#: what a label column is called, for patterns of longer names
+TASK_PATTERN = rf"taxa_{OWN_NAME}"
+_TASK = re.compile(TASK_PATTERN)
 
 
-def task_level(task: str) -> float:
-    """Level of a label column: "taxa_L10" -> 10.0, "taxa_L33_5" -> 33.5. Raises ValueError for other names."""
-    match = _TASK.fullmatch(task)
-    if match is None:
-        raise InputError(f"task {task!r} is not of the form 'taxa_L<level>', e.g. taxa_L10 or taxa_L33_5")
-    return float(match[1].replace("_", "."))
+def is_task(name: str) -> bool:
+    """Whether that is the name of a label column: "taxa_L10", "taxa_fine"."""
+    return _TASK.fullmatch(name) is not None
+
+
+def task_level(task: str) -> float | None:
+    """Level of a label column: "taxa_L10" -> 10.0, "taxa_L33_5" -> 33.5, "taxa_fine" -> None.
+
+    Raises ValueError for what is no label column.
+    """
+    if match := _LEVEL_TASK.fullmatch(task):
+        return float(match[1].replace("_", "."))
+    if is_task(task):
+        return None
+    raise InputError(f"task {task!r} is not of the form 'taxa_L<level>' or 'taxa_<name>', e.g. taxa_L10 or taxa_fine")
 
 
 def task_name(task: str) -> str:
-    """What people call the rank of a label column: "taxa_L10" -> "species"; the column's name where that is unknown."""
-    return _NAMES.get(task_level(task), task) if _TASK.fullmatch(task) else task
+    """What people call the rank of a label column: "taxa_L10" -> "species", "taxa_fine" -> "fine"; the column's name
+    where its level has none."""
+    if match := _LEVEL_TASK.fullmatch(task):
+        return _NAMES.get(float(match[1].replace("_", ".")), task)
+    return task.removeprefix("taxa_") if is_task(task) else task
+
+
+def in_order(tasks: Iterable[str], *known: Sequence[str]) -> list[str]:
+    """Label columns, finest first: by their levels, those without one where the known orders of columns have them."""
+    listed = list(dict.fromkeys(task for order in known for task in order))
+    missing = sorted(set(tasks).difference(listed), key=lambda task: (task_level(task) or float("inf"), task))
+    given = [task for task in listed if task in set(tasks)]
+    if all(task_level(task) is not None for task in (*given, *missing)):
+        return sorted((*given, *missing), key=lambda task: task_level(task) or 0.0)
+    return given + missing
 
 
 def check_task_order(tasks: Sequence[str]) -> None:
-    """Raises ValueError unless tasks are given and their levels rise strictly: the finest rank comes first."""
+    """Raises ValueError unless tasks are given, each once, and the levels of those that have one rise: the finest rank
+    comes first."""
     if not tasks:
         raise InputError("data.task_keys_h5 is empty; name at least one label column, e.g. ('taxa_L10',)")
-    levels = [task_level(task) for task in tasks]
-    if any(coarse <= fine for fine, coarse in pairwise(levels)):
-        ordered = tuple(sorted(set(tasks), key=task_level))
+    levels = {task: task_level(task) for task in tasks}
+    rising = [level for level in levels.values() if level is not None]
+    if len(levels) < len(tasks) or rising != sorted(set(rising)):
+        in_order = iter(
+            sorted((task for task in levels if levels[task] is not None), key=lambda task: levels[task] or 0)
+        )
+        ordered = tuple(task if levels[task] is None else next(in_order) for task in levels)
         raise InputError(f"data.task_keys_h5 = {tuple(tasks)} must list each rank once, finest first: use {ordered}")

@@ -3,6 +3,7 @@
     python -m linnaeus_jax.tools.build_dataset --folders pictures --out data/mine
     python -m linnaeus_jax.tools.build_dataset --table records.csv --pictures photos --out data/mine
     python -m linnaeus_jax.tools.build_dataset --dwca gbif.zip --pictures photos --out data/mine
+    python -m linnaeus_jax.tools.build_dataset --lists train=train.txt,test=test.txt --ranks fine,coarse --out data/mine
 
 Writes labels.h5, images.h5 and a config.py to train with, lists what it did not use in rejected.csv and what it blanked
 in blanked.csv. The same command goes on with a build that was ended. See docs/your_data.md.
@@ -20,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax import tools
-from linnaeus_jax.building import coco, darwin_core, folders, table
+from linnaeus_jax.building import coco, darwin_core, folders, lists, table
 from linnaeus_jax.building.build import SUMMARY, build, build_shard, discard, merge
-from linnaeus_jax.building.columns import level_of, split_options
-from linnaeus_jax.building.finish import REJECTED, Finished
+from linnaeus_jax.building.columns import is_own, own_or_level, rank_name, split_options
+from linnaeus_jax.building.finish import REJECTED, Finished, training_rows
 from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions, Shard
 from linnaeus_jax.building.plan import NothingUsable, plan_build
 from linnaeus_jax.building.rows import Progress, SourceRows
 from linnaeus_jax.building.scientific_names import MODES
+from linnaeus_jax.building.starter_config import choose_size, has_accelerator
 from linnaeus_jax.building.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import RESIZE_MODES
@@ -39,6 +41,7 @@ USED: dict[str, set[str]] = {
     "table": {"map", "rank_map", "pictures", "separator", "quotes", "encoding"},
     "dwca": {"map", "rank_map", "pictures"},
     "coco": {"map", "pictures", "coco_val", "coco_categories"},
+    "lists": {"pictures", "separator", "columns", "class_names"},
 }
 
 
@@ -50,6 +53,9 @@ def argument_parser() -> argparse.ArgumentParser:
     source.add_argument("--table", type=Path, metavar="FILE", help="CSV, TSV or Parquet, one row for each picture")
     source.add_argument("--dwca", type=Path, metavar="FILE", help="Darwin Core archive of GBIF or iNaturalist")
     source.add_argument("--coco", type=Path, metavar="JSON", help="annotations of an iNaturalist competition")
+    source.add_argument(
+        "--lists", nargs="+", metavar="SPLIT=FILE", help="lists of paths with labels: train=train.txt,test=test.txt"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the data set")
 
     where = parser.add_argument_group("reading the source")
@@ -59,7 +65,11 @@ def argument_parser() -> argparse.ArgumentParser:
     where.add_argument("--follow-links", action="store_true", help="follow symbolic links out of that folder")
     where.add_argument("--coco-val", type=Path, metavar="JSON", help="--coco: annotations of the validation pictures")
     where.add_argument("--coco-categories", type=Path, metavar="JSON", help="--coco: categories in a file of their own")
-    where.add_argument("--separator", help="--table: character between fields; default: found")
+    where.add_argument("--separator", help="--table, --lists: character between fields; default: found")
+    where.add_argument("--columns", default="", help="--lists: what the fields are, - to leave out: path,fine,-,coarse")
+    where.add_argument(
+        "--class-names", nargs="+", default=[], metavar="[RANK=]FILE", help="--lists: names of numbered classes"
+    )
     where.add_argument("--quotes", choices=table.QUOTES, default="csv", help="--table: whether quotes are text (csv)")
     where.add_argument("--encoding", help="--table: default: UTF-8, and Latin-1 for lines that are not")
     where.add_argument(
@@ -72,7 +82,9 @@ def argument_parser() -> argparse.ArgumentParser:
     where.add_argument("--doi", help="DOI of the download, kept with every picture")
 
     labels = parser.add_argument_group("labels")
-    labels.add_argument("--ranks", type=levels, default=(), help="ranks of the data set, e.g. species,genus,family")
+    labels.add_argument(
+        "--ranks", type=levels, default=(), help="ranks, finest first: species,genus, or any names: fine,coarse"
+    )
     labels.add_argument("--folder-ranks", default="", help="--folders: ranks from the outermost, e.g. order,family")
     labels.add_argument("--taxonomy", type=Path, metavar="CSV", help="--folders: coarser ranks of the finest names")
     labels.add_argument(
@@ -126,9 +138,9 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def levels(text: str) -> tuple[str, ...]:
-    """ "species,genus" -> ("L10", "L20")."""
+    """ "species,genus" -> ("L10", "L20"); "fine,coarse" -> (":fine", ":coarse")."""
     try:
-        return tuple(level_of(name) for name in text.split(",") if name)
+        return tuple(own_or_level(name) for name in text.split(",") if name.strip())
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -153,6 +165,8 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
       UserError: an option that this source does not have, or a source that cannot be read.
     """
     mapping, rank_map = split_options(args.map, "--map"), split_options(args.rank_map, "--rank-map")
+    own = {rank_name(level): level for level in args.ranks if is_own(level)}
+    rank_map = {own.get(rank, rank): column for rank, column in rank_map.items()}
     columns: dict[str, Any] = {"mapping": mapping, "rank_map": rank_map}
     common: dict[str, Any] = {
         "names": args.names,
@@ -167,15 +181,27 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
     if wrong:
         raise UserError(f"{', '.join(wrong)}: not for --{kind}; see --help")
     if args.folders:
-        ranks = [name for name in args.folder_ranks.split(",") if name] or None
-        return folders.read(args.folders, ranks=ranks, taxonomy=args.taxonomy, exif=args.exif, **columns, **common)
+        ranks = [own.get(name.strip(), name) for name in args.folder_ranks.split(",") if name.strip()] or None
+        layout: dict[str, Any] = {"ranks": ranks, "innermost": args.ranks if own else (), "taxonomy": args.taxonomy}
+        return folders.read(args.folders, **layout, exif=args.exif, **columns, **common)
+    columns["rank_map"] = {level: name for name, level in own.items()} | rank_map
     if args.table:
         text = {name: getattr(args, name) for name in ("separator", "quotes", "encoding")}
         return table.read(args.table, pictures=args.pictures, **text, **columns, **common)
     if args.dwca:
         return darwin_core.read(args.dwca, pictures=args.pictures, **columns, **common)
+    if args.lists:
+        given = [lists.ListFile.parse(text) for text in _several(args.lists)]
+        options = {"separator": args.separator, "columns": [name for name in args.columns.split(",") if name.strip()]}
+        names = _several(args.class_names)
+        return lists.read(given, ranks=args.ranks, pictures=args.pictures, class_names=names, **options, **common)
     files = {"validation": args.coco_val, "categories": args.coco_categories}
     return coco.read(args.coco, pictures=args.pictures, mapping=mapping, **files, **common)
+
+
+def _several(texts: Sequence[str]) -> list[str]:
+    """["a,b", "c"] -> ["a", "b", "c"]."""
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 def read_synonyms(path: Path | None) -> dict[str, str]:
@@ -242,6 +268,8 @@ def main(argv: Sequence[str]) -> None:
         return
     for content in summary_tables(finished, args.out):
         console.print(content)
+    size = choose_size(training_rows(finished), args.size, accelerated=has_accelerator())
+    console.print(f"config.py: model {size.variant}, {size.epochs} epochs; {size.remark}", soft_wrap=True)
     console.print(
         f"next: python -m linnaeus_jax.main --config={args.out}/config.py --workdir=runs/mine", soft_wrap=True
     )

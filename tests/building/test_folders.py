@@ -181,6 +181,104 @@ def test_what_is_no_tree_of_classes(tmp_path):
         folders.read(tree(tmp_path / "deep", "1/2/3/4/5/6/7/8/p.jpg"))
 
 
+def split_and_labels(root: Path, *names: str, **options) -> list[tuple]:
+    frame = folders.read(root, **options).frame
+    return frame.select("picture", "split", pl.col(names).cast(pl.String), "detail").rows()
+
+
+def test_an_official_split_beside_other_folders(tmp_path):
+    tree(tmp_path, "train/Fruit/Apple/Pink/1.jpg", "val/Fruit/Apple/Pink/2.jpg", "Test2019/Fruit/Banana/3.jpg")
+    tree(tmp_path, "iconic images/Fruit/Banana/4.jpg", "5.jpg")
+    assert split_and_labels(tmp_path, "name_L10", "name_L20", "name_L30") == [
+        ("5.jpg", None, None, None, None, "lies in no class folder"),
+        ("Test2019/Fruit/Banana/3.jpg", "test", None, "Banana", "Fruit", None),
+        ("iconic images/Fruit/Banana/4.jpg", None, None, None, None, "lies beside the folders of the split"),
+        ("train/Fruit/Apple/Pink/1.jpg", "train", "Pink", "Apple", "Fruit", None),
+        ("val/Fruit/Apple/Pink/2.jpg", "val", "Pink", "Apple", "Fruit", None),
+    ]
+    source = folders.read(tmp_path)
+    assert source.links == {
+        "split": "folder 1",
+        "name_L10": "folder 4",
+        "name_L20": "folder 3",
+        "name_L30": "folder 2",
+    }
+    said = "\n".join(source.warnings)
+    assert "the folders beside Test2019, train, val are left out: iconic images" in said
+    assert "1 class folders lie less deep than others (Fruit/Banana): those 2 deep are classes of genus, " in said
+    every = folders.read(tmp_path, ranks=["class", "order", "genus", "species"])
+    assert "split" not in every.frame.columns
+    assert any("no split is taken" in warning for warning in every.warnings)
+
+
+@pytest.mark.parametrize(
+    ("paths", "messages"),
+    [
+        (
+            ["data/train/a/1.jpg", "data/test/a/2.jpg", "samples/3.jpg"],
+            ["holds folders of a split", "--folders .*/data"],
+        ),
+        (["data/train/a/1.jpg", "data/val/a/2.jpg"], ["--folders .*/data,", "--folder-ranks"]),
+        (["a/train/1.jpg", "a/val/2.jpg", "b/3.jpg"], ["such as b"]),
+        (["a/1.jpg", "b/2.jpg", "test/3.jpg"], ["test is named like the folder of a split", "beside a, b"]),
+        (["val/x/1.jpg", "test/x/2.jpg", "extra/x/3.jpg"], ["beside extra", "--folder-ranks"]),
+        (["train/1.jpg", "val/2.jpg"], ["in no class folder", "--lists"]),
+    ],
+)
+def test_a_split_that_is_not_clear_is_refused(tmp_path, paths, messages):
+    for message in messages:
+        with pytest.raises(UserError, match=message):
+            folders.read(tree(tmp_path, *paths))
+
+
+def test_a_training_side_alone_beside_other_folders(tmp_path):
+    tree(tmp_path / "split", "train/Fruit/Apple/1.jpg", "iconic/Fruit/2.jpg")
+    assert split_and_labels(tmp_path / "split", "name_L10") == [
+        ("iconic/Fruit/2.jpg", None, None, "lies beside the folders of the split"),
+        ("train/Fruit/Apple/1.jpg", "train", "Apple", None),
+    ]
+    source = folders.read(tree(tmp_path / "vehicles", "car/1.jpg", "train/2.jpg"))
+    assert source.frame["name_L10"].cast(pl.String).to_list() == ["car", "train"]
+    assert "train is taken as a class like the folders beside it (car); " in source.warnings[0]
+
+
+def test_a_split_within_class_folders(tmp_path):
+    tree(tmp_path, "Parus/major/train/1.jpg", "Parus/major/test/2.jpg", "Corvus/train/3.jpg")
+    assert split_and_labels(tmp_path, "name_L10", "name_L20") == [
+        ("Corvus/train/3.jpg", "train", None, "Corvus", None),
+        ("Parus/major/test/2.jpg", "test", "Parus major", "Parus", None),
+        ("Parus/major/train/1.jpg", "train", "Parus major", "Parus", None),
+    ]
+
+
+def test_ranks_with_names_of_their_own(tmp_path):
+    tree(tmp_path, "Fruit/Apple/Pink/1.jpg", "Fruit/Apple/2.jpg", "Fruit/Banana/3.jpg", "Tins/4.jpg", "Fruit/0/0/5.jpg")
+    source = folders.read(tmp_path, innermost=(":fine", ":coarse", ":kind"))
+    assert source.levels == (":fine", ":coarse", ":kind")
+    names = [pl.col(f"name_:{rank}").cast(pl.String) for rank in ("fine", "coarse", "kind")]
+    assert source.frame.select("picture", *names).rows() == [
+        ("Fruit/0/0/5.jpg", "0", "0", "Fruit"),
+        ("Fruit/Apple/2.jpg", None, "Apple", "Fruit"),
+        ("Fruit/Apple/Pink/1.jpg", "Pink", "Apple", "Fruit"),
+        ("Fruit/Banana/3.jpg", "Banana", "Banana", "Fruit"),
+        ("Tins/4.jpg", "Tins", "Tins", "Tins"),
+    ]
+    assert "those 2 deep are classes of coarse, and of fine under the same name" in source.warnings[0]
+    two = folders.read(tmp_path, innermost=(":fine", ":coarse"))
+    assert two.links == {"name_:coarse": "folder 2", "name_:fine": "folder 3"}
+    assert "nested 3 deep and --ranks names 2 (coarse, fine): those further out have no rank" in two.warnings[0]
+
+
+def test_a_few_deeper_folders_are_said(tmp_path):
+    tree(tmp_path, *(f"Parus ater/{i}.jpg" for i in range(5)), "Parus ater/juvenile/1.jpg", "Parus major/1.jpg")
+    warning = folders.read(tmp_path).warnings[-1]
+    assert warning.startswith("only 1 of 7 pictures lie as deep as Parus ater/juvenile, ")
+    assert warning.endswith("give --folder-ranks species")
+    assert labels(tmp_path, "name_L10", ranks=["species"])[-2] == ("Parus ater/juvenile/1.jpg", "Parus ater")
+    tree(tmp_path / "most", *(f"Parus/major/{i}.jpg" for i in range(5)), "Parus/1.jpg")
+    assert folders.read(tmp_path / "most").warnings == ()
+
+
 def test_links_that_lead_out_are_rows(tmp_path):
     tree(tmp_path / "p", "a/1.jpg")
     tree(tmp_path / "elsewhere", "2.jpg")

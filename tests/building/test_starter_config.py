@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
-from linnaeus_jax.building.starter_config import starter_config
+from linnaeus_jax.building.starter_config import choose_size, has_accelerator, starter_config
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
 from linnaeus_jax.data.dataset import resolve_sources
@@ -32,3 +34,57 @@ def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, sides):
     assert enabled == set(sources)
     assert config.data.meta.active == bool(known)
     assert all(config.data.meta.components[name].dim == width for name, (_, width) in sources.items())
+
+
+@pytest.mark.parametrize("family", ["mFormerV0", "mFormerV1"])
+@pytest.mark.parametrize("img_size", [48, 224])
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_it_is_right_for_every_family(tmp_path, family, img_size, accelerated):
+    options = {"img_size": img_size, "picture_folder": "", "sides": "file"}
+    text = starter_config("mine", "mine", TASKS, {}, rows=9000, accelerated=accelerated, **options)
+    (tmp_path / "config.py").write_text(text)
+    config, _ = load_config([f"--config={tmp_path}/config.py", f"--config.model.type={family}"])
+    assert config_errors(config) == []
+
+
+def test_a_setting_of_another_family_is_mended_by_the_argument_that_the_message_names(tmp_path):
+    given = ["--config=quickstart", "--config.model.type=mFormerV0", "--config.model.rope_stages.depths=(1, 1)"]
+    (message,) = config_errors(load_config(given)[0])
+    arguments = shlex.split(message.partition("on the command line add ")[2].removesuffix("), or change model.type"))
+    assert sorted(argument.partition("=")[0] for argument in arguments) == [
+        "--config.model.convnext_stages.layer_scale_init_value",
+        "--config.model.rope_stages.depths",
+    ]
+    assert config_errors(load_config([*given, *arguments])[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "img_size", "accelerated", "wanted"),
+    [
+        (529, 224, False, ("tiny", 150, 32)),
+        (2640, 224, False, ("tiny", 37, 32)),
+        (300, 64, False, ("tiny", 150, 16)),
+        (100_000, 224, False, ("tiny", 5, 32)),
+        (100_000, 64, False, ("tiny", 20, 32)),
+        (1, 4096, False, ("tiny", 150, 8)),
+        (500, 224, True, ("tiny", 150, 32)),
+        (20_000, 224, True, ("sm", 20, 32)),
+        (20_000, 64, True, ("tiny", 20, 32)),
+        (2_000_000, 224, True, ("md", 20, 32)),
+    ],
+)
+def test_the_size_follows_rows_pictures_and_backend(rows, img_size, accelerated, wanted):
+    size = choose_size(rows, img_size, accelerated=accelerated)
+    assert (size.variant, size.epochs, size.batch_size) == wanted
+    if accelerated:
+        assert size.seconds is None
+    else:
+        assert size.seconds is not None
+        assert size.seconds <= 1920 or size.epochs == 5
+        assert "on 2 cores" in size.remark
+
+
+@pytest.mark.parametrize(("platforms", "wanted"), [("cpu", False), ("cuda,cpu", True), ("tpu", True)])
+def test_the_backend_is_that_which_is_asked_for(monkeypatch, platforms, wanted):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    assert has_accelerator() is wanted

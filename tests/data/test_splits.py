@@ -94,6 +94,15 @@ def test_the_file_says_the_split(tmp_path):
     assert "train_val_split_ratio and train_val_split_seed are not used" in rows.rule
 
 
+def test_validation_rows_of_a_split_without_any_are_drawn_from_the_training_rows(tmp_path):
+    column = np.array([0] * 20 + [2] * 5, np.uint8)
+    rows = split(labels(tmp_path / "l.h5", 25, split=column))
+    train, val = splits.split_rows(np.arange(20), 0.9, 42)
+    assert (rows.train.tolist(), rows.val.tolist()) == (train.tolist(), val.tolist())
+    assert rows.test.tolist() == [20, 21, 22, 23, 24]
+    assert "5 test rows and none for validation: these are drawn from its 20 training rows" in rows.rule
+
+
 def test_the_column_is_left_alone_on_request(tmp_path):
     path = labels(tmp_path / "l.h5", 8, split=np.full(8, 9, np.uint8))
     rows = split(path, data__h5__use_split_column=False)

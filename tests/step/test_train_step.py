@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from linnaeus_jax.step.train_step import apply, grad_sums
 from tests.step import toy
 from tests.step.programs import build, largest_update, relative_difference, run_updates
-from tests.tiny import tiny_config
+from tests.tiny import TASKS, tiny_config
 
 #: plain SGD with a large rate, so that differences between gradients show and are not divided away
 SGD = {
@@ -240,3 +241,34 @@ def test_one_two_and_eight_devices(tmp_path, family):
     if family == "mFormerV1":  # parameters and optimizer state split over the devices
         assert found["split"] <= BOUND
         assert found["share"] <= 0.25
+
+
+def test_the_names_of_ranks_and_their_order_change_nothing(tmp_path, monkeypatch):
+    """JAX sorts the keys of a dict; the columns of labels, losses and metrics stay those of their ranks."""
+    toy.register(monkeypatch)
+    outputs = {}
+    for name, tasks in {"levels": TASKS, "own": ("taxa_fine", "taxa_coarse", "taxa_a-kind")}.items():
+        config = sgd_config(tmp_path / name, **TOY)
+        of = dict(zip(TASKS, tasks, strict=True))
+        with h5py.File(config.data.h5.labels_path, "r+") as file, config.unlocked():
+            for old, new in of.items():
+                file.move(old, new) if new != old else None
+            config.data.task_keys_h5 = tasks
+            config.schedule.mixup.group_levels = tuple(of[task] for task in config.schedule.mixup.group_levels)
+            config.metrics.null_vs_non_null_tasks = tasks
+        program, inputs, placement = build(config, tmp_path)
+        if name == "levels":
+            start = jax.device_get(jax.jit(program.initial_state)())
+        params = {head_of(key, of): value for key, value in start.params.items()}
+        state = jax.jit(program.initial_state)().replace(params=params)
+        outputs[name] = run_updates(program, inputs, placement, 1, state=state)[1][0]
+    assert (outputs["own"].task_losses == outputs["levels"].task_losses).all()
+    for own, level in zip(
+        jax.tree.leaves(outputs["own"].interval), jax.tree.leaves(outputs["levels"].interval), strict=True
+    ):
+        np.testing.assert_array_equal(own, level)
+
+
+def head_of(name: str, tasks: dict[str, str]) -> str:
+    first, _, task = name.partition(".")
+    return f"{first}.{tasks[task]}" if first == "head" else name

@@ -16,6 +16,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from linnaeus_jax.checks import config_errors
+from linnaeus_jax.config import load_config
+from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.demo.as_files import write_demo_files
 from linnaeus_jax.tools import verify_dataset
 from linnaeus_jax.tools.build_dataset import main
@@ -101,6 +104,51 @@ def test_names_get_their_accepted_name_from_a_file(tmp_path):
     assert (listed["name"], listed["accepted"], listed["rows"]) == ("Genus species0", "Genus species1", 2)
 
 
+def test_lists_with_ranks_of_any_name(tmp_path, capsys):
+    pictures = {name: write_pictures(tmp_path / name, 12, seed=seed) for seed, name in enumerate(("train", "test"))}
+    for side, names in pictures.items():
+        lines = [f"{side}/{name}, {place % 3}, {place % 3 // 2}\n" for place, name in enumerate(names)]
+        (tmp_path / f"{side}.txt").write_text("".join(lines))
+    (tmp_path / "classes.csv").write_text("sort,id,kind,kind id\nPink,0,Apple,0\nGala,1,Apple,0\nKiwi,2,Kiwi,1\n")
+    lists = f"train={tmp_path}/train.txt,test={tmp_path}/test.txt"
+    out, options = tmp_path / "out", ("--class-names", tmp_path / "classes.csv", "--size", 32)
+    assert build("--lists", lists, "--ranks", "sort,a-kind", *options, "--out", out) == 0
+    assert totals(out)["split"] == {"train": 12, "val": 0, "test": 12}
+    ranks = {task: (rank["rank"], rank["classes"]) for task, rank in totals(out)["ranks"].items()}
+    assert ranks == {"taxa_sort": ("sort", 3), "taxa_a-kind": ("a-kind", 2)}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "config.py: model tiny, 150 epochs; chosen for 12 training rows of 32 px on a CPU" in printed
+    assert "│ sort │ taxa_sort │" in printed
+    assert verify_dataset.main([str(out / "labels.h5"), "--images", str(out / "images.h5")]) == 0
+    assert "taxa_sort: no rank" not in capsys.readouterr().out
+    with h5py.File(out / "labels.h5") as labels:
+        assert set(labels["taxon_names/taxa_sort/name"].asstr()[:]) == {"Pink", "Gala", "Kiwi"}
+    config, _ = load_config([f"--config={out}/config.py"])
+    assert config.data.task_keys_h5 == ("taxa_sort", "taxa_a-kind")
+    assert config_errors(config) == []
+    dataset = build_dataset(config)
+    assert (len(dataset.train), len(dataset.val), len(dataset.test_rows)) == (10, 2, 12)
+    assert [dataset.class_name(task, 1) for task in dataset.tasks]
+
+
+def test_a_table_with_ranks_of_any_name_where_0_is_a_class(tmp_path, capsys):
+    names = write_pictures(tmp_path, 6)
+    path = table(tmp_path, names, shape=["0", "1", "0", "1", "0", "1"])
+    given = ("--table", path, "--out", tmp_path / "out", "--size", 16, "--split", "none")
+    assert build(*given, "--ranks", "shape") == 0
+    assert totals(tmp_path / "out")["ranks"]["taxa_shape"] == {
+        "rank": "shape",
+        "classes": 2,
+        "labelled": 6,
+        "largest": 3,
+        "smallest": 3,
+    }
+    assert build(*given, "--force", "--ranks", "form") == 2
+    assert "records.csv has no column 'form'; its columns are picture, species, shape" in capsys.readouterr().err
+    assert build(*given, "--force", "--ranks", "genus,shape,species") == 2
+    assert "--ranks" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -126,7 +174,7 @@ def test_wrong_options_are_one_message(tmp_path, capsys, argv, message):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--shard", "3/2"], ["--ranks", "clan"], ["--elevation-scales", "a"], ["--split", "x"]]
+    "argv", [["--shard", "3/2"], ["--ranks", "4th"], ["--elevation-scales", "a"], ["--split", "x"]]
 )
 def test_arguments_that_cannot_be_read_end_with_usage(tmp_path, capsys, argv):
     with pytest.raises(SystemExit) as ended:
