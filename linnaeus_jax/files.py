@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -20,6 +21,8 @@ from ml_collections import ConfigDict
 
 log = logging.getLogger("linnaeus_jax")
 
+#: of Linux
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 #: of file systems that cannot do something at all
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 #: likewise, of directories that are to be synced, or opened for it
@@ -65,11 +68,13 @@ def make_directory(path: Path) -> None:
         sync(directory.parent)
 
 
-def locked(file: IO[Any]) -> bool:
-    """Locks an open file until it is closed, or its process has ended, however it did; False: another one has the lock.
+def locked(file: IO[Any]) -> bool | None:
+    """Locks an open file until it is closed, or its process has ended, however it did.
 
-    On NFS the server keeps it (Linux translates `flock` to a lock on the file's bytes there). A file system without
-    locks is warned about, and counts as locked.
+    On NFS the server keeps the lock (Linux translates `flock` to a lock on the file's bytes there).
+
+    Returns:
+      True; False where another process has the lock; None, with a warning, where the file system has no locks.
 
     Raises:
       OSError: the lock cannot be asked for.
@@ -83,17 +88,21 @@ def locked(file: IO[Any]) -> bool:
             raise
         where = Path(str(file.name)).parent
         log.warning("%s: this file system has no locks, so nothing keeps two processes apart here", where)
+        return None
     return True
 
 
 @contextlib.contextmanager
-def replaced_file(path: Path) -> Iterator[Path]:
+def replaced_file(path: Path, *, large: bool = False) -> Iterator[Path]:
     """Yields where to write what then replaces `path`, whole and at once; it is removed where that fails.
 
     After the block a power failure changes nothing any more, and one within it leaves what was there before.
+
+    Args:
+      large: what a kill leaves is `<name>.partial`, which the next try writes over; one process may write at a time.
     """
     make_directory(path.parent)
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    unfinished = path.with_name(f"{path.name}.partial" if large else f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield unfinished
         sync(unfinished)
@@ -111,8 +120,8 @@ def replaced_file(path: Path) -> Iterator[Path]:
 def replaced_directory(path: Path) -> Iterator[Path]:
     """Yields a new directory that then replaces `path`, whole and at once; it is removed where that fails.
 
-    What was there before is removed last: a power failure leaves it, or the new one, or, between two names, both
-    beside each other: the old one as `<name>.<32 digits>.old`.
+    What was there before is removed last. Where the system cannot exchange two names it is first renamed to
+    `<name>.<32 digits>.old`, and a power failure may leave it there.
     """
     path = path.resolve()  # a link stays one
     make_directory(path.parent)
@@ -122,20 +131,33 @@ def replaced_directory(path: Path) -> Iterator[Path]:
         unfinished.mkdir()
         yield unfinished
         sync_tree(unfinished)
-        if path.exists():
-            os.replace(path, old)
-        try:
+        if not path.exists():
             os.replace(unfinished, path)
-        except BaseException:
-            if old.exists():
+        elif _exchanged(unfinished, path):
+            old = unfinished
+        else:
+            os.replace(path, old)
+            try:
+                os.replace(unfinished, path)
+            except BaseException:
                 os.replace(old, path)
-            raise
+                raise
         sync(path.parent)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if old != unfinished:
+            shutil.rmtree(unfinished, ignore_errors=True)
         raise
     if old.exists():
         shutil.rmtree(old)
+
+
+def _exchanged(first: Path, second: Path) -> bool:
+    """Lets two names change places at once; False where system or file system cannot."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    return rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:

@@ -38,7 +38,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "checks": "config data debugging learning models registry schedules step taxonomy weights",
         "run": "checks config data debugging files learning metrics models reporting schedules step versions weights",
         "inference": "building config data files learning metrics models registry reporting run step taxonomy weights",
-        "demo": "data",
+        "demo": "data files",
         "tools": "building checks config data debugging demo files inference learning metrics models registry "
         "reporting run schedules step taxonomy weights",
         "main": "config run",

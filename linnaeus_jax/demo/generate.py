@@ -36,6 +36,7 @@ from linnaeus_jax.data.encodings import (
 from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
 from linnaeus_jax.demo.drawing import draw
 from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names
+from linnaeus_jax.files import replaced_file
 
 VERSION = 2  # raise when the same seed gives other bytes
 COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")
@@ -357,13 +358,12 @@ def write_demo(
         directory.mkdir(parents=True, exist_ok=True)
         images = _draw_images(observations, seed, image_size, progress)
         parameters["images_sha256"] = hashlib.sha256(images.data).hexdigest()
-        partial = directory / "images.h5.partial"
-        with h5py.File(partial, "w") as file:
+        with replaced_file(directory / "images.h5", large=True) as partial, h5py.File(partial, "w") as file:
             file.create_dataset("images", data=images)
-        os.replace(partial, directory / "images.h5")
-        partial = directory / "labels.h5.partial"
-        _write_labels(partial, columns, parameters)
-        os.replace(partial, directory / "labels.h5")  # last: its presence says that the set is complete
+        with replaced_file(
+            directory / "labels.h5", large=True
+        ) as partial:  # last: its presence says that the set is complete
+            _write_labels(partial, columns, parameters)
     return _summary(directory, observations, parameters, not complete)
 
 

@@ -1,4 +1,4 @@
-"""The last moment of a checkpoint that is being written: digests, so that no damage is read as numbers, and the disk."""
+"""The end of writing a checkpoint: digests, so that no damage is read as numbers, and syncing before it counts."""
 
 from __future__ import annotations
 

@@ -156,7 +156,9 @@ def test_a_checkpoint_under_another_name_is_refused_and_the_one_before_counts(op
     first.wait()
     how(first.path(20), first.path(30))
     again = opened()
-    with pytest.raises(CheckpointError, match=r"ckpt_step_30 is named after update 30, but was written after update 20"):
+    with pytest.raises(
+        CheckpointError, match=r"ckpt_step_30 is named after update 30, but was written after update 20"
+    ):
         again.readable_meta(30)
     with pytest.raises(CheckpointError, match="it was renamed or copied"):
         again.readable_state(30, abstract(state()))
