@@ -231,6 +231,8 @@ def damage_of(path: Path, digest: str, *, may_grow: bool = False) -> str:
     """
     if not path.is_file():
         return "is missing"
+    if not _DIGEST.fullmatch(digest):
+        return f"cannot be checked: {digest[:80]!r} is no digest"
     sha256, _, kept = digest.partition(":")
     size, found = int(kept) if kept else None, path.stat().st_size
     if size is not None and (found < size or (found > size and not may_grow)):
@@ -273,9 +275,7 @@ def check_digests(directory: Path, name: str, step: int | None = None) -> bool:
     if not known:
         raise DamagedFileError(f"{directory / DIGESTS} is damaged: it has nothing of {name}")
     for file in known:
-        if not _DIGEST.fullmatch(str(digests[file])):
-            raise DamagedFileError(f"{directory / DIGESTS} is damaged: {str(digests[file])[:80]!r} is no digest")
-        if found := damage_of(directory / file, digests[file]):
+        if found := damage_of(directory / file, str(digests[file])):
             raise DamagedFileError(f"{directory / file} {found}")
     return kept is not None
 
@@ -365,7 +365,7 @@ class RunDirectory:
         self._write_digests(dict.fromkeys(names))
         yield
         written = {name: path for name, path in zip(names, paths, strict=True) if path.is_file()}
-        for path in written.values():
+        for path in dict.fromkeys((*written.values(), *(path.parent for path in written.values()))):
             sync(path)  # a digest must not outlast a power failure that its file does not
         self._write_digests({name: digest_of(path) for name, path in written.items()})
 

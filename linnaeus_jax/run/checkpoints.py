@@ -28,6 +28,7 @@ from linnaeus_jax.files import (
     DamagedFileError,
     check_digests,
     check_step,
+    make_directory,
     read_sealed,
     sealed,
     sync_tree,
@@ -82,13 +83,15 @@ class Checkpoints:
     def _manager(self) -> ocp.CheckpointManager:
         """Made at the first use, so that a dry run leaves no directory behind."""
         steady_clock.use()
+        if not self.read_only:
+            make_directory(self.directory)
         return ocp.CheckpointManager(
             self.directory,
             item_handlers={"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(
                 step_prefix=STEP_PREFIX,
                 cleanup_tmp_directories=not self.read_only,
-                create=not self.read_only,
+                create=False,
                 preservation_policy=Current(lambda: self.policy),
                 temporary_path_class=PathWithDigests if self.logs is None else syncing_before(self._sync_logs),
             ),
