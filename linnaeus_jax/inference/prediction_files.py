@@ -186,9 +186,9 @@ class Unfinished:
             if any(entry["lengths"][name] > _length(file) for name, file in files.items()):
                 break
             digests = {name: digest.copy() for name, digest in self._digests.items()}
-            for name, file in files.items():
-                file.seek(lengths[name])
-                digests[name].update(file.read(entry["lengths"][name] - lengths[name]))
+            for each, part in files.items():
+                part.seek(lengths[each])
+                digests[each].update(part.read(entry["lengths"][each] - lengths[each]))
             if entry.get("sha256", found := _hexadecimal(digests)) != found:  # earlier versions kept none
                 break
             self._digests = digests

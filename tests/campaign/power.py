@@ -201,7 +201,17 @@ def library(directory: Path) -> Path | None:
     built, compiler = directory / "recorded_files.so", shutil.which("cc")
     if compiler and not built.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        command = [compiler, "-O1", "-shared", "-fPIC", "-o", built, HERE / "recorded_files.c", "-ldl", "-lpthread"]
+        command: list[str | Path] = [
+            compiler,
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-o",
+            built,
+            HERE / "recorded_files.c",
+            "-ldl",
+            "-lpthread",
+        ]
         subprocess.run(command, check=True)
     return built if built.exists() else None
 
