@@ -80,7 +80,8 @@ class Journal:
                 stored = sum(outcome.stored for outcome in batch)
                 if not batch or (most_bytes is not None and journal.written + stored > most_bytes):
                     break
-                if data is not None and zlib.crc32(data.read(stored)) != checksum and checksum is not None:
+                content = b"" if data is None else data.read(stored)
+                if data is not None and (len(content) < stored or checksum not in (None, zlib.crc32(content))):
                     break
                 journal.outcomes += batch
                 journal.written += stored
