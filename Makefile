@@ -12,7 +12,7 @@ help:
 	@echo "make demo       install, generate the demo data and train on it (about 3 minutes on 2 cores)"
 	@echo "make test       install and run the tests (8 to 11 minutes on 2 cores)"
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
-	@echo "make campaign PART=kills|inputs|damage|faults  hundreds of random kills, bad inputs, damaged files, faults"
+	@echo "make campaign PART=kills|inputs|damage|faults|power  hundreds of random kills, bad inputs, damaged files, faults, power failures"
 	@echo "make mutations  single-place faults, and whether the tests see them (half an hour)"
 	@echo "make test-latest  the tests with the newest Python here and the newest JAX, in .venv-latest"
 	@echo "make lint       ruff and mypy"

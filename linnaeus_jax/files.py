@@ -284,7 +284,8 @@ def check_step(path: Path, named: int | None, kept: object) -> None:
     """Raises DamagedFileError where what is named after one step was kept of another; None for one not known."""
     if None not in (named, kept) and named != kept:
         raise DamagedFileError(
-            f"{path} is named after update {named}, but was written after update {kept}: it was renamed or copied"
+            f"{path} is named after update {named}, but was written after update {kept}: it was renamed or copied; "
+            "give it its name back, or remove it"
         )
 
 

@@ -122,8 +122,8 @@ def test_digests_are_of_what_is_on_the_disk(tmp_path, monkeypatch):
     with run.writing(run.metrics_log):
         run.metrics_log.write_text("one row\n")
         monkeypatch.setattr(os, "fsync", synced)
-    assert calls[0] == "logs/metrics_log.jsonl"
-    assert calls[1].startswith("digests.json.")
+    assert calls[:2] == ["logs/metrics_log.jsonl", "logs"]
+    assert calls[2].startswith("digests.json.")
 
 
 def test_an_older_version_s_digests_have_no_sizes(tmp_path):
