@@ -124,6 +124,8 @@ def replaced_directory(path: Path) -> Iterator[Path]:
     `<name>.<32 digits>.old`, and a power failure may leave it there.
     """
     path = path.resolve()  # a link stays one
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     make_directory(path.parent)
     number = uuid.uuid4().hex
     unfinished, old = (path.with_name(f"{path.name}.{number}.{suffix}") for suffix in ("tmp", "old"))

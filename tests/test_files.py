@@ -171,6 +171,19 @@ def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch, exchan
     assert [found.name for found in tmp_path.iterdir()] == ["bundle"]
 
 
+def test_a_file_is_no_directory_to_replace(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="file"), files.replaced_directory(tmp_path / "file"):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "link").symlink_to("inner")
+    with files.replaced_directory(tmp_path / "link") as new:
+        (new / "x").write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "inner" / "x").read_text() == "new"
+
+
 def failing_sync(path):
     raise OSError(5, "Input/output error", str(path))
 

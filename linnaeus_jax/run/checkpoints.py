@@ -78,6 +78,7 @@ class Checkpoints:
         self.logs = logs
         self.policy = LatestN() if policy is None else policy
         self._dropped: set[int] = set()
+        self._without_step: set[int] = set()
 
     @functools.cached_property
     def _manager(self) -> ocp.CheckpointManager:
@@ -275,7 +276,8 @@ class Checkpoints:
         if not with_step:
             known = step_of(meta.get("host"))
             check_step(self.path(step), step, known)
-            if known is None:
+            if known is None and step not in self._without_step:
+                self._without_step.add(step)
                 log.info("%s: an earlier version wrote it, without its step; its name counts", self.path(step))
         return meta
 
