@@ -12,7 +12,7 @@ help:
 	@echo "make demo       install, generate the demo data and train on it (about 3 minutes on 2 cores)"
 	@echo "make test       install and run the tests (8 to 11 minutes on 2 cores)"
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
-	@echo "make campaign PART=kills|inputs|damage|faults|http|pictures  hundreds of kills, bad inputs, damage, faults, hostile requests"
+	@echo "make campaign PART=kills|inputs|damage|faults|power|http|pictures  hundreds of kills, bad inputs, damage, hostile requests"
 	@echo "make mutations  single-place faults, and whether the tests see them (half an hour)"
 	@echo "make test-latest  the tests with the newest Python here and the newest JAX, in .venv-latest"
 	@echo "make lint       ruff and mypy"

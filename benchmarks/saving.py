@@ -1,11 +1,12 @@
-"""What the digests of a checkpoint cost: the time that the loop waits for a save, work in the background, restoring.
+"""What digests or syncing of a checkpoint cost: the time that the loop waits, work in the background, restoring.
 
-    python -m benchmarks.saving [--model mFormerV1-sm] [--pairs 10] [--directory DIR]
+    python -m benchmarks.saving [--without digests|syncing] [--model mFormerV1-sm] [--pairs 10] [--directory DIR]
 
 The state is that of a run with AdamW and a moving average, filled with noise, saved and restored by what a run uses,
-alternately with and without digests. `ratio` is the time without over the time with digests, `control` that of digests
-against themselves; limit: digests add at most 2 % to the time that the loop waits, a ratio of 0.98. Files are restored
-right after they were written, from the system's cache; a slow disk adds to both sides.
+alternately as it is and without one part of it. `ratio` is the time without over the time with it, `control` that of
+the whole against itself; limit: it adds at most 2 % to the time that the loop waits, a ratio of 0.98. Files are
+restored right after they were written, from the system's cache; a slow disk adds to both sides, but for syncing: there
+it is what is measured, so give a `--directory` on the disk of the runs. Arrays are synced by their library either way.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from orbax.checkpoint.path import atomicity
 from benchmarks.common import compared, write_results
 from benchmarks.step_common import MODELS, Case, build, write_labels
 from linnaeus_jax.run import checkpoints as module
+from linnaeus_jax.run import digests
 from linnaeus_jax.run.checkpoints import Checkpoints
 
 LIMIT = 0.98
@@ -60,6 +62,17 @@ def without_digests() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def without_syncing() -> Iterator[None]:
+    """Checkpoints that have their name before they are on the disk."""
+    with mock.patch.object(digests, "sync_tree"), mock.patch.object(digests, "sync"):
+        yield
+
+
+#: what may be left out, which also names the results
+PARTS = {"digests": without_digests, "syncing": without_syncing}
+
+
 def saved_and_restored(directory: Path, state: Any) -> dict[str, float]:
     """Seconds of each of `MEASURES` for one checkpoint."""
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
@@ -77,14 +90,14 @@ def saved_and_restored(directory: Path, state: Any) -> dict[str, float]:
     return {"wait": waited, "background": background, "cpu": cpu, "restore": restore}
 
 
-def rows_of(model: str, directory: Path, pairs: int) -> list[dict[str, Any]]:
-    """One row for each of `MEASURES`."""
+def rows_of(model: str, directory: Path, pairs: int, part: str = "digests") -> list[dict[str, Any]]:
+    """One row for each of `MEASURES`; `part` of `PARTS` is left out for comparison."""
     state = state_of(model, write_labels(directory / "labels.h5"))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
     found: dict[str, dict[str, list[float]]] = {"with": defaultdict(list), "without": defaultdict(list)}
 
     def one(kind: str) -> dict[str, float]:
-        with without_digests() if kind == "without" else contextlib.nullcontext():
+        with PARTS[part]() if kind == "without" else contextlib.nullcontext():
             seconds = saved_and_restored(directory, state)
         for measure, value in seconds.items():
             found[kind][measure].append(value)
@@ -96,29 +109,31 @@ def rows_of(model: str, directory: Path, pairs: int) -> list[dict[str, Any]]:
     ratios = compared(waits("with"), waits("without"), pairs)
     rows = []
     for measure, key in MEASURES.items():
-        with_digests, without = (median(found[kind][key]) for kind in ("with", "without"))
-        row: dict[str, Any] = {"model": model, "state_mib": round(size / 2**20, 1), "measure": measure}
-        row |= {"seconds": round(with_digests, 4), "seconds_without": round(without, 4)}
-        row |= {"added_seconds": round(with_digests - without, 4)}
+        with_it, without = (median(found[kind][key]) for kind in ("with", "without"))
+        row: dict[str, Any] = {"model": model, "state_mib": round(size / 2**20, 1), "part": part, "measure": measure}
+        row |= {"seconds": round(with_it, 4), "seconds_without": round(without, 4)}
+        row |= {"added_seconds": round(with_it - without, 4)}
         if key == "wait":
             row |= {name: value for name, value in ratios.row().items() if name.startswith(("ratio", "control"))}
             row["limit"] = LIMIT
         else:
-            row["ratio"] = float(f"{without / with_digests:.4g}")
+            row["ratio"] = float(f"{without / with_it:.4g}")
         rows.append(row)
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--without", choices=PARTS, default="digests", help="what the other side leaves out")
     parser.add_argument("--model", choices=MODELS, default="mFormerV1-sm")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--directory", type=Path, help="where checkpoints are written (default: a temporary directory)")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        rows = rows_of(options.model, Path(name), options.pairs)
+        rows = rows_of(options.model, Path(name), options.pairs, options.without)
     given = sys.argv[1:] if argv is None else argv
-    print(write_results("saving", rows, shlex.join(["python", "-m", "benchmarks.saving", *given])))
+    results = "saving" if options.without == "digests" else f"saving_{options.without}"
+    print(write_results(results, rows, shlex.join(["python", "-m", "benchmarks.saving", *given])))
 
 
 if __name__ == "__main__":

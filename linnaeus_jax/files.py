@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ml_collections import ConfigDict
 
@@ -19,18 +23,95 @@ from linnaeus_jax.mistakes import InputError
 
 #: `extra` of a log record that goes into the files of a run, and not to the console
 FILES_ONLY = {"files_only": True}
+log = logging.getLogger("linnaeus_jax")
+
+#: of Linux
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+#: of file systems that cannot do something at all
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+#: likewise, of directories that are to be synced, or opened for it
+_NO_DIRECTORY_SYNC = {*_UNSUPPORTED, errno.EINVAL, errno.EBADF, errno.EACCES}
+
+
+def sync(path: Path) -> None:
+    """Returns when a file's content, or the names in a directory, are on the disk and outlast a power failure.
+
+    Raises:
+      OSError: they cannot be written. File systems that do not sync directories are left to their own rules.
+    """
+    is_directory = path.is_dir()
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not (is_directory and error.errno in _NO_DIRECTORY_SYNC):
+            raise
+
+
+def sync_tree(directory: Path) -> None:
+    """`sync` of every file and directory below a directory, and of itself last; links are not followed.
+
+    Others may write there meanwhile: what is gone when its turn comes needs none.
+    """
+    for root, _, names in os.walk(directory, topdown=False):
+        for path in (*(Path(root, name) for name in names), Path(root)):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                sync(path)
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory with its parents, where they are missing, so that it outlasts a power failure."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in reversed(missing):
+        sync(directory.parent)
+
+
+def locked(file: IO[Any]) -> bool | None:
+    """Locks an open file until it is closed, or its process has ended, however it did.
+
+    On NFS the server keeps the lock (Linux translates `flock` to a lock on the file's bytes there).
+
+    Returns:
+      True; False where another process has the lock; None, with a warning, where the file system has no locks.
+
+    Raises:
+      OSError: the lock cannot be asked for.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        if error.errno not in _UNSUPPORTED:
+            raise
+        where = Path(str(file.name)).parent
+        log.warning("%s: this file system has no locks, so nothing keeps two processes apart here", where)
+        return None
+    return True
 
 
 @contextlib.contextmanager
-def replaced_file(path: Path) -> Iterator[Path]:
-    """Yields where to write what then replaces `path`, whole and at once; it is removed where that fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+def replaced_file(path: Path, *, large: bool = False) -> Iterator[Path]:
+    """Yields where to write what then replaces `path`, whole and at once; it is removed where that fails.
+
+    After the block a power failure changes nothing any more, and one within it leaves what was there before.
+
+    Args:
+      large: what a kill leaves is `<name>.partial`, which the next try writes over; one process may write at a time.
+    """
+    make_directory(path.parent)
+    unfinished = path.with_name(f"{path.name}.partial" if large else f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield unfinished
-        with unfinished.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync(unfinished)
         os.replace(unfinished, path)
+        sync(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):  # of a disk that fails; the error that is raised says it
             unfinished.unlink(missing_ok=True)
@@ -41,17 +122,48 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replaced_directory(path: Path) -> Iterator[Path]:
-    """Yields a new directory that then replaces `path`, whole and at once; it is removed where that fails."""
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    """Yields a new directory that then replaces `path`, whole and at once; it is removed where that fails.
+
+    What was there before is removed last. Where the system cannot exchange two names it is first renamed to
+    `<name>.<32 digits>.old`, and a power failure may leave it there.
+    """
+    path = path.resolve()  # a link stays one
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    make_directory(path.parent)
+    number = uuid.uuid4().hex
+    unfinished, old = (path.with_name(f"{path.name}.{number}.{suffix}") for suffix in ("tmp", "old"))
     try:
-        unfinished.mkdir(parents=True)
+        unfinished.mkdir()
         yield unfinished
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(unfinished, path)
+        sync_tree(unfinished)
+        if not path.exists():
+            os.replace(unfinished, path)
+        elif _exchanged(unfinished, path):
+            old = unfinished
+        else:
+            os.replace(path, old)
+            try:
+                os.replace(unfinished, path)
+            except BaseException:
+                os.replace(old, path)
+                raise
+        sync(path.parent)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if old != unfinished:
+            shutil.rmtree(unfinished, ignore_errors=True)
         raise
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def _exchanged(first: Path, second: Path) -> bool:
+    """Lets two names change places at once; False where system or file system cannot."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    return rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
@@ -89,8 +201,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-#: SHA-256 of the files beside it, by their paths
+#: digests of the files beside it, by their paths
 DIGESTS = "digests.json"
+#: in `DIGESTS` of a checkpoint, and in a boundary file: the number of updates that it was written after
+STEP = "step"
+_DIGEST = re.compile("[0-9a-f]{64}(:[0-9]{1,18})?")
 
 
 def sha256_of(path: Path, size: int | None = None) -> str:
@@ -105,31 +220,79 @@ def sha256_of(path: Path, size: int | None = None) -> str:
         return digest.hexdigest()
 
 
-def write_digests(directory: Path, names: Iterable[str]) -> None:
-    """Writes `DIGESTS` of some files, and of all files in some directories, below a directory."""
-    files = [file for name in names for file in (directory / name, *(directory / name).rglob("*")) if file.is_file()]
-    digests = {file.relative_to(directory).as_posix(): sha256_of(file) for file in sorted(files)}
-    write_json(directory / DIGESTS, digests)
+def digest_of(path: Path) -> str:
+    """What is kept of a file to tell damage: `SHA-256:bytes`, of what it holds now."""
+    size = path.stat().st_size
+    return f"{sha256_of(path, size)}:{size}"
 
 
-def check_digests(directory: Path, name: str) -> None:
-    """Checks one of the names of `write_digests`; nothing where there is no `DIGESTS`, as in earlier versions.
+def damage_of(path: Path, digest: str, *, may_grow: bool = False) -> str:
+    """What is wrong with a file, by what `digest_of` said of it, or by its SHA-256 alone; "" for nothing.
+
+    Args:
+      may_grow: whether it may have become longer since.
 
     Raises:
-      DamagedFileError: a file is missing or not what was written.
+      OSError: it cannot be read.
+    """
+    if not path.is_file():
+        return "is missing"
+    if not _DIGEST.fullmatch(digest):
+        return f"cannot be checked: {digest[:80]!r} is no digest"
+    sha256, _, kept = digest.partition(":")
+    size, found = int(kept) if kept else None, path.stat().st_size
+    if size is not None and (found < size or (found > size and not may_grow)):
+        return f"is damaged: it has {found} of {size} bytes"
+    if sha256_of(path, size) != sha256:
+        return "is damaged or was changed: its SHA-256 is not the one kept"
+    return ""
+
+
+def write_digests(directory: Path, names: Iterable[str], step: int | None = None) -> None:
+    """Writes `DIGESTS` of some files, and of all files in some directories, below a directory.
+
+    Args:
+      step: of a checkpoint, kept with them.
+    """
+    files = [file for name in names for file in (directory / name, *(directory / name).rglob("*")) if file.is_file()]
+    digests = {file.relative_to(directory).as_posix(): digest_of(file) for file in sorted(files)}
+    write_json(directory / DIGESTS, digests if step is None else {STEP: step, **digests})
+
+
+def check_digests(directory: Path, name: str, step: int | None = None) -> bool:
+    """Checks one of the names of `write_digests`; nothing where there is no `DIGESTS`, as in earlier versions.
+
+    Args:
+      step: that a checkpoint is named after.
+
+    Returns:
+      Whether the step is kept there; earlier versions did not.
+
+    Raises:
+      DamagedFileError: a file is missing or not what was written, or the checkpoint is of another step.
       OSError: a file cannot be read.
     """
     if not (directory / DIGESTS).is_file():
-        return
+        return False
     digests = read_json(directory / DIGESTS)
+    kept = digests.pop(STEP, None)
+    check_step(directory, step, kept)
     known = [file for file in digests if file.partition("/")[0] == name]
     if not known:
         raise DamagedFileError(f"{directory / DIGESTS} is damaged: it has nothing of {name}")
     for file in known:
-        if not (directory / file).is_file():
-            raise DamagedFileError(f"{directory / file} is missing")
-        if sha256_of(directory / file) != digests[file]:
-            raise DamagedFileError(f"{directory / file} is damaged: its SHA-256 is not the one written with it")
+        if found := damage_of(directory / file, str(digests[file])):
+            raise DamagedFileError(f"{directory / file} {found}")
+    return kept is not None
+
+
+def check_step(path: Path, named: int | None, kept: object) -> None:
+    """Raises DamagedFileError where what is named after one step was kept of another; None for one not known."""
+    if None not in (named, kept) and named != kept:
+        raise DamagedFileError(
+            f"{path} is named after update {named}, but was written after update {kept}: it was renamed or copied; "
+            "give it its name back, or remove it"
+        )
 
 
 def sealed(value: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +352,7 @@ class RunDirectory:
           OSError: naming the directory that could not be made.
         """
         for directory in (self.checkpoints, self.logs, self.assets, self.metadata):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
 
     def remove_unfinished(self) -> None:
         """Removes what a kill inside of `replaced_file` or `replaced_directory` left; no other process may be writing
@@ -209,8 +372,9 @@ class RunDirectory:
         self._write_digests(dict.fromkeys(names))
         yield
         written = {name: path for name, path in zip(names, paths, strict=True) if path.is_file()}
-        sizes = {name: path.stat().st_size for name, path in written.items()}
-        self._write_digests({name: f"{sha256_of(path, sizes[name])}:{sizes[name]}" for name, path in written.items()})
+        for path in dict.fromkeys((*written.values(), *(path.parent for path in written.values()))):
+            sync(path)  # a digest must not outlast a power failure that its file does not
+        self._write_digests({name: digest_of(path) for name, path in written.items()})
 
     def check(self, path: Path) -> None:
         """Checks a file of this directory; nothing where no digest of it was kept, as in earlier versions.
@@ -231,16 +395,7 @@ class RunDirectory:
           DamagedFileError: the digests themselves are no digests.
         """
         known = self._digests().get(path.relative_to(self.root).as_posix())
-        if known is None:
-            return ""
-        if not path.is_file():
-            return "is missing"
-        digest, _, size = str(known).partition(":")
-        if path.stat().st_size < int(size):
-            return f"is damaged: it has {path.stat().st_size} of {size} bytes"
-        if sha256_of(path, int(size)) != digest:
-            return "is damaged or was changed: its SHA-256 is not the one kept"
-        return ""
+        return "" if known is None else damage_of(path, known, may_grow=True)
 
     def read_json(self, path: Path) -> dict[str, Any]:
         """As `read_json`, of a file of this directory that is checked."""
@@ -253,7 +408,7 @@ class RunDirectory:
         if not path.is_file():
             return {}
         digests = read_json(path)
-        if not all(re.fullmatch("[0-9a-f]{64}:[0-9]{1,18}", str(digest)) for digest in digests.values()):
+        if not all(_DIGEST.fullmatch(str(digest)) for digest in digests.values()):
             raise DamagedFileError(f"{path} is damaged; remove it, and files of this run are used unchecked")
         return digests
 

@@ -40,7 +40,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "run": "checks config data debugging files learning metrics mistakes models reporting schedules step "
         "taxonomy versions weights",
         "inference": "building config data files learning metrics models registry reporting run step taxonomy weights",
-        "demo": "data",
+        "demo": "data files",
         "tools": "building checks config data debugging demo files inference learning metrics mistakes models registry "
         "reporting run schedules step taxonomy weights",
         "main": "config run",

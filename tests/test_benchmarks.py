@@ -157,10 +157,12 @@ def test_reading_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_saving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", saving.PARTS)
+def test_saving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    saving.main(["--model", "mFormerV1-tiny", "--pairs", "2", "--directory", str(tmp_path)])
-    rows = json.loads((tmp_path / "saving.json").read_text())["rows"]
+    saving.main(["--model", "mFormerV1-tiny", "--pairs", "2", "--directory", str(tmp_path), "--without", part])
+    name = {"digests": "saving.json"}.get(part, f"saving_{part}.json")
+    rows = json.loads((tmp_path / name).read_text())["rows"]
     assert [row["measure"] for row in rows] == list(saving.MEASURES)
     for row in rows:
         assert min(row["seconds"], row["seconds_without"], row["ratio"]) > 0

@@ -85,3 +85,136 @@ def test_an_error_while_a_file_is_replaced_names_the_file_itself(tmp_path):
         files.write_atomically(tmp_path / "x.json", "text")
     assert ".tmp" not in str(found.value)
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_log_that_grows_while_its_digest_is_made_is_no_damage(tmp_path, monkeypatch):
+    run = files.RunDirectory(tmp_path)
+    run.create()
+    run.metrics_log.write_text("one row\n")
+    made = files.sha256_of
+
+    def growing(path, size=None):
+        with path.open("a") as file:
+            file.write("another\n")
+        return made(path, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "sha256_of", growing)
+        with run.writing(run.metrics_log):
+            pass
+    run.check(run.metrics_log)
+    text = run.metrics_log.read_text()
+    run.metrics_log.write_text("two" + text[3:])
+    with pytest.raises(files.DamagedFileError, match=r"metrics_log\.jsonl is damaged or was changed"):
+        run.check(run.metrics_log)
+
+
+def test_digests_are_of_what_is_on_the_disk(tmp_path, monkeypatch):
+    """A power failure must not leave the digest of a log without the log."""
+    run, calls = files.RunDirectory(tmp_path), []
+    run.create()
+    real = os.fsync
+
+    def synced(descriptor):
+        calls.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{tmp_path}/"))
+        real(descriptor)
+
+    with run.writing(run.metrics_log):
+        run.metrics_log.write_text("one row\n")
+        monkeypatch.setattr(os, "fsync", synced)
+    assert calls[:2] == ["logs/metrics_log.jsonl", "logs"]
+    assert calls[2].startswith("digests.json.")
+
+
+def test_an_older_version_s_digests_have_no_sizes(tmp_path):
+    (tmp_path / "part").mkdir()
+    file = tmp_path / "part" / "file"
+    file.write_text("content")
+    files.write_digests(tmp_path, ["part"])
+    files.write_json(tmp_path / files.DIGESTS, {"part/file": files.sha256_of(file)})
+    assert files.check_digests(tmp_path, "part") is False
+    file.write_text("content, and more")
+    with pytest.raises(files.DamagedFileError, match="part/file is damaged or was changed"):
+        files.check_digests(tmp_path, "part")
+    files.write_digests(tmp_path, ["part"], step=3)
+    assert files.check_digests(tmp_path, "part", 3) is True
+    file.write_text("content, and more than that")
+    with pytest.raises(files.DamagedFileError, match="it has 27 of 17 bytes"):
+        files.check_digests(tmp_path, "part", 3)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch, exchange):
+    path, replace = tmp_path / "bundle", os.replace
+    with files.replaced_directory(path) as new:
+        (new / "file").write_text("old")
+
+    def failing(source, target):
+        if str(source).endswith(".tmp"):
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        if exchange:
+            patched.setattr(files, "sync_tree", failing_sync)
+        else:
+            patched.setattr(files, "_exchanged", lambda *_: False)
+            patched.setattr(os, "replace", failing)
+        with pytest.raises(OSError, match="Input/output error"), files.replaced_directory(path) as new:
+            (new / "file").write_text("new")
+    assert (path / "file").read_text() == "old"
+    assert [found.name for found in tmp_path.iterdir()] == ["bundle"]
+    monkeypatch.setattr(files, "_exchanged", files._exchanged if exchange else lambda *_: False)
+    with files.replaced_directory(path) as new:
+        (new / "file").write_text("new")
+    assert (path / "file").read_text() == "new"
+    assert [found.name for found in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_file_is_no_directory_to_replace(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="file"), files.replaced_directory(tmp_path / "file"):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "link").symlink_to("inner")
+    with files.replaced_directory(tmp_path / "link") as new:
+        (new / "x").write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "inner" / "x").read_text() == "new"
+
+
+def failing_sync(path):
+    raise OSError(5, "Input/output error", str(path))
+
+
+def test_file_systems_that_do_not_sync_directories_are_used(tmp_path, monkeypatch):
+    real = os.fsync
+
+    def unsupported(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(22, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", unsupported)
+    files.write_json(tmp_path / "new" / "x.json", {})
+    with files.replaced_directory(tmp_path / "y") as new:
+        (new / "file").write_text("text")
+    assert (tmp_path / "y" / "file").exists()
+
+
+def test_links_and_pipes_in_a_tree_are_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    files.sync_tree(tmp_path)
+
+
+@pytest.mark.parametrize(("number", "held"), [(11, False), (13, False), (37, None), (95, None)])
+def test_a_lock_that_is_taken_is_told_from_a_file_system_without_any(tmp_path, monkeypatch, caplog, number, held):
+    def refused(*_):
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    with (tmp_path / "lock").open("w") as file:
+        assert files.locked(file) is held
+    assert ("this file system has no locks" in caplog.text) is (held is None)

@@ -7,7 +7,6 @@ any moment leaves no file that looks finished, and the same command goes on with
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
 from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, write_checksums
 from linnaeus_jax.data.labels_file import IDENTIFIERS, TEXT_DIGEST
-from linnaeus_jax.files import write_json
+from linnaeus_jax.files import locked, make_directory, sync, sync_tree, write_json
 
 WORK, PLAN, JOURNAL, PIXELS, SUMMARY = ".build", "plan.json", "journal.jsonl", "images.h5", "build.json"
 
@@ -202,12 +201,10 @@ def work_folder(directory: Path, digest: str, marker: str) -> Iterator[Path | No
     taken = [name for name in ("labels.h5", "images.h5") if (directory / name).exists()]
     if taken and not work.exists():
         raise UserError(f"{directory} holds {' and '.join(taken)} of another origin; give another --out")
-    work.mkdir(parents=True, exist_ok=True)
+    make_directory(work)
     with open(work / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{directory}: another process builds here; wait for it or give another --out") from None
+        if locked(lock) is False:
+            raise UserError(f"{directory}: another process builds here; wait for it or give another --out")
         begun = work / "begun.json"
         if begun.exists() and json.loads(begun.read_text())["digest"] != digest:
             raise UserError(
@@ -219,13 +216,19 @@ def work_folder(directory: Path, digest: str, marker: str) -> Iterator[Path | No
 
 
 def commit(work: Path, directory: Path, names: Sequence[str]) -> None:
-    """Moves finished files to their places, in this order, and removes the rest; goes on where it was ended."""
+    """Moves finished files to their places, in this order, and removes the rest; goes on where it was ended.
+
+    They are on the disk before the first one is moved, and have their names there before the rest is removed.
+    """
+    sync_tree(work)
     write_json(work / "commit.json", list(names))
     for name in names:
         if (work / name).exists():
             os.replace(work / name, directory / name)
+    sync(directory)
     done = directory / f"{WORK}-done"
     os.replace(work, done)  # at once: half a folder would look like a build that was begun
+    sync(directory)
     shutil.rmtree(done)
 
 

@@ -33,6 +33,7 @@ from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, checksum, write_c
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers, read_identifiers_digest, text_hashes
 from linnaeus_jax.data.parallel import in_order
+from linnaeus_jax.files import replaced_file, sync, sync_tree
 
 #: bytes read ahead as one piece, and most rows of one
 PIECE_BYTES, PIECE_ROWS = 4 << 20, 256
@@ -119,16 +120,8 @@ def _complete_file(out: Path, *, force: bool) -> Iterator[Path]:
     """Yields the path to write to; what is there when the block ends becomes `out`, in one step."""
     if out.exists() and not force:
         raise UserError(f"{out} exists; give another --out, or --force to replace it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f"{out.name}.partial")
-    try:
+    with replaced_file(out, large=True) as partial:
         yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, out)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 # ---- folder -> file --------------------------------------------------------------------------------------------------
@@ -246,9 +239,11 @@ def unpack(labels: Path, source: ImageSource, identifiers: NDArray[Any], out: Pa
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    sync_tree(partial)
     if is_taken:
         os.rename(out, aside)
     os.rename(partial, out)
+    sync(out.parent)
     return PackReport(out, **counts)
 
 

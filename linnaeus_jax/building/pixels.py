@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import stat
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +47,10 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Journal:
-    """Outcomes on disk, one line for each batch, written after its pixels.
+    """Outcomes on disk, one line for each batch, written after its pixels, with a checksum of these.
+
+    Nothing is synced while a build lasts. After a power failure each part of both files may be there or not, whatever
+    was written first; the checksums tell which pixels are.
 
     Attributes:
       outcomes: of all candidates so far.
@@ -57,34 +62,55 @@ class Journal:
     written: int = 0
 
     @classmethod
-    def load(cls, path: Path, most_bytes: int | None = None) -> Journal:
-        """What an earlier process left; a half-written last line is cut off.
+    def load(cls, path: Path, most_bytes: int | None = None, pixels: Path | None = None) -> Journal:
+        """What an earlier process left; what follows the first batch that is not whole is cut off.
 
         Args:
           most_bytes: batches beyond this many bytes of pixels are forgotten, because those are not there.
+          pixels: file of `StreamedBytes`; a batch whose pixels are not those that were written ends what is known.
         """
         journal, complete = cls(path), 0
-        if path.exists():
-            with open(path, "rb") as file:
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    batch = [Outcome(*entry) for entry in json.loads(line)]
-                    stored = sum(outcome.stored for outcome in batch)
-                    if most_bytes is not None and journal.written + stored > most_bytes:
-                        break
-                    journal.outcomes += batch
-                    journal.written += stored
-                    complete += len(line)
-            os.truncate(path, complete)
+        if not path.exists():
+            return journal
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open(path, "rb"))
+            data = stack.enter_context(open(pixels, "rb")) if pixels is not None and pixels.exists() else None
+            if data is not None:
+                data.seek(DATA_OFFSET)
+            for line in file:
+                batch, checksum = _batch_of(line)
+                stored = sum(outcome.stored for outcome in batch)
+                if not batch or (most_bytes is not None and journal.written + stored > most_bytes):
+                    break
+                content = b"" if data is None else data.read(stored)
+                if data is not None and (len(content) < stored or checksum not in (None, zlib.crc32(content))):
+                    break
+                journal.outcomes += batch
+                journal.written += stored
+                complete += len(line)
+        os.truncate(path, complete)
         return journal
 
-    def add(self, batch: Sequence[Outcome]) -> None:
-        """Appends the outcomes of one batch."""
+    def add(self, batch: Sequence[Outcome], checksum: int) -> None:
+        """Appends the outcomes of one batch, and the CRC-32 of the pixels that were stored of it."""
+        entry = {"crc32": checksum, "outcomes": [list(outcome) for outcome in batch]}
         with open(self.path, "ab", buffering=0) as file:
-            file.write(json.dumps([list(outcome) for outcome in batch], ensure_ascii=False).encode() + b"\n")
+            file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
         self.outcomes += batch
         self.written += sum(outcome.stored for outcome in batch)
+
+
+def _batch_of(line: bytes) -> tuple[list[Outcome], int | None]:
+    """Outcomes and checksum of a line of the journal; no outcomes where the line is not whole.
+
+    Earlier versions wrote the outcomes alone.
+    """
+    try:
+        entry = json.loads(line) if line.endswith(b"\n") else []
+        listed, checksum = (entry["outcomes"], entry["crc32"]) if isinstance(entry, dict) else (entry, None)
+        return [Outcome(*each) for each in listed], checksum
+    except (ValueError, KeyError, TypeError):
+        return [], None
 
 
 def read_file(path: str) -> bytes:
@@ -138,6 +164,7 @@ class _Batch:
         self.pixels = np.empty(shape, np.uint8) if options.images == "raw" else None
         self.data: list[bytes] = []
         self.outcomes: list[Outcome] = []
+        self.checksum = 0
         for i, path in enumerate(paths):
             self.data.append(b"")
             try:
@@ -154,7 +181,7 @@ class _Batch:
                 self.outcomes.append(Outcome(digest, self.pixels[i].nbytes, crc=checksum(self.pixels[i])))
 
     def write(self, stream: StreamedBytes | None, seen: dict[str, int], first: int) -> list[Outcome]:
-        """Marks duplicates, appends what is kept, in order; returns the outcomes.
+        """Marks duplicates, appends what is kept, in order; returns the outcomes. `checksum` is then that of the data.
 
         Args:
           seen: digest -> first candidate with it; completed.
@@ -169,10 +196,13 @@ class _Batch:
                 kept[i] = True
             else:
                 self.outcomes[i] = Outcome(outcome.digest, 0, DUPLICATE_PICTURE, str(earlier))
-        if stream is not None and self.pixels is not None:
-            stream.write((self.pixels if kept.all() else self.pixels[kept]).data)
-        elif stream is not None:
-            stream.write(b"".join(data for data, keep in zip(self.data, kept, strict=True) if keep))
+        if stream is not None:
+            if self.pixels is not None:
+                data: bytes | memoryview = (self.pixels if kept.all() else self.pixels[kept]).data
+            else:
+                data = b"".join(data for data, keep in zip(self.data, kept, strict=True) if keep)
+            stream.write(data)
+            self.checksum = zlib.crc32(data)
         return self.outcomes
 
 
@@ -187,7 +217,8 @@ def read_pictures(
     """Reads the candidates, stores those that can be used once, and says what became of each.
 
     A process that is ended at any moment loses at most the batches in flight: pixels are written in order, and counted
-    only when the journal names them. Memory is bounded by the batches in flight.
+    only when the journal names them. A power failure also loses what the disk did not have: what was stored is read
+    once, to see which. Memory is bounded by the batches in flight.
 
     Args:
       paths: files of the candidates.
@@ -199,7 +230,7 @@ def read_pictures(
     most = None
     if pixels_path is not None:
         most = max(0, pixels_path.stat().st_size - DATA_OFFSET) if pixels_path.exists() else 0
-    journal = Journal.load(journal_path, most)
+    journal = Journal.load(journal_path, most, pixels_path)
     stream = None if pixels_path is None else StreamedBytes(pixels_path, journal.written)
     seen = {outcome.digest: i for i, outcome in reversed(list(enumerate(journal.outcomes))) if outcome.digest}
     cv2_threads = cv2.getNumThreads()
@@ -208,7 +239,7 @@ def read_pictures(
         progress(len(journal.outcomes), len(paths))
         starts = range(len(journal.outcomes), len(paths), BATCH)
         for batch in in_order(lambda first: _Batch(paths[first : first + BATCH], options), starts, threads=threads):
-            journal.add(batch.write(stream, seen, len(journal.outcomes)))
+            journal.add(batch.write(stream, seen, len(journal.outcomes)), batch.checksum)
             progress(len(journal.outcomes), len(paths))
     finally:
         cv2.setNumThreads(cv2_threads)

@@ -22,6 +22,7 @@ from linnaeus_jax.building.rows import DETAIL, LINE, PICTURE, REASON, SourceRows
 from linnaeus_jax.building.taxa import Taxa, chosen_levels, label_rows
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.building.wrong_folder import looked_for
+from linnaeus_jax.files import sha256_of
 
 #: libraries that the bytes of a data set depend on
 LIBRARIES = ("opencv-python-headless", "simplejpeg", "pillow", "h5py", "polars", "numpy")
@@ -60,7 +61,7 @@ class BuildPlan:
             "generator": f"linnaeus_jax {linnaeus_jax.__version__} build_dataset",
             "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
             "options": self.options.to_json() | {"ranks": list(self.taxa.tasks)},
-            "sources": [{"file": file.name, "sha256": sha256_of(file)} for file in files],
+            "sources": [{"file": file.name, "sha256": sha256_of_source(file)} for file in files],
             "columns": dict(self.source.links),
             "rows_sha256": sha256_of_rows(self.frame),
         }
@@ -79,15 +80,12 @@ def sha256_of_rows(frame: pl.DataFrame) -> str:
     return digest.hexdigest()
 
 
-def sha256_of(path: Path) -> str:
+def sha256_of_source(path: Path) -> str:
     """The SHA-256 of a file, or of the names and sizes of the files of a folder."""
-    if path.is_dir():
-        listing = [
-            f"{file.relative_to(path)} {file.stat().st_size}" for file in sorted(path.iterdir()) if file.is_file()
-        ]
-        return hashlib.sha256("\n".join(listing).encode("utf-8", "replace")).hexdigest()
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    if not path.is_dir():
+        return sha256_of(path)
+    listing = [f"{file.relative_to(path)} {file.stat().st_size}" for file in sorted(path.iterdir()) if file.is_file()]
+    return hashlib.sha256("\n".join(listing).encode("utf-8", "replace")).hexdigest()
 
 
 class NothingUsable(ValueError):

@@ -19,7 +19,16 @@ from ml_collections import ConfigDict
 from linnaeus_jax import versions
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json, plain
-from linnaeus_jax.files import DamagedFileError, check_digests, read_sealed, sealed, write_digests, write_json
+from linnaeus_jax.files import (
+    DamagedFileError,
+    check_digests,
+    make_directory,
+    read_sealed,
+    sealed,
+    sync_tree,
+    write_digests,
+    write_json,
+)
 
 
 class BundleError(UserError):
@@ -32,13 +41,14 @@ def write(folder: Path, config: ConfigDict, step: int, state: Any, batch: Mappin
     Every process takes part in saving the state; process 0 writes the rest, `bundle.json` last.
     """
     path = (folder / f"update_{step}").resolve()
-    path.mkdir(parents=True, exist_ok=True)
+    make_directory(path)
     before = state.replace(step=state.step - 1, skipped=state.skipped - 1)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path / "state", before, force=True)
     np.savez(path / f"batch_{jax.process_index()}.npz", **batch)  # type: ignore[arg-type]
     if jax.process_index() == 0:
         write_digests(path, ("state", f"batch_{jax.process_index()}.npz"))
+        sync_tree(path)  # its last file says that all of it is there
         about = {"update": step, "config": plain(config), "versions": versions.versions()}
         write_json(path / "bundle.json", sealed(about))
     return path

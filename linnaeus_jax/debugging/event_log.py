@@ -27,7 +27,7 @@ import numpy as np
 
 from linnaeus_jax.debugging.analysis import analyse
 from linnaeus_jax.debugging.event_reader import logs_in, parse_event
-from linnaeus_jax.files import write_atomically, write_json
+from linnaeus_jax.files import sync, write_atomically, write_json
 from linnaeus_jax.learning.joining import leaf_sizes
 from linnaeus_jax.learning.optimizers import FROZEN, ParameterRow
 from linnaeus_jax.reporting.metrics_log import strict
@@ -174,6 +174,7 @@ def supersede(directory: Path, step: int, *, run: Path | None = None) -> int:
             total += len(moved)
             with (directory / SUPERSEDED).open("a") as aside:
                 aside.writelines(line.rstrip("\n") + "\n" for line in moved)
+            sync(directory / SUPERSEDED)
             with path.open(errors="replace") as lines:
                 write_atomically(path, (line.rstrip("\n") + "\n" for line in lines if not _is_repeated(line, step)))
     return total

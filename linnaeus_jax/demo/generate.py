@@ -40,6 +40,7 @@ from linnaeus_jax.data.labels_file import json_attribute
 from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
 from linnaeus_jax.demo.drawing import draw
 from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names
+from linnaeus_jax.files import replaced_file
 
 VERSION = 2  # raise when the same seed gives other bytes
 COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")
@@ -361,15 +362,13 @@ def write_demo(
         directory.mkdir(parents=True, exist_ok=True)
         images = _draw_images(observations, seed, image_size, progress)
         parameters["images_sha256"] = hashlib.sha256(images.data).hexdigest()
-        partial = directory / "images.h5.partial"
-        labels = directory / "labels.h5.partial"
-        _write_labels(labels, columns, parameters)
-        with h5py.File(partial, "w") as file:
-            file.create_dataset("images", data=images)
-            write_checksums(file, map(checksum, images))
-            file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))
-        os.replace(partial, directory / "images.h5")
-        os.replace(labels, directory / "labels.h5")  # last: its presence says that the set is complete
+        # the labels come last: their presence says that the set is complete
+        with replaced_file(directory / "labels.h5", large=True) as labels:
+            _write_labels(labels, columns, parameters)
+            with replaced_file(directory / "images.h5", large=True) as partial, h5py.File(partial, "w") as file:
+                file.create_dataset("images", data=images)
+                write_checksums(file, map(checksum, images))
+                file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))
     return _summary(directory, observations, parameters, not complete)
 
 

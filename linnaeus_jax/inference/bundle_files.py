@@ -23,7 +23,15 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_from_json
-from linnaeus_jax.files import DamagedFileError, read_sealed, replaced_directory, sealed, sha256_of, write_json
+from linnaeus_jax.files import (
+    DamagedFileError,
+    damage_of,
+    read_sealed,
+    replaced_directory,
+    sealed,
+    sha256_of,
+    write_json,
+)
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle_fields import FieldError, check_fields, check_ranks, check_sizes
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
@@ -99,7 +107,7 @@ def _check_files(path: Path, about: Mapping[str, Any]) -> None:
             raise UserError(f"{path / BUNDLE_JSON} lists {name!r}, which lies outside of the bundle")
         if not file.is_file():
             raise UserError(f"{path} is incomplete: {name} is missing; copy the whole directory again")
-        if sha256_of(file) != digest:
+        if damage_of(file, str(digest)):
             raise UserError(
                 f"{file} is not the file that was written into the bundle (its SHA-256 differs); copy the whole "
                 "directory again, or make the bundle again"

@@ -6,9 +6,9 @@ about.json       what the predictions are made with
 rows             their lines, in order
 unreadable.csv   pictures that could not be read
 gallery.jsonl    what the page of pictures needs
-progress.jsonl   after every batch, how long these files are and what was counted: what is longer was cut off and is
-                 written again; size and time of the files of its pictures: from the first one that has changed on,
-                 all are predicted again
+progress.jsonl   after every batch, how long these files are, the SHA-256 of what they hold and what was counted: what
+                 is longer, or was lost by a power failure, is written again; size and time of the files of its
+                 pictures: from the first one that has changed on, all are predicted again
 
 At the end OUT is made of the lines, with `OUT.unreadable.csv` where pictures could not be read and `OUT.about.json`.
 """
@@ -16,7 +16,6 @@ At the end OUT is made of the lines, with `OUT.unreadable.csv` where pictures co
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import shutil
@@ -30,7 +29,7 @@ import numpy as np
 import polars as pl
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.files import RunDirectory, replaced_file, sha256_of, write_json
+from linnaeus_jax.files import RunDirectory, locked, make_directory, replaced_file, sha256_of, write_json
 from linnaeus_jax.inference.bundle import Bundle
 from linnaeus_jax.inference.bundle_files import BUNDLE_JSON
 from linnaeus_jax.inference.picture_list import PictureFile, stamp_of
@@ -186,8 +185,9 @@ class Unfinished:
         pictures: Sequence[PictureFile] = (),
     ) -> None:
         self._folder, self._lines, self._files, self._log = folder, lines, files, log
+        self._digests = {name: hashlib.sha256() for name in files}
         self.summary, lengths = Summary(), dict.fromkeys(files, 0)
-        self.changed, self._stamps = "", []
+        self.changed, self._stamps = "", list[str]()
         whole = 0
         for line in log:
             try:
@@ -200,13 +200,23 @@ class Unfinished:
             self.changed = next((each.name for each, was in zip(here, stamps) if stamp_of(each) != was), "")
             if self.changed:
                 break
-            self._stamps += stamps
+            digests = {name: digest.copy() for name, digest in self._digests.items()}
+            for each, part in files.items():
+                part.seek(lengths[each])
+                digests[each].update(part.read(entry["lengths"][each] - lengths[each]))
+            if entry.get("sha256", found := _hexadecimal(digests)) != found:  # earlier versions kept none
+                break
+            self._digests, self._stamps = digests, self._stamps + stamps
             whole, lengths, self.summary = whole + len(line), entry["lengths"], Summary(**entry["summary"])
         for name, file in (*files.items(), (None, log)):
             file.truncate(lengths[name] if name is not None else whole)
         if not whole:
-            files["rows"].write(lines.header.encode())
-            files[UNREADABLE].write(b"file,reason\n")
+            self._append("rows", lines.header.encode())
+            self._append(UNREADABLE, b"file,reason\n")
+
+    def _append(self, name: str, content: bytes) -> None:
+        self._files[name].write(content)
+        self._digests[name].update(content)
 
     def add(self, part: Part, gallery: str = "") -> None:
         """Appends a part.
@@ -216,13 +226,14 @@ class Unfinished:
         """
         self.summary.add(part, [self._lines.taxonomy.ranks[task] for task in self._lines.taxonomy.tasks])
         texts = ("".join(self._lines.lines(part)), "".join(unreadable_lines(part)), gallery)
-        for file, text in zip(self._files.values(), texts, strict=True):
+        for (name, file), text in zip(self._files.items(), texts, strict=True):
             if text:
-                file.write(text.encode())
+                self._append(name, text.encode())
             file.flush()
         lengths = {name: _length(file) for name, file in self._files.items()}
         self._stamps += part.stamps
-        entry = {"lengths": lengths, "stamps": list(part.stamps), "summary": vars(self.summary)}
+        entry = {"lengths": lengths, "sha256": _hexadecimal(self._digests), "stamps": list(part.stamps)}
+        entry["summary"] = vars(self.summary)
         self._log.write(json.dumps(entry).encode() + b"\n")
         self._log.flush()
 
@@ -254,6 +265,11 @@ def _stamps(stamps: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]
 
 
+def _hexadecimal(digests: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of each file, by its name."""
+    return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
 def _length(file: IO[bytes]) -> int:
     """Bytes of a file that is open for appending."""
     return file.seek(0, 2)
@@ -279,13 +295,11 @@ def unfinished(
     Raises:
       UserError: it was begun with something else, or another process is writing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_directory(folder)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / "progress.jsonl").open("ab+"))
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is writing {out}; wait for it or choose another --out") from None
+        if locked(log) is False:
+            raise UserError(f"another process is writing {out}; wait for it or choose another --out")
         known = _read(folder / ABOUT)
         if known is None:
             log.truncate(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.errors import TrainingError, UserError
-from linnaeus_jax.files import write_atomically
+from linnaeus_jax.files import sync, write_atomically
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -120,8 +120,10 @@ class MetricsLog:
                 again = True
             (moved if again else kept).append(line)
         if moved:
-            with self.path.with_suffix(".superseded.jsonl").open("a") as file:
+            aside = self.path.with_suffix(".superseded.jsonl")
+            with aside.open("a") as file:
                 file.writelines(line + "\n" for line in moved)
+            sync(aside)
             write_atomically(self.path, "".join(line + "\n" for line in kept))
         return len(moved)
 

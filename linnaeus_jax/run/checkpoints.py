@@ -23,14 +23,19 @@ from jax.experimental import multihost_utils
 from linnaeus_jax.config.errors import TrainingError, described
 from linnaeus_jax.files import (
     DIGESTS,
+    STEP,
     UNREADABLE_CHECKPOINTS,
     DamagedFileError,
     check_digests,
+    check_step,
+    make_directory,
     read_sealed,
     sealed,
+    sync_tree,
     write_json,
 )
-from linnaeus_jax.run.digests import PathWithDigests
+from linnaeus_jax.run import steady_clock
+from linnaeus_jax.run.digests import PathWithDigests, syncing_before
 from linnaeus_jax.run.read_errors import of_storage, retried
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
 
@@ -56,28 +61,46 @@ class Checkpoints:
     Args:
       policy: which of them a save or `retain` lets stay, by default all; may be replaced before the first save.
       read_only: for another run's checkpoints, which may just be saving one: nothing is written or tidied up.
+      logs: directory that is on the disk before a checkpoint counts, since a run that goes on does not write again what
+        came before it.
     """
 
-    def __init__(self, directory: Path, policy: PreservationPolicy | None = None, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        policy: PreservationPolicy | None = None,
+        *,
+        read_only: bool = False,
+        logs: Path | None = None,
+    ) -> None:
         self.directory = directory.resolve()
         self.read_only = read_only
+        self.logs = logs
         self.policy = LatestN() if policy is None else policy
         self._dropped: set[int] = set()
+        self._without_step: set[int] = set()
 
     @functools.cached_property
     def _manager(self) -> ocp.CheckpointManager:
         """Made at the first use, so that a dry run leaves no directory behind."""
+        steady_clock.use()
+        if not self.read_only:
+            make_directory(self.directory)
         return ocp.CheckpointManager(
             self.directory,
             item_handlers={"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(
                 step_prefix=STEP_PREFIX,
                 cleanup_tmp_directories=not self.read_only,
-                create=not self.read_only,
+                create=False,
                 preservation_policy=Current(lambda: self.policy),
-                temporary_path_class=PathWithDigests,
+                temporary_path_class=PathWithDigests if self.logs is None else syncing_before(self._sync_logs),
             ),
         )
+
+    def _sync_logs(self) -> None:
+        if self.logs is not None:
+            sync_tree(self.logs)
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
@@ -192,7 +215,7 @@ class Checkpoints:
         Raises:
           DamagedFileError: a file is not what was written.
         """
-        check_digests(self.path(step), "state")
+        check_digests(self.path(step), "state", step)
         stored = self._manager.item_metadata(step)["state"]
         if stored is None:
             raise ValueError("the array metadata is missing")
@@ -215,7 +238,7 @@ class Checkpoints:
         """
 
         def read() -> dict[str, Any]:
-            check_digests(self.path(step), "state")
+            check_digests(self.path(step), "state", step)
             stored = self._manager.item_metadata(step)["state"].tree
             wanted = {name: stored[name] for name in fields if jax.tree.leaves(stored[name])}
             args = ocp.args.PyTreeRestore(
@@ -242,14 +265,20 @@ class Checkpoints:
         """The host part of one checkpoint alone.
 
         Raises:
-          DamagedFileError: a file is not what was written.
+          DamagedFileError: a file is not what was written, or the checkpoint is that of another step.
         """
-        check_digests(self.path(step), "meta")
+        with_step = check_digests(self.path(step), "meta", step)
         meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         if not isinstance(meta, dict):
             raise DamagedFileError("the host part is no JSON object")
         if meta.pop(DIGESTS, False) and not (self.path(step) / DIGESTS).is_file():
             raise DamagedFileError(f"{DIGESTS} is missing")
+        if not with_step:
+            known = step_of(meta.get("host"))
+            check_step(self.path(step), step, known)
+            if known is None and step not in self._without_step:
+                self._without_step.add(step)
+                log.info("%s: an earlier version wrote it, without its step; its name counts", self.path(step))
         return meta
 
     def readable_meta(self, step: int) -> dict[str, Any]:
@@ -299,7 +328,7 @@ class Checkpoints:
 
     def finish_boundary(self, step: int, host_state: dict[str, Any]) -> None:
         """Marks the boundary at `step` as done, with the host state from after it."""
-        write_json(self.boundary_file(step), sealed(host_state))
+        write_json(self.boundary_file(step), sealed({**host_state, STEP: step}))
 
     def finished_boundary(self, step: int) -> dict[str, Any] | None:
         """The host state from after the boundary at `step`, if that boundary was finished.
@@ -311,6 +340,8 @@ class Checkpoints:
             return None
         try:
             state = read_sealed(path)
+            known = step_of(state)
+            check_step(path, step, state.pop(STEP, known))
             if not {"progress", "ranking"} <= set(state):
                 raise DamagedFileError(f"{path} is damaged: it holds no state of a run")
             return state
@@ -350,8 +381,21 @@ class Checkpoints:
 
 def _reason(error: Exception) -> str:
     """Why a save failed, in one line, and what to do."""
+    if isinstance(error, TimeoutError) and error.errno is None:  # Orbax waited in vain, by a clock that nobody sets
+        text = " ".join(str(error).split())
+        return (
+            f"it did not come to its end ({text}); if the storage or another process of the run hangs, see to it; give "
+            "the same command again: the run goes on from the newest checkpoint"
+        )
     text = described(error) if isinstance(error, OSError) else " ".join(str(error).split())
     return f"{text}; see to the storage and give the same command again: the run goes on from the newest checkpoint"
+
+
+def step_of(host_state: Any) -> int | None:
+    """The number of updates that the host part of a checkpoint tells; None where it tells none."""
+    progress = host_state.get("progress") if isinstance(host_state, dict) else None
+    known = progress.get("global_step") if isinstance(progress, dict) else None
+    return known if isinstance(known, int) else None
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from linnaeus_jax.files import DamagedFileError, RunDirectory, read_json, write_json
+from linnaeus_jax.files import DamagedFileError, RunDirectory, read_json, sync_tree, write_json
 from linnaeus_jax.metrics.names import phase_label, split_result
 from linnaeus_jax.reporting.class_tables import CURVES_FILE
 from linnaeus_jax.reporting.logs import console_level
@@ -106,7 +106,7 @@ class EpochEndHooks:
         if self.experiment.is_coordinator:
             directory = self.experiment.directory
             with directory.writing(directory.metrics_log):  # what it holds now
-                pass
+                sync_tree(directory.logs)
             self.checkpoints.finish_boundary(self.host.progress.global_step, self.host.to_json())
         if self.sync is not None:
             self.sync.request()

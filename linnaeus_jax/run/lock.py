@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import logging
 import os
 import socket
 import time
@@ -12,19 +9,13 @@ from pathlib import Path
 from typing import IO
 
 from linnaeus_jax.config.errors import UserError
-
-log = logging.getLogger("linnaeus_jax")
+from linnaeus_jax.files import locked
 
 LOCK_FILE = "run.lock"
-#: of file systems that know no locks
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class RunLock:
-    """A lock on a run directory, which the system takes away from a process that ended, however it did.
-
-    On NFS the server keeps it (Linux translates `flock` to a lock on the file's bytes there).
-    """
+    """A lock on a run directory, as of `files.locked`."""
 
     def __init__(self, root: Path) -> None:
         self.path = root / LOCK_FILE
@@ -41,20 +32,21 @@ class RunLock:
             return
         file = self.path.open("a+", encoding="utf-8")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            held = locked(file)
+        except OSError:
+            file.close()
+            raise
+        if held is None:
+            file.close()
+            return
+        if not held:
             file.seek(0)
             holder = file.read().strip()
             file.close()
-            if error.errno in _UNSUPPORTED:
-                log.warning("%s: this file system has no locks, so nothing keeps two runs apart here", self.path.parent)
-                return
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
             raise UserError(
                 f"{self.path.parent} is in use by {holder or 'another process'}; let that run end (or end it), or "
                 "choose another --workdir"
-            ) from error
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         file.flush()

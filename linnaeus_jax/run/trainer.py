@@ -62,7 +62,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
     with (
         Interruption() as interruption,
         switched_on(nans=config.debug.nans, infs=config.debug.infs),
-        contextlib.closing(Checkpoints(directory.checkpoints)) as checkpoints,
+        contextlib.closing(Checkpoints(directory.checkpoints, logs=directory.logs)) as checkpoints,
         background_errors(),
         stalls.watchdog,
         contextlib.ExitStack() as closing,  # each of them is closed, whatever another one raises

@@ -22,9 +22,9 @@ import pytest
 from linnaeus_jax.building import build as building
 from linnaeus_jax.building.build import build, build_shard, discard, merge
 from linnaeus_jax.building.options import IMAGE_FORMS, BuildOptions, Shard
-from linnaeus_jax.building.pixels import BATCH, Journal
+from linnaeus_jax.building.pixels import BATCH, Journal, Outcome
 from linnaeus_jax.building.plan import plan_build
-from linnaeus_jax.building.streamed import StreamedBytes
+from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.building.verify import verify_labels
 from linnaeus_jax.building.verify_pictures import PictureChecks
 from linnaeus_jax.config.errors import UserError
@@ -148,6 +148,50 @@ def test_a_build_that_was_ended_goes_on_to_the_same_bytes(pictures, whole, tmp_p
             journal.write(b'[["half a')  # as a full disk or a power cut leaves it
     build(plan(pictures, form), out)
     assert contents(out) == contents(whole[form])
+
+
+@pytest.mark.parametrize("form", ["raw", "original"])
+@pytest.mark.parametrize("lost", ["pixels", "end of the pixels", "line of the journal"])
+def test_what_a_power_failure_took_is_read_again(pictures, whole, tmp_path, monkeypatch, form, lost):
+    """The files have their length, but the disk holds zeros in place of what was written last."""
+
+    def ending(*args):
+        raise Ended
+
+    out = tmp_path / "data"
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "close_images", ending)
+        with pytest.raises(Ended):
+            build(plan(pictures, form), out)
+    journal, pixels = out / ".build" / "journal.jsonl", out / ".build" / "images.h5"
+    file = journal if lost == "line of the journal" else pixels
+    content = file.read_bytes()
+    at = {"pixels": len(content) // 2, "end of the pixels": len(content) - 100, "line of the journal": 3000}[lost]
+    file.write_bytes(content[:at] + bytes(100) + content[at + 100 :])
+    before = len(Journal.load(journal).outcomes) if file == journal else COUNT
+    assert (before < COUNT) is (file == journal)
+    known = Journal.load(journal, pixels=pixels).outcomes
+    assert 0 < len(known) < COUNT
+    build(plan(pictures, form), out)
+    assert contents(out) == contents(whole[form])
+
+
+def test_a_journal_of_an_earlier_version_goes_on(tmp_path):
+    outcomes = [Outcome("a", 3), Outcome(reason="unreadable picture", detail="x")]
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text(json.dumps([list(outcome) for outcome in outcomes]) + "\n")
+    pixels = tmp_path / "pixels"
+    pixels.write_bytes(bytes(DATA_OFFSET) + b"abc")
+    Journal.load(journal, 3, pixels).add([Outcome("b", 2)], 0)
+    text = journal.read_bytes()
+    assert Journal.load(journal).outcomes == [*outcomes, Outcome("b", 2)]
+    for most, file in ((3, None), (None, pixels), (4, pixels)):  # the pixels of the second line are not there
+        journal.write_bytes(text)
+        assert Journal.load(journal, most, file).outcomes == outcomes
+    for damaged in (b'{"crc32": 0}\n', b"[3]\n", b"{}\n", b"7\n", bytes(20) + b"\n"):
+        journal.write_bytes(text + damaged)
+        assert len(Journal.load(journal).outcomes) == 3
+        assert journal.read_bytes() == text
 
 
 @pytest.mark.slow

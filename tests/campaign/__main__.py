@@ -1,6 +1,6 @@
 """Runs a part of the campaign and prints its table; started again, it goes on with the cases that have no result.
 
-    python -m tests.campaign kills|inputs|damage|faults|http|pictures [--out runs/campaign] [--seed 0] [--cases N]
+    python -m tests.campaign kills|inputs|damage|faults|power|http|pictures [--out runs/campaign] [--seed 0] [--cases N]
 
 Writes `PART.jsonl` with the end of every case into `--out`; directories of cases that ended badly stay there.
 Ends with 1 if a case ended badly.
@@ -24,7 +24,7 @@ from rich.table import Table
 
 from tests.campaign.case import Case, Outcome
 
-PARTS = ("kills", "inputs", "damage", "faults", "http", "pictures")
+PARTS = ("kills", "inputs", "damage", "faults", "power", "http", "pictures")
 
 
 def end_of(case: Case, directory: Path) -> Outcome:

@@ -6,7 +6,8 @@
    FAULT_LAST    number of the last one
    FAULT_ERROR   errno; 0: the call sleeps for FAULT_SECONDS and then goes on
    FAULT_COUNT   file that gets the number of calls at the end of the process
-   FAULT_BACK    seconds that the clock of the day is behind */
+   FAULT_BACK    seconds that the clock of the day is behind
+   FAULT_JUMP    seconds that it is set forward when the first call that fails is made */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -137,6 +138,10 @@ int open64(const char *path, int flags, ...) {
 int clock_gettime(clockid_t clock, struct timespec *now) {
   REAL(int, "clock_gettime", clockid_t, struct timespec *);
   int result = real(clock, now);
-  if (clock == CLOCK_REALTIME) now->tv_sec -= atol(setting("FAULT_BACK"));
+  if (clock == CLOCK_REALTIME) {
+    long first = atol(setting("FAULT_FIRST"));
+    now->tv_sec -= atol(setting("FAULT_BACK"));
+    if (first && calls >= first) now->tv_sec += atol(setting("FAULT_JUMP"));
+  }
   return result;
 }

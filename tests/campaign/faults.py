@@ -351,6 +351,23 @@ def clock_back(bench: Bench) -> Callable[[Path], Outcome]:
     return run
 
 
+def clock_forward(bench: Bench, share: float, seconds: int) -> Callable[[Path], Outcome]:
+    """The clock is set forward while a call of a save takes 3 s."""
+
+    def run(directory: Path) -> Outcome:
+        if bench.library is None:
+            return Outcome(True, "skipped: no C compiler")
+        config, target = bench.config(directory), directory / "run"
+        first = 1 + int(share * bench.calls("s"))
+        env = bench.failing(target, "s", first, first, 0) | {"FAULT_SECONDS": "3", "FAULT_JUMP": str(seconds)}
+        ended = train(config, target, env)
+        if ended.status != 0:
+            return Outcome(False, "ends", ended.error[-1500:])
+        return verdict(bench, ended, config, target)
+
+    return run
+
+
 def cases(seed: int, directory: Path) -> Iterator[Case]:
     """Each kind once, then further calls that fail, drawn by the seed."""
     bench, rng = Bench(directory), random.Random(seed)
@@ -395,6 +412,8 @@ def cases(seed: int, directory: Path) -> Iterator[Case]:
     yield Case("data deleted while read", "deleted", while_running(bench, delete))
     yield a_call("s")
     yield Case("clock set back", "a day", clock_back(bench))
+    for share, seconds in ((0.3, 3600), (0.5, 86400), (0.7, 3600)):
+        yield Case("clock set forward", f"{seconds} s at {share}", clock_forward(bench, share, seconds))
     for name in list(READERS)[1:]:
         yield Case("finished run mounted read-only", name, read_only_run(bench, name))
     for size in (100, 1500):

@@ -15,8 +15,8 @@ import pytest
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.exit_status import exit_status
-from linnaeus_jax.files import read_sealed, sealed, sha256_of
-from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
+from linnaeus_jax.files import read_sealed, sealed, sha256_of, write_json
+from linnaeus_jax.inference.bundle_files import BUNDLE_JSON, read_bundle, write_bundle
 from linnaeus_jax.inference.model import Model
 
 
@@ -47,6 +47,30 @@ def test_a_changed_file_is_refused(bundle, tmp_path):
     about = json.loads((tmp_path / "a" / "bundle.json").read_text())
     (tmp_path / "a" / "bundle.json").write_text(json.dumps(about | {"format_version": 99}))
     with pytest.raises(UserError, match="format version 99, this program reads 1"):
+        read_bundle(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["../outside", "{absolute}", "linked"])
+def test_a_bundle_holds_all_of_its_files(bundle, tmp_path, name):
+    """One whose list names a file elsewhere, by any way, is refused."""
+    write_bundle(bundle, tmp_path / "a")
+    (tmp_path / "outside").write_text("mine")
+    (tmp_path / "a" / "linked").symlink_to(tmp_path / "outside")
+    about = read_sealed(tmp_path / "a" / BUNDLE_JSON)
+    listed = name.format(absolute=tmp_path / "outside")
+    about["files"][listed] = sha256_of(tmp_path / "outside")
+    write_json(tmp_path / "a" / BUNDLE_JSON, sealed(about))
+    with pytest.raises(UserError, match=f"lists '{listed}', which lies outside of the bundle"):
+        read_bundle(tmp_path / "a")
+
+
+@pytest.mark.parametrize("digest", [5, None, "x:y", ["a"]])
+def test_a_digest_that_is_none_is_refused(bundle, tmp_path, digest):
+    write_bundle(bundle, tmp_path / "a")
+    about = read_sealed(tmp_path / "a" / BUNDLE_JSON)
+    about["files"]["taxonomy.json"] = digest
+    write_json(tmp_path / "a" / BUNDLE_JSON, sealed(about))
+    with pytest.raises(UserError, match=r"taxonomy.json is not the file that was written into the bundle"):
         read_bundle(tmp_path / "a")
 
 

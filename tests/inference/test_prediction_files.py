@@ -243,3 +243,28 @@ def test_digest_of_a_model(bundle, tmp_path):
 
     assert of("a") == of("a") != of("b")
     assert of("a") != of("a", facts={"step": 8})
+
+
+@pytest.mark.parametrize("name", ["rows", UNREADABLE])
+def test_what_a_power_failure_took_is_written_again(tmp_path, case, name):
+    """Files have their length, but the disk holds zeros."""
+    out = tmp_path / "p.jsonl"
+    write(case, out, 0, 1, 2)
+    folder = beside(out, UNFINISHED)
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / name).write_bytes(whole[name][:-5] + bytes(5))
+    known = write(case, out)
+    assert known < 3
+    write(case, out, *range(known, 3))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+
+
+def test_unfinished_predictions_of_an_earlier_version_go_on(tmp_path, case):
+    out = tmp_path / "p.jsonl"
+    write(case, out, 0, 1)
+    log = beside(out, UNFINISHED) / "progress.jsonl"
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    for entry in entries:
+        del entry["sha256"]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert write(case, out, 2) == 2
