@@ -93,7 +93,7 @@ def lowered(names: Sequence[str], package: Path, directory: Path) -> None:
             raise SystemExit(f"{name} cannot be lowered with the packages of {package}")
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 1 where a program differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_names(parser, PROGRAMS)
@@ -125,4 +125,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--write"]:
         write(sys.argv[2], Path(sys.argv[3]))
     else:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main())

@@ -59,7 +59,7 @@ def test_kernels_count_as_a_whole() -> None:
 def test_a_step_is_counted_by_part_and_phase() -> None:
     jaxpr = traffic.traced_step("mFormerV1-tiny", 32, 8, True, {})
     found = list(traffic.operations(jaxpr))
-    assert len(list(traffic.conditionals(jaxpr))) == 1  # whether the update is finite
+    assert not list(traffic.conditionals(jaxpr))  # on a GPU the host would wait for each
     phases = {(operation.part, operation.phase) for operation in found}
     assert {phase for part, phase in phases if part == "linear layers of MLPs"} == {"forward", "recomputed", "backward"}
     assert {part for part, _ in phases} >= set(traffic.PARTS) - {"rest of the blocks", "rest of the model"}

@@ -35,7 +35,6 @@ from linnaeus_jax.inference.taxonomy import Taxonomy
 from linnaeus_jax.inference.taxonomy_files import read_json, taxonomy_of
 from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.names import abstract_variables
-from linnaeus_jax.registry import MODELS
 from linnaeus_jax.taxonomy.ranks import check_task_order
 from linnaeus_jax.weights import coverage
 from linnaeus_jax.weights.files import StateFile, read_state
@@ -43,6 +42,8 @@ from linnaeus_jax.weights.importing import read_pretrained
 from linnaeus_jax.weights.settings import DEFAULTS
 
 CONFIG = "inference_config.yaml"
+#: families that the original has
+FAMILIES = ("mFormerV0", "mFormerV1")
 #: kind of metadata, in the order in which the original's inference puts them -> how its components are called
 KINDS = {"geolocation": r"spatial|geo|location|place", "temporal": r"temporal|time|date", "elevation": r"elev|alti"}
 #: of a component's first layer in the weights; "weight" is [D, columns]
@@ -223,9 +224,9 @@ def _encoder(about: Mapping[str, Any], config: ConfigDict, state: StateFile, say
 def _variant(path: Path, model: Mapping[str, Any], state: StateFile) -> ConfigDict:
     """The configuration of the architecture: the variant's file over the defaults, or the name alone."""
     name = str(model["architecture_name"])
-    family = next((family for family in sorted(MODELS, key=len, reverse=True) if name.startswith(family)), "")
+    family = next((family for family in FAMILIES if name.startswith(family)), "")
     if not family:
-        raise ValueError(f"model.architecture_name is {name!r}; one of {', '.join(MODELS)} is needed")
+        raise ValueError(f"model.architecture_name is {name!r}; one of {', '.join(FAMILIES)} is needed")
     original = state.facts.get("original", not state.facts)
     given = model.get("architecture_variant_config_path")
     file = _inside(path, given, "model.architecture_variant_config_path") if given else None
