@@ -39,7 +39,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "checks": "config data debugging learning models registry schedules step taxonomy weights",
         "run": "checks config data debugging files learning metrics mistakes models reporting schedules step "
         "taxonomy versions weights",
-        "inference": "building config data files learning metrics models registry reporting run step taxonomy weights",
+        "inference": "building config data files learning metrics models reporting run step taxonomy weights",
         "demo": "data files",
         "tools": "building checks config data debugging demo files inference learning metrics mistakes models registry "
         "reporting run schedules step taxonomy weights",

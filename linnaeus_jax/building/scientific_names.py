@@ -299,7 +299,8 @@ class Judge:
         if name is None or name.genus is None or len(_split(text)) == 1:
             return text
         known = self.scientific and name.genus.casefold() in self._genera
-        return name.genus if self.sure or known or (name.certain and _looks_latin(Name(name.genus))) else text
+        certain = self.sure or known or (name.certain and _looks_latin(Name(name.genus)))
+        return self.coarser(name.genus) if certain else text
 
 
 def _may_count(name: Name | None) -> bool:

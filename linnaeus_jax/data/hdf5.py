@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.mistakes import InputError
 
 #: what unpacks to more bytes than this, and to more than `BOMB_RATIO` times those of the file, is refused
 BOMB_SIZE, BOMB_RATIO = 200 << 20, 200
@@ -34,7 +35,7 @@ _PIECE = 1 << 20
 _DAMAGE = (OSError, RuntimeError, KeyError, TypeError, ValueError, OverflowError)
 
 
-class UnsafeFileError(UserError, ValueError):
+class UnsafeFileError(UserError, InputError):
     """An HDF5 file that is damaged, leads out of itself or unpacks to far more than it is; it is not read."""
 
 
@@ -103,7 +104,7 @@ def _datasets(path: Path, file: h5py.File) -> list[h5py.Dataset]:
         for name in _damage_named(path, group.name, lambda group=group: list(group)):
             where = f"{group.name.rstrip('/')}/{name}"
             item = _linked(path, group, name, where)
-            address = h5py.h5o.get_info(item.id).addr
+            address = _damage_named(path, where, lambda item=item: h5py.h5o.get_info(item.id).addr)
             if address in seen:
                 continue
             seen.add(address)

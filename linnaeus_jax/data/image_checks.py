@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.labels_file import attribute, checked, text_of, values_of
+from linnaeus_jax.mistakes import InputError
 
 CHECKSUMS, IDENTIFIERS_DIGEST = "image_crc32", "sha256_of_identifiers"
 SHOWN = 5
@@ -25,7 +26,7 @@ SHOWN = 5
 log = logging.getLogger("linnaeus_jax.data")
 
 
-class MisalignedError(UserError, ValueError):
+class MisalignedError(UserError, InputError):
     """Pictures of other identifiers than those of the labels file."""
 
 
