@@ -289,6 +289,7 @@ def _resolve(inputs: Inputs) -> ResolvedSchedule:
         steps_per_epoch=inputs.plans.steps_per_epoch.tolist(),
         dataset_size=len(inputs.dataset.train),
         micro_batches_per_epoch=inputs.plans.micro_batches_per_epoch.tolist(),
+        past_epochs=len(inputs.past_epochs),
         devices=inputs.devices,
     )
 

@@ -236,11 +236,12 @@ def _per_epoch(name: str, value: int | Sequence[int], epochs: int) -> tuple[int,
     return counts
 
 
-def _check_counts(totals: Totals) -> None:
-    """An update takes as many micro-batches as accumulate; the last of an epoch takes what is left."""
+def _check_counts(totals: Totals, past_epochs: int) -> None:
+    """An update takes as many micro-batches as accumulate; the last of an epoch takes what is left. Epochs of a resumed
+    run that are finished may have been made with another number."""
     size = totals.accumulation_steps
     for epoch, (steps, parts) in enumerate(zip(totals.steps_per_epoch, totals.micro_batches_per_epoch, strict=True)):
-        if steps != -(-parts // size):
+        if epoch >= past_epochs and steps != -(-parts // size):
             raise InputError(
                 f"steps_per_epoch = {steps} contradicts micro_batches_per_epoch = {parts} in epoch {epoch}: with "
                 f"train.accumulation_steps = {size} they are {-(-parts // size)} updates; give those"
@@ -253,6 +254,7 @@ def resolve_all_schedule_params(
     steps_per_epoch: int | Sequence[int],
     dataset_size: int,
     micro_batches_per_epoch: int | Sequence[int],
+    past_epochs: int = 0,
     devices: int = 1,
 ) -> ResolvedSchedule:
     """Turns every duration of the configuration into optimizer updates. The configuration is not changed.
@@ -263,6 +265,7 @@ def resolve_all_schedule_params(
         switches.
       dataset_size: training rows.
       micro_batches_per_epoch: micro-batches of each epoch, or one number for all.
+      past_epochs: how many epochs of a resumed run are finished; their numbers may come from other settings.
       devices: data-parallel devices.
 
     Returns:
@@ -287,7 +290,7 @@ def resolve_all_schedule_params(
         scaling=scheduler.scaling.lower(),
         lr_factor=apply_lr_scaling(1.0, effective, reference_bs=scheduler.reference_bs, rule=scheduler.scaling.lower()),
     )
-    _check_counts(totals)
+    _check_counts(totals, past_epochs)
     resolver = _Resolver(config, totals)
     masking, null, task = config.schedule.meta_masking, config.schedule.null_masking, config.loss.grad_weighting.task
     meta_end = resolver.end_or_fallback("meta_end", masking.enabled)

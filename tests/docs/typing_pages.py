@@ -21,5 +21,5 @@ def type_page(page: Path, workspace: Path, settings: dict[str, str], folder: Pat
     if update:
         page.write_text(text, encoding="utf-8")
     if page == README:
-        assert unclean(place) == "", "the README's commands leave the repository as `make lint` refuses it"
+        assert not (found := unclean(place)), f"the README's commands leave what `make lint` refuses:\n{found}"
     shutil.rmtree(place)
