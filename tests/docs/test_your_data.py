@@ -35,7 +35,9 @@ def test_a_newcomer_has_a_report_after_four_commands(tmp_path):
     done = subprocess.run(
         ["bash", "-e", "-c", block], cwd=clone, env=environment, check=True, capture_output=True, text=True
     )
-    assert "report: runs/mine/report.html" in done.stdout.splitlines()
+    _, found, after = done.stdout.partition("\nreport: runs/mine/report.html\nnext:\n")
+    assert found
+    assert all(line.startswith("  python -m linnaeus_jax.tools.") for line in after.splitlines())
     report = (clone / "runs" / "mine" / "report.html").read_text()
     assert "Rutilala" in report
     assert "finished" in report
