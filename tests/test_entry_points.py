@@ -5,7 +5,6 @@ The processes are forks of one that has imported what the programs import; the p
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import runpy
@@ -16,15 +15,15 @@ from typing import NamedTuple
 import pytest
 
 from linnaeus_jax import __main__ as overview
+from tests.forks import FORKS, MAIN, TOOLS
 
 ROOT = Path(__file__).parents[1]
-TOOLS = sorted(path.stem for path in (ROOT / "linnaeus_jax" / "tools").glob("*.py") if path.stem != "__init__")
 BENCHMARKS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
     if path.stem not in ("__init__", "common", "step_common", "other_commit", "compiled_traffic")
 )
-PROGRAMS = ["linnaeus_jax.main", *(f"linnaeus_jax.tools.{t}" for t in TOOLS), *(f"benchmarks.{b}" for b in BENCHMARKS)]
+PROGRAMS = [MAIN, *TOOLS, *(f"benchmarks.{b}" for b in BENCHMARKS)]
 
 
 class Done(NamedTuple):
@@ -43,17 +42,10 @@ def execute(program: str, arguments: tuple[str, ...], folder: Path) -> None:
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
-@pytest.fixture(scope="module")
-def processes():
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(PROGRAMS)
-    return found
-
-
 @pytest.fixture
-def start(processes, tmp_path):
+def start(tmp_path):
     def start(program: str, *arguments: str) -> Done:
-        process = processes.Process(target=execute, args=(program, arguments, tmp_path))
+        process = FORKS.Process(target=execute, args=(program, arguments, tmp_path))
         process.start()
         process.join(120)
         process.kill()  # one that has not ended

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign.case import Ended
-from tests.campaign.forked import MAIN, call
+from tests.campaign.forked import call
+from tests.forks import MAIN
 
 ROOT = Path(__file__).parents[2]
 TOOL = "linnaeus_jax.tools"

@@ -6,9 +6,7 @@ The children have done what the program does before it looks at its arguments, a
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
-import pkgutil
 import resource
 import signal
 import sys
@@ -16,16 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import linnaeus_jax.tools
 from tests.campaign.case import Ended
-
-TOOLS = tuple(f"linnaeus_jax.tools.{module.name}" for module in pkgutil.iter_modules(linnaeus_jax.tools.__path__))
-MAIN = "linnaeus_jax.main"
-#: what programs import only once their arguments are read
-LATE = ("linnaeus_jax.run.trainer", "linnaeus_jax.inference.model", "linnaeus_jax.inference.serving", "tests.tiny")
-
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([MAIN, *TOOLS, *LATE])
+from tests.forks import FORKS
 
 
 def call(program: str, arguments: Sequence[str], directory: Path, *, seconds: float) -> Ended:
@@ -35,7 +25,7 @@ def call(program: str, arguments: Sequence[str], directory: Path, *, seconds: fl
     temporary files in `tmp`.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    child = _SERVER.Process(target=_run, args=(program, tuple(arguments), str(directory)))
+    child = FORKS.Process(target=_run, args=(program, tuple(arguments), str(directory)))
     child.start()
     child.join(seconds)
     status = child.exitcode

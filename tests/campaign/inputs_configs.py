@@ -10,8 +10,8 @@ from pathlib import Path
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import flatten
 from linnaeus_jax.config.tree import FILTER_KEYS, kind_of
-from tests.campaign.forked import MAIN
 from tests.campaign.inputs_given import CHECK, DRAW, Given, Made
+from tests.forks import MAIN
 
 LONG = 10**5
 EMPTY = "(" * 15 + ")" * 15

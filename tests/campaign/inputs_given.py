@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.campaign.case import Ended
-from tests.campaign.forked import MAIN, call
+from tests.campaign.forked import call
+from tests.forks import MAIN
 from tests.tiny import write_tiny_data
 
 CHECK = "linnaeus_jax.tools.check"

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.campaign.case import Ended
-from tests.campaign.forked import MAIN
 from tests.campaign.inputs_given import Given, Made
+from tests.forks import MAIN
 
 
 def _cut(path: Path) -> None:

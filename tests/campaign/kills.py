@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 import os
 import random
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 from tests.campaign import kill_child
 from tests.campaign.case import Case, Outcome
 from tests.campaign.kill_compare import assert_same
+from tests.forks import FORKS
 from tests.run.test_kill import EVERYTHING
 from tests.step.test_train_step import V0 as SMALL_V0
 from tests.tiny import write_tiny_data
@@ -108,14 +108,12 @@ class Runs:
 
     def __init__(self, overrides: dict[str, Any], data: Path) -> None:
         self.overrides, self.data = overrides, data
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload([kill_child.__name__])
 
     def start(self, workdir: Path, kill: Kill | None = None) -> int | str:
         """Trains; returns the exit code, or what was going on when it was killed."""
-        receiver, sender = self.context.Pipe(duplex=False)
+        receiver, sender = FORKS.Pipe(duplex=False)
         arguments = (self.overrides, self.data, workdir, workdir.with_name("output.txt"), sender)
-        process = self.context.Process(target=kill_child.train, args=arguments)
+        process = FORKS.Process(target=kill_child.train, args=arguments)
         process.start()
         sender.close()
         try:

@@ -5,7 +5,6 @@ It is decoded as training, `build_dataset` and `predict` do, in a thread of a pr
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import resource
@@ -21,14 +20,13 @@ from linnaeus_jax.data.decoding import decode_image, image_size
 from linnaeus_jax.inference.exif import observation_of
 from tests.campaign.case import Case, Outcome
 from tests.campaign.pictures_made import GENERATORS, damaged_ones
+from tests.forks import FORKS
 
 #: seconds of CPU for the bytes and pixels that a request may bring, and bytes of memory beside those of the file
 SECONDS, MEMORY = 6.0, 3 * 2**30
 LONGEST = 120.0
 #: that C libraries may write to stderr for one picture
 LINES = 3
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.campaign.pictures"])
 #: seeds of the generators, each with other sizes
 ROUNDS, DAMAGED = 3, 400
 
@@ -49,7 +47,7 @@ def _run(packed: bytes, directory: Path) -> Outcome:
     data = zlib.decompress(packed)
     said, result = directory / "said", directory / "result"
     (directory / "picture").write_bytes(data)
-    child = _SERVER.Process(target=_in_child, args=(directory,))
+    child = FORKS.Process(target=_in_child, args=(directory,))
     child.start()
     child.join(LONGEST)
     if child.exitcode is None:
