@@ -44,7 +44,7 @@ def config_errors(config: ConfigDict) -> list[str]:
     errors += [f"{key} is empty; give it a value" for key in NOT_EMPTY if not value_of(config, key)]
     checks: tuple[tuple[Callable[[ConfigDict], list[str]], tuple[str, ...]], ...] = (
         (_data_errors, ("data", "metrics", "schedule.mixup")),
-        (_model_errors, ("data",)),
+        (_model_errors, ("data", "model")),
         (lambda config: setting_errors(config.model), ()),
         (_loss_errors, ("loss.task_specific", "loss.taxonomy_smoothing", "loss.grad_weighting.task", "data")),
         (_optimizer_errors, ("optimizer",)),

@@ -166,6 +166,16 @@ class Items:
 
 #: key -> items of its tuple
 TUPLES = {
+    **dict.fromkeys(
+        [f"model.convnext_stages.{name}" for name in ("depths", "dims")]
+        + [f"model.rope_stages.{name}" for name in ("depths", "num_heads")]
+        + [f"model.conv_stages.{name}" for name in ("embed_dims", "out_channels", "depths")]
+        + [f"model.attention_stages.{name}" for name in ("dims", "depths", "num_heads")],
+        Items(int),
+    ),
+    **dict.fromkeys([f"model.{name}_stages.stride_seqs" for name in ("conv", "attention")], Items(tuple)),
+    **dict.fromkeys(["model.drop_rate", "model.attn_drop_rate"], Items(float)),
+    **dict.fromkeys([f"model.{name}_stages.mlp_ratio" for name in ("rope", "attention")], Items(float, lengths=(1, 2))),
     "experiment.wandb.tags": Items(str),
     "data.task_keys_h5": Items(str),
     "env.plugins": Items(str),
@@ -261,7 +271,8 @@ def tuple_errors(config: ConfigDict) -> Iterator[tuple[str, str]]:
     """(key, error) of tuples with a wrong number or kind of items."""
     tasks = len(config.data.task_keys_h5)
     for pattern, items in TUPLES.items():
-        for key, value in expand(config, pattern):
+        for key, given in expand(config, pattern):
+            value = given if isinstance(given, tuple | list) else (given,)
             kinds = (int, float) if items.kind is float else items.kind
             lengths = {1, tasks} if items.per_task else set(items.lengths)
             if not all(isinstance(x, kinds) and (items.kind is bool or not isinstance(x, bool)) for x in value):

@@ -57,6 +57,13 @@ _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "all_except": (("except",), ()),
 }
 
+#: keys that hold several things -> of what kind; filters are checked one by one
+_ITEMS: dict[str, type] = {
+    "dimensions": int,
+    **dict.fromkeys(("name_patterns", "layer_types", "patterns", "stages"), str),
+    "filters": object,
+}
+
 _NAME_MATCHERS: dict[str, Callable[[str, str], bool]] = {
     "contains": lambda name, pattern: pattern in name,
     "startswith": str.startswith,
@@ -90,11 +97,17 @@ def _checked(config: Mapping[str, Any], key: str) -> dict[str, Any]:
         if name not in ("type", *required, *optional):
             allowed = ", ".join((*required, *optional)) or "no further key"
             raise InputError(f"{key}.{name} has no meaning for type {given['type']!r}; it takes: {allowed}")
-        if name in ("dimensions", "name_patterns", "layer_types", "patterns", "stages") and (
-            isinstance(given[name], str | int)
-        ):
-            given[name] = (given[name],)
+        if name in _ITEMS:
+            given[name] = _items(given[name], _ITEMS[name], f"{key}.{name}")
     return given
+
+
+def _items(value: Any, kind: type, key: str) -> tuple[Any, ...]:
+    items = (value,) if isinstance(value, str | int) and kind is not object else value
+    if not isinstance(items, tuple | list) or not all(isinstance(item, kind) for item in items):
+        of = {int: "integers", str: "strings", object: "filters"}[kind]
+        raise InputError(f"{key} = {value!r} must be a list of {of}")
+    return tuple(items)
 
 
 def parse_filter(
