@@ -331,6 +331,7 @@ class RunDirectory:
         self.root = root
         self.checkpoints = root / "checkpoints"
         self.logs = root / "logs"
+        self.stored = root / "stored"
         self.assets = root / "assets"
         self.metadata = root / "metadata"
         self.config_json = root / "config.json"

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.checks.schedule import validate_schedule_config
 from linnaeus_jax.checks.tables import NOT_EMPTY, caught, size_errors, tuple_errors, value_errors
 from linnaeus_jax.config.defaults import get_config
-from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.derived import mixes, value_of
 from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.metadata import component_layout, component_settings
 from linnaeus_jax.data.samplers import SamplerSettings
@@ -25,7 +25,9 @@ from linnaeus_jax.learning import augmentation
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.losses import TAXONOMY, make_criterion
 from linnaeus_jax.learning.optimizers import read_groups
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import ModelFamily, build_model
+from linnaeus_jax.models.family import entry_block
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.step.probes import registered_probes
 from linnaeus_jax.taxonomy.ranks import check_task_order
@@ -123,15 +125,22 @@ def _model_errors(config: ConfigDict) -> list[str]:
 
     def build() -> None:
         components = component_layout(component_settings(data.meta))
-        build_model(
+        model = build_model(
             config.model,
             components=[(component.name, component.stop - component.start) for component in components],
             num_classes=dict.fromkeys(data.task_keys_h5, 2),
             img_size=data.img_size,
             parents=dict.fromkeys(data.task_keys_h5, (0, 1)),
         )
+        if entry_block(model, config.train.tune) is not None and mixes(config):
+            raise InputError(
+                f"train.tune = {config.train.tune!r} trains on what is stored of the pictures, which is not mixed; set "
+                "schedule.mixup.prob.enabled=False, or train.tune='full'"
+            )
 
-    errors = [error if error.startswith(("model.", "data.")) else f"model: {error}" for error in caught(build)]
+    errors = [
+        error if error.startswith(("model.", "data.", "train.")) else f"model: {error}" for error in caught(build)
+    ]
     return _of_other_families(config) or errors
 
 

@@ -79,6 +79,7 @@ WITHIN = {
     "model.label_smoothing": "[0, 1)",
     "train.epochs": "[1, 100000]",
     "train.seed": "[0, 4294967295]",
+    "train.tune_views": "[0, 1000]",
     "train.accumulation_steps": "[0, 65536]",
     "train.clip_grad": "(-inf, inf)",
     "train.nonfinite_limit": "[0, inf)",

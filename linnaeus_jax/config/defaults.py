@@ -287,6 +287,10 @@ def train() -> Section:
         deterministic=False,
         # go on from the newest checkpoint of the run directory; False: an error if it has one
         auto_resume=True,
+        # what trains: full, everything; head, what follows the trunk; last:N, that and the last N blocks of the trunk.
+        # What the other blocks make of each picture is then computed once, before the first update
+        tune="full",
+        tune_views=4,  # augmented views of each training picture that are stored beside the picture itself
         # on resume, start the optimizer state anew and keep parameters, step and schedule
         resume_skip_optimizer=False,
         preserve_checkpoint_schedule=False,  # on resume, keep the number of epochs that the checkpoint was made with

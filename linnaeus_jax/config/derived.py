@@ -52,6 +52,12 @@ def forms_groups(sampler: str) -> bool:
     return sampler == "grouped"
 
 
+def mixes(config: ConfigDict) -> bool:
+    """Whether pictures are ever mixed in training."""
+    mixup = config.schedule.mixup
+    return mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled) and forms_groups(config.data.sampler.type)
+
+
 def gradnorm_enabled(config: ConfigDict) -> bool:
     """Whether GradNorm moves the task weights."""
     task = config.loss.grad_weighting.task

@@ -14,7 +14,7 @@ import numpy as np
 class Batch(TypedDict):
     """One micro-batch `[B, ...]`; the loader's updates carry a leading [A]."""
 
-    image: np.ndarray  # uint8 [B, H, W, 3], RGB
+    image: np.ndarray  # uint8 [B, H, W, 3], RGB; or what is stored of it, float16 [B, ...], see `data/stored_inputs.py`
     label: np.ndarray  # int32 [B, T], class index; 0 is null where null labels are possible
     meta: np.ndarray  # float32 [B, D], invalid components zero
     meta_valid: np.ndarray  # bool [B, K]

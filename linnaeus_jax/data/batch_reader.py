@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from linnaeus_jax.data.batch import Batch
-from linnaeus_jax.data.images import ImageSource, SharingSource
+from linnaeus_jax.data.images import ImageSource, SharingSource, input_dtype, rows_of_views
 from linnaeus_jax.data.pipeline_stats import Counters
 from linnaeus_jax.data.plans import EpochPlan
 
@@ -61,7 +61,7 @@ class BatchReader:
         return getattr(self.images, "copies_only", False)
 
     def _read_images(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Reads rows[n] into out[n, H, W, 3] in pieces on the pool; bool[n] ok. The first failure is raised."""
+        """Reads rows[n] into out[n, ...] in pieces on the pool; bool[n] ok. The first failure is raised."""
         ok = np.ones(len(rows), bool)
         if self._copies_only:  # threads would only wait for each other and the memory
             self._decode(rows, out, ok, slice(None))
@@ -91,13 +91,14 @@ class BatchReader:
         real = plan.index >= 0
         index = np.maximum(plan.index, 0)
         rows = self.rows[index]
-        image = np.empty((*index.shape, *self.images.image_shape), np.uint8)
+        image = np.empty((*index.shape, *self.images.image_shape), input_dtype(self.images))
         flat, flat_real = image.reshape(-1, *self.images.image_shape), real.reshape(-1)
         ok = np.ones(flat_real.shape, bool)
         # Padding comes last, so the real rows are one contiguous part.
         count = int(flat_real.sum())
         assert flat_real[:count].all(), "padding must follow the rows"
-        ok[:count] = self._read_images(rows.reshape(-1)[:count], flat[:count])
+        wanted = rows_of_views(self.images, rows.reshape(-1)[:count], plan.epoch)
+        ok[:count] = self._read_images(wanted, flat[:count])
         flat[count:] = 0
         ok = ok.reshape(index.shape)
 

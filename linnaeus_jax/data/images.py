@@ -35,16 +35,21 @@ class ImageReadError(TrainingError):
 class ImageSource(Protocol):
     """Random access to images by row.
 
-    A source whose reading is mere copying may say so by `copies_only = True`: it is then read by one thread at a time.
-    One whose rows share what must be unpacked may have the methods of `SharingSource`.
+    What is stored of them for training, such as features, is read in the same way: a source may have a `dtype` and a
+    shape of its own, and several `views` of each row, see `input_dtype` and `rows_of_views`. A source whose reading is
+    mere copying may say so by `copies_only = True`: it is then read by one thread at a time. One whose rows share what
+    must be unpacked may have the methods of `SharingSource`.
     """
 
-    image_shape: tuple[int, int, int]  # (H, W, 3) of what `read` delivers
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W, 3) of what `read` delivers."""
+        ...
 
     def __len__(self) -> int: ...
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Writes the images of rows (int64[n]) into out (uint8[n, H, W, 3], contiguous).
+        """Writes the images of rows (int64[n]) into out (uint8[n, H, W, 3] or [n, *image_shape], contiguous).
 
         Returns:
           bool[n], False where a zero image stands for one that could not be read.
@@ -54,6 +59,18 @@ class ImageSource(Protocol):
           ImageReadError: an unreadable image, where the source does not allow placeholders.
         """
         ...
+
+
+def input_dtype(source: ImageSource) -> np.dtype[Any]:
+    """Dtype of what a source delivers: uint8 unless it says otherwise."""
+    return np.dtype(getattr(source, "dtype", np.uint8))
+
+
+def rows_of_views(source: ImageSource, rows: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+    """What to read of a source for these rows in an epoch: of one with n `views`, `row * n + view` is a view of a row,
+    and each epoch takes the next one."""
+    views = getattr(source, "views", 1)
+    return rows if views == 1 else rows * views + (rows + epoch) % views
 
 
 @runtime_checkable

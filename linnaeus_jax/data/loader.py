@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.cache import CacheStats, ImageCache
-from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.images import ImageSource, input_dtype
 from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.data.pipeline_stats import PipelineStats
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
@@ -273,7 +273,8 @@ class TrainLoader:
     def memory_bytes(self) -> int:
         """Most bytes of images in flight: the buffered updates, the one handed over and the one still in use."""
         rows = self._plans.settings.accumulation_steps * len(self._plans.positions)
-        return (self._grain.settings.depth + 2) * rows * int(np.prod(self._images.image_shape))
+        row = int(np.prod(self._images.image_shape)) * input_dtype(self._images).itemsize
+        return (self._grain.settings.depth + 2) * rows * row
 
     def close(self) -> None:
         """Stops reading; returns when no thread and no process is left. Harmless when repeated."""

@@ -27,10 +27,11 @@ class EpochPlan:
     group: np.ndarray  # int32, the rows of one group may be mixed; -1: never mixed
     partner: np.ndarray  # int32, position within the micro-batch of the row to mix with; itself: none
     weight: np.ndarray  # float32, 0 for padding, else 1
+    epoch: int = 0
 
     def __getitem__(self, key: Any) -> EpochPlan:
         """The same part of every array."""
-        return EpochPlan(self.index[key], self.group[key], self.partner[key], self.weight[key])
+        return EpochPlan(self.index[key], self.group[key], self.partner[key], self.weight[key], self.epoch)
 
 
 def plan_epoch(rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> EpochPlan:
@@ -55,7 +56,8 @@ def plan_epoch(rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoc
     partner = np.concatenate([drawn.partner, np.broadcast_to(position[None, :], (padding, batch))])
     shape = (updates, settings.accumulation_steps, batch)
     weight = (index >= 0).astype(np.float32)
-    return EpochPlan(*(np.ascontiguousarray(a).reshape(shape) for a in (index, group, partner, weight)))
+    index, group, partner, weight = (np.ascontiguousarray(a).reshape(shape) for a in (index, group, partner, weight))
+    return EpochPlan(index, group, partner, weight, epoch)
 
 
 class PlanSequence:

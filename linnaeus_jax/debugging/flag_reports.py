@@ -346,6 +346,8 @@ class TargetsProbe(Probe):
 def _augmentation_lines(program: Program, batch: Mapping[str, Any], step: int) -> list[str]:
     """Order of the augmentations, where they run, and what they do to the first images."""
     objective = program.objective
+    if objective.block is not None:
+        return [f"what was stored of the pictures enters block {objective.block}; nothing is augmented any more"]
     stages, notes = stage_images(objective, batch, step, SHOWN_IMAGES)
     return [
         *flags.augmentation_lines(list(stages.items())),

@@ -8,7 +8,7 @@ optimizer do not depend on schedules, and the rate that is logged is the rate th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,8 @@ from linnaeus_jax.learning.transforms import FROZEN, OPTIMIZERS, Path, build_tra
 from linnaeus_jax.mistakes import InputError
 
 DEFAULT_GROUP = "default"
+#: of parameters that stored inputs have passed already
+STORED_GROUP = "stored"
 #: lower-case parts of names whose matrices are lookup tables or classifiers, not maps between hidden spaces
 _NOT_HIDDEN = ("embed", "token", "table", "head", "classifier")
 
@@ -124,6 +126,7 @@ def build_optimizer(
     layer_index: Callable[[str], int] | None = None,
     checkpoint_shapes: Mapping[str, tuple[int, ...]] | None = None,
     stage_of: Callable[[str], str] | None = None,
+    trained: Collection[str] | None = None,
 ) -> Optimizer:
     """Assigns every parameter to one group and one optimizer, and builds the transformation.
 
@@ -137,13 +140,19 @@ def build_optimizer(
       layer_index: depth of a canonical name, 0 at the stem and largest at the heads; needed if `layer_decay` is not 1.
       checkpoint_shapes: see `parse_filter`.
       stage_of: see `parse_filter`.
+      trained: names of the parameters that the loss depends on; the others are frozen, in the group "stored", whatever
+        the groups say. None: all.
 
     Raises:
       ValueError: all problems of the section in one message: unknown optimizer, bad filter, filter without a match,
         group left empty by earlier ones, wrong number of betas.
     """
     groups, filters, errors = read_groups(settings, checkpoint_shapes=checkpoint_shapes, stage_of=stage_of)
-    assigned, overlaps = _assign(parameters, filters, errors)
+    used = [parameter for parameter in parameters if trained is None or parameter.name in trained]
+    assigned, overlaps = _assign(used, filters, errors)
+    if len(used) < len(parameters):
+        groups[STORED_GROUP] = _Group(STORED_GROUP, FROZEN, explicit=True, weight_decay=0.0, lr_multiplier=1.0)
+        assigned = dict.fromkeys([parameter.name for parameter in parameters], STORED_GROUP) | assigned
     if settings.layer_decay != 1 and layer_index is None:
         errors.append(
             f"optimizer.layer_decay = {settings.layer_decay}: this model does not number its layers; set it to 1"

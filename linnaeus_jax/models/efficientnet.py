@@ -196,36 +196,79 @@ class EfficientNet(ModelFamily):
                 )
                 blocks.append(block)
                 size = strided_size(size, step)
-        self.blocks = blocks
+        self.block_list = blocks
         self.last = Conv2d(last, 1, **convolution, name="_conv_head")
         self.last_norm = BatchNorm2d(epsilon=EPSILON, momentum=MOMENTUM, dtype=self.dtype, name="_bn1")
         self.drop = Dropout(self.drop_rate, name="drop")
         self.setup_classifier()
 
+    @property
+    def blocks(self) -> int:
+        """See `ModelFamily.blocks`."""
+        return sum(self.repeats())
+
     def encode_image(
         self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
         """Features [B, D], the mean over the picture, of the compute dtype; it is taken in float32."""
+        x, scales_LB = self._begin(image_BHWC, row_weight_B, train)
+        return self._features(self._run(x, slice(None), scales_LB, row_weight_B, train), row_weight_B, train)
+
+    def encode_from(
+        self, x: jax.Array, block: int, *, row_weight_B: jax.Array | None = None, train: bool = False
+    ) -> jax.Array:
+        """See `ModelFamily.encode_from`."""
+        x = x.astype(self.dtype)
+        if block == self.blocks:
+            return self._dropped(x, train)
+        scales_LB = self._drop_path_scales(x.shape[0]) if train else None
+        return self._features(self._run(x, slice(block, None), scales_LB, row_weight_B, train), row_weight_B, train)
+
+    def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
+        """See `ModelFamily.enter`."""
+        if block == self.blocks:
+            return self.encode_image(image_BHWC)
+        x, _ = self._begin(image_BHWC, None, train=False)
+        return self._run(x, slice(block), None, None, train=False)
+
+    def _begin(
+        self, image_BHWC: jax.Array, row_weight_B: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """What the stem makes of pictures, and the scales of the blocks' branches [blocks, B] in training."""
         shape = image_BHWC.shape
         if len(shape) != 4 or shape[-1] != 3 or min(shape[1:3]) < MIN_SIZE:
             raise ValueError(f"image has shape {shape}; [B, H >= {MIN_SIZE}, W >= {MIN_SIZE}, 3] is needed")
         x = self.stem(image_BHWC.astype(self.dtype))
         x = self.stem_act(self.stem_norm(x, train=train, row_weight_B=row_weight_B))
-        scales_LB: jax.Array | None = None
-        if train and self.drop_path_rate > 0:
-            (rates,) = drop_path_rates((len(self.blocks),), self.drop_path_rate, endpoint=False)
-            scales_LB = drop_path_scales(self.make_rng("drop_path"), rates, 1, shape[0])[:, 0]
+        return x, self._drop_path_scales(shape[0]) if train else None
+
+    def _drop_path_scales(self, rows: int) -> jax.Array | None:
+        if self.drop_path_rate <= 0:
+            return None
+        (rates,) = drop_path_rates((self.blocks,), self.drop_path_rate, endpoint=False)
+        return drop_path_scales(self.make_rng("drop_path"), rates, 1, rows)[:, 0]
+
+    def _run(
+        self, x: jax.Array, which: slice, scales_LB: jax.Array | None, row_weight_B: jax.Array | None, train: bool
+    ) -> jax.Array:
+        """Some of the blocks."""
 
         def call(block: nn.Module, x: jax.Array, scale_B: jax.Array | None, weight_B: jax.Array | None) -> jax.Array:
             return block(x, scale_B, train=train, row_weight_B=weight_B)
 
         run = nn.remat(call) if self.remat else call
-        for index, block in enumerate(self.blocks):
-            x = run(block, x, None if scales_LB is None else scales_LB[index], row_weight_B)
+        for index in range(self.blocks)[which]:
+            x = run(self.block_list[index], x, None if scales_LB is None else scales_LB[index], row_weight_B)
+        return x
+
+    def _features(self, x: jax.Array, row_weight_B: jax.Array | None, train: bool) -> jax.Array:
         x = self.last_act(self.last_norm(self.last(x), train=train, row_weight_B=row_weight_B))
-        features = jnp.mean(x, axis=(1, 2), dtype=jnp.promote_types(x.dtype, jnp.float32)).astype(self.dtype)
+        mean = jnp.mean(x, axis=(1, 2), dtype=jnp.promote_types(x.dtype, jnp.float32)).astype(self.dtype)
+        return self._dropped(mean, train)
+
+    def _dropped(self, features_BD: jax.Array, train: bool) -> jax.Array:
         key = self.make_rng("dropout") if train and self.drop_rate > 0 else None
-        dropped: jax.Array = self.drop(features, key)
+        dropped: jax.Array = self.drop(features_BD, key)
         return dropped
 
     @staticmethod

@@ -28,8 +28,10 @@ class ModelFamily(nn.Module, kw_only=True):
     A classifier is a trunk, metadata and heads. A family defines the trunk: `setup`, which makes its modules and calls
     `setup_classifier`, and `encode_image`, the part that no metadata enter, apart so that several evaluations of the
     same images under different metadata share it. Metadata join late (`LateFusion`), or the family
-    defines `encode_tokens`, in which they meet the picture. What a family keeps besides parameters, such as running
-    statistics, lies in the collection `batch_stats`; it moves where `train` is set and the caller has made it mutable.
+    defines `encode_tokens`, in which they meet the picture. A family whose `encode_image` is a row of `blocks` may also
+    define `enter` and `encode_from`, so that what the first of them make of a picture is computed once. What a family
+    keeps besides parameters, such as running statistics, lies in the collection `batch_stats`; it moves where `train`
+    is set and the caller has made it mutable.
     Further fields are settings: those with a default value are the keys `model.<Name>.<field>`, the others stand in
     `variants`. Parameters have the names of their modules; where these are those of a torch model, so are the canonical
     names (`models/names.py`).
@@ -125,18 +127,21 @@ class ModelFamily(nn.Module, kw_only=True):
         row_weight_B: jax.Array | None = None,
         train: bool = False,
         refine: bool = True,
+        block: int | None = None,
     ) -> dict[str, jax.Array]:
         """Returns {task: float32 logits [B, C]} in task order.
 
         Args:
-          image_BHWC: float [B, H, W, 3], already normalised.
+          image_BHWC: float [B, H, W, 3], already normalised; with `block` what enters that block, see `enter`.
           meta_BD: float [B, sum of the components' columns]; a masked component is zero, None is all zero.
           meta_valid_BK: bool [B, K], present and unmasked components; None: all of a `meta_BD` that is given.
           row_weight_B: float [B]; rows of weight 0 fill up a batch and count in no statistic of it. None: all count.
           train: whether dropout, drop path and statistics of the batch act, with the streams `RNG_STREAMS`.
           refine: False gives the logits of every head by itself, without those of the coarser ranks.
         """
-        feats_BD = self.embed(image_BHWC, meta_BD, meta_valid_BK=meta_valid_BK, row_weight_B=row_weight_B, train=train)
+        feats_BD = self.embed(
+            image_BHWC, meta_BD, meta_valid_BK=meta_valid_BK, row_weight_B=row_weight_B, train=train, block=block
+        )
         return self.classify(feats_BD, train=train, refine=refine)
 
     @nn.nowrap
@@ -148,13 +153,32 @@ class ModelFamily(nn.Module, kw_only=True):
         meta_valid_BK: jax.Array | None = None,
         row_weight_B: jax.Array | None = None,
         train: bool = False,
+        block: int | None = None,
     ) -> jax.Array:
         """Features [B, D] of pictures and metadata, as the heads get them; arguments as of a call."""
-        features = self.encode_image(image_BHWC, row_weight_B=row_weight_B, train=train)
+        if block is None:
+            features = self.encode_image(image_BHWC, row_weight_B=row_weight_B, train=train)
+        else:
+            features = self.encode_from(image_BHWC, block, row_weight_B=row_weight_B, train=train)
         return self.encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
 
     def encode_image(self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False) -> Any:
         """The part that no metadata enter: images -> features of any shape."""
+        raise NotImplementedError
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of `encode_image` before each of which it can be cut in two; 0: it cannot be cut."""
+        return 0
+
+    def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
+        """The first part, outside of training: what enters a block, or with `blocks` what leaves the last [B, ...]."""
+        raise NotImplementedError
+
+    def encode_from(
+        self, x: jax.Array, block: int, *, row_weight_B: jax.Array | None = None, train: bool = False
+    ) -> Any:
+        """The second part: what `enter` returned -> what `encode_image` returns."""
         raise NotImplementedError
 
     def encode_tokens(
@@ -183,6 +207,31 @@ class ModelFamily(nn.Module, kw_only=True):
         """Features [B, D] -> {task: float32 logits [B, C]}."""
         logits: dict[str, jax.Array] = self.head(feats_BD, train=train, refine=refine)
         return logits
+
+
+def entry_block(model: ModelFamily, tune: str) -> int | None:
+    """Block of a model that stored inputs enter: `full` None, `head` all blocks, `last:N` all but the last N.
+
+    Raises:
+      InputError: another text, or a model that cannot be cut there.
+    """
+    if tune == "full":
+        return None
+    if not model.blocks:
+        families = ", ".join(name for name, family in MODELS.entries.items() if family.enter is not ModelFamily.enter)
+        raise InputError(
+            f"train.tune = {tune!r} needs a family whose trunk can be cut: {families}; model.type is "
+            f"{type(model).__name__}: use train.tune='full'"
+        )
+    if tune == "head":
+        return model.blocks
+    kind, _, count = tune.partition(":")
+    if kind != "last" or not count.isascii() or not count.isdecimal() or not 1 <= int(count[:9]) <= model.blocks:
+        raise InputError(
+            f"train.tune = {tune!r} is unknown; use full, head, or last:N with N from 1 to {model.blocks}, the blocks "
+            "of this model"
+        )
+    return model.blocks - int(count)
 
 
 def build_model(

@@ -119,6 +119,23 @@ def _traced(model: ModelFamily) -> tuple[initial.TracedInit, dict[Path, str]]:
         return initial.trace(init), owners
 
 
+def entered(model: ModelFamily, block: int) -> jax.ShapeDtypeStruct:
+    """What is stored of a picture that enters a block, float16 [1, ...]; see `ModelFamily.enter`."""
+    image = jnp.zeros((1, *model.img_size, 3))
+    made = jax.eval_shape(lambda v: model.apply(v, image, block, method="enter"), abstract_variables(model))
+    return jax.ShapeDtypeStruct(made.shape, jnp.float16)
+
+
+def trained_from(model: ModelFamily, block: int) -> frozenset[str]:
+    """Canonical names of the parameters that a model uses when its input enters a block, see `ModelFamily.enter`."""
+
+    def init(key: jax.Array, x: jax.Array) -> Any:
+        return model.init(key, x, jnp.zeros((1, model.meta_dim)), block=block)["params"]
+
+    used = jax.eval_shape(init, jax.random.key(0), entered(model, block))
+    return frozenset(name for name, _, _ in named_leaves(used))
+
+
 def initial_variables(model: ModelFamily, key: jax.Array) -> dict[str, Any]:
     """A model's variables by collection, as a run begins with them; see `TracedInit.evaluate`."""
     return dict(_traced(model)[0].evaluate(key))

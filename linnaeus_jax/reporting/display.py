@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from linnaeus_jax.metrics.names import CHAINS, phase_label
@@ -108,6 +108,17 @@ class TrainingProgressBar:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+@contextmanager
+def row_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over rows; yields a function of how many are done."""
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, expand=True, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 @contextmanager

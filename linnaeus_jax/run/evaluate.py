@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,8 +143,9 @@ def evaluate(
         loader = inputs.eval_loader(split, open_split(inputs.config.data, split), batch_size)
     except (OSError, InputError) as error:
         raise EvaluateError(f"the images cannot be read: {error}") from error
+    program = dataclasses.replace(loaded.experiment.program.evaluation, block=None)  # pictures are read
     with contextlib.closing(loader):
-        return Evaluator(loaded.experiment.program.evaluation, loaded.experiment.placement).run(
+        return Evaluator(program, loaded.experiment.placement).run(
             state.eval_params,
             state.model_state,
             state.gradnorm.weights,

@@ -245,7 +245,7 @@ def step_memory(
         steps = compile_steps(
             experiment.program,
             experiment.abstract_state,
-            inputs.abstract_update(),
+            inputs.abstract_update(experiment.program.stored),
             placement,
             donate=experiment.debug.donates,
         )

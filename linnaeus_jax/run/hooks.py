@@ -74,7 +74,7 @@ class EpochEndHooks:
 
     def _evaluation(self, state: TrainState, phases: Mapping[str, np.ndarray]) -> Evaluation:
         inputs, reports = self.experiment.inputs, self.reports
-        with contextlib.closing(inputs.eval_loader(inputs.dataset.val, inputs.images["val"])) as loader:
+        with contextlib.closing(inputs.eval_loader(inputs.dataset.val, inputs.source(inputs.dataset.val))) as loader:
             return self.evaluator.run(
                 state.eval_params,
                 state.model_state,

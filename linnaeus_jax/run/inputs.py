@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
@@ -37,6 +37,7 @@ class Inputs:
       schedule: a stored schedule whose epochs and mixing levels count in place of the configuration's.
       past_epochs: (updates, micro-batches) of each finished epoch, whatever the configuration says now.
       positions: rows of a batch -> which of them this process reads, see `Placement.positions`.
+      stored: by split name, what `run/stored.py` has stored of the pictures; training and validation then read it.
     """
 
     config: ConfigDict
@@ -45,6 +46,7 @@ class Inputs:
     schedule: ResolvedSchedule | None = None
     past_epochs: Sequence[tuple[int, int]] = ()
     positions: Callable[[int], np.ndarray] = np.arange
+    stored: dict[str, ImageSource] = field(default_factory=dict)
 
     @functools.cached_property
     def sampler(self) -> SamplerSettings:
@@ -101,32 +103,41 @@ class Inputs:
     def reading(self) -> ReadSettings:
         return ReadSettings.from_config(self.config.data)
 
-    def abstract_update(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes [A, B, ...] of what an update trains on, see `data.batch.Batch`."""
+    def abstract_update(self, stored: jax.ShapeDtypeStruct | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes [A, B, ...] of what an update trains on, see `data.batch.Batch`.
+
+        Args:
+          stored: what stands for a picture, see `Program.stored`.
+        """
         sampler, side = self.sampler, self.config.data.img_size
         leading = (sampler.accumulation_steps, sampler.batch_size)
         columns = {name: (values.shape[1:], values.dtype) for name, values in split_arrays(self.dataset.train).items()}
-        columns["image"] = (side, side, 3), np.dtype(np.uint8)
+        columns["image"] = ((side, side, 3), np.dtype(np.uint8)) if stored is None else (stored.shape[1:], stored.dtype)
         columns |= {name: ((), np.dtype(np.int32)) for name in ("group", "partner", "row")}
         columns["weight"] = (), np.dtype(np.float32)
         return {name: jax.ShapeDtypeStruct(leading + shape, dtype) for name, (shape, dtype) in columns.items()}
+
+    def source(self, split: Split) -> ImageSource:
+        """What training and validation read of a split: its pictures, or what is stored of them."""
+        return self.stored.get(split.name) or self.images[split.name]
 
     def train_loader(self, start_step: int, stop_step: int | None = None) -> TrainLoader:
         split = self.dataset.train
         return TrainLoader(
             split_arrays(split),
             split.rows,
-            self.images[split.name],
+            self.source(split),
             self.plans,
             self.reading,
             start_step=start_step,
             stop_step=stop_step,
         )
 
-    def eval_loader(self, split: Split, images: ImageSource, batch_size: int = 0) -> EvalLoader:
+    def eval_loader(self, split: Split, images: ImageSource, batch_size: int = 0, first: int = 0) -> EvalLoader:
         """Batches of a split in its own order.
 
         Args:
+          first: row of the split to begin at.
           batch_size: rows over all devices; 0: `data.batch_size_val`, or the micro-batch where that is not positive.
             The last batch is padded, and what is evaluated does not depend on it, so it is rounded up to the devices.
         """
@@ -134,9 +145,8 @@ class Inputs:
         rows = rows if rows > 0 else global_batch_size(self.config, self.devices)
         rows = evaluation_batch(rows, self.devices)
         positions = self.positions(rows)
-        return EvalLoader(
-            split_arrays(split), split.rows, images, rows, self.reading, positions=positions, retry=retried
-        )
+        arrays = {name: values[first:] for name, values in split_arrays(split).items()}
+        return EvalLoader(arrays, split.rows[first:], images, rows, self.reading, positions=positions, retry=retried)
 
 
 def evaluation_batch(batch_size: int, devices: int) -> int:

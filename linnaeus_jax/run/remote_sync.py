@@ -15,7 +15,7 @@ from linnaeus_jax.files import RunDirectory
 log = logging.getLogger("linnaeus_jax")
 
 #: what is still being written
-EXCLUDED = ("--exclude", "*.orbax-checkpoint-tmp*/**", "--exclude", "*.tmp")
+EXCLUDED = ("--exclude", "*.orbax-checkpoint-tmp*/**", "--exclude", "*.tmp", "--exclude", "/stored/**")
 #: rclone's exit status for a missing directory or file
 NOT_FOUND = (3, 4)
 #: seconds that each question about the identity of a remote may take

@@ -36,6 +36,7 @@ from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import Restored, compiled_interval, restore, save
 from linnaeus_jax.run.stalls import Stalls
 from linnaeus_jax.run.start import start
+from linnaeus_jax.run.stored import store_inputs
 from linnaeus_jax.run.train_log import TrainLog
 from linnaeus_jax.step import probes
 from linnaeus_jax.step.compilation import compile_steps
@@ -82,6 +83,8 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             restored = restore(experiment, checkpoints, host)
             sinks = stalls.sinks = start(experiment, host, sync, restored.step)
             stalls.watchdog.finished("the start")
+            with interruption.during("storing"):
+                store_inputs(experiment, restored.state, interruption, stalls.watchdog)
             hooks = EpochEndHooks(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
             train(experiment, host, hooks, restored, interruption, skip_validation=config.train.skip_validation)
             return finish(experiment, host, checkpoints, sinks)

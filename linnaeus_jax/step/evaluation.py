@@ -76,11 +76,16 @@ class EvaluationProgram:
     std: tuple[float, ...]
     null_possible: bool
     extras: PhaseExtras
+    block: int | None = None  # see `Objective.block`
 
     def features(self, params: Any, model_state: Any, image: jax.Array) -> jax.Array:
-        """uint8 [B, H, W, 3] -> output of the stages that see no metadata."""
+        """uint8 [B, H, W, 3], or what enters a block of the model -> output of the stages that see no metadata."""
+        variables = {"params": params, **model_state}
+        if self.block is not None:
+            features: Any = self.model.apply(variables, image, self.block, method="encode_from")
+            return features
         pixels = normalize(image, self.mean, self.std)
-        features: Any = self.model.apply({"params": params, **model_state}, pixels, method="encode_image")
+        features = self.model.apply(variables, pixels, method="encode_image")
         return features
 
     def logits(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ def stage_images(
     Returns:
       (name -> float32 [count, H, W, 3] in [0, 1]; name -> count notes, for mixing and metadata).
     """
+    objective = dataclasses.replace(objective, block=None)
     micro = {name: jnp.asarray(value[0]) for name, value in batch.items()}
     key = objective.key("augment", jnp.int32(step))
     run = jax.jit(augment, static_argnames="settings")

@@ -101,6 +101,7 @@ class Objective:
     masking: MaskSettings | None
     probabilities: Probabilities
     extras: PhaseExtras  # what the log says of training besides losses and accuracies
+    block: int | None = None  # of the model, which what is stored of the pictures enters; None: pictures are given
     preview_rows: int = 0  # rows whose predictions the update reports
     recorder: Recorder | None = None  # records every module call beside the forward pass
     gather: Callable[[Any], Any] | None = None  # of parameters that are split over the devices: the whole ones
@@ -257,8 +258,11 @@ class Objective:
         self, micro: Mapping[str, jax.Array], targets: Targets, step: Step
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Augmented, mixed and masked inputs: normalised image, metadata, validity, and how each row was masked."""
-        with jax.named_scope("augment"):
-            image = augment(micro["image"], micro["row"], self.key("augment", step), self.augmentation)
+        if self.block is None:
+            with jax.named_scope("augment"):
+                image = augment(micro["image"], micro["row"], self.key("augment", step), self.augmentation)
+        else:  # augmented and normalised when it was stored; see `run/stored.py`
+            image = micro["image"]
         meta, valid = micro["meta"], micro["meta_valid"]
         if self.mix is not None:
             assert targets.draws is not None
@@ -290,7 +294,8 @@ class Objective:
                     log_weights=self.masking.log_weights,
                     bounds=self.bounds,
                 )
-        return normalize(image, self.mean, self.std), meta, valid, masked
+        image = normalize(image, self.mean, self.std) if self.block is None else image
+        return image, meta, valid, masked
 
     def _forward(
         self, variables: Any, image: jax.Array, meta: jax.Array, slots: Any, **options: Any
@@ -329,6 +334,7 @@ class Objective:
             "train": True,
             "rngs": {name: jax.random.fold_in(self.key(name, step), index) for name in RNG_STREAMS},
             "mutable": list(model_state),
+            **({} if self.block is None else {"block": self.block}),
         }
         whole = params if self.gather is None else self.gather(params)
         return {"params": whole, **model_state}, options

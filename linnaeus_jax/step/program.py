@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.derived import forms_groups, gradnorm_enabled
+from linnaeus_jax.config.derived import gradnorm_enabled, mixes
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.learning import gradnorm, losses, mixing, optimizers, task_weights
 from linnaeus_jax.learning.augmentation import AugmentSettings
@@ -25,6 +25,8 @@ from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, initial_variables, parameter_table
+from linnaeus_jax.models.family import entry_block
+from linnaeus_jax.models.names import entered, trained_from
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
@@ -52,6 +54,8 @@ class Program:
     parameters: tuple[ParameterInfo, ...]
     initial_weights: np.ndarray  # float32 [T]
     ema: bool
+    stored: jax.ShapeDtypeStruct | None = None  # of a picture, where `objective.block` is given
+    views: int = 1  # of each training row that are stored
     may_recompute: frozenset[str] = frozenset()  # steps that recompute activations if the memory does not suffice
 
     def initial_state(self) -> TrainState:
@@ -216,11 +220,12 @@ def build_program(
         early_stop.require_measured(key, extras.subsets)
     weighting = config.loss.grad_weighting.task
     parameters = tuple(parameter_table(model))
+    trained = None if objective.block is None else trained_from(model, objective.block)
     return Program(
         model=model,
         objective=objective,
         gradnorm_objective=gradnorm_objective,
-        settings=build_step_settings(config, dataset, resolved, model, parameters, probes, loaded),
+        settings=build_step_settings(config, dataset, resolved, model, parameters, probes, loaded, trained),
         evaluation=evaluation,
         parameters=parameters,
         initial_weights=task_weights.initial_task_weights(
@@ -230,6 +235,8 @@ def build_program(
             num_classes=[dataset.num_classes[task] for task in dataset.tasks],
         ),
         ema=config.train.ema.enabled,
+        stored=None if objective.block is None else entered(model, objective.block),
+        views=1 + config.train.tune_views,
         may_recompute=_may_recompute(config),
     )
 
@@ -258,6 +265,7 @@ def build_objective(
         phase1=config.train.phase1_mask_null_loss,
         null_schedule=resolved.null_masking.enabled,
         augmentation=AugmentSettings.from_config(config.aug),
+        block=entry_block(model, config.train.tune),
         mean=tuple(config.aug.mean),
         std=tuple(config.aug.std),
         mix=mix_settings(config, block),
@@ -279,6 +287,7 @@ def build_step_settings(
     parameters: tuple[ParameterInfo, ...],
     probes: Sequence[Probe],
     loaded: frozenset[str] | None = None,
+    trained: frozenset[str] | None = None,
 ) -> StepSettings:
     """What happens to the gradient."""
     train = config.train
@@ -288,6 +297,7 @@ def build_step_settings(
         layer_index=model.layer_index if config.optimizer.layer_decay != 1 else None,
         checkpoint_shapes=None if loaded is None else {row.name: row.shape for row in parameters if row.name in loaded},
         stage_of=model.stage_of,
+        trained=trained,
     )
     settings = StepSettings(
         probes=tuple(probes),
@@ -308,6 +318,7 @@ def build_evaluation(config: ConfigDict, dataset: Dataset, model: ModelFamily) -
     """What the phases of a validation compute."""
     return EvaluationProgram(
         model=model,
+        block=entry_block(model, config.train.tune),
         tasks=dataset.tasks,
         component_names=tuple(component.name for component in dataset.components),
         bounds=tuple((component.start, component.stop) for component in dataset.components),
@@ -328,9 +339,7 @@ def build_evaluation(config: ConfigDict, dataset: Dataset, model: ModelFamily) -
 
 def mix_settings(config: ConfigDict, block: int) -> mixing.MixSettings | None:
     """Mixing of the config; None where nothing is ever mixed."""
-    mixup = config.schedule.mixup
-    on = mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled) and forms_groups(config.data.sampler.type)
-    return mixing.MixSettings.from_config(mixup, block) if on else None
+    return mixing.MixSettings.from_config(config.schedule.mixup, block) if mixes(config) else None
 
 
 def _gradnorm_settings(

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +116,23 @@ def trial_checkpoint(experiment: Experiment, state: TrainState) -> str:
     return f"checkpoint: {size / 1e6:.1f} MB, written in {saved - started:.1f} s, read back in {restored - saved:.1f} s"
 
 
+def stored_like(experiment: Experiment, state: TrainState, batch: Mapping[str, Any]) -> tuple[np.ndarray, float]:
+    """What is stored of the pictures uint8 [A, B, H, W, 3] of a batch, and the seconds that one picture takes."""
+
+    from linnaeus_jax.run.stored import view_function
+
+    view, placement = view_function(experiment), experiment.placement
+
+    def made(image: np.ndarray, row: np.ndarray) -> np.ndarray:
+        placed = placement.to_device({"image": image, "row": row}, placement.batch)
+        return np.asarray(view(state.params, state.model_state, placed["image"], placed["row"], np.int32(1)))
+
+    made(batch["image"][0], batch["row"][0])  # compiles
+    started = time.perf_counter()
+    stored = np.stack([made(image, row) for image, row in zip(batch["image"], batch["row"], strict=True)])
+    return stored, (time.perf_counter() - started) / batch["row"].size
+
+
 def _identical(left: Any, right: Any) -> bool:
     """Whether two arrays hold the same bits."""
     return np.asarray(left).tobytes() == np.asarray(right).tobytes()
@@ -160,8 +177,11 @@ def main(argv: Sequence[str]) -> None:
     # ---- one batch, one update and a few more for the clock
     with experiment.inputs.train_loader(0) as loader:
         _, batch = next(loader)
-    placed = experiment.placement.to_device(batch, experiment.placement.update)
+    pictures, view_seconds = batch["image"], 0.0
     state = experiment.initial_state()
+    if experiment.program.stored is not None:
+        batch["image"], view_seconds = stored_like(experiment, state, batch)
+    placed = experiment.placement.to_device(batch, experiment.placement.update)
     rows = []
     steps = compile_steps(experiment.program, state, placed, experiment.placement, donate=experiment.debug.donates)
     for name, step in steps.items():
@@ -181,8 +201,15 @@ def main(argv: Sequence[str]) -> None:
         f"an epoch of {updates} updates takes {eta(updates * plain)} "
         f"and all {experiment.resolved.epochs} epochs {eta(experiment.resolved.total_steps * plain)}"
     )
+    if experiment.program.stored is not None:
+        made = experiment.program.views * len(dataset.train) + len(dataset.val)
+        size = made * int(np.prod(experiment.program.stored.shape)) * experiment.program.stored.dtype.itemsize
+        console.print(
+            f"before them {made:,} views of pictures are stored, at {1 / view_seconds:.0f} a second: "
+            f"{eta(made * view_seconds)}, {size / 1e9:.2f} GB"
+        )
     console.print(trial_checkpoint(experiment, state))
-    images = batch["image"][0][:24]
+    images = pictures[0][:24]
     finest, dataset = experiment.inputs.dataset.tasks[0], experiment.inputs.dataset
     names = [
         f"row {row}: {dataset.class_name(finest, label[0])}"

@@ -381,6 +381,7 @@ add(
 )
 
 # ---- train
+CUT = {**VARIANT, "model.type": "EfficientNet"}
 STOP = {"train.early_stop.active": True}
 add(
     "train",
@@ -395,6 +396,8 @@ add(
     matmul_precision=Row("float32", lambda s: s.process.get("jax_default_matmul_precision"), "float32"),
     deterministic=Row(True, at("process.flags"), "--xla_gpu_deterministic_ops=true"),
     auto_resume=Row(False, lambda s: s.outcome(Site.resumed)),
+    tune=Row("head", lambda s: s.program.stored and s.program.stored.shape, (1, 1280), CUT),
+    tune_views=Row(7, at("program.views"), 8, {**CUT, "train.tune": "head"}),
     resume_skip_optimizer=Row(True, lambda s: s.outcome(Site.resumed), 18, {"optimizer.name": "sgd"}),
     preserve_checkpoint_schedule=Row(True, Site.planned_epochs, 3, {"train.epochs": 5}),
     skip_validation=Row(True, Site.skips_validation, True),

@@ -1,0 +1,190 @@
+"""What is stored of pictures for training: what enters a block of a trunk whose first blocks do not train.
+
+A file holds float16 [rows, views, ...] in the order of a split; beside it stands a journal, whose first line says what
+the numbers follow from and each further line up to which row they are written, with a CRC-32. What the journal names
+is whole, so that a process may be ended at any moment and go on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.images import check_rows
+
+logger = logging.getLogger("linnaeus_jax.data")
+
+DTYPE = np.dtype(np.float16)
+#: bytes that are read at once to look at a checksum
+_PIECE = 2**24
+
+
+@dataclass(frozen=True)
+class StoredSpec:
+    """What a file holds.
+
+    Attributes:
+      key: digest of everything that the numbers follow from: weights, preprocessing, augmentation, pictures.
+      rows: of the split.
+      views: of each row; the first is the picture itself, the others are augmented.
+      shape: of one view.
+    """
+
+    key: str
+    rows: int
+    views: int
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of all views of a row."""
+        return self.views * int(np.prod(self.shape)) * DTYPE.itemsize
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole file."""
+        return self.rows * self.row_bytes
+
+
+class StoredFile:
+    """A file of stored inputs that is written in the order of its rows; it goes on where it was left.
+
+    Attributes:
+      done: rows that are written.
+
+    Raises:
+      UserError: the disk does not hold what is missing.
+    """
+
+    def __init__(self, path: Path, spec: StoredSpec) -> None:
+        self.path, self.spec = path, spec
+        self._journal = path.with_suffix(".jsonl")
+        self.done, lines = self._found()
+        missing = (spec.rows - self.done) * spec.row_bytes
+        free = shutil.disk_usage(path.parent).free
+        if missing > free:
+            raise UserError(
+                f"{path}: {missing / 1e9:.2f} GB are to be stored and {free / 1e9:.2f} GB are free; make room, lower "
+                "train.tune_views, or train with train.tune='full'"
+            )
+        if self.done < spec.rows:
+            self._begin(lines)
+
+    def _found(self) -> tuple[int, list[str]]:
+        """Rows that the journal names and whose bytes are as it says, and its lines up to there."""
+        header = json.dumps(asdict(self.spec), sort_keys=True)
+        try:
+            lines = self._journal.read_text().splitlines()
+        except (OSError, UnicodeDecodeError):
+            lines = []
+        if not lines or lines[0] != header:
+            if lines:
+                logger.info("%s: of other weights, pictures or settings; it is made anew", self.path)
+            return 0, [header]
+        done, good = 0, lines[:1]
+        for line, (end, crc) in zip(lines[1:], _pieces(lines[1:])):
+            if not done < end <= self.spec.rows or self._crc(done, end) != crc:
+                logger.warning("%s: rows from %d on are not what was written; they are made anew", self.path, done)
+                break
+            done, good = end, [*good, line]
+        return done, good
+
+    def _crc(self, first: int, end: int) -> int | None:
+        left, crc = (end - first) * self.spec.row_bytes, 0
+        try:
+            with self.path.open("rb") as file:
+                file.seek(first * self.spec.row_bytes)
+                while left:
+                    data = file.read(min(left, _PIECE))
+                    if not data:
+                        return None
+                    crc, left = zlib.crc32(data, crc), left - len(data)
+        except OSError:
+            return None
+        return crc
+
+    def _begin(self, lines: list[str]) -> None:
+        self._journal.write_text("".join(f"{line}\n" for line in lines))
+        with self.path.open("ab") as file:
+            file.truncate(self.done * self.spec.row_bytes)
+
+    def append(self, values: np.ndarray) -> None:
+        """Writes the next rows, [n, views, ...] of the spec's shape; returns when they are on the disk."""
+        data = np.ascontiguousarray(values, DTYPE)
+        if data.shape[1:] != (self.spec.views, *self.spec.shape) or self.done + len(data) > self.spec.rows:
+            raise ValueError(f"{data.shape} does not continue {self.done} rows of {self.spec}")
+        self._append(self.path, data.tobytes())
+        self.done += len(data)
+        line = json.dumps({"rows": self.done, "crc32": zlib.crc32(data.tobytes())})
+        self._append(self._journal, f"{line}\n".encode())
+
+    @staticmethod
+    def _append(path: Path, data: bytes) -> None:
+        with path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _pieces(lines: list[str]) -> Iterator[tuple[int, int]]:
+    """(end, CRC-32) of each line of a journal, up to the first that was not written whole."""
+    for line in lines:
+        try:
+            read = json.loads(line)
+            yield int(read["rows"]), int(read["crc32"])
+        except (ValueError, KeyError, TypeError):
+            return
+
+
+class StoredInputs:
+    """An `ImageSource` of a finished file; of a row `row`, view v is read as `row * views + v`.
+
+    Args:
+      path, spec: of the file.
+      rows: int64 [n], row of the labels file of each of its rows.
+      dataset_rows: rows of the labels file.
+    """
+
+    copies_only = True
+    dtype = DTYPE
+
+    def __init__(self, path: Path, spec: StoredSpec, rows: NDArray[np.int64], dataset_rows: int) -> None:
+        self.path, self.spec = path, spec
+        self.image_shape, self.views = spec.shape, spec.views
+        self._place = np.full(dataset_rows, -1, np.int64)
+        self._place[rows] = np.arange(len(rows))
+        self._values: np.memmap[Any, np.dtype[np.float16]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """As of `ImageSource`; out is float16 [n, *image_shape].
+
+        Raises:
+          IndexError: a row of another split.
+        """
+        if self._values is None:
+            shape = (self.spec.rows * self.views, *self.image_shape)
+            self._values = np.memmap(self.path, DTYPE, "r", shape=shape)
+        row, view = np.divmod(rows, self.views)
+        check_rows(row, len(self), self.path)
+        places = self._place[row]
+        if (places < 0).any():
+            raise IndexError(f"{self.path}: row {row[places < 0][0]} is not of this split")
+        np.take(self._values, places * self.views + view, axis=0, out=out)
+        return np.ones(len(rows), bool)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_values": None}  # each process maps the file itself

@@ -1,0 +1,167 @@
+"""Computing once, before the first update, what the first blocks of a trunk make of every picture; see `train.tune`.
+
+Each row is stored as it is and in `train.tune_views` augmented views, of which every epoch takes the next one. The
+numbers depend on weights, preprocessing, augmentation, seed and pictures, whose digest is the key of the file; a start
+that finds it with the same key uses it, and one that was ended within goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from linnaeus_jax.data.picture_sample import picture_sample
+from linnaeus_jax.data.splits import Split
+from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec
+from linnaeus_jax.files import make_directory
+from linnaeus_jax.learning.augmentation import AugmentSettings, augment, normalize
+from linnaeus_jax.learning.optimizers import STORED_GROUP
+from linnaeus_jax.models.names import named_leaves
+from linnaeus_jax.reporting.display import row_bar
+from linnaeus_jax.run.experiment import Experiment
+from linnaeus_jax.run.identity import training_rows
+from linnaeus_jax.run.interruption import Interruption
+from linnaeus_jax.run.watchdog import Watchdog
+from linnaeus_jax.step.placement import fetch
+from linnaeus_jax.step.process import compiler_options
+from linnaeus_jax.step.rng import stream
+from linnaeus_jax.step.state import TrainState
+
+log = logging.getLogger("linnaeus_jax")
+
+#: name of the random stream of the augmented views
+STREAM = "stored_views"
+
+
+def store_inputs(experiment: Experiment, state: TrainState, interruption: Interruption, watchdog: Watchdog) -> None:
+    """Stores what training and validation read, where `train.tune` asks for it; `experiment.inputs.stored` has it then.
+
+    Raises:
+      UserError: no room on the disk.
+      SystemExit: a signal ended it; what was stored stays.
+    """
+    program, inputs = experiment.program, experiment.inputs
+    if experiment.config.train.tune == "full":
+        return
+    assert program.stored is not None
+    make_directory(experiment.directory.stored)
+    weights = _digest_of_weights(experiment, state)
+    splits = [split for split in (inputs.dataset.train, inputs.dataset.val) if len(split)]
+    specs = {split.name: _spec(experiment, split, weights) for split in splits}
+    log.info(
+        "train.tune = %s: storing float16 %s for %s; %.2f GB in %s",
+        experiment.config.train.tune,
+        list(program.stored.shape[1:]),
+        ", ".join(f"{spec.rows:,} rows of {name} in {spec.views} views" for name, spec in specs.items()),
+        sum(spec.bytes for spec in specs.values()) / 1e9,
+        experiment.directory.stored,
+    )
+    for split in splits:
+        spec, path = specs[split.name], experiment.directory.stored / f"{split.name}.bin"
+        file = StoredFile(path, spec)
+        if file.done < spec.rows:
+            _store(experiment, state, split, file, interruption, watchdog)
+        source = StoredInputs(path, spec, split.rows, len(inputs.images[split.name]))
+        inputs.stored[split.name] = source
+
+
+def _digest_of_weights(experiment: Experiment, state: TrainState) -> str:
+    """Of the parameters and statistics that do not train."""
+    rows = experiment.program.settings.optimizer.rows
+    frozen = {row.name.rpartition(".")[0] for row in rows if row.group == STORED_GROUP}  # modules
+    digest = hashlib.sha256()
+    for tree in (state.params, state.model_state.get("batch_stats", {})):
+        for name, _, leaf in named_leaves(tree):
+            if name.rpartition(".")[0] in frozen:
+                digest.update(name.encode())
+                digest.update(np.ascontiguousarray(fetch(leaf)).tobytes())
+    return digest.hexdigest()
+
+
+def _spec(experiment: Experiment, split: Split, weights: str) -> StoredSpec:
+    program, inputs = experiment.program, experiment.inputs
+    assert program.stored is not None
+    views = program.views if split.name == inputs.dataset.train.name else 1
+    objective = program.objective
+    given = {
+        "weights": weights,
+        "block": objective.block,
+        "dtype": str(program.model.dtype),
+        "preprocessing": [objective.mean, objective.std, program.model.img_size],
+        "augmentation": dataclasses.asdict(objective.augmentation) if views > 1 else None,
+        "seed": objective.seed if views > 1 else None,
+        "rows": training_rows(split),
+        "pictures": picture_sample(inputs.images[split.name], split.rows),
+    }
+    key = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
+    return StoredSpec(key, len(split), views, tuple(program.stored.shape[1:]))
+
+
+def view_function(experiment: Experiment) -> Callable[..., jax.Array]:
+    """A compiled function of (parameters, statistics, uint8 images [B, H, W, 3], rows int32 [B], view int32 []) that
+    returns what is stored, float16 [B, ...]; view 0 is not augmented."""
+    program, placement = experiment.program, experiment.placement
+    objective = program.objective
+
+    def view(params: Any, model_state: Any, image: jax.Array, row: jax.Array, number: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(stream(objective.seed, STREAM), number)
+        plain = image.astype(jnp.float32) / 255
+        settings: AugmentSettings = objective.augmentation
+        pixels = jnp.where(number == 0, plain, augment(image, row, key, settings))
+        pixels = normalize(pixels, objective.mean, objective.std)
+        x: Any = program.model.apply({"params": params, **model_state}, pixels, objective.block, method="enter")
+        limit = float(jnp.finfo(jnp.float16).max)
+        return jnp.clip(x.astype(jnp.float32), -limit, limit).astype(DTYPE)
+
+    return jax.jit(
+        view,
+        in_shardings=(placement.replicated, placement.replicated, placement.batch, placement.batch, None),
+        out_shardings=placement.batch,
+        compiler_options=compiler_options(training=False),
+    )
+
+
+def _store(
+    experiment: Experiment,
+    state: TrainState,
+    split: Split,
+    file: StoredFile,
+    interruption: Interruption,
+    watchdog: Watchdog,
+) -> None:
+    """Writes the rows that are missing, a batch at a time."""
+    inputs, placement = experiment.inputs, experiment.placement
+    params, statistics = placement.whole(state.params), state.model_state
+    view, started, first = view_function(experiment), time.perf_counter(), file.done
+    loader = inputs.eval_loader(split, inputs.images[split.name], first=first)
+    with contextlib.closing(loader), row_bar(f"storing {split.name}", file.spec.rows) as shown:
+        for batch in watchdog.each(loader, f"a batch to store of {split.name}"):
+            placed = placement.to_device({"image": batch["image"], "row": batch["row"]}, placement.batch)
+            made = [
+                view(params, statistics, placed["image"], placed["row"], np.int32(n)) for n in range(file.spec.views)
+            ]
+            values = np.stack(fetch(made), axis=1)
+            file.append(values[: min(len(values), file.spec.rows - file.done)])
+            shown(file.done)
+            if interruption.requested():
+                log.warning(
+                    "stopped by signal %s with %d of %d rows of %s stored; give the same command to go on",
+                    interruption.signal_number,
+                    file.done,
+                    file.spec.rows,
+                    split.name,
+                )
+                raise SystemExit(interruption.exit_code)
+    seconds = time.perf_counter() - started
+    rate = (file.spec.rows - first) * file.spec.views / max(seconds, 1e-9)
+    log.info("stored %s in %.1f s, %.0f views/s", split.name, seconds, rate)

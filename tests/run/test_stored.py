@@ -1,0 +1,115 @@
+"""Runs whose trunk does not train: what it makes of the pictures is computed once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from linnaeus_jax.checks import config_errors
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.run import stored, trainer
+from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
+from linnaeus_jax.run.experiment import build_experiment
+from tests.tiny import tiny_config
+
+
+def config_of(data, tune="last:1", **overrides):
+    config = tiny_config(data, **overrides)
+    default = get_config().model
+    for section in ("convnext_stages", "rope_stages"):
+        config.model[section] = default[section]
+    config.model.type, config.model.variant = "EfficientNet", "tiny"
+    config.train.tune, config.train.tune_views = tune, 2
+    return config
+
+
+@pytest.mark.parametrize(
+    ("tune", "words"),
+    [
+        ("heads", "train.tune = 'heads' is unknown; use full, head, or last:N with N from 1 to "),
+        ("last:0", "train.tune = 'last:0' is unknown"),
+        ("last:99", "train.tune = 'last:99' is unknown"),
+        ("last:-1", "train.tune = 'last:-1' is unknown"),
+        ("last:", "train.tune = 'last:' is unknown"),
+        ("last:²", "train.tune = 'last:²' is unknown"),
+    ],
+)
+def test_what_cannot_be_cut_is_said(tmp_path, tune, words):
+    assert any(words in error for error in config_errors(config_of(tmp_path, tune)))
+    other = tiny_config(tmp_path)
+    other.train.tune = "head"
+    assert any("needs a family whose trunk can be cut: EfficientNet" in error for error in config_errors(other))
+    mixed = config_of(tmp_path, "head", schedule__mixup__prob__enabled=True)
+    assert any("set schedule.mixup.prob.enabled=False" in error for error in config_errors(mixed))
+
+
+def test_only_what_follows_the_cut_trains(tmp_path):
+    for tune, trained in (("head", {"heads", "metadata"}), ("last:1", {"heads", "metadata", "features", "blocks"})):
+        experiment = build_experiment(config_of(tmp_path, tune), RunDirectory(tmp_path / "run"), write=False)
+        rows = experiment.program.settings.optimizer.rows
+        stage_of = type(experiment.program.model).stage_of
+        assert {stage_of(row.name) for row in rows if row.optimizer != "frozen"} == trained
+        last = experiment.program.model.blocks - 1
+        trains = [row.name for row in rows if row.group != "stored"]
+        of_blocks = {name.split(".")[1] for name in trains if name.startswith("_blocks.")}
+        assert of_blocks == (set() if tune == "head" else {str(last)})
+        assert all(row.optimizer == "frozen" for row in rows if row.group == "stored")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_not(tmp_path, monkeypatch):
+    """And what it has learned says the same of pictures as of what was stored of them."""
+    data = tmp_path / "data"
+    whole = trainer.run(config_of(data), tmp_path / "whole")
+
+    class Stopped(Exception):
+        pass
+
+    append, appended = stored.StoredFile.append, []
+
+    def append_twice(self, values):
+        append(self, values)
+        appended.append(self.path.stem)
+        if len(appended) == 2:
+            raise Stopped
+
+    monkeypatch.setattr(stored.StoredFile, "append", append_twice)
+    with pytest.raises(Stopped):
+        trainer.run(config_of(data), tmp_path / "parts")
+    lines = (tmp_path / "parts" / "stored" / "train.jsonl").read_text().splitlines()
+    assert [json.loads(line)["rows"] for line in lines[1:]] == [16, 32]
+
+    limited = config_of(data)
+    limited.debug.early_exit_after_n_optimizer_steps = 7
+    trainer.run(limited, tmp_path / "parts")
+    assert appended == ["train"] * 6 + ["val"] * 2  # what was stored before was not computed again
+    parts = trainer.run(config_of(data), tmp_path / "parts")
+    assert len(appended) == 8
+    timed = ("sec", "seconds")
+    assert {k: v for k, v in parts.items() if not k.endswith(timed)} == {
+        k: v for k, v in whole.items() if not k.endswith(timed)
+    }
+    for name in ("train.bin", "val.bin"):
+        one, other = (tmp_path / run / "stored" / name for run in ("parts", "whole"))
+        assert one.read_bytes() == other.read_bytes()
+
+    shutil.rmtree(tmp_path / "parts" / "stored")  # nothing that is used later needs it
+    loaded = load(tmp_path / "parts")
+    result = evaluate(loaded, parse_phases("val", ["TEMPORAL", "SPATIAL"]))
+    measured = result.metrics["val"]
+    assert measured["loss"] == pytest.approx(whole["final_val_loss"], rel=1e-5)
+    assert measured["acc1_taxa_L30"] == whole["final_val_acc1_taxa_L30"]
+
+    state, first = loaded.state, loaded.experiment.initial_state()
+    for row, (path, leaf), start in zip(
+        loaded.experiment.program.settings.optimizer.rows,
+        jax.tree_util.tree_flatten_with_path(state.params)[0],
+        jax.tree.leaves(first.params),
+        strict=True,
+    ):
+        assert np.array_equal(leaf, start) == (row.group == "stored"), (row.name, path)
