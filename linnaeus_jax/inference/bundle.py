@@ -11,10 +11,10 @@ import numpy as np
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import RunDirectory, read_json
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
-from linnaeus_jax.inference.pictures import Preprocessing
 from linnaeus_jax.inference.taxonomy import Taxonomy
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.run.saved_weights import SavedWeights, read_run, run_directory
@@ -91,14 +91,6 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
     config = config_from_json(directory.read_json(directory.config_json))
     taxonomy = _taxonomy(saved, directory)
     data = config.data
-    preprocessing = Preprocessing(
-        (data.img_size, data.img_size),
-        data.resize_mode,
-        "area",
-        bool(data.reduced_decode),
-        tuple(config.aug.mean),
-        tuple(config.aug.std),
-    )
     name = config.experiment.name
     title = " ".join(filter(None, (data.dataset.name, data.dataset.version, data.dataset.clade))) or name
     facts = {"title": title, "step": saved.step, "weights": saved.weights}
@@ -107,7 +99,7 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
         saved.settings,
         saved.model,
         {"params": saved.params, **saved.model_state},
-        preprocessing,
+        Preprocessing.from_config(config),
         MetadataEncoder(tuple(Component(name, columns) for name, columns in saved.columns.items())),
         taxonomy,
         Calibration.none(taxonomy.tasks),

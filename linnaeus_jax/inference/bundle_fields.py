@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.decoding import RESIZE_MODES
-from linnaeus_jax.inference.pictures import INTERPOLATIONS
+from linnaeus_jax.data.preprocessing import INTERPOLATIONS
 
 #: sides of a picture, in pixels
 LARGEST_SIDE = 4096

@@ -23,6 +23,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import (
     DamagedFileError,
     damage_of,
@@ -35,7 +36,6 @@ from linnaeus_jax.files import (
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle_fields import FieldError, check_fields, check_ranks, check_sizes
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
-from linnaeus_jax.inference.pictures import Preprocessing
 from linnaeus_jax.inference.taxonomy_files import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
 from linnaeus_jax.models.family import build_model
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch

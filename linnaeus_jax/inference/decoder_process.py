@@ -23,7 +23,8 @@ from typing import Any
 import cv2
 
 from linnaeus_jax.data.decoding import TooCostly, image_size
-from linnaeus_jax.inference.pictures import PictureError, Preprocessing
+from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.inference.pictures import PictureError, read_picture
 
 #: how messages begin: bytes that follow; a message of an answer is one of the kinds below and its content
 LENGTH = struct.Struct(">Q")
@@ -50,7 +51,7 @@ def answer(raw: bytes, preprocessing: Preprocessing, pixels: int) -> tuple[bytes
     except ValueError as error:
         return UNKNOWN, str(error).encode()
     try:
-        return PIXELS, preprocessing.read(raw).tobytes()
+        return PIXELS, read_picture(raw, preprocessing).tobytes()
     except PictureError as error:
         return DAMAGED, str(error).encode()
     except MemoryError:

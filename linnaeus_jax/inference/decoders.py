@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import linnaeus_jax
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference import decoder_process
 from linnaeus_jax.inference.decoder_process import DAMAGED, LENGTH, PIXELS, TOO_COSTLY, UNKNOWN
-from linnaeus_jax.inference.pictures import Preprocessing
 
 #: seconds that a picture may take; half of what a request may, where that is less
 SECONDS = 10.0

@@ -25,7 +25,7 @@ from linnaeus_jax.inference.calibration import Judged, joined, judge
 from linnaeus_jax.inference.forward import Pending
 from linnaeus_jax.inference.metadata import Component
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.pictures import PictureError
+from linnaeus_jax.inference.pictures import PictureError, read_picture
 from linnaeus_jax.reporting.mistakes import thumbnail
 from linnaeus_jax.step.placement import RUN_AHEAD
 
@@ -194,7 +194,7 @@ class Pictures:
         pixels = np.empty((len(rows), *self.bundle.preprocessing.size, 3), np.uint8)
         for number, row in enumerate(rows.tolist()):
             try:
-                pixels[number] = self.bundle.preprocessing.read(self._stored(row))
+                pixels[number] = read_picture(self._stored(row), self.bundle.preprocessing)
             except (OSError, PictureError) as error:
                 raise UserError(
                     f"the picture of row {row} cannot be read: {error}; restore it, or leave the row out"

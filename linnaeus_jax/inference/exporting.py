@@ -20,10 +20,10 @@ import numpy as np
 from jax import export as jax_export
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.preprocessing import PILLOW_FILTERS, Preprocessing
 from linnaeus_jax.files import replaced_directory, write_json
 from linnaeus_jax.inference.bundle import Bundle
 from linnaeus_jax.inference.forward import forward_pass
-from linnaeus_jax.inference.pictures import PILLOW_FILTERS, Preprocessing
 from linnaeus_jax.models.depthwise import BY_PLATFORM
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.weights.exporting import facts, torch_state
@@ -65,7 +65,7 @@ def check_out(out: Path, *, force: bool) -> None:
 def exported_program(bundle: Bundle, platforms: Sequence[str] = PLATFORMS) -> jax_export.Exported:
     """The forward pass with its weights, for any number of rows on some platforms."""
     model, picture = _portable(bundle.model), bundle.preprocessing
-    logits = functools.partial(forward_pass(model, picture.mean, picture.std), bundle.variables)
+    logits = functools.partial(forward_pass(model, picture), bundle.variables)
     (rows,) = jax_export.symbolic_shape("b")
     inputs = (
         jax.ShapeDtypeStruct((rows, *picture.size, 3), np.uint8),

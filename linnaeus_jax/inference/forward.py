@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.step.placement import Placement, fetch
@@ -22,14 +23,14 @@ PRECISION = "highest"
 
 
 def forward_pass(
-    model: ModelFamily, mean: Sequence[float], std: Sequence[float]
+    model: ModelFamily, preprocessing: Preprocessing
 ) -> Callable[[Any, jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]:
     """(variables, image uint8 [B, H, W, 3], meta float32 [B, D], valid [B, K]) -> {task: logits float32 [B, C]}."""
-    mean, std = tuple(mean), tuple(std)
 
     def logits(variables: Any, image: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
         with jax.default_matmul_precision(PRECISION):
-            result: Any = model.apply(variables, normalize(image, mean, std), meta, meta_valid_BK=valid)
+            pixels = normalize(image, preprocessing.mean, preprocessing.std)
+            result: Any = model.apply(variables, pixels, meta, meta_valid_BK=valid)
         return result
 
     return logits
@@ -63,15 +64,14 @@ class Forward:
         self,
         model: ModelFamily,
         variables: Mapping[str, Any],
-        mean: Sequence[float],
-        std: Sequence[float],
+        preprocessing: Preprocessing,
         buckets: Sequence[int] = BUCKETS,
     ) -> None:
         self._placement = Placement(jax.local_devices())
         devices = self._placement.device_count
         self.buckets = tuple(sorted({-(-rows // devices) * devices for rows in buckets}))
         self._model, self._variables = model, self._placement.replicate(dict(variables))
-        logits = forward_pass(model, mean, std)
+        logits = forward_pass(model, preprocessing)
         batch, replicated = self._placement.batch, self._placement.replicated
         self._jitted = jax.jit(
             logits,

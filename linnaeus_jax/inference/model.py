@@ -17,7 +17,7 @@ from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions,
 from linnaeus_jax.inference.bundle import Bundle, bundle_of_run
 from linnaeus_jax.inference.forward import BUCKETS, Forward
 from linnaeus_jax.inference.metadata import Encoded, Observation
-from linnaeus_jax.inference.pictures import Picture, PictureError
+from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
 
 
@@ -32,8 +32,7 @@ class Model:
 
     def __init__(self, bundle: Bundle, buckets: Sequence[int] = BUCKETS) -> None:
         self.bundle = bundle
-        picture = bundle.preprocessing
-        self.forward = Forward(bundle.model, bundle.variables, picture.mean, picture.std, buckets)
+        self.forward = Forward(bundle.model, bundle.variables, bundle.preprocessing, buckets)
         self.answers = Answers(bundle.taxonomy, bundle.calibration)
 
     def predict(
@@ -98,7 +97,7 @@ class Model:
         pixels = np.empty((len(pictures), *self.bundle.preprocessing.size, 3), np.uint8)
         for number, picture in enumerate(pictures):
             try:
-                pixels[number] = self.bundle.preprocessing.read(picture)
+                pixels[number] = read_picture(picture, self.bundle.preprocessing)
             except PictureError as error:
                 name = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else f"picture {first + number}"
                 raise PictureError(f"{name}: {error}") from error

@@ -27,10 +27,10 @@ from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.yaml_import import load_yaml
 from linnaeus_jax.config.yaml_size import read_documents
+from linnaeus_jax.data.preprocessing import PILLOW_FILTERS, Preprocessing
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle_fields import LARGEST_SIDE, LARGEST_VALUE, LEAST_DEVIATION
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
-from linnaeus_jax.inference.pictures import PILLOW_FILTERS, Preprocessing
 from linnaeus_jax.inference.taxonomy import Taxonomy
 from linnaeus_jax.inference.taxonomy_files import read_json, taxonomy_of
 from linnaeus_jax.models.family import ModelFamily, build_model

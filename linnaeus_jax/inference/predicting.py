@@ -19,6 +19,7 @@ from linnaeus_jax.inference.forward import BUCKETS, Pending
 from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.picture_list import PictureFile, stamp_of
+from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.step.placement import RUN_AHEAD
 
@@ -166,7 +167,7 @@ def _read_unstamped(model: Model, job: Job, exif: bool) -> _Read:
         return _Read(job, None, reason=job.picture.fault)
     try:
         data = read_file(os.fspath(job.picture.path))
-        pixels = model.bundle.preprocessing.read(data)
+        pixels = read_picture(data, model.bundle.preprocessing)
     except OSError as error:
         return _Read(job, None, reason=error.strerror or str(error) or type(error).__name__)
     except ValueError as error:  # PictureError is one, too

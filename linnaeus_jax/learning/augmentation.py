@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from linnaeus_jax.learning import pixel_ops
 from linnaeus_jax.learning.pixel_ops import FILL, OP_CODE
@@ -120,6 +121,11 @@ def normalize(image: jax.Array, mean: tuple[float, ...], std: tuple[float, ...])
     x = image.astype(jnp.float32) / 255 if image.dtype == jnp.uint8 else image
     shape = (1,) * (x.ndim - 1) + (3,)
     return (x - jnp.asarray(mean, jnp.float32).reshape(shape)) / jnp.asarray(std, jnp.float32).reshape(shape)
+
+
+def denormalize(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
+    """What `normalize` was given, float32 [..., 3] in [0, 1], for looking at."""
+    return pixels * np.asarray(std, np.float32) + np.asarray(mean, np.float32)
 
 
 def row_keys(key: jax.Array, row: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import read_json, write_atomically
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
@@ -72,8 +73,7 @@ class EvaluationProgram:
     bounds: meta_masking.Bounds  # columns of every metadata component
     criteria: Mapping[str, losses.Criterion]
     class_weights: Mapping[str, np.ndarray] | None  # task -> float32 [C], of the losses; None: all 1
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    preprocessing: Preprocessing
     null_possible: bool
     extras: PhaseExtras
     block: int | None = None  # see `Objective.block`
@@ -84,7 +84,7 @@ class EvaluationProgram:
         if self.block is not None:
             features: Any = self.model.apply(variables, image, self.block, method="encode_from")
             return features
-        pixels = normalize(image, self.mean, self.std)
+        pixels = normalize(image, self.preprocessing.mean, self.preprocessing.std)
         features = self.model.apply(variables, pixels, method="encode_image")
         return features
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.learning.augmentation import augment, cumulative_settings
+from linnaeus_jax.learning.augmentation import augment, cumulative_settings, denormalize
 from linnaeus_jax.step.objective import Objective
 
 
@@ -45,7 +45,8 @@ def stage_images(
 
     image, _, valid, _, lams = model_inputs({name: jnp.asarray(value) for name, value in batch.items()})
     name = "mixing, masking"
-    stages[name] = np.asarray(image[:count]) * np.asarray(objective.std, np.float32) + np.asarray(objective.mean)
+    how = objective.preprocessing
+    stages[name] = denormalize(np.asarray(image[:count]), how.mean, how.std)
     lost = np.asarray(micro["meta_valid"] & ~valid).sum(axis=1)
     notes = [
         (f"λ {lam:.2f} with {partner}" if lam < 1 else "not mixed") + (f", −{n} metadata" if n else "")

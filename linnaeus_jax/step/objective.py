@@ -17,6 +17,7 @@ import numpy as np
 from flax import linen as nn
 from flax import struct
 
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.learning import losses, meta_masking, mixing, null_masking
 from linnaeus_jax.learning.augmentation import AugmentSettings, augment, normalize, row_keys
 from linnaeus_jax.metrics.extras import PhaseExtras
@@ -95,8 +96,7 @@ class Objective:
     phase1: bool  # null labels never train
     null_schedule: bool  # null labels train with a scheduled probability
     augmentation: AugmentSettings
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    preprocessing: Preprocessing
     mix: mixing.MixSettings | None
     masking: MaskSettings | None
     probabilities: Probabilities
@@ -294,7 +294,8 @@ class Objective:
                     log_weights=self.masking.log_weights,
                     bounds=self.bounds,
                 )
-        image = normalize(image, self.mean, self.std) if self.block is None else image
+        if self.block is None:
+            image = normalize(image, self.preprocessing.mean, self.preprocessing.std)
         return image, meta, valid, masked
 
     def _forward(

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import gradnorm_enabled, mixes
 from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.learning import gradnorm, losses, mixing, optimizers, task_weights
 from linnaeus_jax.learning.augmentation import AugmentSettings
 from linnaeus_jax.learning.class_weights import task_class_weights
@@ -266,8 +267,7 @@ def build_objective(
         null_schedule=resolved.null_masking.enabled,
         augmentation=AugmentSettings.from_config(config.aug),
         block=entry_block(model, config.train.tune),
-        mean=tuple(config.aug.mean),
-        std=tuple(config.aug.std),
+        preprocessing=Preprocessing.from_config(config),
         mix=mix_settings(config, block),
         masking=MaskSettings.build(resolved.partial_masking, component_names) if masking else None,
         probabilities=build_probabilities(resolved),
@@ -324,8 +324,7 @@ def build_evaluation(config: ConfigDict, dataset: Dataset, model: ModelFamily) -
         bounds=tuple((component.start, component.stop) for component in dataset.components),
         criteria=build_criteria(config, dataset, "val"),
         class_weights=build_class_weights(config, dataset, "val"),
-        mean=tuple(config.aug.mean),
-        std=tuple(config.aug.std),
+        preprocessing=Preprocessing.from_config(config),
         null_possible=dataset.null_possible,
         extras=PhaseExtras(
             subsets={"taxa": dataset.taxa_subset_names, "rarity": dataset.rarity_names, **dataset.subset_names},

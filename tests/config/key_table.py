@@ -605,8 +605,8 @@ add(
 AUG = "program.objective.augmentation"
 add(
     "aug",
-    mean=Row((0.1, 0.2, 0.3), at("program.objective.mean"), (0.1, 0.2, 0.3), group="program"),
-    std=Row((0.4, 0.5, 0.6), at("program.evaluation.std"), (0.4, 0.5, 0.6), group="program"),
+    mean=Row((0.1, 0.2, 0.3), at("program.objective.preprocessing.mean"), (0.1, 0.2, 0.3), group="program"),
+    std=Row((0.4, 0.5, 0.6), at("program.evaluation.preprocessing.std"), (0.4, 0.5, 0.6), group="program"),
     hflip_prob=Row(0.2, at(f"{AUG}.hflip_prob"), 0.2, group="program"),
     vflip_prob=Row(0.3, at(f"{AUG}.vflip_prob"), 0.3, group="program"),
     color_jitter=Row(0.7, at(f"{AUG}.color_jitter"), 0.7, group="program"),

@@ -13,9 +13,10 @@ import time
 import numpy as np
 import pytest
 
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference import decoder_process, serving
 from linnaeus_jax.inference.decoders import Decoders, Undecoded
-from linnaeus_jax.inference.pictures import Preprocessing
+from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.inference.server_requests import RETRY_AFTER, Limits
 from tests.campaign.pictures_made import encoded, jpeg_of_scans
 from tests.inference.serving_helpers import bomb
@@ -28,7 +29,9 @@ PICTURE = file_of(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=n
 def test_a_picture_is_answered_by_pixels_or_by_a_reason():
     kind, content = decoder_process.answer(PICTURE, PREPROCESSING, 10**6)
     assert kind == decoder_process.PIXELS
-    np.testing.assert_array_equal(np.frombuffer(content, np.uint8).reshape(32, 24, 3), PREPROCESSING.read(PICTURE))
+    np.testing.assert_array_equal(
+        np.frombuffer(content, np.uint8).reshape(32, 24, 3), read_picture(PICTURE, PREPROCESSING)
+    )
     for raw, kind, words in (
         (bomb(), decoder_process.TOO_COSTLY, b"10000 x 10000 pixels; send at most 1000000"),
         (jpeg_of_scans(64, 64, 2000), decoder_process.TOO_COSTLY, b"scans"),
@@ -74,7 +77,7 @@ def test_processes_are_ended_and_replaced():
         assert all(process.ended for process in pool._all)
 
     async def works(pool: Decoders) -> None:
-        np.testing.assert_array_equal(await pool.read(PICTURE), PREPROCESSING.read(PICTURE))
+        np.testing.assert_array_equal(await pool.read(PICTURE), read_picture(PICTURE, PREPROCESSING))
 
     async def story(pool: Decoders) -> None:
         await asyncio.gather(*(works(pool) for _ in range(5)))

@@ -51,8 +51,7 @@ def test_batching_changes_nothing(model, batch, expected, sizes):
 
 
 def test_products_are_exact_whatever_the_default_is(bundle, batch):
-    picture = bundle.preprocessing
-    run = jax.jit(forward_pass(bundle.model, picture.mean, picture.std))
+    run = jax.jit(forward_pass(bundle.model, bundle.preprocessing))
     with jax.default_matmul_precision("bfloat16"):
         text = run.lower(bundle.variables, *(array[:1] for array in batch)).as_text()
     products = [
@@ -63,8 +62,7 @@ def test_products_are_exact_whatever_the_default_is(bundle, batch):
 
 
 def test_buckets(bundle):
-    picture = bundle.preprocessing
-    forward = Forward(bundle.model, bundle.variables, picture.mean, picture.std, (1, 8, 7, 64))
+    forward = Forward(bundle.model, bundle.variables, bundle.preprocessing, (1, 8, 7, 64))
     assert forward.buckets == (2, 8, 64)  # of two devices
     assert [forward.bucket(rows) for rows in (1, 2, 3, 4, 8, 9, 31, 32, 64, 1000)] == [2, 2, 2, 8, 8, 8, 8, 64, 64, 64]
     assert forward.compilations == 0

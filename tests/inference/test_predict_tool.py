@@ -20,6 +20,7 @@ from PIL import Image
 from linnaeus_jax.inference import model as models
 from linnaeus_jax.inference import predicting
 from linnaeus_jax.inference.bundle_files import write_bundle
+from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.tools import predict
 from tests.campaign.pictures_made import jpeg_of_scans
 
@@ -244,7 +245,7 @@ def test_no_picture_can_be_read(shared, trained, capsys):
 
 def test_explanations(shared, trained, capsys, monkeypatch):
     def explain(model, picture, observation, options):
-        model.bundle.preprocessing.read(picture)
+        read_picture(picture, model.bundle.preprocessing)
         return SimpleNamespace(save=lambda path: path.write_text(f"{observation.date} {options.top_k}"))
 
     monkeypatch.setitem(sys.modules, "linnaeus_jax.inference.explaining", SimpleNamespace(explain=explain))
