@@ -29,7 +29,7 @@ from linnaeus_jax.building import table
 from linnaeus_jax.building.build import build
 from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.plan import BuildPlan, plan_build
-from linnaeus_jax.data.decoding import decode_image
+from linnaeus_jax.data.preprocessing import Preprocessing
 
 SIZE = 224
 
@@ -77,7 +77,7 @@ def measure_decode(args: argparse.Namespace, directory: Path) -> list[dict[str, 
         out = np.empty((SIZE, SIZE, 3), np.uint8)
         for path in piece:
             with open(path, "rb") as file:
-                decode_image(file.read(), out)
+                Preprocessing(out.shape[:2]).decode(file.read(), out)
 
     def bare() -> None:
         with ThreadPoolExecutor(cores) as pool:

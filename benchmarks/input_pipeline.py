@@ -26,6 +26,7 @@ from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ImageSource
 from linnaeus_jax.data.loader import ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 
 
@@ -165,7 +166,8 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as name:
         raw_path, packed_path = write_files(Path(name), args.images, args.size)
-        raw, packed = open_images(ImageFiles(raw_path, args.size)), open_images(ImageFiles(packed_path, args.size))
+        how = Preprocessing((args.size, args.size))
+        raw, packed = (open_images(ImageFiles(path, how)) for path in (raw_path, packed_path))
         floor = bare_gather(raw_path, args.batch, args.updates)
         for threads, io_threads in ((0, 0), (1, 0), (2, 0), (1, 2)) if "raw" in args.names else ():
             run = epoch(raw, args.batch, args.updates, threads=threads, io_threads=io_threads)

@@ -24,7 +24,11 @@ def opened(path: Path, size: int) -> Any:
         sources = importlib.import_module("linnaeus_jax.data.image_sources")
     except ModuleNotFoundError:  # before the sources had files of their own
         return images.open_images(path, size)
-    return sources.open_images(images.ImageFiles(path, size))
+    try:
+        how = importlib.import_module("linnaeus_jax.data.preprocessing").Preprocessing((size, size))
+    except ModuleNotFoundError:  # before how pictures are resized was an object
+        how = size
+    return sources.open_images(images.ImageFiles(path, how))
 
 
 def main() -> None:

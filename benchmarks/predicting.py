@@ -58,7 +58,7 @@ def make_folder(loaded: evaluate.Loaded, count: int, folder: Path) -> tuple[Path
     """A folder of `count` JPEGs of validation pictures, taken again and again, and a labels file for them."""
     val = loaded.dataset.val
     rows = np.resize(np.asarray(val.rows), count)
-    images = open_split(loaded.experiment.config.data, val)
+    images = open_split(loaded.experiment.config, val)
     pictures = folder / "pictures"
     pictures.mkdir()
     pixels = np.empty((1, *images.image_shape), np.uint8)
@@ -107,7 +107,7 @@ def folder(options: argparse.Namespace, place: Path) -> list[Row]:
     phases = evaluate.parse_phases("val", loaded.experiment.program.evaluation.component_names)
 
     def evaluated() -> None:
-        loader = inputs.eval_loader(split, open_split(inputs.config.data, split), options.batch)
+        loader = inputs.eval_loader(split, open_split(inputs.config, split), options.batch)
         with contextlib.closing(loader):
             weights = state.gradnorm.weights
             evaluator.run(state.eval_params, state.model_state, weights, loader, phases)

@@ -45,11 +45,11 @@ from benchmarks.step_common import (
     write_labels,
 )
 from linnaeus_jax.data.dataset import build_dataset
-from linnaeus_jax.data.decoding import decode_image
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ImageSource
 from linnaeus_jax.data.loader import ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence, plan_epoch
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 from linnaeus_jax.run.inputs import split_arrays
 
@@ -96,9 +96,9 @@ def reduced(options: Options) -> list[Row]:
     data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 90])[1].tobytes()
     out = np.empty((options.size, options.size, 3), np.uint8)
     cv2.setNumThreads(1)
-    times = interleaved(
-        lambda: decode_image(data, out), lambda: decode_image(data, out, reduced=False), 3 * options.pairs
-    )
+    size = (options.size, options.size)
+    quick, whole = (Preprocessing(size, reduced_decode=on) for on in (True, False))
+    times = interleaved(lambda: quick.decode(data, out), lambda: whole.decode(data, out), 3 * options.pairs)
     about = f"JPEG of {options.side} pixels and {len(data) // 1000} kB to {options.size}: reduced / full decode"
     return [speed(about, times, 1, 2.0)]
 
@@ -113,8 +113,8 @@ def packed(options: Options) -> list[Row]:
     for row, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):
         data[start:stop].tofile(pictures / f"{row}.jpg")
     names = Identifiers(map(str, range(options.images)))
-    folder = open_images(ImageFiles(pictures, options.size, names, ".jpg"), "folder")
-    one = open_images(ImageFiles(path, options.size))
+    folder = open_images(ImageFiles(pictures, Preprocessing((options.size, options.size)), names, ".jpg"), "folder")
+    one = open_images(ImageFiles(path, Preprocessing((options.size, options.size))))
     few = max(1, options.updates // 4)
     times = interleaved(functools.partial(_bytes_of, one), functools.partial(_bytes_of, folder), options.pairs)
     rows = [speed("the bytes of JPEG alone: packed / folder", times, options.images, None)]
@@ -151,7 +151,8 @@ def mapped(options: Options) -> list[Row]:
     """Raw pixels in one file, in several, and without a loader."""
     path, _ = write_files(options.folder, options.images, options.size)
     joined_path = virtual_copy(options.folder / "joined.h5", path)
-    whole, joined = (open_images(ImageFiles(one, options.size)) for one in (path, joined_path))
+    how = Preprocessing((options.size, options.size))
+    whole, joined = (open_images(ImageFiles(one, how)) for one in (path, joined_path))
     floor, images, rows = bare_gather(path, options.batch, options.updates), options.updates * options.batch, []
     for threads in (0, 1):
 

@@ -327,7 +327,7 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
         out.resolve().name,
         plan.taxa.tasks,
         sources,
-        img_size=options.size,
+        preprocessing=options.preprocessing,
         picture_folder=str(plan.source.root.resolve()) if options.images == "folder" else "",
         sides=sides,
         rows=training_rows(finished),
@@ -370,7 +370,8 @@ def labels_content(plan: BuildPlan, finished: Finished) -> LabelsContent:
     if plan.options.images in ("raw", "jpeg"):
         images["size"] = plan.options.size
     if plan.options.images == "raw":
-        images["resize_mode"] = plan.options.resize_mode
+        options = plan.options.to_json()
+        images |= {key: options[key] for key in ("resize_mode", "interpolation", "crop_fraction") if key in options}
     return LabelsContent(
         frame[PICTURE],
         {task: taxon[:, t] for t, task in enumerate(plan.taxa.tasks)},

@@ -9,6 +9,7 @@ from typing import Any
 
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.encodings import BROADRANGE_2
+from linnaeus_jax.data.preprocessing import Preprocessing
 
 IMAGE_FORMS = ("raw", "jpeg", "original", "folder")
 TEMPORAL_FORMS = ("month", "month-hour", "day", "day-hour")
@@ -25,7 +26,7 @@ class BuildOptions:
       images: "raw" uint8 pixels of `size`; "jpeg": re-encoded with the shorter side at `size`; "original": the bytes of
         the files, packed; "folder": none, the pictures stay where they are.
       size: side in pixels.
-      resize_mode: how "raw" pictures become square, see `data.decoding`.
+      resize_mode, interpolation, crop_fraction: how "raw" pictures become square, see `data.preprocessing`.
       quality: of "jpeg", 1 to 100.
       temporal: columns of `temporal`: sine and cosine of the month or of the day of the year, and of the hour.
       day_first: whether "5/6/2023" is a day in June (True) or in May (False); None: such dates are blanked.
@@ -42,6 +43,8 @@ class BuildOptions:
     images: str = "raw"
     size: int = 224
     resize_mode: str = "squash"
+    interpolation: str = "area"
+    crop_fraction: float = 1.0
     quality: int = 90
     temporal: str = "month"
     day_first: bool | None = None
@@ -74,8 +77,19 @@ class BuildOptions:
             ),
         }
         wrong = [message for message, holds in rules.items() if not holds]
+        try:
+            _ = self.preprocessing
+        except ValueError as error:
+            wrong.append(f"--resize-mode, --interpolation, --crop-fraction: {error}")
         if wrong:
             raise ConfigError(wrong)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How "raw" pictures become pixels."""
+        return Preprocessing(
+            (self.size, self.size), self.resize_mode, self.interpolation, crop_fraction=self.crop_fraction
+        )
 
     @property
     def elevation_set(self) -> str:
@@ -85,8 +99,9 @@ class BuildOptions:
         return "elevation_scales_" + "_".join(f"{scale:g}" for scale in self.elevation_scales)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
-        return dataclasses.asdict(self)
+        """The fields by name; those that data sets of earlier versions lack, where they are not as these were built."""
+        as_before = {"interpolation": "area", "crop_fraction": 1.0}
+        return {name: value for name, value in dataclasses.asdict(self).items() if as_before.get(name) != value}
 
 
 @dataclass(frozen=True)

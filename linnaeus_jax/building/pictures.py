@@ -17,6 +17,7 @@ from linnaeus_jax.data.image_checks import misaligned, stored_identifiers_digest
 from linnaeus_jax.data.images import FolderImages, ImageFiles, ImageSource
 from linnaeus_jax.data.labels import read_identifiers, read_identifiers_digest
 from linnaeus_jax.data.labels_file import json_attribute
+from linnaeus_jax.data.preprocessing import Preprocessing
 
 PROVENANCE = "provenance"
 
@@ -52,8 +53,8 @@ def open_pictures(
         if path.is_dir():
             identifiers = read_identifiers(str(labels))
             extension = default_extension(identifiers) if extension is None else extension
-            return FolderImages(ImageFiles(path, side, RowIdentifiers(identifiers), extension))
-        source = open_h5(ImageFiles(path, side))
+            return FolderImages(ImageFiles(path, Preprocessing((side, side)), RowIdentifiers(identifiers), extension))
+        source = open_h5(ImageFiles(path, Preprocessing((side, side))))
         problem = misalignment(path, labels) if aligned else ""
     except (OSError, ValueError, KeyError) as error:
         raise UserError(str(error.args[0] if isinstance(error, KeyError) else error)) from error

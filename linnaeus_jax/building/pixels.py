@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.rows import DUPLICATE_PICTURE, UNREADABLE_PICTURE
 from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
-from linnaeus_jax.data.decoding import decode_image, read_image
+from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.image_checks import checksum
 from linnaeus_jax.data.parallel import in_order
 
@@ -138,7 +138,7 @@ def store(data: bytes, options: BuildOptions, out: NDArray[np.uint8] | None) -> 
     """
     if options.images == "raw":
         assert out is not None
-        decode_image(data, out, mode=options.resize_mode)
+        options.preprocessing.decode(data, out)
         return b""
     if options.images == "jpeg":
         return encode_jpeg(read_image(data, (options.size, options.size)), options)

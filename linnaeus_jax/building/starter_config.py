@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from linnaeus_jax.data.preprocessing import Preprocessing
 
 _TEMPLATE = '''"""Trains on the data set of this folder; change what you like.
 
@@ -31,7 +33,7 @@ def get_config() -> ConfigDict:
     data.task_keys_h5 = {tasks!r}
     {labels}
 {images}
-    data.img_size = {img_size}
+    {resizing}
     data.batch_size, data.batch_size_val = {batch_size}, 64
     data.partial.levels = True  # pictures identified only to a coarser rank train the ranks they have
 {metadata}
@@ -132,7 +134,7 @@ def starter_config(
     tasks: Sequence[str],
     sources: Mapping[str, tuple[str, int]],
     *,
-    img_size: int,
+    preprocessing: Preprocessing,
     picture_folder: str,
     sides: str,
     rows: int = 1000,
@@ -145,6 +147,7 @@ def starter_config(
       name: of the data set.
       tasks: label columns, finest first.
       sources: component -> (data set of the labels file, its width); components that are missing are switched off.
+      preprocessing: how pictures were, or will be, made square.
       picture_folder: where the pictures lie; empty: in images.h5 beside it.
       sides: "file" where the labels file says which rows are for training, "random" where a run draws them, "train"
         where there is nothing but training rows.
@@ -153,6 +156,7 @@ def starter_config(
     """
     prefix = "train_" if sides == "train" else ""
     remark = "  # says itself which rows are for training" if sides == "file" else ""
+    img_size = preprocessing.size[0]
     size = choose_size(rows, img_size, accelerated=has_accelerator() if accelerated is None else accelerated)
     labels = f'data.h5.{prefix}labels_path = str(HERE / "labels.h5"){remark}'
     images = f'    data.h5.{prefix}images_path = str(HERE / "images.h5")'
@@ -179,7 +183,7 @@ def starter_config(
         images=images,
         labels=labels,
         metadata="\n".join(lines),
-        img_size=img_size,
+        resizing="\n    ".join(_resizing(preprocessing)),
         remark=size.remark,
         variant=size.variant,
         epochs=size.epochs,
@@ -189,3 +193,13 @@ def starter_config(
         weights=tuple(0.5**position for position in range(len(tasks))),
         group_levels=(tasks[0],),
     )
+
+
+def _resizing(preprocessing: Preprocessing) -> Iterator[str]:
+    """Lines that set the keys of how pictures become square; those of the default are left out."""
+    default = Preprocessing(preprocessing.size)
+    yield f"data.img_size = {preprocessing.size[0]}"
+    for key in ("resize_mode", "interpolation", "crop_fraction"):
+        value = getattr(preprocessing, key)
+        if value != getattr(default, key):
+            yield f"data.{key} = {value!r}"

@@ -18,6 +18,7 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import mixes, value_of
 from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.metadata import component_layout, component_settings
+from linnaeus_jax.data.preprocessing import RESIZE_MODES, crop_conflict
 from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.data.splits import check_percentiles
 from linnaeus_jax.debugging.profiler import schedule_errors
@@ -89,6 +90,8 @@ def _data_errors(config: ConfigDict) -> list[str]:
     errors += caught(lambda: check_percentiles(metrics.rarity_percentiles))
     if all(rows is None or rows >= 1 for rows in (data.batch_size, data.batch_size_per_device)):
         errors += caught(lambda: SamplerSettings.from_config(config))
+    if data.resize_mode in RESIZE_MODES and (conflict := crop_conflict(data.resize_mode, data.crop_fraction)):
+        errors.append(f"data.{conflict}")
     named: dict[str, tuple[str, ...]] = {"schedule.mixup.null_task_keys": config.schedule.mixup.null_task_keys}
     if metrics.track_null_vs_non_null:
         named["metrics.null_vs_non_null_tasks"] = metrics.null_vs_non_null_tasks

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.saved import flatten
 from linnaeus_jax.data.class_balance import CLASS_BALANCE
-from linnaeus_jax.data.decoding import RESIZE_MODES
+from linnaeus_jax.data.preprocessing import INTERPOLATIONS, LEAST_CROP, RESIZE_MODES
 from linnaeus_jax.learning.class_weights import METHODS
 from linnaeus_jax.learning.gradnorm import RULES
 from linnaeus_jax.learning.losses import LOSSES
@@ -34,6 +34,7 @@ CHOICES: dict[str, Names] = {
     "experiment.log_level_validation": LOG_LEVELS,
     "experiment.wandb.mode": ("online", "offline", "disabled"),
     "data.resize_mode": RESIZE_MODES,
+    "data.interpolation": INTERPOLATIONS,
     "data.sampler.grouped_mode": ("mixed-pairs", "strict-group"),
     "data.sampler.leftovers": ("keep", "drop"),
     "data.sampler.class_balance": CLASS_BALANCE,
@@ -64,6 +65,7 @@ WITHIN = {
     "data.autobatch.max_batch_size": "[1, 1048576]",
     "data.autobatch.device_memory_gb": "[0, inf)",
     "data.img_size": "[32, 4096]",
+    "data.crop_fraction": f"[{LEAST_CROP}, 1]",
     "data.num_workers": "[0, 1024]",
     "data.worker_processes": "[0, 1024]",
     "data.meta.components.*.dim": "[0, inf)",

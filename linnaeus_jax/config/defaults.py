@@ -116,7 +116,11 @@ def data() -> Section:
         img_size=384,  # height and width of the model's input in pixels
         # how pictures that are not square become so: squash, cut out the centre, or pad with black
         resize_mode="squash",
-        # decode JPEG at 1/2, 3/8, 1/4 or 1/8 of its size where that still has img_size pixels
+        # area, or Pillow's nearest, nearest_exact, bilinear, bicubic or lanczos, as pretrained weights may need
+        interpolation="area",
+        # share of the shorter side that center_crop keeps; 0.875 with img_size 224 cuts these out of 256 pixels
+        crop_fraction=1.0,
+        # area: decode JPEG at 1/2, 3/8, 1/4 or 1/8 of its size where that still has img_size pixels
         reduced_decode=True,
         num_workers=2,  # threads that put whole batches together; 0: the main thread does
         # processes that read instead of threads, for decoders that hold Python's lock; 0: threads

@@ -37,11 +37,6 @@ from linnaeus_jax.data.picture_costs import MAX_PIXELS as MAX_PIXELS
 from linnaeus_jax.data.picture_costs import TooCostly as TooCostly
 from linnaeus_jax.data.picture_costs import check_cost, check_pixels, check_tags
 
-#: how many times a JPEG decoded at reduced scale may shrink by linear interpolation: the inverse DCT has averaged its
-#: pixels already, and up to here it is as near to the area of the whole picture, in a fifth of the time
-LINEAR_UP_TO = 1.25
-RESIZE_MODES = ("squash", "center_crop", "pad")
-
 Pixels = NDArray[np.uint8]
 
 _BY_OPENCV = ("PNG", "WEBP", "BMP", "JPEG", "JPEG2000", "PPM")
@@ -121,59 +116,22 @@ def _read(raw: bytes, at_least: tuple[int, int] | None) -> Pixels:
     return np.ascontiguousarray(_read_other(raw) if image is None else image)
 
 
-def resize_image(image: Pixels, out: Pixels, mode: str = "squash", *, linear_up_to: float = 0.0) -> None:
-    """Writes uint8 [h, w, 3] into out uint8 [H, W, 3] with area interpolation; at equal size the pixels are copied.
+def read_reduced(data: bytes | Pixels, needed: Callable[[tuple[int, int]], tuple[int, int]]) -> tuple[Pixels, bool]:
+    """A picture as of `read_image` with `at_least`, and whether it was decoded at a reduced scale.
 
     Args:
-      linear_up_to: linear interpolation where no side shrinks more than so many times.
-      mode: "squash" gives up the aspect ratio; "center_crop" keeps the largest centred part with the aspect ratio of
-        `out`; "pad" keeps everything, centred between black borders.
-    """
-    height, width = out.shape[:2]
-    if mode == "center_crop":
-        h, w = _fitting(out.shape[:2], image.shape[:2])
-        top, left = (image.shape[0] - h) // 2, (image.shape[1] - w) // 2
-        image = image[top : top + h, left : left + w]
-    elif mode == "pad":
-        height, width = _fitting(image.shape[:2], out.shape[:2])
-        top, left = (out.shape[0] - height) // 2, (out.shape[1] - width) // 2
-        if (height, width) != out.shape[:2]:
-            out[...] = 0
-            out = out[top : top + height, left : left + width]
-    elif mode != "squash":
-        raise ValueError(f"resize mode {mode!r} is none of {', '.join(RESIZE_MODES)}")
-    if image.shape[:2] != (height, width):
-        linear = max(image.shape[0] / height, image.shape[1] / width) <= linear_up_to
-        interpolation = cv2.INTER_LINEAR if linear else cv2.INTER_AREA
-        image = cast(Pixels, cv2.resize(image, (width, height), interpolation=interpolation))
-    out[...] = image
-
-
-def decode_image(data: bytes | Pixels, out: Pixels, *, mode: str = "squash", reduced: bool = True) -> None:
-    """Decodes a picture into out uint8 [H, W, 3], see `read_image` and `resize_image`.
-
-    Args:
-      reduced: decode JPEG at a reduced scale where that still has every pixel of `out`, and finish a small rest
-        linearly, see `LINEAR_UP_TO`.
+      needed: (height, width) of the upright picture -> that which the caller needs of it.
 
     Raises:
       ValueError: as `read_image`.
     """
     raw = bytes(data)
     check_cost(raw)
-    wanted: tuple[int, int] | None = (out.shape[0], out.shape[1]) if reduced else None
-    if wanted and mode == "pad" and raw[:2] == b"\xff\xd8":
-        wanted = _fitting(_size(raw), wanted)
-    image = _read(raw, wanted)
-    is_reduced = wanted is not None and raw[:2] == b"\xff\xd8" and image.shape[:2] != _size(raw)
-    resize_image(image, out, mode, linear_up_to=LINEAR_UP_TO if is_reduced else 0.0)
-
-
-def _fitting(shape: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, int]:
-    """(height, width) of the largest rectangle with the aspect ratio of `shape` that fits into `box`."""
-    scale = min(box[0] / shape[0], box[1] / shape[1])
-    h, w = (min(max(1, round(side * scale)), most) for side, most in zip(shape, box))
-    return h, w
+    if raw[:2] != b"\xff\xd8" or _jpeg_size(raw) is None:
+        return _read(raw, None), False
+    size = _size(raw)
+    image = _read(raw, needed(size))
+    return image, image.shape[:2] != size
 
 
 def _exif_orientation(tiff: bytes) -> int:

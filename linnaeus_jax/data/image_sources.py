@@ -20,6 +20,7 @@ from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.image_checks import MisalignedError, misaligned, stored_identifiers_digest
 from linnaeus_jax.data.images import ImageFiles, ImageSource, ResizedImages, ResizedSharing, SharingSource
 from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import IMAGE_SOURCES
@@ -43,12 +44,12 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
     make = IMAGE_SOURCES[kind]
     with IMAGE_SOURCES.plugin_errors(kind):
         source: ImageSource = make(files, **(options or {}))
-    if source.image_shape != (files.img_size, files.img_size, 3):
-        logger.info(
-            "%s: resizing to data.img_size %d (%s) while reading", files.path, files.img_size, files.resize_mode
-        )
+    preprocessing = files.preprocessing
+    if source.image_shape != (*preprocessing.size, 3):
+        side, how = preprocessing.size[0], preprocessing.resizing
+        logger.info("%s: resizing to data.img_size %d (%s) while reading", files.path, side, how)
         resized = ResizedSharing if isinstance(source, SharingSource) else ResizedImages
-        source = resized(source, files.img_size, files.resize_mode)
+        source = resized(source, preprocessing)
     if len(files.table) and len(source) != len(files.table):
         raise InputError(
             f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "
@@ -69,17 +70,17 @@ def _check_identifiers(path: Path, table: LabelTable) -> None:
         raise MisalignedError(problem)
 
 
-def open_split(data: ConfigDict, split: Split, cache: ImageCache | None = None) -> ImageSource:
+def open_split(config: ConfigDict, split: Split, cache: ImageCache | None = None) -> ImageSource:
     """The images of a split: a directory, a file whose suffix names a registered source, or else an HDF5 file.
 
     Args:
-      data: the section `data` of the configuration.
+      config: of the run.
       cache: for decoded images.
 
     Raises:
       OSError, InputError: as `open_images`.
     """
-    path = Path(split.images)
+    path, data = Path(split.images), config.data
     kind = path.suffix.removeprefix(".").lower()
     if path.is_dir() or (data.hybrid.use_hybrid and not path.is_file()):
         kind = "folder"
@@ -87,13 +88,11 @@ def open_split(data: ConfigDict, split: Split, cache: ImageCache | None = None) 
         kind = "h5"
     files = ImageFiles(
         path,
-        data.img_size,
+        Preprocessing.from_config(config),
         split.table,
         data.hybrid.file_extension,
         cache,
         data.hybrid.allow_missing_images,
-        data.resize_mode,
-        data.reduced_decode,
     )
     options = {name: data.image_sources[kind][name] for name in IMAGE_SOURCES.options(kind)}
     return open_images(files, kind, options)

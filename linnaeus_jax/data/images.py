@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import TrainingError, UserError
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.decoding import decode_image, resize_image
 from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.texts import one_line
 from linnaeus_jax.registry import IMAGE_SOURCES
 
@@ -91,13 +91,26 @@ class ImageFiles:
     """What an image source is opened from."""
 
     path: Path  # file or directory
-    img_size: int  # side of the square images; a source may deliver another size, which is then resized
+    preprocessing: Preprocessing  # of encoded pictures; a source may deliver another size, which is then resized
     table: Sized = ()  # rows of the labels file, with which the images are aligned
     extension: str = ""  # data.hybrid.file_extension
     cache: ImageCache | None = None  # for sources that decode
     allow_missing: bool = False  # data.hybrid.allow_missing_images
-    resize_mode: str = "squash"  # data.resize_mode
-    reduced_decode: bool = True  # data.reduced_decode
+
+    @property
+    def img_size(self) -> int:
+        """`data.img_size`."""
+        return self.preprocessing.size[0]
+
+    @property
+    def resize_mode(self) -> str:
+        """`data.resize_mode`."""
+        return self.preprocessing.resize_mode
+
+    @property
+    def reduced_decode(self) -> bool:
+        """`data.reduced_decode`."""
+        return self.preprocessing.reduced_decode
 
     @property
     def identifiers(self) -> NDArray[Any]:
@@ -112,11 +125,11 @@ def check_rows(rows: np.ndarray, count: int, name: object) -> None:
 
 
 class ResizedImages:
-    """Another source, `source`, resized to a square with area interpolation; `mode` as in `decoding.resize_image`."""
+    """Another source, `source`, resized."""
 
-    def __init__(self, source: ImageSource, img_size: int, mode: str = "squash") -> None:
-        self.source, self._mode = source, mode
-        self.image_shape = (img_size, img_size, 3)
+    def __init__(self, source: ImageSource, preprocessing: Preprocessing) -> None:
+        self.source, self._preprocessing = source, preprocessing
+        self.image_shape = (*preprocessing.size, 3)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -125,15 +138,15 @@ class ResizedImages:
         stored = np.empty((len(rows), *self.source.image_shape), np.uint8)
         ok = self.source.read(rows, stored)
         for image, target in zip(stored, out, strict=True):
-            resize_image(image, target, self._mode)
+            self._preprocessing.resize(image, target)
         return ok
 
 
 class ResizedSharing(ResizedImages):
     """A `SharingSource`, resized."""
 
-    def __init__(self, source: ImageSource, img_size: int, mode: str = "squash") -> None:
-        super().__init__(source, img_size, mode)
+    def __init__(self, source: ImageSource, preprocessing: Preprocessing) -> None:
+        super().__init__(source, preprocessing)
         assert isinstance(source, SharingSource)
         self.neighbours = source.neighbours
 
@@ -142,7 +155,7 @@ class ResizedSharing(ResizedImages):
         stored = np.empty((len(rows), *self.source.image_shape), np.uint8)
         self.source.read(rows, stored)
         for image, place in zip(stored, places, strict=True):
-            resize_image(image, out[place], self._mode)
+            self._preprocessing.resize(image, out[place])
 
 
 class EncodedImages:
@@ -154,8 +167,8 @@ class EncodedImages:
 
     def __init__(self, files: ImageFiles) -> None:
         self.name, self.cache, self.allow_missing = str(files.path), files.cache, files.allow_missing
-        self.image_shape = (files.img_size, files.img_size, 3)
-        self._mode, self._reduced = files.resize_mode, files.reduced_decode
+        self.image_shape = (*files.preprocessing.size, 3)
+        self._preprocessing = files.preprocessing
         self.placeholders = 0
         self._cache_key = next(_SOURCE_NUMBERS)  # two sources may read one folder under different row numbers
         self._lock = threading.Lock()
@@ -179,7 +192,7 @@ class EncodedImages:
             if self.cache is not None and self.cache.get((self._cache_key, row), out[i]):
                 continue
             try:
-                decode_image(self.encoded(row), out[i], mode=self._mode, reduced=self._reduced)
+                self._preprocessing.decode(self.encoded(row), out[i])
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self._placeholder(f"row {row}: {self.describe(row)}: {reason}", error)

@@ -1,26 +1,42 @@
-"""How a picture becomes what a model sees: one object for building, training, evaluation, predicting and serving."""
+"""How a picture becomes what a model sees: one object for building, training, evaluation, predicting and serving.
+
+Area interpolation weighs every pixel by how much of it lies below the new one (OpenCV). The other interpolations are
+Pillow's, as torchvision and timm use them, so that weights from there see the pixels that they were trained on.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import cv2
 import numpy as np
 from PIL import Image
 
-from linnaeus_jax.data.decoding import RESIZE_MODES, Pixels, decode_image, read_image, resize_image
+from linnaeus_jax.data.decoding import Pixels, read_image, read_reduced
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
+RESIZE_MODES = ("squash", "center_crop", "pad")
 #: name of an interpolation by Pillow -> its filter
 PILLOW_FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "nearest_exact": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
 }
 INTERPOLATIONS = ("area", *PILLOW_FILTERS)
+#: least share of the shorter side that is kept, since the whole picture is enlarged as much
+LEAST_CROP = 0.25
+#: how many times a JPEG decoded at reduced scale may shrink by linear interpolation: the inverse DCT has averaged its
+#: pixels already, and up to here it is as near to the area of the whole picture, in a fifth of the time
+LINEAR_UP_TO = 1.25
+#: of a picture whose sides differ more than so many times the ends are cut off before the centre is resized: whole, it
+#: could take all memory
+LONGEST = 8
 
 
 @dataclass(frozen=True)
@@ -29,10 +45,13 @@ class Preprocessing:
 
     Attributes:
       size: (height, width) of what the model sees.
-      resize_mode: `data.resize_mode`: squash, center_crop or pad.
-      interpolation: one of `INTERPOLATIONS`; `area` as in training, the others as Pillow has them (squash only).
-      reduced_decode: `data.reduced_decode`.
-      mean, std: per channel, of values in [0, 1].
+      resize_mode: "squash" gives up the aspect ratio; "center_crop" keeps a centred part with that of `size`; "pad"
+        keeps everything, centred between black borders.
+      interpolation: one of `INTERPOLATIONS`.
+      reduced_decode: decode JPEG at a reduced scale where that still has every pixel needed, and finish a small rest
+        linearly, see `LINEAR_UP_TO`; with "area" alone, since the other interpolations are to be Pillow's.
+      mean, std: per channel, of values in [0, 1], see `learning.augmentation.normalize`.
+      crop_fraction: share of the shorter side that "center_crop" keeps.
     """
 
     size: tuple[int, int]
@@ -41,15 +60,20 @@ class Preprocessing:
     reduced_decode: bool = True
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    crop_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is no such preprocessing."""
-        modes = RESIZE_MODES if self.interpolation == "area" else ("squash",)
-        if self.interpolation not in INTERPOLATIONS or self.resize_mode not in modes:
-            raise ValueError(
-                f"pictures cannot be resized by {self.interpolation!r} and {self.resize_mode!r}; use one of "
-                f"{', '.join(INTERPOLATIONS)}, and another mode than squash with area alone"
-            )
+        for value, name, choices in (
+            (self.resize_mode, "resize_mode", RESIZE_MODES),
+            (self.interpolation, "interpolation", INTERPOLATIONS),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} = {value!r} is none of {', '.join(choices)}")
+        if not LEAST_CROP <= self.crop_fraction <= 1:
+            raise ValueError(f"crop_fraction = {self.crop_fraction} is not within [{LEAST_CROP}, 1]")
+        if conflict := crop_conflict(self.resize_mode, self.crop_fraction):
+            raise ValueError(conflict)
 
     @classmethod
     def from_config(cls, config: ConfigDict) -> Preprocessing:
@@ -58,30 +82,109 @@ class Preprocessing:
         return cls(
             (data.img_size, data.img_size),
             data.resize_mode,
-            "area",
+            data.interpolation,
             bool(data.reduced_decode),
             tuple(aug.mean),
             tuple(aug.std),
+            float(data.crop_fraction),
         )
 
-    def decode(self, data: bytes) -> Pixels:
-        """uint8 [H, W, 3] of an encoded picture.
+    @property
+    def resizing(self) -> str:
+        """In words, such as "center_crop, bicubic, crop fraction 0.875"; what is usual is not said."""
+        words = [self.resize_mode]
+        words += [self.interpolation] if self.interpolation != "area" else []
+        words += [f"crop fraction {self.crop_fraction:g}"] if self.crop_fraction != 1 else []
+        return ", ".join(words)
+
+    def decode(self, data: bytes | Pixels, out: Pixels | None = None) -> Pixels:
+        """The encoded picture as uint8 [H, W, 3], in `out` if that is given.
 
         Raises:
           ValueError: as `decoding.read_image`.
         """
-        if self.interpolation != "area":
-            return self.resize(read_image(data))
-        out = np.empty((*self.size, 3), np.uint8)
-        decode_image(data, out, mode=self.resize_mode, reduced=self.reduced_decode)
+        if self.interpolation != "area" or not self.reduced_decode:
+            return self.resize(read_image(data), out)
+        image, is_reduced = read_reduced(data, self._needed)
+        return self.resize(image, out, linear_up_to=LINEAR_UP_TO if is_reduced else 0.0)
+
+    def resize(self, image: Pixels, out: Pixels | None = None, *, linear_up_to: float = 0.0) -> Pixels:
+        """Pixels uint8 [h, w, 3] as uint8 [H, W, 3], in `out` if that is given; at equal size they are copied.
+
+        Args:
+          linear_up_to: linear interpolation in place of area where no side shrinks more than so many times.
+        """
+        out = np.empty((*self.size, 3), np.uint8) if out is None else out
+        place = out
+        if self.resize_mode == "pad":
+            height, width = _fitting(image.shape[:2], self.size)
+            top, left = (self.size[0] - height) // 2, (self.size[1] - width) // 2
+            place = out[top : top + height, left : left + width]
+            if place.shape != out.shape:
+                out[...] = 0
+        if self.interpolation == "area":
+            image = self._centre(image) if self.resize_mode == "center_crop" else image
+            place[...] = _by_area(image, place.shape[:2], linear_up_to)
+        elif self.resize_mode == "center_crop":
+            place[...] = self._cut_after_resizing(image)
+        else:
+            place[...] = self._by_pillow(image, place.shape[:2])
         return out
 
-    def resize(self, image: Pixels) -> Pixels:
-        """uint8 [H, W, 3] of pixels uint8 [h, w, 3]."""
-        if self.interpolation == "area":
-            out = np.empty((*self.size, 3), np.uint8)
-            resize_image(image, out, self.resize_mode)
-            return out
-        height, width = self.size
-        resized = Image.fromarray(image).resize((width, height), PILLOW_FILTERS[self.interpolation])
+    def _needed(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) below which a picture of `shape` must not be reduced."""
+        if self.resize_mode == "pad":
+            return _fitting(shape, self.size)
+        return math.ceil(self.size[0] / self.crop_fraction), math.ceil(self.size[1] / self.crop_fraction)
+
+    def _centre(self, image: Pixels) -> Pixels:
+        """The part that "center_crop" keeps."""
+        h, w = (max(1, round(side * self.crop_fraction)) for side in _fitting(self.size, image.shape[:2]))
+        return _middle(image, h, w)
+
+    def _cut_after_resizing(self, image: Pixels) -> Pixels:
+        """The same by Pillow, in the order and with the rounding of torchvision's Resize and CenterCrop."""
+        (h, w), (height, width) = image.shape[:2], self.size
+        if max(h / w, w / h) > LONGEST:
+            h, w = min(h, LONGEST * w), min(w, LONGEST * h)
+            image = _middle(image, h, w)
+        high, wide = math.floor(height / self.crop_fraction), math.floor(width / self.crop_fraction)
+        by_height = high * w >= wide * h
+        whole = (high, max(wide, int(high * w / h))) if by_height else (max(high, int(wide * h / w)), wide)
+        top, left = round((whole[0] - height) / 2), round((whole[1] - width) / 2)
+        return self._by_pillow(image, whole)[top : top + height, left : left + width]
+
+    def _by_pillow(self, image: Pixels, size: tuple[int, int]) -> Pixels:
+        resized = Image.fromarray(image).resize(size[::-1], PILLOW_FILTERS[self.interpolation])
         return cast(Pixels, np.asarray(resized))
+
+
+def crop_conflict(resize_mode: str, crop_fraction: float) -> str:
+    """What is wrong where a part is to be cut out by a mode that cuts nothing; "" for nothing."""
+    if crop_fraction == 1 or resize_mode == "center_crop":
+        return ""
+    return (
+        f"crop_fraction = {crop_fraction} has no effect with resize_mode = {resize_mode!r}, which keeps the whole "
+        "picture; set resize_mode to center_crop, or crop_fraction to 1"
+    )
+
+
+def _by_area(image: Pixels, size: tuple[int, ...], linear_up_to: float) -> Pixels:
+    height, width = size
+    if image.shape[:2] == (height, width):
+        return image
+    linear = max(image.shape[0] / height, image.shape[1] / width) <= linear_up_to
+    interpolation = cv2.INTER_LINEAR if linear else cv2.INTER_AREA
+    return cast(Pixels, cv2.resize(image, (width, height), interpolation=interpolation))
+
+
+def _middle(image: Pixels, height: int, width: int) -> Pixels:
+    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+    return image[top : top + height, left : left + width]
+
+
+def _fitting(shape: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, int]:
+    """(height, width) of the largest rectangle with the aspect ratio of `shape` that fits into `box`."""
+    scale = min(box[0] / shape[0], box[1] / shape[1])
+    h, w = (min(max(1, round(side * scale)), most) for side, most in zip(shape, box))
+    return h, w

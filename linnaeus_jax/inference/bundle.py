@@ -99,7 +99,7 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
         saved.settings,
         saved.model,
         {"params": saved.params, **saved.model_state},
-        Preprocessing.from_config(config),
+        saved.preprocessing,
         MetadataEncoder(tuple(Component(name, columns) for name, columns in saved.columns.items())),
         taxonomy,
         Calibration.none(taxonomy.tasks),

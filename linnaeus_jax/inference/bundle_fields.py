@@ -9,8 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.decoding import RESIZE_MODES
-from linnaeus_jax.data.preprocessing import INTERPOLATIONS
+from linnaeus_jax.data.preprocessing import INTERPOLATIONS, LEAST_CROP, RESIZE_MODES, crop_conflict
 
 #: sides of a picture, in pixels
 LARGEST_SIDE = 4096
@@ -81,6 +80,10 @@ _FIELDS: dict[str, tuple[str, Check]] = {
         f"one of {', '.join(INTERPOLATIONS)}",
         lambda value: _is_text(value) and value in INTERPOLATIONS,
     ),
+    "image.crop_fraction": (
+        f"a number from {LEAST_CROP} to 1",
+        lambda value: _is_number(value) and LEAST_CROP <= value <= 1,
+    ),
     "image.reduced_decode": ("true or false", _is_flag),
     "image.mean": ("three numbers", _list_of(lambda value: _is_number(value) and abs(value) <= LARGEST_VALUE, 3)),
     "image.std": (
@@ -101,7 +104,7 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "facts.taxonomy": ("a text", _is_text),
     "facts.measured": ("an object", _is_object),
 }
-_OPTIONAL = ("facts.", "plugins", "date_is_midnight", "ranks", "calibration.rows")
+_OPTIONAL = ("facts.", "image.crop_fraction", "plugins", "date_is_midnight", "ranks", "calibration.rows")
 #: settings of models that are lists of widths
 _WIDTHS = ("dims", "embed_dims", "out_channels", "num_heads")
 #: sections without other fields
@@ -127,6 +130,9 @@ def check_fields(about: Mapping[str, Any]) -> None:
         known = {path.rpartition(".")[2] for path in _FIELDS if path.startswith(f"{section}.")}
         if unknown := sorted(set(about[section]) - known):
             raise FieldError(f"{section} has {unknown[0][:100]!r}, which this program does not know")
+    picture = about["image"]
+    if conflict := crop_conflict(picture["resize_mode"], picture.get("crop_fraction", 1)):
+        raise FieldError(f"image.{conflict}")
     _check_metadata(about["metadata"])
 
 

@@ -132,7 +132,7 @@ def _about(bundle: Bundle, measured: Measured | None) -> str:
         ("model", f"{bundle.settings.get('type', '')}-{bundle.settings.get('variant', '')}".strip("-")),
         ("parameters", f"{values:,}"),
         ("weights", f"{weights} after {facts['step']:,} updates" if "step" in facts else weights),
-        ("picture", f"{height} x {width} pixels, {bundle.preprocessing.resize_mode}"),
+        ("picture", f"{height} x {width} pixels, {bundle.preprocessing.resizing}"),
         ("metadata", "; ".join(metadata) or "none"),
         ("taxa", classes),
         ("unknown", "can be answered at any rank" if bundle.taxonomy.first else "is no class of this model"),

@@ -194,7 +194,9 @@ class Pictures:
         pixels = np.empty((len(rows), *self.bundle.preprocessing.size, 3), np.uint8)
         for number, row in enumerate(rows.tolist()):
             try:
-                pixels[number] = read_picture(self._stored(row), self.bundle.preprocessing)
+                stored = self._stored(row)
+                fits = not isinstance(stored, bytes) and stored.shape == pixels.shape[1:]  # as in training
+                pixels[number] = stored if fits else read_picture(stored, self.bundle.preprocessing)
             except (OSError, PictureError) as error:
                 raise UserError(
                     f"the picture of row {row} cannot be read: {error}; restore it, or leave the row out"

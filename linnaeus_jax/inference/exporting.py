@@ -39,7 +39,7 @@ _EVERYWHERE = {"depthwise_impl": BY_PLATFORM, "attn_impl": "xla"}
 #: `data.resize_mode` -> what the example does
 _RESIZED = {
     "squash": "picture.resize({size}, Image.Resampling.{filter})",
-    "center_crop": "ImageOps.fit(picture, {size}, Image.Resampling.{filter})",
+    "center_crop": "ImageOps.fit(picture, {size}, Image.Resampling.{filter}{border})",
     "pad": "ImageOps.pad(picture, {size}, Image.Resampling.{filter})",
 }
 
@@ -132,6 +132,7 @@ def _classes(bundle: Bundle) -> dict[str, Any]:
             "size": list(picture.size),
             "resize_mode": picture.resize_mode,
             "interpolation": picture.interpolation,
+            "crop_fraction": picture.crop_fraction,
         },
         "metadata": [{"name": c.name, "columns": list(c.columns)} for c in bundle.encoder.components],
         "ranks": ranks,
@@ -154,7 +155,10 @@ def _example(bundle: Bundle) -> str:
 def _resized(picture: Preprocessing) -> str:
     chosen = PILLOW_FILTERS.get(picture.interpolation)
     height, width = picture.size
-    return _RESIZED[picture.resize_mode].format(size=(width, height), filter=chosen.name if chosen else "BOX")
+    border = f", {(1 - picture.crop_fraction) / 2:g}" if picture.crop_fraction != 1 else ""
+    return _RESIZED[picture.resize_mode].format(
+        size=(width, height), filter=chosen.name if chosen else "BOX", border=border
+    )
 
 
 EXAMPLE_TEXT = '''\

@@ -27,7 +27,7 @@ from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.yaml_import import load_yaml
 from linnaeus_jax.config.yaml_size import read_documents
-from linnaeus_jax.data.preprocessing import PILLOW_FILTERS, Preprocessing
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle_fields import LARGEST_SIDE, LARGEST_VALUE, LEAST_DEVIATION
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
@@ -50,6 +50,8 @@ KINDS = {"geolocation": r"spatial|geo|location|place", "temporal": r"temporal|ti
 META_HEAD = re.compile(r"meta_(\w+)_head_1\.0\.weight")
 #: of a rank's head in the weights -> its type
 HEADS = (("level_classifiers", "ConditionalClassifier"), ("task_classifiers", "HierarchicalSoftmax"))
+#: `image_interpolation` that the original knows; all are Pillow's
+INTERPOLATIONS = ("nearest", "nearest_exact", "bilinear", "bicubic")
 IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
 
@@ -156,8 +158,8 @@ def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:
     if len(size) != 3 or size[0] != 3 or size[1] != size[2] or not 1 <= size[1] <= LARGEST_SIDE:
         raise ValueError(f"input_preprocessing.image_size is {list(size)}; [3, side, side] is needed")
     interpolation = str(about.get("image_interpolation", "bilinear"))
-    if interpolation not in PILLOW_FILTERS:
-        choices = ", ".join(PILLOW_FILTERS)
+    if interpolation not in INTERPOLATIONS:
+        choices = ", ".join(INTERPOLATIONS)
         raise ValueError(f"input_preprocessing.image_interpolation is {interpolation!r}; one of {choices} is needed")
     statistics = {key: tuple(float(value) for value in about.get(key, IMAGENET[key])) for key in IMAGENET}
     for key, values in statistics.items():

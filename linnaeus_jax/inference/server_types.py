@@ -166,6 +166,8 @@ class ModelInformation(BaseModel):
     image_mean: list[float]
     image_std: list[float]
     image_interpolation: str
+    image_resize_mode: str
+    image_crop_fraction: float = Field(description="share of the shorter side that center_crop keeps")
     metadata_components_enabled: list[str]
     metadata_feature_encoding: list[ComponentOut]
     aux_vector_length: int

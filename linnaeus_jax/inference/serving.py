@@ -174,6 +174,8 @@ class Service:
             image_mean=list(bundle.preprocessing.mean),
             image_std=list(bundle.preprocessing.std),
             image_interpolation=bundle.preprocessing.interpolation,
+            image_resize_mode=bundle.preprocessing.resize_mode,
+            image_crop_fraction=bundle.preprocessing.crop_fraction,
             metadata_components_enabled=[component.name for component in bundle.encoder.components],
             metadata_feature_encoding=[
                 ComponentOut(name=component.name, columns=list(component.columns), inputs=list(component.inputs))

@@ -140,7 +140,7 @@ def evaluate(
     if not len(split):
         raise EvaluateError("the run has no validation rows; give --labels and --images")
     try:
-        loader = inputs.eval_loader(split, open_split(inputs.config.data, split), batch_size)
+        loader = inputs.eval_loader(split, open_split(inputs.config, split), batch_size)
     except (OSError, InputError) as error:
         raise EvaluateError(f"the images cannot be read: {error}") from error
     program = dataclasses.replace(loaded.experiment.program.evaluation, block=None)  # pictures are read

@@ -93,7 +93,7 @@ class Inputs:
         """By split name, of the splits that have rows."""
         cache = ImageCache(self.config.data.prefetch.mem_cache_size)
         splits = [split for split in (self.dataset.train, self.dataset.val) if len(split)]
-        return {split.name: open_split(self.config.data, split, cache) for split in splits}
+        return {split.name: open_split(self.config, split, cache) for split in splits}
 
     def open_for_training(self) -> None:
         """Opens the images and plans every epoch, so that all that can fail has been tried before the first update."""

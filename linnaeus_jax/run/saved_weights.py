@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import RunDirectory, read_json
 from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.names import params_to_torch
@@ -39,6 +40,7 @@ class SavedWeights:
       classes: task -> taxon id of each class, 0 for null.
       parents: task -> parent's index in the next task of each class, -1 for none.
       step: updates made.
+      preprocessing: of the pictures, as the run had it when the checkpoint was made.
       columns: name of every metadata component -> names of its columns in vector order, "" where none is known.
     """
 
@@ -52,6 +54,7 @@ class SavedWeights:
     parents: dict[str, NDArray[np.int32]]
     step: int
     columns: dict[str, tuple[str, ...]]
+    preprocessing: Preprocessing
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -158,6 +161,7 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
         classes=classes,
         parents=parents,
         step=step,
+        preprocessing=Preprocessing.from_config(config),
         columns={c["name"]: tuple(c["columns"]) or ("",) * widths[c["name"]] for c in components},
     )
 

@@ -32,7 +32,7 @@ from linnaeus_jax.building.scientific_names import MODES
 from linnaeus_jax.building.starter_config import choose_size, has_accelerator
 from linnaeus_jax.building.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.decoding import RESIZE_MODES
+from linnaeus_jax.data.preprocessing import INTERPOLATIONS, RESIZE_MODES
 from linnaeus_jax.reporting.logs import PlainConsole
 
 #: source -> options that it has beside those of all
@@ -100,6 +100,14 @@ def argument_parser() -> argparse.ArgumentParser:
     pictures.add_argument("--images", choices=IMAGE_FORMS, default="raw", help="how they are stored (raw)")
     pictures.add_argument("--size", type=int, default=224, help="side in pixels (224)")
     pictures.add_argument("--resize-mode", choices=RESIZE_MODES, default="squash", help="how they become square")
+    pictures.add_argument("--interpolation", choices=INTERPOLATIONS, default="area", help="how they are resized (area)")
+    pictures.add_argument(
+        "--crop-fraction",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="--resize-mode center_crop: share of the shorter side that is kept (1)",
+    )
     pictures.add_argument("--quality", type=int, default=90, help="of --images jpeg (90)")
 
     facts = parser.add_argument_group("metadata")

@@ -28,7 +28,7 @@ from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.building.verify import verify_labels
 from linnaeus_jax.building.verify_pictures import PictureChecks
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.decoding import decode_image
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.tools.build_dataset import main
 from tests.building.build_driver import plan
 from tests.building.helpers import rows_of, write_pictures
@@ -91,11 +91,11 @@ def test_every_form_holds_the_pictures(pictures, whole):
         for row in (0, 3, 200, 400, len(identifiers) - 1):
             file = (pictures / identifiers[row]).read_bytes()
             assert data[offsets[row] : offsets[row + 1]] == file
-            decode_image(file, pixels)
+            Preprocessing(pixels.shape[:2]).decode(file, pixels)
             np.testing.assert_array_equal(raw["images"][row], pixels)
     with h5py.File(whole["jpeg"] / "images.h5") as packed, h5py.File(whole["raw"] / "images.h5") as raw:
         offsets = packed["image_offsets"][:]
-        decode_image(packed["image_bytes"][: offsets[1]].tobytes(), pixels)
+        Preprocessing(pixels.shape[:2]).decode(packed["image_bytes"][: offsets[1]].tobytes(), pixels)
         assert np.abs(pixels.astype(int) - raw["images"][0]).mean() < 4
     assert not (whole["folder"] / "images.h5").exists()
 

@@ -17,6 +17,7 @@ from linnaeus_jax.building.plan import plan_build
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
+from linnaeus_jax.data.preprocessing import Preprocessing
 from tests.conftest import FIXTURES
 from tests.data.helpers import COMPONENTS, golden_config, golden_pixels
 from tests.npz import load_npz
@@ -103,7 +104,7 @@ def test_reading_gives_the_golden_arrays(built, name):
 
 def test_the_pixels_are_the_golden_ones(built):
     directory, golden_row = built
-    source = open_images(ImageFiles(directory / "images.h5", 32))
+    source = open_images(ImageFiles(directory / "images.h5", Preprocessing((32, 32))))
     pixels = np.empty((len(golden_row), 32, 32, 3), np.uint8)
     assert source.read(np.arange(len(golden_row)), pixels).all()
     np.testing.assert_array_equal(pixels, golden_pixels()[golden_row])

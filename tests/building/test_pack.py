@@ -21,6 +21,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import open_h5
 from linnaeus_jax.data.images import ImageFiles, ImageReadError
 from linnaeus_jax.data.labels_file import IDENTIFIERS
+from linnaeus_jax.data.preprocessing import Preprocessing
 from tests.building.samples import ROWS, TEXT, encoded, identifiers, pixels, write_clean, write_folder, write_packed
 
 PLAIN = PackOptions(extension="")
@@ -112,8 +113,8 @@ def test_missing_pictures_are_named_or_allowed(labels, tmp_path):
     assert "unreadable_image" not in {f.check for f in found.findings}
     image = np.empty((1, 8, 8, 3), np.uint8)
     with pytest.raises(ImageReadError, match=r"row 3: .*empty"):
-        open_h5(ImageFiles(out, 8)).read(np.array([3]), image)
-    assert not open_h5(ImageFiles(out, 8, allow_missing=True)).read(np.array([3]), image)[0]
+        open_h5(ImageFiles(out, Preprocessing((8, 8)))).read(np.array([3]), image)
+    assert not open_h5(ImageFiles(out, Preprocessing((8, 8)), allow_missing=True)).read(np.array([3]), image)[0]
     assert pack(labels, out, tmp_path / "back", PLAIN).missing == 8
     assert contents(tmp_path / "back") == {name: data for name, data in contents(folder).items() if data}
 
@@ -202,7 +203,7 @@ def test_raw_pictures_as_png_and_as_a_fast_file(labels, tmp_path):
     with h5py.File(tmp_path / "slow.h5", "w") as file:
         file.create_dataset("images", data=pixels(), chunks=(16, 24, 32, 3), compression="gzip")
     pack(labels, tmp_path / "slow.h5", tmp_path / "fast.h5", PLAIN)
-    source = open_h5(ImageFiles(tmp_path / "fast.h5", 0))
+    source = open_h5(ImageFiles(tmp_path / "fast.h5", Preprocessing((0, 0))))
     assert type(source).__name__ == "ContiguousImages"
     out = np.empty((ROWS, 24, 32, 3), np.uint8)
     source.read(np.arange(ROWS), out)

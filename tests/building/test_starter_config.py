@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from linnaeus_jax.building.starter_config import choose_size, has_accelerator, s
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
 from linnaeus_jax.data.dataset import resolve_sources
+from linnaeus_jax.data.preprocessing import Preprocessing
 
 TASKS = ("taxa_L10", "taxa_L20", "taxa_L33_5", "taxa_L40")
 SOURCES = {"SPATIAL": ("spatial", 3), "TEMPORAL": ("temporal", 4), "ELEVATION": ("elevation_scales_100", 2)}
@@ -21,7 +23,10 @@ SOURCES = {"SPATIAL": ("spatial", 3), "TEMPORAL": ("temporal", 4), "ELEVATION": 
 @pytest.mark.parametrize("sides", ["file", "train"])
 def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, sides):
     sources = dict(list(SOURCES.items())[:known])
-    text = starter_config("data/mine", "mine", TASKS[:ranks], sources, img_size=48, picture_folder=folder, sides=sides)
+    how = Preprocessing((48, 48))
+    text = starter_config(
+        "data/mine", "mine", TASKS[:ranks], sources, preprocessing=how, picture_folder=folder, sides=sides
+    )
     path = tmp_path / "config.py"
     path.write_text(text)
     config, _ = load_config([f"--config={path}"])
@@ -40,7 +45,7 @@ def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, sides):
 @pytest.mark.parametrize("img_size", [48, 224])
 @pytest.mark.parametrize("accelerated", [False, True])
 def test_it_is_right_for_every_family(tmp_path, family, img_size, accelerated):
-    options = {"img_size": img_size, "picture_folder": "", "sides": "file"}
+    options: Any = {"preprocessing": Preprocessing((img_size, img_size)), "picture_folder": "", "sides": "file"}
     text = starter_config("mine", "mine", TASKS, {}, rows=9000, accelerated=accelerated, **options)
     (tmp_path / "config.py").write_text(text)
     config, _ = load_config([f"--config={tmp_path}/config.py", f"--config.model.type={family}"])

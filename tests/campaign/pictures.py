@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from linnaeus_jax.data.decoding import decode_image, image_size
+from linnaeus_jax.data.decoding import image_size
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.exif import observation_of
 from tests.campaign.case import Case, Outcome
 from tests.campaign.pictures_made import GENERATORS, damaged_ones
@@ -79,7 +80,7 @@ def _in_child(directory: Path) -> None:
     try:
         image_size(data)
         words = "refused"
-        decode_image(data, out)
+        Preprocessing(out.shape[:2]).decode(data, out)
         words = "read"
     except ValueError as error:
         words = f"{words}: {error}"

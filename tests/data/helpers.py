@@ -15,9 +15,11 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.data.images import FolderImages, ImageFiles
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import TrainingRows
 
 COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")  # in the order of the golden arrays
+SIDE_32 = Preprocessing((32, 32))
 MISSING_FILES = [3, 17, 40, 41, 123, 250, 399]
 
 
@@ -60,9 +62,11 @@ class Identifiers(list):
         return list(self)
 
 
-def folder_images(directory: Path, identifiers: Iterable[str], extension: str, **options: Any) -> FolderImages:
-    """The files of a directory at 32 pixels."""
-    return FolderImages(ImageFiles(directory, 32, Identifiers(identifiers), extension, **options))
+def folder_images(
+    directory: Path, identifiers: Iterable[str], extension: str, how: Preprocessing = SIDE_32, **options: Any
+) -> FolderImages:
+    """The files of a directory."""
+    return FolderImages(ImageFiles(directory, how, Identifiers(identifiers), extension, **options))
 
 
 def of_group(group: np.ndarray) -> TrainingRows:

@@ -18,12 +18,10 @@ from PIL import Image, ImageOps
 
 from linnaeus_jax.data.decoding import (
     MAX_PIXELS,
-    RESIZE_MODES,
-    decode_image,
     image_size,
     read_image,
-    resize_image,
 )
+from linnaeus_jax.data.preprocessing import RESIZE_MODES, Preprocessing
 from tests.data.helpers import golden_pixels
 from tests.npz import load_npz
 
@@ -250,18 +248,18 @@ def test_reduced_decode_has_at_least_what_is_wanted(height, width, high, wide, o
 def test_reduced_decode_looks_like_full_decode(mode, shape):
     data = encoded(smooth(*shape), "JPEG", quality=95)
     full, part = (np.empty((64, 64, 3), np.uint8) for _ in range(2))
-    decode_image(data, full, mode=mode, reduced=False)
-    decode_image(data, part, mode=mode)
+    Preprocessing(full.shape[:2], mode, reduced_decode=False).decode(data, full)
+    Preprocessing(part.shape[:2], mode).decode(data, part)
     assert 0 < np.abs(full.astype(int) - part).mean() < 2
 
 
 @pytest.mark.parametrize(("side", "how"), [(600, cv2.INTER_LINEAR), (1280, cv2.INTER_LINEAR), (768, cv2.INTER_AREA)])
 def test_a_small_rest_after_reduced_decoding_is_linear(side, how):
     data, out = encoded(smooth(side, side), "JPEG"), np.empty((128, 128, 3), np.uint8)
-    decode_image(data, out)
+    Preprocessing(out.shape[:2]).decode(data, out)
     part = read_image(data, (128, 128))
     np.testing.assert_array_equal(out, cv2.resize(part, (128, 128), interpolation=how))
-    decode_image(data, out, reduced=False)
+    Preprocessing(out.shape[:2], reduced_decode=False).decode(data, out)
     np.testing.assert_array_equal(out, cv2.resize(read_image(data), (128, 128), interpolation=cv2.INTER_AREA))
 
 
@@ -269,7 +267,7 @@ def test_what_was_not_reduced_keeps_the_area_rule():
     out = np.empty((64, 64, 3), np.uint8)
     for kind, side in (("PNG", 70), ("JPEG", 70)):
         data = encoded(smooth(side, side), kind)
-        decode_image(data, out)
+        Preprocessing(out.shape[:2]).decode(data, out)
         np.testing.assert_array_equal(out, cv2.resize(read_image(data), (64, 64), interpolation=cv2.INTER_AREA))
 
 
@@ -281,26 +279,26 @@ def test_golden_resize(fixtures, case):
     arrays = load_npz(fixtures / "data_resize.npz")
     image, want = arrays[f"in{case}"], arrays[f"out{case}"]
     out = np.empty_like(want)
-    resize_image(image, out)
+    Preprocessing(out.shape[:2]).resize(image, out)
     assert np.abs(out.astype(int) - want).max() <= 1
     decoded = np.empty_like(want)
-    decode_image(encoded(image), decoded)
+    Preprocessing(decoded.shape[:2]).decode(encoded(image), decoded)
     np.testing.assert_array_equal(decoded, out)
 
 
 def test_modes_of_pictures_that_are_not_square():
     wide = smooth(40, 60)
     out = np.empty((20, 20, 3), np.uint8)
-    resize_image(wide, out, "center_crop")
+    Preprocessing(out.shape[:2], "center_crop").resize(wide, out)
     np.testing.assert_array_equal(out, cv2.resize(wide[:, 10:50], (20, 20), interpolation=cv2.INTER_AREA))
-    resize_image(wide, out, "pad")
+    Preprocessing(out.shape[:2], "pad").resize(wide, out)
     np.testing.assert_array_equal(out[3:16], cv2.resize(wide, (20, 13), interpolation=cv2.INTER_AREA))
     assert not out[:3].any()
     assert not out[16:].any()
-    resize_image(wide, out, "squash")
+    Preprocessing(out.shape[:2], "squash").resize(wide, out)
     np.testing.assert_array_equal(out, cv2.resize(wide, (20, 20), interpolation=cv2.INTER_AREA))
-    with pytest.raises(ValueError, match="'stretch' is none of squash, center_crop, pad"):
-        resize_image(wide, out, "stretch")
+    with pytest.raises(ValueError, match="resize_mode = 'stretch' is none of squash, center_crop, pad"):
+        Preprocessing(out.shape[:2], "stretch").resize(wide, out)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -308,7 +306,7 @@ def test_modes_of_pictures_that_are_not_square():
 def test_resizing_keeps_a_plain_colour(height, width, side, mode):
     image = np.full((height, width, 3), (10, 200, 30), np.uint8)
     out = np.full((side, side, 3), 77, np.uint8)
-    resize_image(image, out, mode)
+    Preprocessing(out.shape[:2], mode).resize(image, out)
     coloured = (out == (10, 200, 30)).all(-1)
     assert (coloured | ~out.any(-1)).all()
     rows, columns = coloured.any(1), coloured.any(0)
@@ -323,7 +321,7 @@ def test_resizing_keeps_a_plain_colour(height, width, side, mode):
 def test_equal_size_is_copied(mode):
     image = golden_pixels(1)[0]
     out = np.empty_like(image)
-    decode_image(encoded(image), out, mode=mode)
+    Preprocessing(out.shape[:2], mode).decode(encoded(image), out)
     np.testing.assert_array_equal(out, image)
 
 

@@ -21,6 +21,7 @@ from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, SharingSource
 from linnaeus_jax.data.labels import LabelTable, read_identifiers, read_identifiers_digest
 from tests.building.samples import ROWS, pixels, replace, write_clean, write_folder
+from tests.data.helpers import SIDE_32
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "contiguous": {},
@@ -62,7 +63,7 @@ def damaged(path: Path, row: int, **options: Any) -> Path:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_changed_pixel_is_named_where_it_is_read(raw, labels, layout):
-    source = open_images(ImageFiles(damaged(raw, 9, **LAYOUTS[layout]), 32, range(ROWS)))
+    source = open_images(ImageFiles(damaged(raw, 9, **LAYOUTS[layout]), SIDE_32, range(ROWS)))
     raw_source = open_pictures(raw, labels, None)
     out = np.empty((3, 24, 32, 3), np.uint8)
     assert raw_source.read(np.array([8, 10, 8]), out).all()
@@ -103,13 +104,13 @@ def test_checksums_that_do_not_fit(raw, labels):
 def test_pictures_of_other_labels_are_refused(raw, labels, tmp_path, form):
     if form == "packed":
         pack(labels, write_folder(tmp_path / "folder"), raw, PackOptions(force=True))
-    assert len(open_images(ImageFiles(raw, 32, table_of(labels)))) == ROWS
+    assert len(open_images(ImageFiles(raw, SIDE_32, table_of(labels)))) == ROWS
     other = write_clean(tmp_path / "other.h5")
     with h5py.File(other, "r+") as file:
         replace(file, "img_identifiers", file["img_identifiers"][:][::-1])
     message = r"images\.h5 belongs to other identifiers, or another order of them, than those of .*other\.h5"
     with pytest.raises(ValueError, match=message):
-        open_images(ImageFiles(raw, 32, table_of(other)))
+        open_images(ImageFiles(raw, SIDE_32, table_of(other)))
     with pytest.raises(UserError, match=message):
         open_pictures(raw, other, None)
     with pytest.raises(UserError, match=message):
@@ -123,7 +124,7 @@ def test_files_that_say_nothing_are_accepted_and_named(labels, tmp_path, caplog)
     with h5py.File(tmp_path / "images.h5", "w") as file:
         file["images"] = pixels()
     with caplog.at_level("INFO"):
-        open_images(ImageFiles(tmp_path / "images.h5", 32, table_of(labels)))
+        open_images(ImageFiles(tmp_path / "images.h5", SIDE_32, table_of(labels)))
     assert "no digest of identifiers: that its rows are those of" in caplog.text
     assert "no checksums of its pictures" in caplog.text
     found = verify_labels(labels, pictures=PictureChecks(tmp_path / "images.h5"))

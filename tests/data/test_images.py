@@ -15,14 +15,22 @@ import pytest
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.decoding import resize_image
 from linnaeus_jax.data.h5_direct import ChunkedImages, ContiguousImages, WholeChunkImages
 from linnaeus_jax.data.h5_images import H5Images, PackedImages
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ImageReadError, ResizedImages, image_path
 from linnaeus_jax.data.labels import read_identifiers
+from linnaeus_jax.data.preprocessing import Preprocessing
 from tests.conftest import FIXTURES
-from tests.data.helpers import MISSING_FILES, folder_images, golden_pixels, golden_settings, unpack_folder, write_packed
+from tests.data.helpers import (
+    MISSING_FILES,
+    SIDE_32,
+    folder_images,
+    golden_pixels,
+    golden_settings,
+    unpack_folder,
+    write_packed,
+)
 
 ROWS = np.array([31, 0, 7, 7, 39])
 LAYOUTS: dict[str, tuple[dict[str, Any], type]] = {
@@ -53,7 +61,7 @@ def identifiers():
 
 
 def test_golden_images(fixtures):
-    source = open_images(ImageFiles(fixtures / "data_images.h5", 32, range(400)))
+    source = open_images(ImageFiles(fixtures / "data_images.h5", SIDE_32, range(400)))
     out, ok = read(source, np.arange(400))
     np.testing.assert_array_equal(out, golden_pixels())
     assert ok.all()
@@ -64,7 +72,7 @@ def test_every_layout_gives_the_same_pixels(tmp_path, layout):
     options, expected = LAYOUTS[layout]
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file.create_dataset("images", data=golden_pixels(40), **options)
-    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
+    source = open_images(ImageFiles(tmp_path / "i.h5", SIDE_32))
     assert type(source) is expected
     for one in (source, pickle.loads(pickle.dumps(source))):
         out, ok = read(one)
@@ -82,7 +90,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path, layout):
     path = tmp_path / "i.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("images", data=golden_pixels(40), **LAYOUTS[layout][0])
-    source = open_images(ImageFiles(path, 32))
+    source = open_images(ImageFiles(path, SIDE_32))
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(OSError, match=rf"{path}(: the file ends after| cannot be read)"):
         read(source, np.arange(40))
@@ -90,7 +98,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path, layout):
 
 def test_a_packed_file_that_is_cut_while_it_is_read_is_named(tmp_path):
     path = write_packed(tmp_path / "i.h5", golden_pixels(4))
-    source = open_images(ImageFiles(path, 32))
+    source = open_images(ImageFiles(path, SIDE_32))
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(ImageReadError, match=r"row 3: .*the file ends after"):
         read(source, [3])
@@ -99,7 +107,7 @@ def test_a_packed_file_that_is_cut_while_it_is_read_is_named(tmp_path):
 def test_a_deleted_file_is_read_on(tmp_path):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file["images"] = golden_pixels(40)
-    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
+    source = open_images(ImageFiles(tmp_path / "i.h5", SIDE_32))
     (tmp_path / "i.h5").unlink()
     np.testing.assert_array_equal(read(source)[0], golden_pixels(40)[ROWS])
 
@@ -108,14 +116,14 @@ def test_a_shifted_file_is_not_read_past_hdf5(tmp_path):
     """Behind a user block the offsets that HDF5 reports start elsewhere."""
     with h5py.File(tmp_path / "i.h5", "w", userblock_size=512) as file:
         file["images"] = golden_pixels(40)
-    np.testing.assert_array_equal(read(open_images(ImageFiles(tmp_path / "i.h5", 32)))[0], golden_pixels(40)[ROWS])
+    np.testing.assert_array_equal(read(open_images(ImageFiles(tmp_path / "i.h5", SIDE_32)))[0], golden_pixels(40)[ROWS])
 
 
 def test_chunks_never_written_are_zero(tmp_path):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         images = file.create_dataset("images", (40, 32, 32, 3), np.uint8, chunks=(1, 32, 32, 3))
         images[:10] = golden_pixels(10)
-    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
+    source = open_images(ImageFiles(tmp_path / "i.h5", SIDE_32))
     assert isinstance(source, ChunkedImages)
     out, _ = read(source, [3, 20])
     np.testing.assert_array_equal(out[0], golden_pixels(10)[3])
@@ -126,7 +134,7 @@ def test_chunks_that_no_filter_went_over_are_read_as_they_are(tmp_path):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         images = file.create_dataset("images", data=golden_pixels(3), compression="gzip", chunks=(1, 32, 32, 3))
         images.id.write_direct_chunk((1, 0, 0, 0), golden_pixels(20)[19].tobytes(), filter_mask=1)
-    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
+    source = open_images(ImageFiles(tmp_path / "i.h5", SIDE_32))
     assert isinstance(source, ChunkedImages)
     np.testing.assert_array_equal(read(source, [2, 1, 0])[0], golden_pixels(20)[[2, 19, 0]])
 
@@ -138,7 +146,7 @@ def test_a_damaged_chunk_is_named(tmp_path):
     with open(tmp_path / "i.h5", "r+b") as raw:
         raw.seek(chunk.byte_offset)
         raw.write(b"\xff" * chunk.size)
-    source = open_images(ImageFiles(tmp_path / "i.h5", 32))
+    source = open_images(ImageFiles(tmp_path / "i.h5", SIDE_32))
     np.testing.assert_array_equal(read(source, [9, 15])[0], golden_pixels(40)[[9, 15]])
     with pytest.raises(OSError, match=r"i\.h5: the chunk of images 10\.\.14 is damaged .*copy or build"):
         read(source, [9, 12])
@@ -148,7 +156,7 @@ def test_a_damaged_chunk_is_named(tmp_path):
 def test_threads_share_a_source(tmp_path, layout):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file.create_dataset("images", data=golden_pixels(40), **LAYOUTS[layout][0])
-    source, wrong = open_images(ImageFiles(tmp_path / "i.h5", 32)), []
+    source, wrong = open_images(ImageFiles(tmp_path / "i.h5", SIDE_32)), []
 
     def work(seed):
         for rows in np.random.default_rng(seed).integers(0, 40, (20, 6)):
@@ -164,12 +172,12 @@ def test_threads_share_a_source(tmp_path, layout):
 
 
 def test_packed_png_is_exact_and_jpeg_is_near(tmp_path):
-    exact = open_images(ImageFiles(write_packed(tmp_path / "png.h5", golden_pixels(40)), 32, range(40)))
+    exact = open_images(ImageFiles(write_packed(tmp_path / "png.h5", golden_pixels(40)), SIDE_32, range(40)))
     assert isinstance(exact, PackedImages)
     for source in (exact, pickle.loads(pickle.dumps(exact))):
         np.testing.assert_array_equal(read(source)[0], golden_pixels(40)[ROWS])
     smooth = np.stack([cv2.resize(image[:2, :2], (32, 32)) for image in golden_pixels(40)])
-    near = open_images(ImageFiles(write_packed(tmp_path / "jpg.h5", smooth, ".jpg"), 32))
+    near = open_images(ImageFiles(write_packed(tmp_path / "jpg.h5", smooth, ".jpg"), SIDE_32))
     assert np.abs(read(near)[0].astype(int) - smooth[ROWS]).mean() < 3
 
 
@@ -220,13 +228,13 @@ def test_extension_rules():
 def test_stored_images_are_resized(tmp_path):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file["images"] = golden_pixels(40)
-    source = open_images(ImageFiles(tmp_path / "i.h5", 16))
+    source = open_images(ImageFiles(tmp_path / "i.h5", Preprocessing((16, 16))))
     assert isinstance(source, ResizedImages)
     want = np.empty((len(ROWS), 16, 16, 3), np.uint8)
     for image, target in zip(golden_pixels(40)[ROWS], want):
-        resize_image(image, target)
+        Preprocessing((16, 16)).resize(image, target)
     np.testing.assert_array_equal(read(source)[0], want)
-    packed = open_images(ImageFiles(write_packed(tmp_path / "p.h5", golden_pixels(40)), 16))
+    packed = open_images(ImageFiles(write_packed(tmp_path / "p.h5", golden_pixels(40)), Preprocessing((16, 16))))
     np.testing.assert_array_equal(read(packed)[0], want)
 
 
@@ -236,7 +244,7 @@ def test_stored_images_are_resized(tmp_path):
 def test_unusable_image_files(tmp_path, folder):
     path = tmp_path / "i.h5"
     with pytest.raises(FileNotFoundError, match=r"data\.h5\.\*images_path"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
     with pytest.raises(FileNotFoundError, match=r"data\.hybrid\.images_dir"):
         folder_images(tmp_path / "nowhere", ["a"], ".png")
 
@@ -247,18 +255,18 @@ def test_unusable_image_files(tmp_path, folder):
 
     write(pictures=golden_pixels(4))
     with pytest.raises(KeyError, match=r"no dataset 'images' .*pictures"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
     for wrong in (golden_pixels(4).astype(np.float32), golden_pixels(4)[..., :1], golden_pixels(4)[0]):
         write(images=wrong)
         with pytest.raises(ValueError, match=r"images are uint8 \(N, H, W, 3\)"):
-            open_images(ImageFiles(path, 32))
+            open_images(ImageFiles(path, SIDE_32))
     write(images=golden_pixels(4))
     with pytest.raises(ValueError, match="4 images, but its labels file has 5 rows"):
-        open_images(ImageFiles(path, 32, range(5)))
+        open_images(ImageFiles(path, SIDE_32, range(5)))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(OSError, match="copy or build it again"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
 
 
 @pytest.mark.parametrize(
@@ -274,14 +282,14 @@ def test_unusable_packed_files(tmp_path, data, offsets, message):
     with h5py.File(tmp_path / "p.h5", "w") as file:
         file["image_bytes"], file["image_offsets"] = data, offsets
     with pytest.raises(ValueError, match=message):
-        open_images(ImageFiles(tmp_path / "p.h5", 32))
+        open_images(ImageFiles(tmp_path / "p.h5", SIDE_32))
 
 
 def test_packed_files_need_offsets(tmp_path):
     with h5py.File(tmp_path / "p.h5", "w") as file:
         file["image_bytes"] = np.zeros(9, np.uint8)
     with pytest.raises(KeyError, match="needs 'image_offsets'"):
-        open_images(ImageFiles(tmp_path / "p.h5", 32))
+        open_images(ImageFiles(tmp_path / "p.h5", SIDE_32))
 
 
 def test_identifiers_lead_below_the_folder_alone(tmp_path):
@@ -299,7 +307,7 @@ def test_values_outside_of_hdf5_are_not_read(tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(range(256)) * 12)
     for name, shape, open_it in (
-        ("images", (1, 32, 32, 3), lambda path: open_images(ImageFiles(path, 32))),
+        ("images", (1, 32, 32, 3), lambda path: open_images(ImageFiles(path, SIDE_32))),
         ("img_identifiers", (2,), lambda path: read_identifiers(str(path))),
     ):
         path = tmp_path / f"{name}.h5"

@@ -21,7 +21,8 @@ from linnaeus_jax.data.h5_images import H5Images, JoinedImages, PackedImages
 from linnaeus_jax.data.h5_parts import Part, Runs
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ImageSource
-from tests.data.helpers import folder_images, golden_pixels, write_packed
+from linnaeus_jax.data.preprocessing import Preprocessing
+from tests.data.helpers import SIDE_32, folder_images, golden_pixels, write_packed
 
 PIXELS = golden_pixels(40)
 #: (part, first row, end) of the runs of a merged file: one part with a row left out
@@ -76,7 +77,7 @@ def test_parts_are_read_as_one(tmp_path, monkeypatch, options, readers):
     write_parts(tmp_path / "parts", options)
     merge(tmp_path / "merged.h5")
     monkeypatch.chdir("/")
-    source = open_images(ImageFiles(tmp_path / "merged.h5", 32, range(len(MERGED))))
+    source = open_images(ImageFiles(tmp_path / "merged.h5", SIDE_32, range(len(MERGED))))
     assert isinstance(source, JoinedImages)
     assert tuple(type(part) for part in source.parts) == readers
     for one in (source, pickle.loads(pickle.dumps(source))):
@@ -95,7 +96,7 @@ def test_the_whole_folder_may_move(tmp_path):
     merge(tmp_path / "here" / "merged.h5")
     shutil.move(tmp_path / "here", tmp_path / "there")
     np.testing.assert_array_equal(
-        read(open_images(ImageFiles(tmp_path / "there" / "merged.h5", 32))), PIXELS[MERGED[ROWS]]
+        read(open_images(ImageFiles(tmp_path / "there" / "merged.h5", SIDE_32))), PIXELS[MERGED[ROWS]]
     )
 
 
@@ -103,7 +104,7 @@ def test_a_part_may_be_merged_itself(tmp_path):
     write_parts(tmp_path / "parts")
     merge(tmp_path / "part_0.h5", ((0, 0, 15),))
     merge(tmp_path / "all.h5", ((0, 3, 15), (0, 0, 3)), folder=".")
-    source = open_images(ImageFiles(tmp_path / "all.h5", 32))
+    source = open_images(ImageFiles(tmp_path / "all.h5", SIDE_32))
     np.testing.assert_array_equal(read(source, range(15)), PIXELS[[*range(3, 15), *range(3)]])
     assert isinstance(source, JoinedImages)
 
@@ -113,21 +114,21 @@ def test_what_h5py_would_give_as_zeros_is_an_error(tmp_path):
     path = merge(tmp_path / "merged.h5")
     (tmp_path / "parts" / "part_1.h5").rename(tmp_path / "away.h5")
     with pytest.raises(FileNotFoundError, match=r"merged\.h5: its part parts/part_1\.h5 is missing; put it back at"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
     with h5py.File(tmp_path / "parts" / "part_1.h5", "w") as file:
         file["images"] = PIXELS[:8]
     with pytest.raises(ValueError, match=r"its part .*part_1\.h5 holds 8 rows of the 13 that it takes from it"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
     with h5py.File(tmp_path / "parts" / "part_1.h5", "w") as file:
         file["pictures"] = PIXELS[:8]
     with pytest.raises(KeyError, match=r"part_1\.h5 has no dataset 'images' .*pictures"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
     (tmp_path / "parts" / "part_1.h5").write_bytes((tmp_path / "away.h5").read_bytes()[:2000])
     with pytest.raises(OSError, match=r"part_1\.h5: not a complete HDF5 file"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
     merge(path, ((0, 0, 15), (2, 0, 14)), rows=35)
     with pytest.raises(ValueError, match=r"rows 29\.\.34 of '/images' are in none of its parts"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
 
 
 def test_rows_that_are_not_consecutive_are_read_by_h5py(tmp_path):
@@ -138,12 +139,12 @@ def test_rows_that_are_not_consecutive_are_read_by_h5py(tmp_path):
         layout[number : number + 26 : 2] = source[:13]
     with h5py.File(tmp_path / "m.h5", "w") as file:
         file.create_virtual_dataset("images", layout)
-    images = open_images(ImageFiles(tmp_path / "m.h5", 32))
+    images = open_images(ImageFiles(tmp_path / "m.h5", SIDE_32))
     assert isinstance(images, H5Images)
     np.testing.assert_array_equal(read(images, [0, 1, 4, 5]), PIXELS[[0, 15, 2, 17]])
     (tmp_path / "parts" / "part_1.h5").unlink()
     with pytest.raises(FileNotFoundError, match="is missing"):
-        open_images(ImageFiles(tmp_path / "m.h5", 32))
+        open_images(ImageFiles(tmp_path / "m.h5", SIDE_32))
 
 
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -189,13 +190,13 @@ def merge_packed(path: Path, pieces: int = 1) -> Path:
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_packed_parts_are_read_as_one(tmp_path, pieces):
     path = merge_packed(tmp_path / "merged.h5", pieces)
-    source = open_images(ImageFiles(path, 32, range(39)))
+    source = open_images(ImageFiles(path, SIDE_32, range(39)))
     assert isinstance(source, PackedImages)
     for one in (source, pickle.loads(pickle.dumps(source))):
         np.testing.assert_array_equal(read(one, range(39)), PIXELS[MERGED])
     (tmp_path / "packed_2.h5").unlink()
     with pytest.raises(FileNotFoundError, match=r"its part packed_2\.h5 is missing"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
 
 
 def test_offsets_may_be_virtual(tmp_path):
@@ -207,10 +208,10 @@ def test_offsets_may_be_virtual(tmp_path):
             layout = h5py.VirtualLayout((length,), kind)
             layout[:] = h5py.VirtualSource("packed.h5", name, (length,))
             file.create_virtual_dataset(name, layout)
-    np.testing.assert_array_equal(read(open_images(ImageFiles(tmp_path / "merged.h5", 32))), PIXELS[ROWS])
+    np.testing.assert_array_equal(read(open_images(ImageFiles(tmp_path / "merged.h5", SIDE_32))), PIXELS[ROWS])
     packed.unlink()
     with pytest.raises(FileNotFoundError, match="is missing"):
-        open_images(ImageFiles(tmp_path / "merged.h5", 32))
+        open_images(ImageFiles(tmp_path / "merged.h5", SIDE_32))
 
 
 def test_packed_parts_must_be_contiguous(tmp_path):
@@ -220,7 +221,7 @@ def test_packed_parts_must_be_contiguous(tmp_path):
         del file["image_bytes"]
         file.create_dataset("image_bytes", data=stored, compression="gzip")
     with pytest.raises(ValueError, match="must be contiguous uint8"):
-        open_images(ImageFiles(path, 32))
+        open_images(ImageFiles(path, SIDE_32))
 
 
 # ---- every form of storage -------------------------------------------------------------------------------------------
@@ -240,13 +241,13 @@ def stored_forms(folder: Path, images: np.ndarray) -> dict[str, ImageSource]:
         path = folder / f"{name}.h5"
         with h5py.File(path, "w") as file:
             file.create_dataset("images", data=images, **options)
-        forms[name] = open_images(ImageFiles(path, side))
+        forms[name] = open_images(ImageFiles(path, Preprocessing((side, side))))
     pictures = folder / "pictures"
     pictures.mkdir()
     for row, image in enumerate(images):
         cv2.imwrite(str(pictures / f"{row}.png"), image[..., ::-1])
     forms["folder"] = folder_images(pictures, [str(row) for row in range(count)], ".png")
-    forms["packed"] = open_images(ImageFiles(write_packed(folder / "packed.h5", images), side))
+    forms["packed"] = open_images(ImageFiles(write_packed(folder / "packed.h5", images), Preprocessing((side, side))))
     layout, cuts = h5py.VirtualLayout(images.shape, np.uint8), (0, count // 3, count // 2, count)
     for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
         with h5py.File(folder / f"{number}.h5", "w") as file:
@@ -254,7 +255,7 @@ def stored_forms(folder: Path, images: np.ndarray) -> dict[str, ImageSource]:
         layout[start:stop] = h5py.VirtualSource(f"{number}.h5", "images", (stop - start, *images.shape[1:]))
     with h5py.File(folder / "virtual.h5", "w") as file:
         file.create_virtual_dataset("images", layout)
-    forms["three parts"] = open_images(ImageFiles(folder / "virtual.h5", side))
+    forms["three parts"] = open_images(ImageFiles(folder / "virtual.h5", Preprocessing((side, side))))
     return forms
 
 
@@ -277,20 +278,20 @@ def test_jpeg_in_a_folder_and_packed_give_the_same_pixels(tmp_path, mode, reduce
     with h5py.File(tmp_path / "packed.h5", "w") as file:
         file["image_bytes"] = np.concatenate(encoded)
         file["image_offsets"] = np.cumsum([0] + [len(data) for data in encoded])
-    keys: dict[str, Any] = {"resize_mode": mode, "reduced_decode": reduced}
-    folder = folder_images(tmp_path, [str(row) for row in range(12)], ".jpg", **keys)
-    packed = open_images(ImageFiles(tmp_path / "packed.h5", 32, **keys))
+    how = Preprocessing((32, 32), mode, reduced_decode=reduced)
+    folder = folder_images(tmp_path, [str(row) for row in range(12)], ".jpg", how)
+    packed = open_images(ImageFiles(tmp_path / "packed.h5", how))
     rows = np.arange(12)[::-1]
     np.testing.assert_array_equal(read(folder, rows), read(packed, rows))
 
 
 @pytest.mark.parametrize("mode", ["center_crop", "pad"])
 def test_stored_pictures_of_another_size_follow_the_mode(tmp_path, mode):
-    wide = np.repeat(golden_pixels(4), 2, axis=2)
+    wide, how = np.repeat(golden_pixels(4), 2, axis=2), Preprocessing((16, 16), mode)
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file["images"] = wide
-    packed = open_images(ImageFiles(write_packed(tmp_path / "p.h5", wide), 16, resize_mode=mode))
-    raw = open_images(ImageFiles(tmp_path / "i.h5", 16, resize_mode=mode))
+    packed = open_images(ImageFiles(write_packed(tmp_path / "p.h5", wide), how))
+    raw = open_images(ImageFiles(tmp_path / "i.h5", how))
     np.testing.assert_array_equal(read(raw, range(4)), read(packed, range(4)))
     borders = read(raw, range(4))[:, :4]
     assert borders.any() == (mode == "center_crop")

@@ -28,9 +28,10 @@ from linnaeus_jax.data.images import ImageFiles, ImageReadError, ResizedImages
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import SamplerSettings
 from tests.conftest import FIXTURES
-from tests.data.helpers import MISSING_FILES, folder_images, golden_pixels, of_group, unpack_folder
+from tests.data.helpers import MISSING_FILES, SIDE_32, folder_images, golden_pixels, of_group, unpack_folder
 
 COUNT = 60  # images in the file
 ROWS = np.random.default_rng(5).permutation(COUNT)[:50]  # a split of 50 rows
@@ -47,7 +48,7 @@ def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("images") / "images.h5"
     with h5py.File(path, "w") as file:
         file["images"] = golden_pixels(COUNT)
-    return open_images(ImageFiles(path, 32))
+    return open_images(ImageFiles(path, SIDE_32))
 
 
 def plans(epochs=3, process=(0, 1), **settings):
@@ -83,7 +84,10 @@ def assert_same(one, two):
 def test_a_chunk_of_several_images_is_unpacked_once_for_a_batch(source, tmp_path, monkeypatch, threads, size):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file.create_dataset("images", data=golden_pixels(COUNT), compression="gzip", chunks=(5, 32, 32, 3))
-    chunked, unpack = open_images(ImageFiles(tmp_path / "i.h5", size)), mock.Mock(wraps=zlib.decompress)
+    chunked, unpack = (
+        open_images(ImageFiles(tmp_path / "i.h5", Preprocessing((size, size)))),
+        mock.Mock(wraps=zlib.decompress),
+    )
     monkeypatch.setattr(zlib, "decompress", unpack)
     rows = np.random.default_rng(2).permutation(COUNT)[:40]
     plain = source if size == 32 else ResizedImages(source, size)
@@ -426,7 +430,7 @@ if __name__ == "__main__":
     rows = np.arange(32)
     settings = SamplerSettings(batch_size=8, mix_block=2)
     plans = PlanSequence({"": TrainingRows(rows[:, None], rows % 2)}, [""] * 100, settings, seed=0)
-    images = open_images(ImageFiles(Path(sys.argv[1]), 32))
+    images = open_images(ImageFiles(Path(sys.argv[1]), SIDE_32))
     loader = TrainLoader({"label": rows[:, None]}, rows, images, plans, ReadSettings(worker_processes=2))
     next(loader), next(loader)  # both have started
     children = multiprocessing.active_children()

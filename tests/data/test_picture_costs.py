@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from linnaeus_jax.data import picture_costs
-from linnaeus_jax.data.decoding import TooCostly, decode_image, image_size, open_header, read_image
+from linnaeus_jax.data.decoding import TooCostly, image_size, open_header, read_image
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.exif import observation_of
 from tests.campaign.pictures_made import after_start, chunk, encoded, jpeg_of_scans, png_with, tiff, tile_of
 
@@ -80,7 +81,7 @@ def test_refused_by_its_structure(name):
     """Before anything is decoded, at once, by every door."""
     data, words = COSTLY[name]
     started = time.process_time()
-    for door in (image_size, read_image, open_header, lambda raw: decode_image(raw, np.empty((8, 8, 3), np.uint8))):
+    for door in (image_size, read_image, open_header, Preprocessing((8, 8)).decode):
         with pytest.raises(TooCostly, match=words) as refused:
             door(data)
         assert "\n" not in str(refused.value)

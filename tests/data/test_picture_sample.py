@@ -9,6 +9,7 @@ import pytest
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ResizedImages
 from linnaeus_jax.data.picture_sample import ROWS, picture_sample, sample_differences, sampled_rows
+from linnaeus_jax.data.preprocessing import Preprocessing
 from tests.building.samples import ROWS as PICTURES
 from tests.building.samples import encoded, identifiers, pixels, write_folder, write_packed
 from tests.data.helpers import folder_images
@@ -27,9 +28,9 @@ def test_sampled_rows(count):
 
 def test_encoded_pictures_are_the_same_in_a_folder_and_packed(tmp_path):
     folder = write_folder(tmp_path / "folder")
-    packed = open_images(ImageFiles(write_packed(tmp_path / "packed.h5", encoded()), 32))
+    packed = open_images(ImageFiles(write_packed(tmp_path / "packed.h5", encoded()), Preprocessing((32, 32))))
     sample = picture_sample(packed, TRAINED)
-    in_folder = picture_sample(folder_images(folder, identifiers(), "", resize_mode="pad"), TRAINED)
+    in_folder = picture_sample(folder_images(folder, identifiers(), "", Preprocessing((32, 32), "pad")), TRAINED)
     assert sample == in_folder
     assert sample["rows"] == np.sort(TRAINED).tolist()
     assert len(set(sample["digests"])) == 40
@@ -47,7 +48,9 @@ def test_raw_pictures_are_the_same_in_every_layout_and_at_every_size(tmp_path):
     for name, options in (("a", {}), ("b", {"chunks": (7, 24, 32, 3), "compression": "gzip"}), ("c", {"chunks": True})):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file.create_dataset("images", data=pixels(), **options)
-        source = open_images(ImageFiles(tmp_path / f"{name}.h5", 16, resize_mode="pad" if options else "squash"))
+        source = open_images(
+            ImageFiles(tmp_path / f"{name}.h5", Preprocessing((16, 16), "pad" if options else "squash"))
+        )
         assert isinstance(source, ResizedImages)
         samples.append(picture_sample(source, TRAINED))
     assert samples[0] == samples[1] == samples[2]

@@ -10,6 +10,7 @@ from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.h5_images import ContiguousImages
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.demo import generate
 from tests.data.helpers import small_config
 
@@ -39,7 +40,7 @@ def test_files_of_the_data_room(made):
     missing = 1 - table.meta_valid.mean(axis=0)
     np.testing.assert_allclose(missing, [summary.missing[name] for name in generate.COMPONENTS], atol=1e-9)
     assert int((table.taxon[:, 0] > 0).sum()) == summary.rows_with_species
-    images = open_images(ImageFiles(summary.images_path, 32, range(ROWS)))
+    images = open_images(ImageFiles(summary.images_path, Preprocessing((32, 32)), range(ROWS)))
     assert isinstance(images, ContiguousImages)
     out = np.empty((ROWS, 32, 32, 3), np.uint8)
     images.read(np.arange(ROWS), out)

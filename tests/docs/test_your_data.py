@@ -11,7 +11,7 @@ import pytest
 
 from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS
 from linnaeus_jax.building.rows import REASONS
-from linnaeus_jax.data.decoding import RESIZE_MODES
+from linnaeus_jax.data.preprocessing import RESIZE_MODES
 from tests.docs.commands import run
 from tests.docs.pages import DOCS, blocks
 

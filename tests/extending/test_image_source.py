@@ -16,6 +16,7 @@ from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.run.inputs import build_inputs
 from tests.extending.common import EXAMPLES, train_resume_evaluate
 from tests.tiny import tiny_config, write_tiny_data
@@ -90,4 +91,4 @@ def test_what_is_refused(archive):
         config_with(archive, directory="large")
     config_with(archive)
     with pytest.raises(ValueError, match=r"data\.h5\.images_path = 'tar' is unknown; choose one of folder, h5, zip"):
-        open_images(ImageFiles(archive, 32), "tar")
+        open_images(ImageFiles(archive, Preprocessing((32, 32))), "tar")

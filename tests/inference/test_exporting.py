@@ -128,6 +128,10 @@ def test_the_other_files(bundle, tmp_path, capsys):
 def test_pictures_are_resized_as_the_model_wants():
     for preprocessing, words in (
         (Preprocessing((16, 16), "center_crop"), "ImageOps.fit(picture, (16, 16), Image.Resampling.BOX)"),
+        (
+            Preprocessing((16, 16), "center_crop", "bicubic", crop_fraction=0.75),
+            "ImageOps.fit(picture, (16, 16), Image.Resampling.BICUBIC, 0.125)",
+        ),
         (Preprocessing((16, 24), "pad"), "ImageOps.pad(picture, (24, 16), Image.Resampling.BOX)"),
         (Preprocessing((8, 8), interpolation="bicubic"), "picture.resize((8, 8), Image.Resampling.BICUBIC)"),
     ):

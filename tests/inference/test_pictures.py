@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linnaeus_jax.data.decoding import resize_image
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.pictures import PictureError, read_picture
 from tests.npz import load_npz
@@ -69,12 +68,6 @@ def test_arrays_and_images_of_all_modes():
     np.testing.assert_array_equal(read_picture(high, preprocessing)[..., 1], gray)
 
 
-def test_the_resizing_is_that_of_training(model, bundle, pictures):
-    out = np.empty((32, 32, 3), np.uint8)
-    resize_image(pictures.pixels[0], out, "squash")
-    np.testing.assert_array_equal(model.read(pictures.pixels[:1])[0], out)
-
-
 @pytest.mark.parametrize(
     ("picture", "message"),
     [
@@ -95,10 +88,3 @@ def test_what_is_no_picture(model, picture, message):
         read_picture(picture, Preprocessing((8, 8)))
     with pytest.raises(PictureError, match=f"^(/.*|picture 1): .*{message}"):
         model.read([NOISE, picture])
-
-
-def test_what_is_no_preprocessing():
-    with pytest.raises(ValueError, match="cannot be resized by 'bilinear' and 'pad'"):
-        Preprocessing((8, 8), resize_mode="pad", interpolation="bilinear")
-    with pytest.raises(ValueError, match="cannot be resized by 'lanczos'"):
-        Preprocessing((8, 8), interpolation="lanczos")

@@ -9,6 +9,7 @@ import pytest
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import Sampler, SamplerSettings
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.mistakes import InputError
@@ -75,7 +76,7 @@ def test_mistakes_and_the_world_are_told_in_one_line(build, tmp_path, monkeypatc
 def test_what_a_plugin_raises_is_told_under_its_name(tmp_path, monkeypatch):
     monkeypatch.setitem(IMAGE_SOURCES.entries, "tar", failing(KeyError("no index")))
     with pytest.raises(InputError, match=r"^data\.image_sources\.tar: 'no index'$"):
-        open_images(ImageFiles(tmp_path, 32), "tar")
+        open_images(ImageFiles(tmp_path, Preprocessing((32, 32))), "tar")
 
     class Choosy(Sampler):
         def __init__(self) -> None:

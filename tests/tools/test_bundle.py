@@ -126,7 +126,7 @@ def test_a_moved_bundle_answers_as_the_run_does(tmp_path, capsys):
     evaluation = evaluate(loaded, masks, logits=True)
     split = loaded.dataset.val
     pixels = np.empty((len(split), 32, 32, 3), np.uint8)
-    source = open_split(loaded.experiment.config.data, split)
+    source = open_split(loaded.experiment.config, split)
     source.read(split.rows, pixels)
     valid = {name: split.meta_valid & masks[phase] for name, phase in phases.items()}
     assert not split.meta_valid.all()  # some are unknown
