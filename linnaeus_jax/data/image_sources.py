@@ -12,14 +12,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 from ml_collections import ConfigDict
 
 from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.image_checks import MisalignedError, misaligned, stored_identifiers_digest
-from linnaeus_jax.data.images import ImageFiles, ImageSource, ResizedImages, ResizedSharing, SharingSource
+from linnaeus_jax.data.images import (
+    EncodedImages,
+    ImageFiles,
+    ImageSource,
+    ResizedImages,
+    ResizedSharing,
+    SharingSource,
+)
 from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.data.labels_file import attribute, open_labels, text_of
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.mistakes import InputError
@@ -96,3 +105,38 @@ def open_split(config: ConfigDict, split: Split, cache: ImageCache | None = None
     )
     options = {name: data.image_sources[kind][name] for name in IMAGE_SOURCES.options(kind)}
     return open_images(files, kind, options)
+
+
+def other_resizing(labels: str, source: ImageSource, how: Preprocessing) -> str:
+    """What must be known where raw pictures were made square in another way than `how` says, or would have a part cut
+    out twice; "" for nothing, and where their labels file does not say how they were made.
+
+    Raises:
+      InputError: no labels file, or a damaged one.
+    """
+    if isinstance(source, EncodedImages):
+        return ""
+    with open_labels(labels) as file:
+        group = file.get("metadata/image_processing")
+        if not isinstance(group, h5py.Group) or text_of(attribute(group, "form", "")) != "raw":
+            return ""
+        size = attribute(group, "size", 0)
+        mode, interpolation = attribute(group, "resize_mode", ""), attribute(group, "interpolation", "area")
+        share = attribute(group, "crop_fraction", 1.0)
+    try:
+        side = int(size)
+        stored = Preprocessing((side, side), text_of(mode), text_of(interpolation), crop_fraction=float(share))
+    except (TypeError, ValueError):  # the words of another program
+        return ""
+    if stored.resizing != how.resizing:
+        return (
+            f"{labels}: its pictures were made square by {stored.resizing}, but the model is to see pictures by "
+            f"{how.resizing}, as new ones will be; set data.resize_mode, data.interpolation and data.crop_fraction as "
+            "the data set was built, or build it again"
+        )
+    if stored.crop_fraction != 1 and stored.size != how.size:
+        return (
+            f"{labels}: of its pictures of {stored.size[0]} pixels the borders are cut off already, and for "
+            f"{how.size[0]} pixels they are cut off again; build the data set again with --size {how.size[0]}"
+        )
+    return ""

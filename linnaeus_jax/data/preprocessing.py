@@ -31,6 +31,16 @@ PILLOW_FILTERS = {
 INTERPOLATIONS = ("area", *PILLOW_FILTERS)
 #: least share of the shorter side that is kept, since the whole picture is enlarged as much
 LEAST_CROP = 0.25
+#: keys of the configuration that `Preprocessing.from_config` reads
+KEYS = (
+    "data.img_size",
+    "data.resize_mode",
+    "data.interpolation",
+    "data.crop_fraction",
+    "data.reduced_decode",
+    "aug.mean",
+    "aug.std",
+)
 #: how many times a JPEG decoded at reduced scale may shrink by linear interpolation: the inverse DCT has averaged its
 #: pixels already, and up to here it is as near to the area of the whole picture, in a fifth of the time
 LINEAR_UP_TO = 1.25

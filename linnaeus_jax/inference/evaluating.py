@@ -3,6 +3,7 @@ their name, metadata by the names of their columns. Taxa that the model does not
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.building.pictures import open_pictures
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import read_image
+from linnaeus_jax.data.image_sources import other_resizing
 from linnaeus_jax.data.images import EncodedImages, ImageSource
 from linnaeus_jax.data.labels import SPLITS, LabelTable, read_label_tables, read_split_column
 from linnaeus_jax.data.labels_file import IDENTIFIERS, column_names, open_labels, text_dataset
@@ -33,6 +35,8 @@ from linnaeus_jax.step.placement import RUN_AHEAD
 NO_LABEL, UNKNOWN = -1, -2
 #: keys of `Evaluated.judged`: the most probable path with all metadata and without any; every rank by itself
 PATH, WITHOUT_METADATA, RANKS = "path", "path, no metadata", "separate ranks"
+
+log = logging.getLogger("linnaeus_jax")
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +191,8 @@ class Pictures:
             rows = len(text_dataset(file, str(labels), IDENTIFIERS))
         if len(source) != rows:
             raise UserError(f"{images} holds {len(source)} pictures, but {labels} has {rows} rows; both must agree")
+        if said := other_resizing(str(labels), source, bundle.preprocessing):
+            log.warning("%s", said)
         return cls(bundle, source)
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:

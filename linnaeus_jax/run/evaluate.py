@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
+from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.config.tree import assign
 from linnaeus_jax.data.dataset import Dataset
-from linnaeus_jax.data.image_sources import open_split
+from linnaeus_jax.data.image_sources import open_split, other_resizing
 from linnaeus_jax.data.loader import EvalLoader
 from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
+from linnaeus_jax.data.preprocessing import KEYS as PREPROCESSING_KEYS
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import read_json
 from linnaeus_jax.learning.meta_masking import component_mask
@@ -70,6 +74,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint)
         meta = checkpoints.readable_meta(step)
+        _restore_preprocessing(config, config_from_json(meta["config"]), step)
         schedule = ResolvedSchedule.from_dict(meta["schedule"])
         experiment = build_experiment(config, directory, schedule=schedule, write=False)
         class_file = directory.assets / "class_to_idx.json"
@@ -87,6 +92,15 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     if lost := [name for name in measured if name not in offered and not name.startswith("subset/")]:
         log.warning("no plugin of env.plugins registers %s, which the run measured: left out", ", ".join(lost))
     return Loaded(experiment, step, state, meta["identity"]["training_rows"])
+
+
+def _restore_preprocessing(config: ConfigDict, saved: ConfigDict, step: int) -> None:
+    """Makes a configuration prepare pictures as it was when a checkpoint was made, and says what that changes."""
+    for key in PREPROCESSING_KEYS:
+        now, then = value_of(config, key), value_of(saved, key)
+        if now != then:
+            log.warning("%s is now %r; checkpoint %d was trained with %r, which is used", key, now, step, then)
+            assign(config, key.split("."), then)
 
 
 def parse_phases(names: str, components: Sequence[str]) -> dict[str, np.ndarray]:
@@ -140,7 +154,10 @@ def evaluate(
     if not len(split):
         raise EvaluateError("the run has no validation rows; give --labels and --images")
     try:
-        loader = inputs.eval_loader(split, open_split(inputs.config, split), batch_size)
+        source = open_split(inputs.config, split)
+        if said := other_resizing(split.table.path, source, loaded.experiment.program.evaluation.preprocessing):
+            log.warning("%s", said)
+        loader = inputs.eval_loader(split, source, batch_size)
     except (OSError, InputError) as error:
         raise EvaluateError(f"the images cannot be read: {error}") from error
     program = dataclasses.replace(loaded.experiment.program.evaluation, block=None)  # pictures are read

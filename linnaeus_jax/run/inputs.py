@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,12 @@ from linnaeus_jax.config.derived import global_batch_size
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.coverage import CoverageReport, coverage_report
 from linnaeus_jax.data.dataset import Dataset, build_dataset, resolve_sources
-from linnaeus_jax.data.image_sources import open_split
+from linnaeus_jax.data.image_sources import open_split, other_resizing
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.verify_images import verify_images
@@ -27,6 +29,8 @@ from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.run.read_errors import retried
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
+
+log = logging.getLogger("linnaeus_jax.data")
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,12 @@ class Inputs:
         """By split name, of the splits that have rows."""
         cache = ImageCache(self.config.data.prefetch.mem_cache_size)
         splits = [split for split in (self.dataset.train, self.dataset.val) if len(split)]
-        return {split.name: open_split(self.config, split, cache) for split in splits}
+        images = {split.name: open_split(self.config, split, cache) for split in splits}
+        how = Preprocessing.from_config(self.config)
+        for said in dict.fromkeys(other_resizing(split.table.path, images[split.name], how) for split in splits):
+            if said:
+                log.warning("%s", said)
+        return images
 
     def open_for_training(self) -> None:
         """Opens the images and plans every epoch, so that all that can fail has been tried before the first update."""

@@ -183,6 +183,8 @@ add(
     resize_mode=Row(
         "pad", lambda s: s.first_image().any(axis=(1, 2)).tolist(), [False] * 5 + [True] * 21 + [False] * 6, WIDE
     ),
+    interpolation=Row("bicubic", lambda s: s.first_image().tolist(), given=WIDE),
+    crop_fraction=Row(0.5, lambda s: s.first_image().tolist(), given={**WIDE, "data.resize_mode": "center_crop"}),
     reduced_decode=Row(False, lambda s: s.first_image().tolist(), given=WIDE),
     num_workers=Row(5, lambda s: s.reading()["threads"], 5),
     worker_processes=Row(2, at("inputs.reading.worker_processes"), 2),

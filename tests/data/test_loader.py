@@ -84,13 +84,11 @@ def assert_same(one, two):
 def test_a_chunk_of_several_images_is_unpacked_once_for_a_batch(source, tmp_path, monkeypatch, threads, size):
     with h5py.File(tmp_path / "i.h5", "w") as file:
         file.create_dataset("images", data=golden_pixels(COUNT), compression="gzip", chunks=(5, 32, 32, 3))
-    chunked, unpack = (
-        open_images(ImageFiles(tmp_path / "i.h5", Preprocessing((size, size)))),
-        mock.Mock(wraps=zlib.decompress),
-    )
+    how = Preprocessing((size, size))
+    chunked, unpack = open_images(ImageFiles(tmp_path / "i.h5", how)), mock.Mock(wraps=zlib.decompress)
     monkeypatch.setattr(zlib, "decompress", unpack)
     rows = np.random.default_rng(2).permutation(COUNT)[:40]
-    plain = source if size == 32 else ResizedImages(source, size)
+    plain = source if size == 32 else ResizedImages(source, how)
     images = []
     for one in (plain, chunked):
         reader = BatchReader({}, np.arange(COUNT), one, threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import cv2
@@ -18,7 +19,7 @@ from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.decoding import read_image
-from linnaeus_jax.data.image_sources import open_images
+from linnaeus_jax.data.image_sources import open_images, other_resizing
 from linnaeus_jax.data.images import ImageFiles, ImageSource
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, PILLOW_FILTERS, RESIZE_MODES, Preprocessing
 from linnaeus_jax.inference import decoder_process
@@ -213,3 +214,45 @@ def test_a_crop_that_nothing_cuts_is_an_error_of_the_configuration():
     assert not [error for error in config_errors(config_of("center_crop", "bicubic", 0.9)) if "crop_" in error]
     (message,) = [error for error in config_errors(config_of("center_crop", "area", 1.5)) if "crop_" in error]
     assert message.startswith("data.crop_fraction = 1.5")
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "said"),
+    [
+        ({}, ("center_crop", "bicubic", 0.875), ""),
+        ({"form": "raw", "size": 32, "resize_mode": "squash"}, ("squash", "area", 1.0), ""),
+        ({"form": "jpeg", "size": 32, "resize_mode": "pad"}, ("squash", "area", 1.0), ""),
+        ({"form": "raw", "size": 32, "resize_mode": "of another program"}, ("squash", "area", 1.0), ""),
+        (
+            {"form": "raw", "size": 32, "resize_mode": "center_crop"},
+            ("squash", "area", 1.0),
+            "made square by center_crop, but the model is to see pictures by squash",
+        ),
+        (
+            {"form": "raw", "size": 32, "resize_mode": "squash", "interpolation": "bicubic"},
+            ("squash", "area", 1.0),
+            "made square by squash, bicubic, but the model is to see pictures by squash,",
+        ),
+        (
+            {"form": "raw", "size": 32, "resize_mode": "center_crop", "crop_fraction": 0.875},
+            ("center_crop", "area", 1.0),
+            "made square by center_crop, crop fraction 0.875, but the model is to see pictures by center_crop,",
+        ),
+        (
+            {"form": "raw", "size": 48, "resize_mode": "center_crop", "crop_fraction": 0.875},
+            ("center_crop", "area", 0.875),
+            "of its pictures of 48 pixels the borders are cut off already.*build the data set again with --size 32",
+        ),
+    ],
+)
+def test_what_is_said_of_pictures_that_were_made_square_in_another_way(tmp_path, stored, given, said):
+    labels = str(tmp_path / "labels.h5")
+    with h5py.File(labels, "w") as file:
+        file.create_group("metadata/image_processing").attrs.update(stored)
+    with h5py.File(tmp_path / "raw.h5", "w") as file:
+        file["images"] = smooth(32, 32)[None]
+    how = Preprocessing.from_config(config_of(*given))
+    told = other_resizing(labels, open_images(ImageFiles(tmp_path / "raw.h5", how)), how)
+    assert re.search(said, told) if said else not told
+    folder = open_images(ImageFiles(tmp_path, how, Identifiers(["0"]), "png"), "folder")
+    assert not other_resizing(labels, folder, how)  # the files are whole

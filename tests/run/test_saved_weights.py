@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.inference.bundle import bundle_of_run
+from linnaeus_jax.run import evaluate
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.saved_weights import read_run, run_state_of
 from linnaeus_jax.tools import export_weights
@@ -46,6 +50,35 @@ def test_a_run_that_was_trained_with_the_fused_kernel(saved, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "meta", with_fused_kernel)
     assert read_run(saved[0]).settings["attn_impl"] == "auto"
+
+
+def test_pictures_are_prepared_as_when_the_checkpoint_was_made(saved, monkeypatch):
+    """What a run was told later, with which it went on, is no matter of an earlier checkpoint."""
+    read = Checkpoints.meta
+
+    def of_then(self: Checkpoints, step: int) -> Any:
+        meta = read(self, step)
+        if step == 5:
+            meta["config"]["data"] |= {"resize_mode": "center_crop", "interpolation": "bicubic", "crop_fraction": 0.875}
+            meta["config"]["aug"]["mean"] = [0.1, 0.2, 0.3]
+        return meta
+
+    monkeypatch.setattr(Checkpoints, "meta", of_then)
+    earlier, newest = (bundle_of_run(saved[0], step).preprocessing for step in (5, 9))
+    assert (earlier.resizing, earlier.mean) == ("center_crop, bicubic, crop fraction 0.875", (0.1, 0.2, 0.3))
+    assert newest == Preprocessing((32, 32))
+
+
+def test_an_evaluation_prepares_pictures_as_when_the_checkpoint_was_made(caplog):
+    now, then = complete_open_nodes(get_config()), complete_open_nodes(get_config())
+    then.data.resize_mode, then.aug.std = "pad", (0.5, 0.5, 0.5)
+    now.data.interpolation, now.data.num_workers = "bicubic", 7
+    evaluate._restore_preprocessing(now, then, 5)
+    assert Preprocessing.from_config(now) == Preprocessing.from_config(then)
+    assert now.data.num_workers == 7
+    told = [record.getMessage() for record in caplog.records]
+    assert "data.resize_mode is now 'squash'; checkpoint 5 was trained with 'pad', which is used" in told
+    assert len(told) == 3
 
 
 def test_which_checkpoint_and_which_weights(saved):
