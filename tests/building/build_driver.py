@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from linnaeus_jax.building.build import build
 from linnaeus_jax.building.options import BuildOptions
@@ -11,7 +12,7 @@ from linnaeus_jax.building.plan import plan_build
 from tests.building.helpers import rows_of
 
 
-def plan(root: Path, images: str = "raw"):
+def plan(root: Path, images: str = "raw", **options: Any):
     """Every picture of a folder, in twelve species; some places are wrong."""
     names = sorted(path.name for path in root.iterdir())
     species = [f"G{i % 4} s{i % 12}" for i in range(len(names))]
@@ -26,7 +27,7 @@ def plan(root: Path, images: str = "raw"):
         longitude=["8"] * len(names),
         license=["CC0"] * len(names),
     )
-    return plan_build(source, BuildOptions(images=images, size=48), {})
+    return plan_build(source, BuildOptions(**{"images": images, "size": 48, **options}), {})
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from linnaeus_jax.building.plan import plan_build
 from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.building.verify import verify_labels
 from linnaeus_jax.building.verify_pictures import PictureChecks
+from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.tools.build_dataset import main
@@ -98,6 +99,27 @@ def test_every_form_holds_the_pictures(pictures, whole):
         Preprocessing(pixels.shape[:2]).decode(packed["image_bytes"][: offsets[1]].tobytes(), pixels)
         assert np.abs(pixels.astype(int) - raw["images"][0]).mean() < 4
     assert not (whole["folder"] / "images.h5").exists()
+
+
+@pytest.mark.parametrize("form", ["raw", "folder"])
+def test_how_pictures_become_square_is_stored_and_configured(tmp_path, form):
+    """A run with the config.py of the data set resizes as the build did, whatever is left to resize."""
+    names = write_pictures(tmp_path / "pictures", 8)
+    given = {"size": 32, "resize_mode": "center_crop", "interpolation": "bicubic", "crop_fraction": 0.75}
+    build(plan(tmp_path / "pictures", form, **given), tmp_path / "out")
+    config, _ = load_config([f"--config={tmp_path}/out/config.py"])
+    how = Preprocessing.from_config(config)
+    assert how == Preprocessing((32, 32), "center_crop", "bicubic", crop_fraction=0.75)
+    with h5py.File(tmp_path / "out" / "labels.h5") as labels:
+        stored = dict(labels["metadata/image_processing"].attrs)
+        options = json.loads(labels["metadata"].attrs["config_json"])["options"]
+    assert options.items() >= given.items()
+    assert {key: stored.get(key) for key in given} == (given if form == "raw" else dict.fromkeys(given))
+    if form == "raw":
+        with h5py.File(tmp_path / "out" / "images.h5") as images:
+            np.testing.assert_array_equal(
+                images["images"][0], how.decode((tmp_path / "pictures" / names[0]).read_bytes())
+            )
 
 
 def test_every_form_says_whose_pictures_it_holds_and_raw_ones_have_checksums(whole):
