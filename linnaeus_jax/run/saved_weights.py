@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.retention import best_checkpoint
 from linnaeus_jax.weights.exporting import facts, torch_state
-from linnaeus_jax.weights.files import FACTS, StateFile
+from linnaeus_jax.weights.files import FACTS, IMAGE, StateFile
 from linnaeus_jax.weights.importing import pretrained_is_run
 from linnaeus_jax.weights.settings import pretrained_settings
 from linnaeus_jax.weights.targets import targets_of
@@ -60,7 +61,8 @@ class SavedWeights:
     def facts(self) -> dict[str, Any]:
         """What an exported file says about its weights."""
         about = self.settings["type"], self.settings["variant"], self.classes
-        return facts(self.model, *about, weights=self.weights, step=self.step)
+        pictures = dataclasses.asdict(self.preprocessing)
+        return facts(self.model, *about, weights=self.weights, step=self.step) | {IMAGE: pictures}
 
     def torch_state(self) -> dict[str, np.ndarray]:
         """All arrays under PyTorch's names, see `weights.exporting`."""

@@ -27,6 +27,8 @@ from linnaeus_jax.weights.torch_files import Tensor
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
 #: key of this program's JSON within the metadata of a .safetensors file
 FACTS = "linnaeus_jax"
+#: key within it: the fields of `data.preprocessing.Preprocessing`
+IMAGE = "image"
 #: where the parameters of a training checkpoint lie, in the order in which they are looked for
 CONTAINERS = ("model", "state_dict_ema", "state_dict", "model_state_dict", "ema")
 #: what wrappers of a PyTorch model put in front of every name

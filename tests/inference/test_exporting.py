@@ -112,6 +112,7 @@ def test_the_other_files(bundle, tmp_path, capsys):
     assert about["metadata"][0] == {"name": "TEMPORAL", "columns": ["month_sin", "month_cos"]}
     state = read_state(out / WEIGHTS)
     assert state.facts["step"] == 7
+    assert state.facts["image"]["size"] == [*bundle.preprocessing.size]
     params = params_from_torch(state.arrays, bundle.variables["params"])
     np.testing.assert_array_equal(
         params["head"]["taxa_L10"]["fc"]["kernel"], bundle.variables["params"]["head"]["taxa_L10"]["fc"]["kernel"]

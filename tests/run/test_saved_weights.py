@@ -67,6 +67,7 @@ def test_pictures_are_prepared_as_when_the_checkpoint_was_made(saved, monkeypatc
     earlier, newest = (bundle_of_run(saved[0], step).preprocessing for step in (5, 9))
     assert (earlier.resizing, earlier.mean) == ("center_crop, bicubic, crop fraction 0.875", (0.1, 0.2, 0.3))
     assert newest == Preprocessing((32, 32))
+    assert read_run(saved[0], 5).facts["image"]["crop_fraction"] == 0.875
 
 
 def test_an_evaluation_prepares_pictures_as_when_the_checkpoint_was_made(caplog):
