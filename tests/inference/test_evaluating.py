@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle_files import write_bundle
 from linnaeus_jax.inference.evaluating import (
     NO_LABEL,
@@ -173,6 +175,20 @@ def test_files_that_do_not_fit(bundle, data, tmp_path):
             file.move(task, f"other_{task}")
     with pytest.raises(UserError, match=r"labels none of the model's ranks \(taxa_L10, taxa_L20, taxa_L30\)"):
         read_labelled(bundle, data.labels)
+
+
+def test_raw_pictures_of_the_models_size_are_seen_as_in_training(bundle, data, tmp_path, caplog):
+    """Nothing is cut out of them a second time; where they were made in another way, that is said."""
+    how = Preprocessing((32, 32), "center_crop", "bicubic", crop_fraction=0.75)
+    stored = data.pixels[:, :32, :32]
+    with h5py.File(tmp_path / "raw.h5", "w") as file:
+        file["images"] = stored
+    with h5py.File(data.labels, "r+") as file:
+        file.create_group("metadata/image_processing").attrs.update({"form": "raw", "size": 32, "resize_mode": "pad"})
+    pictures = Pictures.of(dataclasses.replace(bundle, preprocessing=how), tmp_path / "raw.h5", data.labels)
+    rows = np.array([5, 0])
+    np.testing.assert_array_equal(pictures.read(rows), stored[rows])
+    assert "made square by pad, but the model is to see pictures by center_crop, bicubic, crop" in caplog.text
 
 
 def test_a_folder_of_pictures(bundle, model, data, tmp_path):

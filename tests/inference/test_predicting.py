@@ -86,27 +86,27 @@ def test_nothing_but_unreadable_pictures(model, tmp_path):
 
 
 def test_a_decoder_that_fails_costs_one_picture(model, files, monkeypatch):
-    preprocess = type(model.bundle.preprocessing).read
+    preprocess = type(model.bundle.preprocessing).decode
 
     def failing(self, data):
         if len(data) == files[2].path.stat().st_size:
             raise MemoryError("too large")
         return preprocess(self, data)
 
-    monkeypatch.setattr(type(model.bundle.preprocessing), "read", failing)
+    monkeypatch.setattr(type(model.bundle.preprocessing), "decode", failing)
     [part] = predict_files(model, [Job(file) for file in files[1:4]], model.answers.options())
     assert list(part.reasons) == ["", "MemoryError: too large", "empty file"]
 
 
 def test_reading_stays_a_bounded_number_of_pictures_ahead(model, files, monkeypatch):
     read: list[str] = []
-    preprocess = type(model.bundle.preprocessing).read
+    preprocess = type(model.bundle.preprocessing).decode
 
     def counted(self, picture):
         read.append("")
         return preprocess(self, picture)
 
-    monkeypatch.setattr(type(model.bundle.preprocessing), "read", counted)
+    monkeypatch.setattr(type(model.bundle.preprocessing), "decode", counted)
     results = predict_files(model, [Job(files[0])] * 500, model.answers.options(), threads=2)
     next(results)
     results.close()
