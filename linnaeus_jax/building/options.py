@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ class BuildOptions:
     Attributes:
       ranks: label columns, finest first, e.g. ("L10", "L20"); empty: species, genus, family and order as far as the
         source has them, or else every rank that it has.
-      images: "raw" uint8 pixels of `size`; "jpeg": re-encoded with the shorter side at `size`; "original": the bytes of
-        the files, packed; "folder": none, the pictures stay where they are.
+      images: "raw" uint8 pixels of `size`; "jpeg": re-encoded with the shorter side at `shorter_side`; "original": the
+        bytes of the files, packed; "folder": none, the pictures stay where they are.
       size: side in pixels.
       resize_mode, interpolation, crop_fraction: how "raw" pictures become square, see `data.preprocessing`.
       quality: of "jpeg", 1 to 100.
@@ -90,6 +91,11 @@ class BuildOptions:
         return Preprocessing(
             (self.size, self.size), self.resize_mode, self.interpolation, crop_fraction=self.crop_fraction
         )
+
+    @property
+    def shorter_side(self) -> int:
+        """Of "jpeg" pictures: what `crop_fraction` leaves of it has `size` pixels."""
+        return math.ceil(self.size / self.crop_fraction)
 
     @property
     def elevation_set(self) -> str:

@@ -24,6 +24,7 @@ from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.image_checks import checksum
 from linnaeus_jax.data.parallel import in_order
+from linnaeus_jax.data.preprocessing import Preprocessing
 
 #: pictures of one piece of work, and of one record of the journal
 BATCH = 32
@@ -141,18 +142,19 @@ def store(data: bytes, options: BuildOptions, out: NDArray[np.uint8] | None) -> 
         options.preprocessing.decode(data, out)
         return b""
     if options.images == "jpeg":
-        return encode_jpeg(read_image(data, (options.size, options.size)), options)
+        return encode_jpeg(read_image(data, (options.shorter_side, options.shorter_side)), options)
     read_image(data, CHECK_SIZE)
     return data if options.images == "original" else b""
 
 
 def encode_jpeg(image: NDArray[np.uint8], options: BuildOptions) -> bytes:
-    """JPEG of a picture uint8 [h, w, 3] with the shorter side at `options.size`; smaller ones keep their size."""
+    """JPEG of a picture uint8 [h, w, 3] with the shorter side at `options.shorter_side`; smaller ones keep theirs."""
     height, width = image.shape[:2]
-    scale = options.size / min(height, width)
+    side = options.shorter_side
+    scale = side / min(height, width)
     if scale < 1:
-        size = (max(options.size, round(width * scale)), max(options.size, round(height * scale)))
-        image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
+        size = (max(side, round(height * scale)), max(side, round(width * scale)))
+        image = Preprocessing(size, interpolation=options.interpolation).resize(image)
     return simplejpeg.encode_jpeg(np.ascontiguousarray(image), options.quality, "RGB", "420")
 
 

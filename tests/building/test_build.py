@@ -13,28 +13,33 @@ import sys
 import time
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
 import polars as pl
 import pytest
+import simplejpeg
+from PIL import Image
 
 from linnaeus_jax.building import build as building
 from linnaeus_jax.building.build import build, build_shard, discard, merge
 from linnaeus_jax.building.options import IMAGE_FORMS, BuildOptions, Shard
-from linnaeus_jax.building.pixels import BATCH, Journal, Outcome
+from linnaeus_jax.building.pixels import BATCH, Journal, Outcome, encode_jpeg
 from linnaeus_jax.building.plan import plan_build
 from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.building.verify import verify_labels
 from linnaeus_jax.building.verify_pictures import PictureChecks
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.tools.build_dataset import main
 from tests.building.build_driver import plan
 from tests.building.helpers import rows_of, write_pictures
 
 COUNT = 15 * BATCH + 40
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +104,17 @@ def test_every_form_holds_the_pictures(pictures, whole):
         Preprocessing(pixels.shape[:2]).decode(packed["image_bytes"][: offsets[1]].tobytes(), pixels)
         assert np.abs(pixels.astype(int) - raw["images"][0]).mean() < 4
     assert not (whole["folder"] / "images.h5").exists()
+
+
+def test_jpeg_keeps_what_is_cut_out_at_full_size():
+    options = BuildOptions(
+        images="jpeg", size=24, resize_mode="center_crop", interpolation="bicubic", crop_fraction=0.75
+    )
+    image = np.full((60, 102, 3), 99, np.uint8)
+    assert read_image(encode_jpeg(image, options)).shape == (32, 54, 3)
+    with mock.patch.object(simplejpeg, "encode_jpeg", lambda image, *_: image.tobytes()):
+        kept = np.frombuffer(encode_jpeg(NOISE, options), np.uint8).reshape(32, 48, 3)
+    np.testing.assert_array_equal(kept, np.asarray(Image.fromarray(NOISE).resize((48, 32), Image.Resampling.BICUBIC)))
 
 
 @pytest.mark.parametrize("form", ["raw", "folder"])
