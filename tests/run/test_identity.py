@@ -267,7 +267,13 @@ FREE: dict[str, dict[str, Any]] = {
     "computation": {"train__gradient_checkpointing__enabled_normal_steps": True, "train__compute_dtype": "bfloat16"},
     "reading": {"data__num_workers": 1, "data__prefetch__max_processed_batches": 1},
     "reading in processes": {"data__worker_processes": 1},
-    "pictures": {"data__resize_mode": "pad", "data__reduced_decode": False},
+    "pictures": {
+        "data__resize_mode": "center_crop",
+        "data__interpolation": "bicubic",
+        "data__crop_fraction": 0.875,
+        "data__reduced_decode": False,
+        "aug__mean": (0.5, 0.5, 0.5),
+    },
     "null masking": {"schedule__null_masking__enabled": True},
     "partial masking": {
         "schedule__meta_masking__partial__enabled": True,
