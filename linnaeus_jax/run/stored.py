@@ -97,7 +97,7 @@ def _spec(experiment: Experiment, split: Split, weights: str) -> StoredSpec:
         "weights": weights,
         "block": objective.block,
         "dtype": str(program.model.dtype),
-        "preprocessing": [objective.mean, objective.std, program.model.img_size],
+        "preprocessing": dataclasses.asdict(objective.preprocessing),
         "augmentation": dataclasses.asdict(objective.augmentation) if views > 1 else None,
         "seed": objective.seed if views > 1 else None,
         "rows": training_rows(split),
@@ -118,7 +118,7 @@ def view_function(experiment: Experiment) -> Callable[..., jax.Array]:
         plain = image.astype(jnp.float32) / 255
         settings: AugmentSettings = objective.augmentation
         pixels = jnp.where(number == 0, plain, augment(image, row, key, settings))
-        pixels = normalize(pixels, objective.mean, objective.std)
+        pixels = normalize(pixels, objective.preprocessing.mean, objective.preprocessing.std)
         x: Any = program.model.apply({"params": params, **model_state}, pixels, objective.block, method="enter")
         limit = float(jnp.finfo(jnp.float16).max)
         return jnp.clip(x.astype(jnp.float32), -limit, limit).astype(DTYPE)

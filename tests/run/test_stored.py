@@ -61,6 +61,20 @@ def test_only_what_follows_the_cut_trains(tmp_path):
         assert all(row.optimizer == "frozen" for row in rows if row.group == "stored")
 
 
+def test_what_is_stored_belongs_to_one_preprocessing(tmp_path):
+    keys = []
+    for change in (
+        {},
+        {"data__resize_mode": "pad"},
+        {"data__interpolation": "bicubic"},
+        {"aug__mean": (0.5, 0.5, 0.5)},
+    ):
+        config = config_of(tmp_path, "head", **change)
+        experiment = build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
+        keys.append(stored._spec(experiment, experiment.inputs.dataset.val, "weights").key)
+    assert len(set(keys)) == len(keys)
+
+
 @pytest.mark.slow
 def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_not(tmp_path, monkeypatch):
     """And what it has learned says the same of pictures as of what was stored of them."""
