@@ -15,10 +15,11 @@ from linnaeus_jax import files
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.run.saved_weights import BUNDLE_CLASSES
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 TAXONOMY = "taxonomy.json"
-CLASS_MAP = "class_index_map.json"
+CLASS_MAP = BUNDLE_CLASSES
 
 
 def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:

@@ -25,6 +25,8 @@ from linnaeus_jax.weights.torch_files import Tensor
 
 #: suffixes of files that `torch.save` writes
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
+#: suffixes of files of weights
+SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 #: key of this program's JSON within the metadata of a .safetensors file
 FACTS = "linnaeus_jax"
 #: key within it: the fields of `data.preprocessing.Preprocessing`
