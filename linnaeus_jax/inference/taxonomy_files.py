@@ -58,6 +58,7 @@ def taxonomy_of(links: Mapping[str, Any], maps: Mapping[str, Any]) -> Taxonomy:
     tasks = tuple(links["task_keys"])
     ids = {task: _ids(task, maps["idx_to_taxon_id"][task], links["num_classes"][task]) for task in tasks}
     null_possible = bool(links["metadata"].get("null_possible", True))
+    null_below = bool(links["metadata"].get("null_below", True))
     if null_possible and (wrong := [task for task in tasks if len(ids[task]) and ids[task][0] != 0]):
         raise ValueError(
             f"{CLASS_MAP}: class 0 of {wrong[0]} is taxon {ids[wrong[0]][0]}, and should be 0, which is null"
@@ -70,7 +71,7 @@ def taxonomy_of(links: Mapping[str, Any], maps: Mapping[str, Any]) -> Taxonomy:
             parents[task][_whole(child)] = _whole(parent)
     sizes = {task: len(each) for task, each in ids.items()}
     return Taxonomy(
-        TaxonomyTree(tasks, sizes, parents, null_possible=null_possible),
+        TaxonomyTree(tasks, sizes, parents, null_possible=null_possible, null_below=null_below),
         TaxonNames.from_json(ids, maps.get("names", {})),
     )
 

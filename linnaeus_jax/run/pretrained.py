@@ -72,6 +72,12 @@ def loaded_names(run: RunDirectory) -> frozenset[str] | None:
     return None if found is None else frozenset(found["loaded"])
 
 
+def initial_weights(run: RunDirectory) -> str:
+    """Name and licence of the published weights that a run began with; "" of others and of none."""
+    found = _recorded(run) or {}
+    return ", ".join(filter(None, (found.get("name", ""), found.get("licence", ""))))
+
+
 def _recorded(run: RunDirectory) -> dict[str, Any] | None:
     path = run.metadata / RECORD
     if not run.metadata.is_dir():  # a crash bundle, whose digests are its own

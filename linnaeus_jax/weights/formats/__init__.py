@@ -5,6 +5,7 @@ from linnaeus_jax.weights.formats import (  # noqa: I001  # their order counts
     metaformer,
     stitched_convnext_ropevit,
     efficientnet,
+    mobilenet_v2_tflite,
 )
 
-__all__ = ["efficientnet", "linnaeus", "metaformer", "stitched_convnext_ropevit"]
+__all__ = ["efficientnet", "linnaeus", "metaformer", "mobilenet_v2_tflite", "stitched_convnext_ropevit"]

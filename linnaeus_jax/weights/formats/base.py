@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
@@ -124,19 +125,24 @@ class WeightFormat:
         return []
 
     def settings(self, file: StateFile) -> dict[str, Any]:
-        """Key of the `model` section -> the value that this file needs; keys that may have any are left out."""
+        """Key within the `model` section -> the value that this file needs; keys that may have any are left out."""
         return {}
 
     def problems(self, file: StateFile, settings: Mapping[str, Any]) -> list[str]:
         """What in a `model` section does not suit this file, one line each with key, value and fix."""
+        needed = {key: (value_of(settings, key), value) for key, value in self.settings(file).items()}
         return [
-            f"model.{key} = {settings[key]!r} does not fit {file.path}: set model.{key} = {value!r}"
-            for key, value in self.settings(file).items()
-            if settings[key] != value
+            f"model.{key} = {mine!r} does not fit {file.path}: set model.{key} = {value!r}"
+            for key, (mine, value) in needed.items()
+            if mine != value
         ]
 
     def preprocessing(self, file: StateFile) -> Preprocessing | None:
         """How pictures were prepared for these weights; None: unknown."""
+        return None
+
+    def classifier(self, file: StateFile) -> tuple[np.ndarray, np.ndarray] | None:
+        """Weights [C, D] and biases [C] of the classifier that the source was trained with; None: it has none."""
         return None
 
     def map(
@@ -167,20 +173,25 @@ def format_named(name: str) -> WeightFormat:
 def format_of(file: StateFile, source: str = "") -> WeightFormat:
     """The kind of a file: what `source`, the key model.pretrained_source, names, else what its names are like."""
     if not source and not file.facts:
-        architecture = architecture_of(file.arrays)
-        for name, kind in WEIGHT_FORMATS.entries.items():
-            if not kind.by_name and architecture in kind.signs:
-                return format_named(name)
+        name, _ = _signed(file.arrays)
+        if name and not WEIGHT_FORMATS[name].by_name:
+            return format_named(name)
     return format_named(source)
 
 
-def architecture_of(names: Mapping[str, np.ndarray]) -> str:
+def architecture_of(names: Iterable[str]) -> str:
     """What the names of a file look like, "" for nothing that is known; the first sign that fits counts."""
-    tables = [*(kind.signs for kind in WEIGHT_FORMATS.entries.values()), FOREIGN]
-    for architecture, pattern in (item for table in tables for item in table.items()):
-        if any(pattern.fullmatch(name) for name in names):
-            return str(architecture)
-    return ""
+    return _signed(names)[1]
+
+
+def _signed(names: Iterable[str]) -> tuple[str, str]:
+    """(kind, architecture) of the first sign that fits; "" where there is none."""
+    tables = [*((name, kind.signs) for name, kind in WEIGHT_FORMATS.entries.items()), ("", FOREIGN)]
+    for kind, signs in tables:
+        for architecture, pattern in signs.items():
+            if any(map(pattern.fullmatch, names)):
+                return kind, architecture
+    return "", ""
 
 
 def known_weights() -> tuple[Known, ...]:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.models.efficientnet import VARIANTS, block_features
 from linnaeus_jax.models.family import ModelFamily
@@ -38,14 +40,14 @@ def preprocessing_of(variant: str) -> Preprocessing:
     return dataclasses.replace(pictures, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 
 
-def needed_settings(file: StateFile, variant: str, settings: Mapping[str, Any]) -> list[str]:
+def padding_errors(file: StateFile, variant: str, settings: Mapping[str, Any]) -> list[str]:
     """What of the padding in a `model` section does not suit weights of a variant."""
-    size, nominal = settings["efficientnet"]["nominal_size"], VARIANTS.get(variant, {}).get("nominal_size")
-    if nominal is None or size is None or size == nominal:
+    size = settings["efficientnet"]["nominal_size"]
+    if size in (None, VARIANTS[variant]["nominal_size"]):
         return []
     return [
         f"model.efficientnet.nominal_size = {size} does not fit {file.path}, whose convolutions are padded for "
-        f"{nominal} px: set model.efficientnet.nominal_size = None"
+        f"{VARIANTS[variant]['nominal_size']} px: set model.efficientnet.nominal_size = None"
     ]
 
 
@@ -93,12 +95,17 @@ class EfficientNetFormat(WeightFormat):
     def problems(self, file: StateFile, settings: Mapping[str, Any]) -> list[str]:
         """See `WeightFormat.problems`."""
         variant = self.settings(file).get("variant", "")
-        return super().problems(file, settings) + needed_settings(file, variant, settings)
+        return super().problems(file, settings) + (padding_errors(file, variant, settings) if variant else [])
 
     def preprocessing(self, file: StateFile) -> Preprocessing | None:
         """See `WeightFormat.preprocessing`."""
         variant = self.settings(file).get("variant", "")
         return preprocessing_of(variant) if variant else None
+
+    def classifier(self, file: StateFile) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `WeightFormat.classifier`."""
+        weight, bias = (file.arrays.get(name) for name in CLASSIFIER)
+        return None if weight is None or bias is None else (weight, bias)
 
     def map(
         self,
