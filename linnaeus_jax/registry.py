@@ -141,5 +141,6 @@ SAMPLERS: Registry[Any] = Registry("sampler", "data.sampler.type", "data.sampler
 IMAGE_SOURCES: Registry[Any] = Registry("image source", "data.h5.images_path", "data.image_sources")
 PROBES: Registry[Any] = Registry("probe", "debug.probes", "debug.probes")
 METRICS: Registry[Any] = Registry("metric", "env.plugins", "metrics")
+WEIGHT_FORMATS: Registry[Any] = Registry("kind of weight files", "model.pretrained_source")
 #: all of them, in the order of the way of the data
-ALL = (IMAGE_SOURCES, SAMPLERS, MODELS, HEADS, LOSSES, OPTIMIZERS, SCHEDULES, PROBES, METRICS)
+ALL = (IMAGE_SOURCES, SAMPLERS, MODELS, WEIGHT_FORMATS, HEADS, LOSSES, OPTIMIZERS, SCHEDULES, PROBES, METRICS)

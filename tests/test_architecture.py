@@ -35,7 +35,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "reporting": "config data files metrics schedules taxonomy",
         "building": "config data files reporting taxonomy",
         "debugging": "config data files learning mistakes models reporting schedules step versions",
-        "weights": "config files mistakes models",
+        "weights": "config data files mistakes models registry",
         "checks": "config data debugging learning models registry schedules step taxonomy weights",
         "run": "checks config data debugging files learning metrics mistakes models reporting schedules step "
         "taxonomy versions weights",

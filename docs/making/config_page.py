@@ -33,7 +33,7 @@ from linnaeus_jax.models.rotary import ROPE_INITS, ROPE_MODES
 from linnaeus_jax.models.transformer import ATTN_IMPLS
 from linnaeus_jax.registry import HEADS, MODELS, SAMPLERS
 from linnaeus_jax.schedules.alternatives import ALTERNATIVES, AlternativeSet
-from linnaeus_jax.weights.settings import ATTN_SCALES, SOURCES
+from linnaeus_jax.weights.settings import ATTN_SCALES, sources
 
 #: keys whose choices are checked elsewhere than in `checks.tables`
 MORE_CHOICES: dict[str, Sequence[str]] = {
@@ -49,7 +49,7 @@ MORE_CHOICES: dict[str, Sequence[str]] = {
     "model.classification.heads.*.type": tuple(HEADS),
     "model.classification.heads.*.routing_strategy": ROUTING_STRATEGIES,
     "model.classification.heads.*.orphan_prior": tuple(ORPHAN_PRIORS),
-    "model.pretrained_source": SOURCES,
+    "model.pretrained_source": sources(),
     "model.pretrained_attn_scale": ATTN_SCALES,
     "aug.autoaug.policy": ("", *POLICY_NAMES),
     "aug.random_erase.mode": ERASE_MODES,

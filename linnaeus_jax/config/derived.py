@@ -64,7 +64,7 @@ def gradnorm_enabled(config: ConfigDict) -> bool:
     return bool(task.gradnorm_enabled) and task.type == "gradnorm"
 
 
-def value_of(config: ConfigDict, key: str) -> Any:
+def value_of(config: Mapping[str, Any], key: str) -> Any:
     """The value, or section, of a dotted key."""
     node = config
     for part in key.split("."):

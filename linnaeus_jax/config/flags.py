@@ -20,7 +20,7 @@ from linnaeus_jax.config.open_nodes import OPEN_NODES
 from linnaeus_jax.config.paths import nearest_file, other_than_file
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.processes import OPTIONS
-from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key, shown
+from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, mark_given, nearest_key, shown
 from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key, target_value
 
 COMMAND = "python -m linnaeus_jax.main"
@@ -97,6 +97,7 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, str | None]:
     known = complete_open_nodes(get_config())
     if unknown := list(_unknown(known, config)):
         raise ConfigError([f"--config={options['config']}: {_unknown_key(known, key)}" for key in unknown])
+    mark_given(config, (key for key, _ in given))
     return config, options.get("workdir")
 
 

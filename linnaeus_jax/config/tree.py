@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict, FieldReference
@@ -108,6 +108,17 @@ def assign(config: ConfigDict, path: Sequence[str], value: Any) -> None:
     except (TypeError, ValueError, OverflowError):
         expected = _KIND_NAMES[kind] + (" or None" if optional else "")
         raise TypeError(f"{dotted} = {shown(value)}: expected {expected} (now {node[key]!r})") from None
+
+
+def mark_given(config: ConfigDict, keys: Iterable[str]) -> None:
+    """Notes which dotted keys the user gave on the command line, whatever their values; copies do not keep it."""
+    object.__setattr__(config, "_given", frozenset(keys))
+
+
+def given_keys(config: ConfigDict) -> frozenset[str]:
+    """The dotted keys that `mark_given` noted; those of a configuration file cannot be told from its defaults."""
+    found: frozenset[str] = vars(config).get("_given", frozenset())
+    return found
 
 
 def shown(value: Any) -> str:

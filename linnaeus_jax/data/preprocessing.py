@@ -7,8 +7,9 @@ Pillow's, as torchvision and timm use them, so that weights from there see the p
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import cv2
 import numpy as np
@@ -98,6 +99,11 @@ class Preprocessing:
             tuple(aug.std),
             float(data.crop_fraction),
         )
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Preprocessing:
+        """The inverse of `dataclasses.asdict`, as JSON keeps it; TypeError, ValueError for what is no preprocessing."""
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
 
     @property
     def resizing(self) -> str:

@@ -17,6 +17,7 @@ from linnaeus_jax.files import RunDirectory, read_json
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.taxonomy import Taxonomy
 from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.run.pretrained import initial_weights
 from linnaeus_jax.run.saved_weights import SavedWeights, read_run, run_directory
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
@@ -94,6 +95,8 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
     name = config.experiment.name
     title = " ".join(filter(None, (data.dataset.name, data.dataset.version, data.dataset.clade))) or name
     facts = {"title": title, "step": saved.step, "weights": saved.weights}
+    if initial := initial_weights(directory):
+        facts["initial weights"] = initial
     return Bundle(
         run,
         saved.settings,

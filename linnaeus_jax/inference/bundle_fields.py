@@ -101,6 +101,7 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "facts.step": ("a number of updates", _is_count),
     "facts.weights": ("a text", _is_text),
     "facts.licence": ("a text", _is_text),
+    "facts.initial weights": ("a text", _is_text),
     "facts.taxonomy": ("a text", _is_text),
     "facts.measured": ("an object", _is_object),
 }

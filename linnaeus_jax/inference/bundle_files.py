@@ -39,10 +39,10 @@ from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.taxonomy_files import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
 from linnaeus_jax.models.family import build_model
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
+from linnaeus_jax.run.saved_weights import BUNDLE_JSON, BUNDLE_WEIGHTS
 from linnaeus_jax.weights.files import read_state, write_state
 
-BUNDLE_JSON = "bundle.json"
-WEIGHTS = "weights.safetensors"
+WEIGHTS = BUNDLE_WEIGHTS
 #: of the original's bundles
 INFERENCE_CONFIG = "inference_config.yaml"
 FORMAT = "linnaeus_jax bundle"
@@ -118,9 +118,7 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     settings = config_from_json({"model": about["model"]}).model
     taxonomy = read_taxonomy(path / TAXONOMY, path / CLASS_MAP)
     check_ranks(about, taxonomy.tasks)
-    picture = about["image"]
-    fields = {**picture, "size": tuple(picture["size"]), "mean": tuple(picture["mean"]), "std": tuple(picture["std"])}
-    preprocessing = Preprocessing(**fields)
+    preprocessing = Preprocessing.from_json(about["image"])
     state = read_state(path / WEIGHTS).arrays
     check_sizes(about["model"], state)
     components = tuple(Component(each["name"], tuple(each["columns"])) for each in about["metadata"])

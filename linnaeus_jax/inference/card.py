@@ -21,6 +21,12 @@ from linnaeus_jax.inference.measuring import WITH, WITHOUT, Measured
 #: confidences asked for, in the table and beside it in the plot
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 IMAGES = "images"
+#: `facts.weights` -> what they are
+WEIGHTS = {
+    "ema": "moving average of the parameters",
+    "last": "last parameters",
+    "published": "as published, not trained further",
+}
 
 
 def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> None:
@@ -28,8 +34,8 @@ def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> No
     sections = [_head(bundle), _use(bundle), _about(bundle, measured)]
     if measured is None:
         sections.append(
-            "## How good it is\n\nThis bundle was made without the data of its run: nothing was measured, and its "
-            "probabilities are not calibrated."
+            "## How good it is\n\nThis bundle was made without data: nothing was measured, and its probabilities are "
+            "not calibrated."
         )
     else:
         images = directory / IMAGES
@@ -119,7 +125,7 @@ def _about(bundle: Bundle, measured: Measured | None) -> str:
     facts = bundle.facts
     height, width = bundle.preprocessing.size
     values = sum(np.size(leaf) for leaf in jax.tree.leaves(bundle.variables["params"]))
-    weights = "moving average of the parameters" if facts.get("weights") == "ema" else "last parameters"
+    weights = WEIGHTS.get(str(facts.get("weights")), WEIGHTS["last"])
     classes = ", ".join(
         f"{rank} {bundle.taxonomy.tree.num_classes[bundle.tasks[place]] - bundle.taxonomy.first:,}"
         for place, rank in _coarse_first(bundle)
@@ -227,6 +233,8 @@ def _limits(bundle: Bundle) -> str:
 def _licences(bundle: Bundle, measured: Measured | None) -> str:
     weights = bundle.facts.get("licence") or "not stated; ask whoever gave you this bundle"
     text = f"## Licences\n\nWeights: {one_cell(str(weights))}"
+    if initial := bundle.facts.get("initial weights"):
+        text += f"\n\nTraining began with other weights: {one_cell(str(initial))}"
     if measured is None:
         return text
     if not measured.rows.licences:

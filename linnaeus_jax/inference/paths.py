@@ -11,6 +11,8 @@ proportional to the product of what the single ranks say, softmax(z_t / temperat
 - of null where nothing is known above either, the probability of null;
 - of no class where a rank has no null, 1/C.
 
+Where null cannot stand below a taxon (`TaxonomyTree.null_below`), there are no such paths.
+
 The probability of a taxon is the sum over the paths through it, so that it never exceeds that of its ancestors.
 """
 
@@ -59,7 +61,7 @@ class TaxonomyPaths:
         parts = []
         for place, task in enumerate(tree.task_keys):
             ends = np.arange(int(tree.null_possible), tree.num_classes[task])
-            if not tree.null_possible and place:  # only taxa without children are ends of their own
+            if place and not (tree.null_possible and tree.null_below):  # only taxa without children are ends
                 ends = np.setdiff1d(ends, tree.parent[tree.task_keys[place - 1]])
             chain = np.where(tree.anc[task][ends] < 0, unknown, tree.anc[task][ends])
             parts.append(np.hstack([np.full((len(ends), place), unknown, np.int32), chain]))

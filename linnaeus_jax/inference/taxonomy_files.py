@@ -15,10 +15,11 @@ from linnaeus_jax import files
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.run.saved_weights import BUNDLE_CLASSES
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 TAXONOMY = "taxonomy.json"
-CLASS_MAP = "class_index_map.json"
+CLASS_MAP = BUNDLE_CLASSES
 
 
 def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:
@@ -57,6 +58,7 @@ def taxonomy_of(links: Mapping[str, Any], maps: Mapping[str, Any]) -> Taxonomy:
     tasks = tuple(links["task_keys"])
     ids = {task: _ids(task, maps["idx_to_taxon_id"][task], links["num_classes"][task]) for task in tasks}
     null_possible = bool(links["metadata"].get("null_possible", True))
+    null_below = bool(links["metadata"].get("null_below", True))
     if null_possible and (wrong := [task for task in tasks if len(ids[task]) and ids[task][0] != 0]):
         raise ValueError(
             f"{CLASS_MAP}: class 0 of {wrong[0]} is taxon {ids[wrong[0]][0]}, and should be 0, which is null"
@@ -69,7 +71,7 @@ def taxonomy_of(links: Mapping[str, Any], maps: Mapping[str, Any]) -> Taxonomy:
             parents[task][_whole(child)] = _whole(parent)
     sizes = {task: len(each) for task, each in ids.items()}
     return Taxonomy(
-        TaxonomyTree(tasks, sizes, parents, null_possible=null_possible),
+        TaxonomyTree(tasks, sizes, parents, null_possible=null_possible, null_below=null_below),
         TaxonNames.from_json(ids, maps.get("names", {})),
     )
 

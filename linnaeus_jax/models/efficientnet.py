@@ -92,6 +92,19 @@ def rounded(features: float) -> int:
     return nearest + 8 if nearest < 0.9 * features else nearest
 
 
+def repeats_of(stages: Sequence[Stage], depth: float, lite: bool) -> tuple[int, ...]:
+    """Blocks of each stage; the Lite form leaves the first and the last as they are."""
+    fixed = (0, len(stages) - 1) if lite else ()
+    return tuple(stage[0] if place in fixed else math.ceil(depth * stage[0]) for place, stage in enumerate(stages))
+
+
+def block_features(variant: Mapping[str, Any]) -> tuple[int, ...]:
+    """Features that every block of a variant gives, in order."""
+    repeats = repeats_of(variant["stages"], variant["depth"], variant["lite"])
+    widths = (rounded(stage[-1] * variant["width"]) for stage in variant["stages"])
+    return tuple(width for width, count in zip(widths, repeats, strict=True) for _ in range(count))
+
+
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Zeros before and after an axis of `size` pixels, as TensorFlow's SAME: the odd one behind."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
@@ -157,12 +170,8 @@ class EfficientNet(ModelFamily):
 
     @nn.nowrap
     def repeats(self) -> tuple[int, ...]:
-        """Blocks of each stage; the Lite form leaves the first and the last as they are."""
-        last = len(self.stages) - 1
-        fixed = (0, last) if self.lite else ()
-        return tuple(
-            stage[0] if place in fixed else math.ceil(self.depth * stage[0]) for place, stage in enumerate(self.stages)
-        )
+        """Blocks of each stage."""
+        return repeats_of(self.stages, self.depth, self.lite)
 
     def setup(self) -> None:
         convolution = {"use_bias": False, "dtype": self.dtype, "kernel_init": initial.fan_out_normal}

@@ -96,6 +96,11 @@ class ModelFamily(nn.Module, kw_only=True):
         """Group of the parameter with a canonical name, for filters of type `stage_based`: its outermost module."""
         return name.partition(".")[0]
 
+    @nn.nowrap
+    def grids(self, image_size: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+        """Grids (h, w) of patches that tables of relative positions belong to, for images of that height and width."""
+        return ()
+
     @property
     def meta_dim(self) -> int:
         """Number of metadata columns."""

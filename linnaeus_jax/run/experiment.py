@@ -31,7 +31,7 @@ from linnaeus_jax.run.failures import of_world
 from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
-from linnaeus_jax.run.pretrained import loaded_names
+from linnaeus_jax.run.pretrained import adopt_source, loaded_names
 from linnaeus_jax.run.processes import check_agreement, together
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -40,14 +40,15 @@ from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.step.process import keep_freed_memory, use_batch_scheduling, use_compilation_cache
 from linnaeus_jax.step.program import Program, build_program, model_from_config
 from linnaeus_jax.step.state import TrainState
+from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.importing import Import
 
 #: sections of the configuration that may differ between processes: where files lie, how they are read, what is said
 OWN_SECTIONS = ("env", "experiment", "data", "debug")
 log = logging.getLogger("linnaeus_jax")
 
-#: reads the weights that a configuration names, for its model and data
-InitialWeights = Callable[[ConfigDict, ModelFamily, Dataset], Import | None]
+#: reads the weights that a configuration names, for its model and data; the last argument: what is read of them already
+InitialWeights = Callable[[ConfigDict, ModelFamily, Dataset, StateFile | None], Import | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +117,11 @@ def build_experiment(
       UserError: data, plugins or a run directory that cannot be used. Any other error is a fault of the program.
     """
     import_plugins(config)  # of a config that was made in Python; a loaded one has done so
-    errors = config_errors(config)
-    if errors:
+    resumes = checkpoints is not None and bool(checkpoints.steps())
+    source, lines = None, list[str]()
+    if initial_weights is not None:
+        source, lines = settle(config, directory if resumes else None)
+    elif errors := config_errors(config):
         raise ConfigError(errors)
     notice = set_up_jax(config)
     lock = lock if jax.process_index() == 0 else None
@@ -129,12 +133,13 @@ def build_experiment(
             lock.acquire()
         if schedule is None:
             _set_up_logging(config, None)
-        log.info(notice)
+        for line in (notice, *lines):
+            log.info("%s", line)
         try:
             if schedule is None and config.data.autobatch.enabled:
-                resumes = config.train.auto_resume and checkpoints is not None and bool(checkpoints.steps())
-                choose_batch(config, directory, resumes=resumes, initial_weights=initial_weights)
-            experiment = _decide(config, directory, checkpoints, schedule, initial_weights, write=write)
+                goes_on = config.train.auto_resume and resumes
+                choose_batch(config, directory, resumes=goes_on, initial_weights=initial_weights, source=source)
+            experiment = _decide(config, directory, checkpoints, schedule, initial_weights, source, write=write)
         except InputError as error:
             raise UserError(str(error)) from error
         except OSError as error:
@@ -159,12 +164,32 @@ def build_experiment(
     return experiment
 
 
+def settle(config: ConfigDict, earlier: RunDirectory | None) -> tuple[StateFile | None, list[str]]:
+    """Sets what the initial weights need of a configuration, see `adopt_source`, and checks what came of it.
+
+    Raises:
+      ConfigError: all wrong settings at once; with weights that cannot be read among them.
+    """
+    unreadable, source, lines = None, None, list[str]()
+    try:
+        source, lines = adopt_source(config, earlier)
+    except UserError as error:
+        unreadable = error
+    errors = config_errors(config)
+    if errors:
+        raise ConfigError(errors if unreadable is None else [*errors, str(unreadable)])
+    if unreadable is not None:
+        raise unreadable
+    return source, lines
+
+
 def _decide(
     config: ConfigDict,
     directory: RunDirectory,
     checkpoints: Checkpoints | None,
     schedule: ResolvedSchedule | None,
     initial_weights: InitialWeights | None,
+    source: StateFile | None,
     *,
     write: bool,
 ) -> Experiment:
@@ -190,19 +215,23 @@ def _decide(
     else:
         resolved, block = schedule, 1
     resumes = checkpoints is not None and bool(checkpoints.steps())
-    weights, loaded = _weights(config, directory, inputs.dataset, None if resumes else initial_weights)
+    weights, loaded = _weights(config, directory, inputs.dataset, None if resumes else initial_weights, source)
     experiment = _assembled(directory, placement, inputs, resolved, block, loaded)
     return dataclasses.replace(experiment, weights=weights)
 
 
 def _weights(
-    config: ConfigDict, directory: RunDirectory, dataset: Dataset, initial_weights: InitialWeights | None
+    config: ConfigDict,
+    directory: RunDirectory,
+    dataset: Dataset,
+    initial_weights: InitialWeights | None,
+    source: StateFile | None = None,
 ) -> tuple[Import | None, frozenset[str] | None]:
     """What a new run starts from, and the names of the parameters that it takes whole from there; of a run that has
     started, its own record of them. None: it starts from the seed."""
     if initial_weights is None:
         return None, loaded_names(directory)
-    weights = initial_weights(config, model_from_config(config, dataset), dataset)
+    weights = initial_weights(config, model_from_config(config, dataset), dataset, source)
     return weights, None if weights is None else weights.coverage.whole()
 
 
@@ -231,13 +260,16 @@ def _assembled(
 
 
 def step_memory(
-    config: ConfigDict, directory: RunDirectory, initial_weights: InitialWeights | None
+    config: ConfigDict,
+    directory: RunDirectory,
+    initial_weights: InitialWeights | None,
+    source: StateFile | None = None,
 ) -> autobatch.StepMemory:
     """A function that compiles every step of a configuration, as `config` but for its batch, and says what the largest
     takes of each device; the labels are read now."""
     placement = Placement(fsdp=config.parallel.fsdp)
     read = build_inputs(config, devices=placement.device_count, output_dir=None, positions=placement.positions)
-    _, loaded = _weights(config, directory, read.dataset, initial_weights)
+    _, loaded = _weights(config, directory, read.dataset, initial_weights, source)
 
     def memory(candidate: ConfigDict) -> int:
         inputs = dataclasses.replace(read, config=candidate)
@@ -255,7 +287,12 @@ def step_memory(
 
 
 def choose_batch(
-    config: ConfigDict, directory: RunDirectory, *, resumes: bool, initial_weights: InitialWeights | None = None
+    config: ConfigDict,
+    directory: RunDirectory,
+    *,
+    resumes: bool,
+    initial_weights: InitialWeights | None = None,
+    source: StateFile | None = None,
 ) -> None:
     """Sets the batch of a configuration with `data.autobatch.enabled`: that of the run that goes on, else the largest
     that fits.
@@ -266,7 +303,7 @@ def choose_batch(
     rows = autobatch.earlier_rows(directory) if resumes else None
     if rows is None:
         budget = autobatch.device_budget(config)
-        memory = step_memory(config, directory, initial_weights)
+        memory = step_memory(config, directory, initial_weights, source)
         rows = autobatch.largest_batch(config, jax.device_count(), budget, memory).rows
     log.info("autobatch: data.batch_size_per_device = %d", rows)
     config.data.batch_size, config.data.batch_size_per_device = None, rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -11,16 +12,46 @@ from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.files import RunDirectory, read_json, write_json
 from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.run.saved_weights import run_state_of
-from linnaeus_jax.weights.importing import Import, read_pretrained
-from linnaeus_jax.weights.settings import reads_weights
+from linnaeus_jax.weights.adopting import adopt, needs_of
+from linnaeus_jax.weights.files import StateFile
+from linnaeus_jax.weights.importing import Import, read_files, read_pretrained
+from linnaeus_jax.weights.settings import pretrained_settings, reads_weights, setting_errors
 
 log = logging.getLogger("linnaeus_jax")
 
 RECORD = "pretrained.json"
 
 
-def read_initial_weights(config: ConfigDict, model: ModelFamily, dataset: Dataset) -> Import | None:
+def adopt_source(config: ConfigDict, earlier: RunDirectory | None = None) -> tuple[StateFile | None, list[str]]:
+    """Sets what the weights that a configuration names need of it, in place, where it has its defaults.
+
+    Args:
+      earlier: of a run that goes on: what it has recorded of its weights counts, and they are not read again.
+
+    Returns:
+      The weights, if they were read: `read_initial_weights` takes them; and lines for people.
+
+    Raises:
+      UserError: they cannot be had or read.
+    """
+    given, file = pretrained_settings(config.model), None
+    if earlier is not None:
+        needs = (_recorded(earlier) or {}).get("needs", {})
+    elif not given["pretrained"] or setting_errors(config.model):
+        return None, []
+    else:
+        file = run_state_of(config.model) or read_files(given)[0]
+        needs = needs_of(file, given["pretrained_source"])
+    return file, adopt(config, needs).lines()
+
+
+def read_initial_weights(
+    config: ConfigDict, model: ModelFamily, dataset: Dataset, source: StateFile | None = None
+) -> Import | None:
     """The weights that the configuration names, checked against the model; None where it names none.
+
+    Args:
+      source: them, where they were read already.
 
     Raises:
       UserError: files that cannot be read or do not fit; nothing has been written by then.
@@ -28,7 +59,7 @@ def read_initial_weights(config: ConfigDict, model: ModelFamily, dataset: Datase
     if not reads_weights(config.model):
         return None
     classes = {task: ids.tolist() for task, ids in dataset.classes.items()}
-    return read_pretrained(config.model, model, classes, run_state_of(config.model))
+    return read_pretrained(config.model, model, classes, source or run_state_of(config.model))
 
 
 def loaded_names(run: RunDirectory) -> frozenset[str] | None:
@@ -37,11 +68,22 @@ def loaded_names(run: RunDirectory) -> frozenset[str] | None:
     Raises:
       DamagedFileError: the record is not what was written.
     """
+    found = _recorded(run)
+    return None if found is None else frozenset(found["loaded"])
+
+
+def initial_weights(run: RunDirectory) -> str:
+    """Name and licence of the published weights that a run began with; "" of others and of none."""
+    found = _recorded(run) or {}
+    return ", ".join(filter(None, (found.get("name", ""), found.get("licence", ""))))
+
+
+def _recorded(run: RunDirectory) -> dict[str, Any] | None:
     path = run.metadata / RECORD
     if not run.metadata.is_dir():  # a crash bundle, whose digests are its own
         return None
     run.check(path)
-    return frozenset(read_json(path)["loaded"]) if path.exists() else None
+    return read_json(path) if path.exists() else None
 
 
 def record(weights: Import | None, metadata: Path, *, details: bool) -> None:
@@ -58,7 +100,8 @@ def record(weights: Import | None, metadata: Path, *, details: bool) -> None:
         return
     write_json(path, weights.to_json())
     for file in weights.files:
-        log.info("initial weights of %s (SHA-256 %s)", file.path, file.sha256)
+        about = f"; {weights.about}" if weights.about else ""
+        log.info("initial weights of %s (SHA-256 %s%s)", file.path, file.sha256, about)
     log.info("%s; see %s", weights.coverage.summary(), path)
     if details:
         log.info("%s", weights.coverage.table())

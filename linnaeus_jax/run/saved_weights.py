@@ -13,19 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.errors import UserError, text_of
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.files import RunDirectory, read_json
+from linnaeus_jax.files import RunDirectory, damage_of, read_json
 from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.retention import best_checkpoint
 from linnaeus_jax.weights.exporting import facts, torch_state
-from linnaeus_jax.weights.files import FACTS, IMAGE, StateFile
+from linnaeus_jax.weights.files import FACTS, IMAGE, StateFile, read_state
 from linnaeus_jax.weights.importing import pretrained_is_run
 from linnaeus_jax.weights.settings import pretrained_settings
 from linnaeus_jax.weights.targets import targets_of
+
+#: files of a bundle; `inference/bundle_files.py` writes them
+BUNDLE_JSON, BUNDLE_WEIGHTS, BUNDLE_CLASSES = "bundle.json", "weights.safetensors", "class_index_map.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,22 +172,54 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
 
 
 def run_state_of(model: Mapping[str, Any]) -> StateFile | None:
-    """The weights of the run that `model.pretrained` of a `model` section names; None where it names no directory.
+    """The weights of the run or bundle that `model.pretrained` of a `model` section names; None: it is no directory.
 
-    Its best checkpoint counts, and the moving average where it kept one. Another one is exported to a file first.
+    Of a run its best checkpoint counts, and the moving average where it kept one; another is exported to a file first.
 
     Raises:
       UserError: as of `read_run`.
     """
     if not pretrained_is_run(model):
         return None
+    path = Path(pretrained_settings(model)["pretrained"]).expanduser()
+    if (path / BUNDLE_JSON).is_file():
+        return _bundle_state(path)
     try:
-        return read_run(Path(pretrained_settings(model)["pretrained"])).state_file()
+        return read_run(path).state_file()
     except UserError as error:
         raise UserError(
             f"model.pretrained: {error}. Another checkpoint than the best is exported to a file with "
             "python -m linnaeus_jax.tools.export_weights RUN out.safetensors --checkpoint=newest"
         ) from error
+
+
+def _bundle_state(path: Path) -> StateFile:
+    """The weights of a bundle with their classes, as of an exported file.
+
+    Raises:
+      UserError: a file is missing, damaged or not what was written.
+    """
+    try:
+        about = read_json(path / BUNDLE_JSON)
+        for name in (BUNDLE_WEIGHTS, BUNDLE_CLASSES):
+            if damage_of(path / name, str(about["files"][name])):
+                raise UserError(f"{path / name} is not the file that was written into the bundle; copy it again")
+        state = read_state(path / BUNDLE_WEIGHTS)
+        ids = read_json(path / BUNDLE_CLASSES)["idx_to_taxon_id"]
+        classes = {task: [each[str(row)] for row in range(len(each))] for task, each in ids.items()}
+        known = {
+            "model": str(about["model"]["type"]),
+            "variant": str(about["model"]["variant"]),
+            "img_size": list(about["image"]["size"]),
+            "tasks": list(ids),
+            "classes": classes,
+            IMAGE: about["image"],
+        }
+    except (OSError, LookupError, AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is no bundle that can be read ({text_of(error)}); make it again") from error
+    return StateFile(path, state.sha256, state.arrays, {FACTS: known}, ("weights of a bundle",))
 
 
 def _parents(directory: RunDirectory, classes: Mapping[str, list[int]]) -> dict[str, NDArray[np.int32]]:

@@ -45,6 +45,7 @@ class TaxonomyTree:
       task_keys: tasks, finest first.
       num_classes: {task: number of classes}.
       null_possible: whether class 0 of every task is the null class.
+      null_below: whether null may stand below a taxon: the genus is known, the species is not.
       parent: {task: int32 [C]}: class index of each class's parent in the next coarser task, -1 for none.
       anc: {task: int32 [C, tasks from this one to the coarsest]}: column d is the ancestor d ranks up, column 0 the
         class itself, -1 where there is none.
@@ -57,11 +58,12 @@ class TaxonomyTree:
         parents: Mapping[str, NDArray[np.integer]],
         *,
         null_possible: bool = True,
+        null_below: bool = True,
     ) -> None:
         """Args: parents: {task: int [C], class index in the next task or -1}; the coarsest task may be left out."""
         self.task_keys = tuple(task_keys)
         self.num_classes = {task: int(num_classes[task]) for task in task_keys}
-        self.null_possible = null_possible
+        self.null_possible, self.null_below = null_possible, null_below
         self.parent: dict[str, NDArray[np.int32]] = {}
         self.anc: dict[str, NDArray[np.int32]] = {}
         above = np.empty((0, 0), np.int32)  # of the coarsest task
@@ -141,7 +143,8 @@ class TaxonomyTree:
 
     def to_json(self) -> dict[str, Any]:
         """The content of taxonomy_tree.json; classes without parent are left out of `hierarchy_map_raw`, which is
-        {task: {child class: parent class}} of all tasks but the coarsest. `null_possible` is there only if false."""
+        {task: {child class: parent class}} of all tasks but the coarsest. `null_possible` and
+        `null_below` are there only if false."""
         links = {task: enumerate(self.parent[task].tolist()) for task in self.task_keys[:-1]}
         return {
             "__taxonomy_tree_version__": VERSION,
@@ -151,7 +154,8 @@ class TaxonomyTree:
                 task: {child: parent for child, parent in pairs if parent >= 0} for task, pairs in links.items()
             },
             "metadata": {"creation_time": time.strftime("%Y-%m-%d %H:%M:%S")}
-            | ({} if self.null_possible else {"null_possible": False}),
+            | ({} if self.null_possible else {"null_possible": False})
+            | ({} if self.null_below else {"null_below": False}),
         }
 
 

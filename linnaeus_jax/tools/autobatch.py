@@ -28,7 +28,7 @@ from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.run.autobatch import device_budget, largest_batch
 from linnaeus_jax.run.experiment import set_up_jax, step_memory
-from linnaeus_jax.run.pretrained import read_initial_weights
+from linnaeus_jax.run.pretrained import adopt_source, read_initial_weights
 
 
 def _fractions(text: str) -> tuple[float, ...]:
@@ -56,9 +56,11 @@ def main(argv: Sequence[str]) -> None:
     settings = config.data.autobatch
     if options.memory_gb is not None:
         settings.device_memory_gb = options.memory_gb
+    source, _ = adopt_source(config)
     configs = [copied(config, fraction) for fraction in options.fractions or (settings.target_memory_fraction,)]
     set_up_jax(config)
-    measure, known = step_memory(config, RunDirectory.of(config, None), read_initial_weights), dict[int, int]()
+    directory, known = RunDirectory.of(config, None), dict[int, int]()
+    measure = step_memory(config, directory, read_initial_weights, source)
 
     def memory(candidate: ConfigDict) -> int:
         rows: int = candidate.data.batch_size_per_device

@@ -2,11 +2,16 @@
 
     python -m linnaeus_jax.tools.bundle runs/quickstart bundle --licence "CC BY 4.0"
     python -m linnaeus_jax.tools.bundle runs/quickstart bundle --checkpoint newest --without-data
+    python -m linnaeus_jax.tools.bundle --from-weights birds.tflite --labels birds.txt bundle
 
 It takes the best checkpoint by the run's own ranking (`--checkpoint best`), and the moving average of the parameters
 where one was kept. These weights are evaluated on the validation rows of the run, at most 20,000 of them: temperatures
 are fitted on them, so that probabilities are what they say, and README.md tells people how good the model is. The data
 must be where the run's configuration says; --without-data does without them, and without calibration.
+
+--from-weights makes a bundle of a published classifier as it is, without any training: a file of weights, or a name as
+model.pretrained takes it. --labels is a text file with the scientific name of each class, one a line; genera follow
+from the names, and "background" becomes "unknown". Nothing is measured.
 """
 
 from __future__ import annotations
@@ -25,38 +30,50 @@ from linnaeus_jax.config.errors import UserError
 def main(argv: Sequence[str]) -> None:
     """Command line; returns the exit status."""
     parser = tools.parser("bundle", __doc__)
-    parser.add_argument("run", type=Path, help="the run directory")
+    parser.add_argument("run", type=Path, nargs="?", help="the run directory")
     parser.add_argument("out", type=Path, help="the directory to write")
     parser.add_argument("--checkpoint", default="best", help="best (default), newest or a step")
     parser.add_argument("--weights", choices=("ema", "last"), default="", help="default: ema where the run kept one")
     parser.add_argument("--licence", default="", help="of the weights, for the card, e.g. 'CC BY 4.0'")
     parser.add_argument("--without-data", action="store_true", help="measure and calibrate nothing")
+    parser.add_argument("--from-weights", metavar="FILE", default="", help="instead of a run: a published classifier")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="scientific names of its classes, one a line")
     parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
     options = parser.parse_args(argv)
     from linnaeus_jax.inference.bundle import bundle_of_run
     from linnaeus_jax.inference.bundle_files import check_out, write_bundle
     from linnaeus_jax.inference.card import summary, write_card
+    from linnaeus_jax.inference.from_weights import bundle_from_weights
     from linnaeus_jax.inference.measuring import calibrated, measure, read_rows
     from linnaeus_jax.reporting.logs import console, setup_logging
 
     setup_logging(None, process=1, level="WARNING", data_level="WARNING")
+    published = bool(options.from_weights)
+    if published == (options.run is not None) or published != (options.labels is not None):
+        raise UserError("give either a run directory, or --from-weights FILE with --labels FILE")
     check_out(options.out, force=options.force)
-    bundle = bundle_of_run(options.run, options.checkpoint, options.weights or "ema")
+    if published:
+        bundle = bundle_from_weights(options.from_weights, options.labels)
+    else:
+        bundle = bundle_of_run(options.run, options.checkpoint, options.weights or "ema")
     if options.weights == "ema" and bundle.facts["weights"] != "ema":
         raise UserError(f"{options.run} kept no moving average (train.ema.enabled); use --weights last")
     facts = {**bundle.facts, **({"licence": options.licence.strip()} if options.licence.strip() else {})}
     bundle, measured = dataclasses.replace(bundle, facts=facts), None
-    if not options.without_data:
+    if not options.without_data and not published:
         with tools.progress_bar("validation batches") as progress:
             rows = read_rows(bundle, progress)
         with console.status("fitting temperatures"):
             bundle, measured = calibrated(bundle, rows), measure(rows, bundle.taxonomy)
         bundle = dataclasses.replace(bundle, facts={**facts, "measured": summary(measured)})
     write_bundle(bundle, options.out, functools.partial(write_card, bundle, measured), force=options.force)
-    which = "moving average" if bundle.facts["weights"] == "ema" else "last parameters"
+    which = "as published"
+    if not published:
+        which = "moving average" if bundle.facts["weights"] == "ema" else "last parameters"
+        which += f" after {bundle.facts['step']} updates"
     size = sum(file.stat().st_size for file in options.out.rglob("*") if file.is_file()) / 1e6
     how = "not calibrated" if measured is None else f"calibrated on {len(measured.rows.labels):,} validation rows"
-    text = f"{options.out}: {size:.1f} MB; {which} after {bundle.facts['step']} updates, {how}; read its README.md"
+    text = f"{options.out}: {size:.1f} MB; {which}, {how}; read its README.md"
     console.print(text, soft_wrap=True)
 
 

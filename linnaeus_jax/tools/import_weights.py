@@ -17,13 +17,14 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from linnaeus_jax.models.family import ModelFamily
     from linnaeus_jax.weights.files import StateFile
+    from linnaeus_jax.weights.importing import Import
 
 from linnaeus_jax import tools
 from linnaeus_jax.config import load_config
@@ -81,8 +82,8 @@ def model_for(config: ConfigDict, source: StateFile | None) -> tuple[ModelFamily
 def classes_of_source(config: ConfigDict, source: StateFile | None) -> tuple[dict[str, int], dict[str, list[int]]]:
     """(number of classes of each rank, their taxon ids where they are known) as a file of weights has them."""
     from linnaeus_jax.weights.classes import classes_of, ids_by_row
+    from linnaeus_jax.weights.formats.linnaeus import full
     from linnaeus_jax.weights.importing import HEAD
-    from linnaeus_jax.weights.sources import full
 
     tasks = tuple(config.data.task_keys_h5)
     if source is None:
@@ -108,32 +109,30 @@ def main(argv: Sequence[str]) -> None:
     from rich.console import Console
 
     from linnaeus_jax.reporting.logs import setup_logging
-    from linnaeus_jax.run.saved_weights import run_state_of
+    from linnaeus_jax.run.pretrained import adopt_source
     from linnaeus_jax.weights.converting import converted
-    from linnaeus_jax.weights.files import check_target, read_state, write_state
+    from linnaeus_jax.weights.files import check_target, write_state
     from linnaeus_jax.weights.importing import read_pretrained
     from linnaeus_jax.weights.settings import reads_weights, setting_errors
 
     setup_logging(None, process=1, level="INFO", data_level="WARNING")  # the table alone goes to the standard output
-    settings = config.model.copy_and_resolve_references()
-    strict = settings.pretrained_strict
-    with settings.unlocked():
-        settings.pretrained = options.source or settings.pretrained
-        settings.pretrained_strict = False  # the table is printed before anything is refused
-    if errors := setting_errors(settings):
+    config.model.pretrained = options.source or config.model.pretrained
+    if errors := setting_errors(config.model):
         raise ConfigError(errors)
-    if not reads_weights(settings):
+    if not reads_weights(config.model):
         raise UserError("no weights are named: give a file or a run directory, or set model.pretrained")
     if options.out is not None:
         check_target(options.out)
     with Console(stderr=True).status("reading the weights ..."):
-        source = run_state_of(settings)
-        if source is None and settings.pretrained:
-            source = read_state(settings.pretrained)
+        source, lines = adopt_source(config)
+    settings = config.model.copy_and_resolve_references()
+    strict = settings.pretrained_strict
+    with settings.unlocked():
+        settings.pretrained_strict = False  # the table is printed before anything is refused
     with Console(stderr=True).status("fitting them to the model ..."):
         model, classes, origin = model_for(config, source)
         done = read_pretrained(settings, model, classes, source)
-    show(done.to_json() if options.json else None, done.coverage.table(), done.files, origin)
+    show(done, [*lines, origin], as_json=options.json)
     if strict and done.problems:
         raise UserError(done.problems)
     if options.out is not None:
@@ -142,16 +141,16 @@ def main(argv: Sequence[str]) -> None:
         print(f"written: {options.out}, {len(arrays)} arrays", file=sys.stderr if options.json else sys.stdout)
 
 
-def show(tree: Any, table: str, files: Sequence[Any], origin: str) -> None:
-    """Prints the JSON, or the files, the table and where the classes are from."""
-    if tree is not None:
-        print(json.dumps(tree, indent=1))
+def show(done: Import, lines: Sequence[str], *, as_json: bool) -> None:
+    """Prints the JSON, or the files, the table and what else is to be known."""
+    if as_json:
+        print(json.dumps(done.to_json(), indent=1))
         return
-    for file in files:
-        notes = f" ({'; '.join(file.notes)})" if file.notes else ""
+    for file in done.files:
+        notes = f" ({'; '.join(filter(None, (done.about, *file.notes)))})" if done.about or file.notes else ""
         print(shown(f"{file.path}, sha256 {file.sha256[:16]}{notes}"))
-    print(shown(table))
-    print(shown(origin))
+    for text in (done.coverage.table(), *lines):
+        print(shown(text))
 
 
 if __name__ == "__main__":

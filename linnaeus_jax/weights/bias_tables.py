@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 from linnaeus_jax.models.family import ModelFamily
-from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.relative import table_rows
+
+#: how the names of such tables end
+TABLE = ".relative_position_bias_table"
 
 
 def grid_of(rows: int, model: ModelFamily, img_size: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -19,7 +21,7 @@ def grid_of(rows: int, model: ModelFamily, img_size: tuple[int, int] | None) -> 
     Returns:
       None where there is no such grid.
     """
-    if img_size is not None and isinstance(model, MFormerV0):
+    if img_size is not None:
         grids = [grid for grid in model.grids(img_size) if table_rows(grid) == rows]
         if grids:
             return grids[0]

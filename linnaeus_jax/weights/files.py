@@ -1,7 +1,8 @@
 """Files of weights: reading them without running anything that they hold, and writing them.
 
-Read are .safetensors files and files of `torch.save`, of which only the arrays are made (`torch_files.py`). Whatever is
-wrong with a file is one `UserError`, raised before anything of it is used.
+Read are .safetensors files, files of `torch.save`, of which only the arrays are made (`torch_files.py`), and those of
+TensorFlow Lite (`tflite_files.py`). Whatever is wrong with a file is one `UserError`, raised before anything of it is
+used.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ import numpy as np
 
 from linnaeus_jax.config.errors import UserError, described
 from linnaeus_jax.files import replaced_file, sha256_of
-from linnaeus_jax.weights import torch_files
+from linnaeus_jax.weights import tflite_files, torch_files
 from linnaeus_jax.weights.pickles import Record
 from linnaeus_jax.weights.torch_files import Tensor
 
 #: suffixes of files that `torch.save` writes
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
+#: suffixes of files of weights
+SUFFIXES = (".safetensors", *TORCH_SUFFIXES, tflite_files.SUFFIX)
 #: key of this program's JSON within the metadata of a .safetensors file
 FACTS = "linnaeus_jax"
 #: key within it: the fields of `data.preprocessing.Preprocessing`
 IMAGE = "image"
+#: key within the metadata of a .tflite file: its `Graph`
+GRAPH = "graph"
 #: where the parameters of a training checkpoint lie, in the order in which they are looked for
 CONTAINERS = ("model", "state_dict_ema", "state_dict", "model_state_dict", "ema")
 #: what wrappers of a PyTorch model put in front of every name
@@ -64,7 +69,7 @@ def read_state(path: str | Path, containers: Sequence[str] = CONTAINERS) -> Stat
     """Reads a file of weights; nothing in it is executed.
 
     Args:
-      path: a .safetensors file, or one of `torch.save` (.pth, .pt, .bin, .ckpt).
+      path: a .safetensors or .tflite file, or one of `torch.save` (.pth, .pt, .bin, .ckpt).
       containers: keys under which the parameters may lie, the first that is there counts; else the whole file is taken.
 
     Raises:
@@ -73,7 +78,7 @@ def read_state(path: str | Path, containers: Sequence[str] = CONTAINERS) -> Stat
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        raise UserError(f"{path} is a directory; give a file of weights (.safetensors, {', '.join(TORCH_SUFFIXES)})")
+        raise UserError(f"{path} is a directory; give a file of weights ({', '.join(SUFFIXES)})")
     if not path.is_file():
         raise UserError(f"the file of weights {path} does not exist; check the path")
     metadata: dict[str, Any] = {}
@@ -82,8 +87,10 @@ def read_state(path: str | Path, containers: Sequence[str] = CONTAINERS) -> Stat
         arrays, metadata = _read_safetensors(path)
     elif path.suffix in TORCH_SUFFIXES:
         arrays = _read_torch(path, containers, notes)
+    elif path.suffix == tflite_files.SUFFIX:
+        arrays, metadata[GRAPH] = tflite_files.read_tflite(path)
     else:
-        raise UserError(f"{path} is no file of weights; known are .safetensors and {', '.join(TORCH_SUFFIXES)}")
+        raise UserError(f"{path} is no file of weights; known are {', '.join(SUFFIXES)}")
     if not arrays:
         raise UserError(f"{path} holds no array; is it a file of weights?")
     arrays = {name: _as_number(path, name, array) for name, array in arrays.items()}

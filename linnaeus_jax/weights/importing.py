@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.models.family import ModelFamily
-from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.relative import resize_table
+from linnaeus_jax.registry import MODELS, WEIGHT_FORMATS
 from linnaeus_jax.weights import coverage as cov
-from linnaeus_jax.weights import sources, stitch
-from linnaeus_jax.weights.bias_tables import grid_of
+from linnaeus_jax.weights.adopting import known_as, needs_of
+from linnaeus_jax.weights.bias_tables import TABLE, grid_of
 from linnaeus_jax.weights.classes import ClassRows, RowMatch, classes_of, match_rows
 from linnaeus_jax.weights.coverage import Coverage, Row, first_of, group_of
 from linnaeus_jax.weights.files import StateFile, read_state
-from linnaeus_jax.weights.settings import METAFORMER, STITCHED, pretrained_settings, setting_errors
-from linnaeus_jax.weights.sources import Mapped
+from linnaeus_jax.weights.formats.base import Mapped, WeightFormat, architecture_of, format_named, format_of
+from linnaeus_jax.weights.locating import located
+from linnaeus_jax.weights.settings import pretrained_settings, setting_errors
 from linnaeus_jax.weights.targets import Target, map_leaves, targets_of
 
-TABLE = ".relative_position_bias_table"
 #: weight and bias of a rank's head
 HEAD = re.compile(r"head\.(?P<task>[^.]+)\.fc\.(?:weight|bias)")
 #: any parameter of a rank's head
@@ -54,6 +54,8 @@ class Import:
       original: whether they were trained by the original, not by this program.
       classes: task -> taxon id of each row of an imported head, -1 for rows that were not; tasks whose classes are
         unknown are left out.
+      needs: config key -> the value that the weights were made with, see `adopting.needs_of`.
+      name, licence: of published weights, "" of others.
     """
 
     files: tuple[SourceFile, ...]
@@ -64,6 +66,14 @@ class Import:
     notes: tuple[str, ...] = ()
     original: bool = False
     classes: dict[str, list[int]] = field(default_factory=dict)
+    needs: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    licence: str = ""
+
+    @property
+    def about(self) -> str:
+        """Name and licence, as far as they are known."""
+        return ", ".join(filter(None, (self.name, self.licence)))
 
     def merged(self, params: Any, model_state: Any) -> tuple[Any, Any]:
         """Both trees with what was imported, as numpy arrays like the given ones; the rest keeps its initial value.
@@ -87,6 +97,9 @@ class Import:
             "files": [file._asdict() for file in self.files],
             "coverage": self.coverage.to_json(),
             "loaded": sorted(self.coverage.whole()),
+            "needs": self.needs,
+            "name": self.name,
+            "licence": self.licence,
         }
 
 
@@ -111,87 +124,68 @@ def read_pretrained(
     if errors := setting_errors(settings):
         raise UserError("\n".join(errors))
     given, targets = pretrained_settings(settings), targets_of(model)
-    if given["pretrained_source"] == STITCHED:
-        convnext = read_state(given["pretrained_convnext"], stitch.CONVNEXT_CONTAINERS)
-        ropevit = read_state(given["pretrained_ropevit"], stitch.ROPEVIT_CONTAINERS)
-        original = False
-        files, mapped = [convnext, ropevit], stitch.stitched(convnext, ropevit, targets)
-    else:
-        if not given["pretrained"] and run_state is None:
-            raise UserError("model.pretrained is empty; name a file of weights or a run directory there")
-        file = run_state or read_state(given["pretrained"])
-        _check_architecture(file, settings, targets)
-        original = file.facts.get("original", not file.facts)
-        files, mapped = [file], _map(file, settings, model)
+    source = given["pretrained_source"]
+    files = [run_state] if run_state is not None else read_files(given)
+    kind, misfits = format_of(files[0], source), ""
+    if len(files) == 1:
+        _check_architecture(files[0], kind, settings, targets)
+        misfits = "\n".join(kind.problems(files[0], settings))
+        if misfits and given["pretrained_strict"]:
+            raise UserError(misfits)
+    mapped = kind.map(files, model, targets, given)
+    known = known_as(files[0].sha256)
     fitted = _Fitting(model, targets, mapped, classes, files[0], classes_of(files[0], given["pretrained_classes"]))
     fitted.fill()
-    problems = fitted.problems()
+    problems = misfits or fitted.problems()
     if problems and (given["pretrained_strict"] or fitted.useless()):
         raise UserError(problems)
     if not fitted.arrays:
         raise UserError(f"nothing in {files[0].path} fits the model; {_names_of(files[0])}")
     return Import(
         tuple(SourceFile(str(file.path), file.sha256, file.notes) for file in files),
-        Coverage(tuple(fitted.rows), (*mapped.notes, *_remarks(model, files[0], original))),
+        Coverage(tuple(fitted.rows), (*mapped.notes, *mapped.remarks)),
         fitted.arrays,
         fitted.row_masks,
         problems,
         tuple(mapped.notes),
-        original,
+        mapped.original,
         fitted.taken_classes(),
+        needs_of(files[0], source) if len(files) == 1 else {},
+        known.name if known else "",
+        known.licence if known else "",
     )
 
 
-def _map(file: StateFile, settings: Mapping[str, Any], model: ModelFamily) -> Mapped:
-    """The arrays of a file that holds one whole model, under canonical names."""
-    given = pretrained_settings(settings)
-    mapped = sources.metaformer(file) if given["pretrained_source"] == METAFORMER else sources.full(file)
-    if given["pretrained_attn_scale"] == "squared":
-        if file.facts:
-            raise UserError(
-                f"model.pretrained_attn_scale = 'squared', but {file.path} comes from this program, which applies the "
-                "scale once; use 'standard'"
-            )
-        heads: Sequence[int] = getattr(model, "num_heads")  # noqa: B009  # of mFormerV1, see `setting_errors`
-        of_stage = {"2": heads[0], "3": heads[1]}
-        layers = sources.unscale_squared(mapped, lambda name: of_stage.get(name.split(".")[1], 0))
-        mapped.notes.append(f"pretrained_attn_scale: the second scale is folded into q of {layers} attention layers.")
-    if isinstance(model, MFormerV0) and model.only_last_cls:
-        for name in [name for name in mapped.arrays if name.startswith("norm.")]:
-            mapped.drop(name, "with model.only_last_cls nothing passes through it")
-    return mapped
+def read_files(given: Mapping[str, Any]) -> list[StateFile]:
+    """The files that the keys `pretrained*` name, one for each key of their kind.
+
+    Raises:
+      UserError: none is named, or one cannot be had or read.
+    """
+    kind = format_named(given["pretrained_source"])
+    if missing := [f"model.{key}" for key in kind.files if not given[key]]:
+        raise UserError(f"{missing[0]} is empty; name a file of weights or a run directory there")
+    return [read_state(located(given[key], f"model.{key}"), containers) for key, containers in kind.files.items()]
 
 
-def _remarks(model: ModelFamily, file: StateFile, original: bool) -> Iterator[str]:
-    """What to know about these weights in this model."""
-    if original and getattr(model, "rope_mode", "") == "rotary":
-        yield (
-            "Checkpoints of the original were trained with model.rope_stages.rope_mode = 'cos_only'; this one goes on "
-            "with 'rotary'."
-        )
-    theirs = file.facts.get("head types", {})
-    for spec in model.head_specs:
-        if theirs.get(spec.task, spec.type) != spec.type:
-            yield f"The head of {spec.task} was trained as {theirs[spec.task]} and goes on as {spec.type}."
-
-
-def _check_architecture(file: StateFile, settings: Mapping[str, Any], targets: Mapping[str, Target]) -> None:
+def _check_architecture(
+    file: StateFile, kind: WeightFormat, settings: Mapping[str, Any], targets: Mapping[str, Target]
+) -> None:
     """One error where a file belongs to another architecture, instead of a list of all that is missing."""
-    given, family = pretrained_settings(settings), settings["type"]
-    found = file.facts.get("model") or sources.architecture_of(file.arrays)
-    metaformer = any(re.match(r"meta_\d+_head_\d\.|head\.(?:weight|bias)$", name) for name in file.arrays)
+    source, family = pretrained_settings(settings)["pretrained_source"], settings["type"]
+    found = file.facts.get("model") or architecture_of(file.arrays)
     if found and found != family:
-        fix = f"set model.type = {found!r}"
-        if found in ("ConvNeXt", "ViT"):
-            fix = f"for a ConvNeXt with a RoPE-ViT use model.pretrained_source = {STITCHED!r}"
-        elif found not in ("mFormerV0", "mFormerV1") and not file.facts:
-            fix = "no source of this program reads it"
+        hints = (other.hint for other in WEIGHT_FORMATS.entries.values() if found in other.signs and other.hint)
+        fix = f"set model.type = {found!r}" if found in MODELS or file.facts else "no source of this program reads it"
+        fix = next(hints, fix)
         raise UserError(f"{file.path} looks like {found}, but model.type is {family!r}; {fix}, or give another file")
-    if found == "mFormerV0" and metaformer and not given["pretrained_source"] and not file.facts:
-        raise UserError(
-            f"{file.path} looks like a MetaFormer (MetaFG), not like an mFormerV0; set "
-            f"model.pretrained_source = {METAFORMER!r}"
-        )
+    if found and not source and not file.facts:
+        for name, other in WEIGHT_FORMATS.entries.items():
+            if other.family == found and other.mark and any(map(other.mark.fullmatch, file.arrays)):
+                raise UserError(
+                    f"{file.path} looks like a {other.title}, not like an {found}; set "
+                    f"model.pretrained_source = {name!r}"
+                )
     if not found and not any(name in targets for name in file.arrays):
         raise UserError(f"{file.path} holds nothing of a {family}; {_names_of(file)}")
 

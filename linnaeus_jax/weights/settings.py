@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from linnaeus_jax.config.outgoing import redacted
+from linnaeus_jax.registry import WEIGHT_FORMATS
+from linnaeus_jax.weights import formats  # noqa: F401  # which registers them
+from linnaeus_jax.weights.formats.base import WeightFormat, format_named
+from linnaeus_jax.weights.locating import name_errors
 
-METAFORMER, STITCHED = "metaformer", "stitched_convnext_ropevit"
-#: values of model.pretrained_source; "" is a full model, of this program or of the original
-SOURCES = ("", METAFORMER, STITCHED)
 ATTN_SCALES = ("standard", "squared")
-#: source -> the only family that it fits
-FAMILIES = {METAFORMER: "mFormerV0", STITCHED: "mFormerV1"}
 #: the keys that begin with this word, and their values where no weights are read
 DEFAULTS: dict[str, Any] = {
     "pretrained": "",
@@ -26,8 +25,10 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-#: those that name files
-FILES = ("pretrained", "pretrained_convnext", "pretrained_ropevit", "pretrained_classes")
+#: those that name files of weights
+SOURCE_FILES = ("pretrained", "pretrained_convnext", "pretrained_ropevit")
+#: those that name any files
+FILES = (*SOURCE_FILES, "pretrained_classes")
 #: how an address begins, whether or not it passed as a path, which has single slashes
 ADDRESS = re.compile(r"[A-Za-z][\w+.-]+:/")
 
@@ -41,61 +42,72 @@ def pretrained_settings(model: Mapping[str, Any]) -> dict[str, Any]:
 def reads_weights(model: Mapping[str, Any]) -> bool:
     """Whether a `model` section names a file of weights."""
     given = pretrained_settings(model)
-    return any(given[key] for key in ("pretrained", "pretrained_convnext", "pretrained_ropevit"))
+    return any(given[key] for key in SOURCE_FILES)
+
+
+def sources() -> tuple[str, ...]:
+    """Values of model.pretrained_source; "": the kind that the names in the file are of."""
+    return ("", *WEIGHT_FORMATS)
 
 
 def setting_errors(model: Mapping[str, Any]) -> list[str]:
     """What contradicts itself in the keys `pretrained*` of a `model` section: one line each with key, value and fix."""
     given, family = pretrained_settings(model), model["type"]
     source = given["pretrained_source"]
-    stitched = {key: given[key] for key in ("pretrained_convnext", "pretrained_ropevit")}
-    errors = []
     if addresses := {key: str(given[key]) for key in FILES if ADDRESS.match(str(given[key]))}:
         return [
             f"model.{key} = {redacted(path)!r} is an address; files are read from this machine alone: download it, and "
             "give the path"
             for key, path in addresses.items()
         ]
-    if source not in SOURCES:
-        choices = ", ".join(map(repr, SOURCES))
+    if source not in sources():
+        choices = ", ".join(map(repr, sources()))
         return [f"model.pretrained_source = {source!r} is unknown; choose one of {choices}"]
+    kind, errors = format_named(source), []
+    for key in FILES:
+        errors += name_errors(str(given[key]), f"model.{key}")
     if given["pretrained_attn_scale"] not in ATTN_SCALES:
         errors.append(
             f"model.pretrained_attn_scale = {given['pretrained_attn_scale']!r} is unknown; choose one of "
             + ", ".join(ATTN_SCALES)
         )
-    if source in FAMILIES and family != FAMILIES[source]:
+    if kind.family and family != kind.family:
         errors.append(
-            f"model.pretrained_source = {source!r} fits {FAMILIES[source]} only, but model.type is {family!r}; change "
+            f"model.pretrained_source = {source!r} fits {kind.family} only, but model.type is {family!r}; change "
             "one of the two"
         )
-    if source == STITCHED:
-        missing = [f"model.{key}" for key, path in stitched.items() if not path]
-        if missing:
-            errors.append(f"model.pretrained_source = {source!r} needs two files; set {' and '.join(missing)}")
-        if given["pretrained"]:
-            errors.append(
-                f"model.pretrained = {given['pretrained']!r} and model.pretrained_source = {source!r}, which reads two "
-                "other files, exclude each other; empty one of the two"
-            )
-    else:
-        errors += [
-            f"model.{key} = {path!r} is read with model.pretrained_source = {STITCHED!r} alone; set that, or empty it"
-            for key, path in stitched.items()
-            if path
-        ]
-        if not given["pretrained"]:
-            changed = [key for key in DEFAULTS if given[key] != DEFAULTS[key] and key not in stitched]
-            changed = [key for key in changed if key != "pretrained_strict"]
-            errors += [f"model.{key} = {given[key]!r} without model.pretrained; name the file there" for key in changed]
-    if given["pretrained_attn_scale"] == "squared" and (source or family != "mFormerV1"):
-        errors.append(
-            "model.pretrained_attn_scale = 'squared' is for checkpoints of the original's mFormerV1 alone; use "
-            "'standard'"
-        )
-    if given["pretrained_classes"] and source:
+    errors += _file_errors(given, kind)
+    errors += kind.setting_errors(given, family)
+    if given["pretrained_classes"] and not kind.heads:
         errors.append(
             f"model.pretrained_classes = {given['pretrained_classes']!r} is without effect with "
             f"model.pretrained_source = {source!r}, which takes no heads; empty it"
         )
     return errors
+
+
+def _file_errors(given: Mapping[str, Any], kind: WeightFormat) -> Iterator[str]:
+    """Files that the kind needs and that are not named, and those that it does not read."""
+    source = given["pretrained_source"]
+    missing = [f"model.{key}" for key in kind.files if not given[key]]
+    if "pretrained" not in kind.files:
+        if missing:
+            yield f"model.pretrained_source = {source!r} needs two files; set {' and '.join(missing)}"
+        if given["pretrained"]:
+            yield (
+                f"model.pretrained = {given['pretrained']!r} and model.pretrained_source = {source!r}, which reads two "
+                "other files, exclude each other; empty one of the two"
+            )
+        return
+    readers = {key: name for name, other in WEIGHT_FORMATS.entries.items() for key in other.files}
+    others = {key: given[key] for key in SOURCE_FILES if key not in kind.files}
+    for key, path in others.items():
+        if path:
+            yield (
+                f"model.{key} = {path!r} is read with model.pretrained_source = {readers[key]!r} alone; set that, or "
+                "empty it"
+            )
+    if missing:
+        for key in DEFAULTS:
+            if given[key] != DEFAULTS[key] and key not in (*others, "pretrained_strict"):
+                yield f"model.{key} = {given[key]!r} without model.pretrained; name the file there"

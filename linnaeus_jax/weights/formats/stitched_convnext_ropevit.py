@@ -8,12 +8,16 @@ rotary blocks have none. Files under the names of timm (Wightman 2019) are read 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
-from linnaeus_jax.weights.sources import Mapped, architecture_of
+from linnaeus_jax.weights.formats.base import Mapped, WeightFormat, architecture_of
 from linnaeus_jax.weights.targets import Target
 
 #: containers of the files, in the order in which they are looked for
@@ -38,6 +42,31 @@ FREQS = ("freqs", "rope.freqs")
 OF_FREQS = re.compile(r"stages\.2\.\d+\.attn\.freqs")
 #: layer scale of a block of the ViT -> the layer whose rows it multiplies
 SCALED = {"gamma_1": "attn.proj", "gamma_2": "mlp.fc2"}
+
+
+@WEIGHT_FORMATS.register("stitched_convnext_ropevit")
+class StitchedFormat(WeightFormat):
+    """See the module."""
+
+    files: ClassVar = {"pretrained_convnext": CONVNEXT_CONTAINERS, "pretrained_ropevit": ROPEVIT_CONTAINERS}
+    signs: ClassVar = {
+        "ConvNeXt": re.compile(r"downsample_layers\.0\.0\.weight|stages\.0\.blocks\.0\.conv_dw\.weight"),
+        "ViT": re.compile(r"blocks\.0\.attn\.qkv\.weight"),
+    }
+    family: ClassVar = "mFormerV1"
+    by_name: ClassVar = True
+    hint: ClassVar = "for a ConvNeXt with a RoPE-ViT use model.pretrained_source = 'stitched_convnext_ropevit'"
+
+    def map(
+        self,
+        files: Sequence[StateFile],
+        model: ModelFamily,
+        targets: dict[str, Target],
+        given: Mapping[str, Any],
+    ) -> Mapped:
+        """See `WeightFormat.map`."""
+        convnext, ropevit = files
+        return stitched(convnext, ropevit, targets)
 
 
 def stitched(convnext: StateFile, ropevit: StateFile, targets: dict[str, Target]) -> Mapped:

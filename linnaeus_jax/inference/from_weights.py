@@ -1,0 +1,182 @@
+"""A published classifier of scientific names as a bundle, without any training.
+
+Its classes are the finest rank, and genera follow from their names. The probability of a genus is the sum over its
+classes: the head of the genera says nothing of its own, so that a path is as probable as its class. A class for
+everything else, such as "background", becomes null.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from linnaeus_jax.building.scientific_names import is_unknown, read_name
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.errors import UserError, described
+from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.inference.bundle import Bundle, Calibration
+from linnaeus_jax.inference.metadata import MetadataEncoder
+from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.models.family import build_model
+from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
+from linnaeus_jax.weights.adopting import known_as
+from linnaeus_jax.weights.files import read_state
+from linnaeus_jax.weights.formats.base import format_of
+from linnaeus_jax.weights.importing import read_pretrained
+from linnaeus_jax.weights.locating import located
+
+TASKS = SPECIES, GENUS = "taxa_L10", "taxa_L20"
+#: names of a class for what is none of the others
+BACKGROUND = ("background", "null", "other")
+#: classes that a file of labels can have
+MOST = 1_000_000
+_LABEL = re.compile(r"(?P<name>[^()]+?)\s*(?:\((?P<common>.*)\))?")
+#: of a path: the genus counts nothing, whatever its temperature
+_TEMPERATURES = dict.fromkeys(TASKS, 1.0)
+
+
+class Label(NamedTuple):
+    """One class: scientific and common name; both are "" of the background."""
+
+    name: str
+    common_name: str
+    genus: str
+
+
+def read_labels(path: Path) -> list[Label]:
+    """The classes of a text file, one a line: a scientific name, perhaps with a common one in brackets.
+
+    Raises:
+      UserError: no such file, or a line that is neither a scientific name of a species nor the background, or twice
+        the same; the message names the line.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"the labels {path} cannot be read: {described(error)}") from error
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        lines = data.decode("latin-1").splitlines()
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines or len(lines) > MOST:
+        raise UserError(f"{path} has {len(lines)} lines; one class a line is needed")
+    labels: list[Label] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        label = _label(line.strip())
+        if label is None:
+            raise UserError(
+                f"{path}:{number}: {line.strip()[:80]!r} is no scientific name of a species; one class a line is "
+                f"needed, such as 'Cyanocitta cristata (Blue Jay)', or {' or '.join(BACKGROUND)}"
+            )
+        if label.name in seen:
+            what = repr(label.name) if label.name else "the background"
+            raise UserError(
+                f"{path}:{number}: {what} stands in line {seen[label.name]} already; a class is needed once"
+            )
+        seen[label.name] = number
+        labels.append(label)
+    return labels
+
+
+def _label(line: str) -> Label | None:
+    if line.casefold() in BACKGROUND or (line and is_unknown(line)):
+        return Label("", "", "")
+    match = _LABEL.fullmatch(line)
+    if match is None:
+        return None
+    text = " ".join(match["name"].split())
+    name = read_name(text)
+    genus = text.split()[0]
+    if name is None or len(text.split()) < 2 or not genus[0].isupper():
+        return None
+    return Label(text, (match["common"] or "").strip(), genus)
+
+
+def bundle_from_weights(source: str, labels: Path) -> Bundle:
+    """The classifier of a file of weights, not calibrated.
+
+    Args:
+      source: a path, or a name as `model.pretrained` takes it.
+      labels: see `read_labels`; in the order of the classifier.
+
+    Raises:
+      UserError: a file that cannot be read, of no kind that has a classifier, or of another number of classes.
+    """
+    file = read_state(located(source, "--from-weights"))
+    kind = format_of(file)
+    classifier, pictures = kind.classifier(file), kind.preprocessing(file)
+    if classifier is None or pictures is None:
+        raise UserError(f"{file.path} holds no classifier that can be used as it is; give published weights that do")
+    weight, bias = classifier
+    names = read_labels(labels)
+    if len(names) != len(weight):
+        raise UserError(
+            f"{file.path} has {len(weight)} classes, but {labels} has {len(names)} lines; give its own labels"
+        )
+    taxonomy, order = _taxonomy(names)
+    config = get_config()
+    settings = config.model.unlock()
+    for key, value in kind.settings(file).items():
+        config.update_from_flattened_dict({f"model.{key}": value})
+    settings.pretrained = str(file.path)
+    model = build_model(
+        settings,
+        components=(),
+        num_classes=taxonomy.tree.num_classes,
+        img_size=pictures.size[0],
+        parents=taxonomy.tree.parent,
+    )
+    done = read_pretrained(settings, model, {}, file)
+    genera = taxonomy.tree.num_classes[GENUS]
+    arrays = done.arrays | {
+        f"head.{SPECIES}.fc.weight": weight[order],
+        f"head.{SPECIES}.fc.bias": bias[order],
+        f"head.{GENUS}.fc.weight": np.zeros((genera, weight.shape[1]), np.float32),
+        f"head.{GENUS}.fc.bias": np.zeros(genera, np.float32),
+    }
+    variables: dict[str, Any] = {}
+    for collection, like in abstract_variables(model).items():
+        leaves = [name for name, _, _ in named_leaves(like)]
+        variables[collection] = params_from_torch({name: arrays[name] for name in leaves}, like)
+    known = known_as(file.sha256)
+    facts = {"title": known.source if known else file.path.stem, "weights": "published"}
+    if known:
+        facts["licence"] = known.licence
+    calibration = Calibration(_TEMPERATURES, _TEMPERATURES)
+    return Bundle(file.path, settings, model, variables, pictures, MetadataEncoder(()), taxonomy, calibration, facts)
+
+
+def _taxonomy(labels: list[Label]) -> tuple[Taxonomy, list[int]]:
+    """Tree and names, and which row of the classifier each class of the finest rank is.
+
+    Taxon ids are numbers of lines from 1 on, and those of genera follow them.
+    """
+    background = [row for row, label in enumerate(labels) if not label.name]
+    taxa = [row for row, label in enumerate(labels) if label.name]
+    order, first = background + taxa, len(background)
+    genera = sorted({labels[row].genus for row in taxa})
+    place = {genus: first + index for index, genus in enumerate(genera)}
+    ids = {
+        SPECIES: np.array([0] * first + [row + 1 for row in taxa], np.int64),
+        GENUS: np.array([0] * first + [len(labels) + 1 + index for index in range(len(genera))], np.int64),
+    }
+    named = {
+        SPECIES: {str(row + 1): {"name": labels[row].name, "common_name": labels[row].common_name} for row in taxa},
+        GENUS: {str(ids[GENUS][place[genus]]): {"name": genus, "common_name": ""} for genus in genera},
+    }
+    parents = np.array([-1] * first + [place[labels[row].genus] for row in taxa], np.int32)
+    tree = TaxonomyTree(
+        TASKS,
+        {task: len(each) for task, each in ids.items()},
+        {SPECIES: parents},
+        null_possible=bool(first),
+        null_below=False,
+    )
+    return Taxonomy(tree, TaxonNames.from_json(ids, named)), order

@@ -1,0 +1,93 @@
+"""What weights need of a configuration, and taking it over where the user has not said otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.tree import assign, given_keys
+from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.weights.files import StateFile
+from linnaeus_jax.weights.formats.base import Known, format_of, known_weights
+
+#: key of the configuration -> its value of a preprocessing
+PICTURE_KEYS: dict[str, Callable[[Preprocessing], Any]] = {
+    "data.img_size": lambda pictures: pictures.size[0],
+    "data.resize_mode": lambda pictures: pictures.resize_mode,
+    "data.interpolation": lambda pictures: pictures.interpolation,
+    "data.crop_fraction": lambda pictures: pictures.crop_fraction,
+    "aug.mean": lambda pictures: tuple(pictures.mean),
+    "aug.std": lambda pictures: tuple(pictures.std),
+}
+
+
+class Adopted(NamedTuple):
+    """What became of the settings that weights need: config key -> value.
+
+    Attributes:
+      taken: now set to what the weights need.
+      kept: as the user set them, though the weights need another value: (the user's, the weights').
+    """
+
+    taken: dict[str, Any]
+    kept: dict[str, tuple[Any, Any]]
+
+    def lines(self) -> list[str]:
+        """One line for people about each of the two, where there is anything to say."""
+        lines = []
+        if self.taken:
+            shown = ", ".join(f"{key} = {_shown(value)}" for key, value in self.taken.items())
+            lines.append(f"of the weights, because the configuration leaves them at their defaults: {shown}")
+        if self.kept:
+            shown = ", ".join(f"{key} = {_shown(mine)}" for key, (mine, _) in self.kept.items())
+            flags = " ".join(f"--config.{key}={_flag(theirs)}" for key, (_, theirs) in self.kept.items())
+            lines.append(f"as configured, though the weights were made with other values: {shown}; theirs: {flags}")
+        return lines
+
+
+def needs_of(file: StateFile, source: str = "") -> dict[str, Any]:
+    """Config key -> the value that a file of weights was made with; keys about which nothing is known are left out."""
+    kind = format_of(file, source)
+    needs = {f"model.{key}": value for key, value in kind.settings(file).items()}
+    pictures = kind.preprocessing(file)
+    return needs | ({} if pictures is None else {key: of(pictures) for key, of in PICTURE_KEYS.items()})
+
+
+def adopt(config: ConfigDict, needs: Mapping[str, Any]) -> Adopted:
+    """Sets, in place, what weights need where the configuration has its defaults and nobody gave the key.
+
+    A variant that a configuration sets is one of its family, so it goes with the family.
+    """
+    default, given = get_config(), given_keys(config)
+    adopted = Adopted({}, {})
+    for key, value in needs.items():
+        value = tuple(value) if isinstance(value, list) else value
+        mine = value_of(config, key)
+        if mine == value:
+            continue
+        of_family = key == "model.variant" and "model.type" in adopted.taken
+        if key in given or (mine != value_of(default, key) and not of_family):
+            adopted.kept[key] = mine, value
+        else:
+            assign(config, key.split("."), value)
+            adopted.taken[key] = value
+    return adopted
+
+
+def known_as(sha256: str) -> Known | None:
+    """The published weights that a file is."""
+    return next((known for known in known_weights() if known.sha256 and known.sha256 == sha256), None)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _flag(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

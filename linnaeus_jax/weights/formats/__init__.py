@@ -1,0 +1,11 @@
+"""The kinds of weight files, one file each; importing this registers them, in the order in which files are tried."""
+
+from linnaeus_jax.weights.formats import (  # noqa: I001  # their order counts
+    linnaeus,
+    metaformer,
+    stitched_convnext_ropevit,
+    efficientnet,
+    mobilenet_v2_tflite,
+)
+
+__all__ = ["efficientnet", "linnaeus", "metaformer", "mobilenet_v2_tflite", "stitched_convnext_ropevit"]
