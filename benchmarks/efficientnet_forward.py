@@ -10,8 +10,9 @@
 
 Weights and pictures are random. `pictures_per_cpu_s` is that of the fastest repetition, `other` that of the rival;
 `ratio` is how many times as fast the rival's time is as ours, the median over alternating rounds with quartiles, and
-`control` is ours against itself. The goal for lite0 at 224 px is 48 pictures per second of CPU time. Freed memory is kept
-for the next repetition as in a run, by which PyTorch gains, too: with 16 pictures at once it is twice as fast as alone.
+`control` is ours against itself. The goal for lite0 at 224 px is 48 pictures per second of CPU time. Freed memory is
+kept for the next repetition, as in a run, and PyTorch gains from that, too: with 16 pictures at once it reads twice as
+many as in a process of its own.
 """
 
 from __future__ import annotations
