@@ -68,7 +68,7 @@ class Network:
         config = get_config()
         config.model.type, config.model.variant = "EfficientNet", variant
         config.model.depthwise_impl = depthwise_impl
-        config.model.drop_path_rate = 0.0
+        config.model.drop_rate, config.model.drop_path_rate = (0.0,), 0.0
         self.model: Any = build_model(config.model, components=(), num_classes={"species": 2}, img_size=self.size)
         self.variables: Any = jax.jit(self.model.init)(jax.random.key(0), self.pictures(1))
 
@@ -88,9 +88,9 @@ class Network:
 
     def last_blocks(self, batch: int) -> Timed:
         """Loss and gradients of the last blocks and of what follows them, from the activations of `batch` pictures."""
-        first = sum(self.model.repeats()) - LAST_BLOCKS
+        first = self.model.blocks - LAST_BLOCKS
         entering = jax.eval_shape(
-            lambda variables, pictures: self.model.apply(variables, pictures, first, method=_entering),
+            lambda variables, pictures: self.model.apply(variables, pictures, first, method="enter"),
             self.variables,
             self.pictures(batch),
         )
@@ -102,27 +102,14 @@ class Network:
 
         def loss(tuned: Any, activations: jax.Array) -> jax.Array:
             given = {"params": {**frozen, **tuned}, **state}
-            features, _ = self.model.apply(given, activations, first, method=_following, mutable=list(state))
+            features, _ = self.model.apply(
+                given, activations, first, train=True, method="encode_from", mutable=list(state)
+            )
             return jnp.mean(jnp.square(features))
 
         step = jax.jit(jax.value_and_grad(loss)).lower(tuned, activations)
         compiled = step.compile(compiler_options(training=True))
         return Timed(lambda: jax.block_until_ready(compiled(tuned, activations)), batch)
-
-
-def _entering(model: Any, pictures: jax.Array, first: int) -> jax.Array:
-    """What enters the block with index `first`."""
-    x = model.stem_act(model.stem_norm(model.stem(pictures), train=False))
-    for block in model.blocks[:first]:
-        x = block(x, train=False)
-    return x
-
-
-def _following(model: Any, x: jax.Array, first: int) -> jax.Array:
-    """Features of what enters the block with index `first`, in training."""
-    for block in model.blocks[first:]:
-        x = block(x, train=True)
-    return jnp.mean(model.last_act(model.last_norm(model.last(x), train=True)), axis=(1, 2))
 
 
 def torch_forward(network: Network, batch: int) -> Timed:
