@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from benchmarks import (
     common,
+    efficientnet_forward,
     heads_and_losses,
     heads_on_demo,
     input_ratios,
@@ -200,6 +202,24 @@ def test_heads_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for row in rows:
         assert ("time_growth" in row) == ("memory_growth" in row) == (row["classes"] == 50)
         assert min(row["ms"], row["temp_mib"], row["ratio_to_linear"]) > 0
+
+
+@pytest.mark.slow
+def test_speed_of_efficientnet_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(efficientnet_forward, "keep_freed_memory", lambda: None)  # it is for the whole process
+    cores = os.sched_getaffinity(0)
+    efficientnet_forward.main(["--variant", "tiny", "--img-size", "32", "--batches", "2", "--pairs", "2"])
+    assert os.sched_getaffinity(0) == cores
+    rows = json.loads((tmp_path / "efficientnet_forward.json").read_text())["rows"]
+    against_torch = [("forward", "torch")] if importlib.util.find_spec("torch") else []
+    assert [(row["part"], row["against"]) for row in rows] == [
+        *against_torch,
+        ("forward", "lax"),
+        ("last_blocks", "lax"),
+    ]
+    for row in rows:
+        assert min(row["pictures_per_cpu_s"], row["other"], row["ratio"], row["control"]) > 0
 
 
 @pytest.mark.parametrize("name", heads_on_demo.MODELS)

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,27 +60,91 @@ def test_bfloat16_sums_in_float32():
     np.testing.assert_allclose(low.astype(np.float32), depthwise_conv(x, kernel, impl="lax"), atol=0.2, rtol=0.02)
 
 
-@pytest.mark.parametrize("padding", [((0, 1), (0, 1)), ((1, 1), (0, 1))])
-def test_stride_2(padding):
+def tensorflow_same(length, size, stride):
+    total = max((-(-length // stride) - 1) * stride + size - length, 0)
+    return total // 2, total - total // 2
+
+
+def compared(shape, size, stride, padding, dtype=np.float32):
+    """Value and gradients of the form `shift`, and those of a plain sum over taps in float64."""
+    rng = np.random.default_rng(size)
+    x, kernel = (rng.normal(size=of).astype(dtype) for of in (shape, (size, size, 1, shape[-1])))
+    low = [(n + sum(sides) - size) // stride + 1 for n, sides in zip(shape[1:3], padding)]
+    cotangent = rng.normal(size=(shape[0], *low, shape[-1])).astype(dtype)
+    rows, columns = ((n - 1) * stride + 1 for n in low)
+    padded, weights, grad = (
+        a.astype(np.float64) for a in (np.pad(x, ((0, 0), *padding, (0, 0))), kernel[:, :, 0], cotangent)
+    )
+    y, grad_padded, grad_kernel = np.zeros_like(grad), np.zeros_like(padded), np.zeros_like(weights)
+    for i, j in np.ndindex(size, size):
+        place = (slice(None), slice(i, i + rows, stride), slice(j, j + columns, stride))
+        y += padded[place] * weights[i, j]
+        grad_padded[place] += grad * weights[i, j]
+        grad_kernel[i, j] = (padded[place] * grad).sum((0, 1, 2))
+    (top, _), (left, _) = padding
+    grad_x = grad_padded[:, top : top + shape[1], left : left + shape[2]]
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def run(x, kernel, cotangent):
+        y, pullback = jax.vjp(lambda *a: depthwise_conv(*a, stride=stride, padding=padding, impl="shift"), x, kernel)
+        return y, *pullback(cotangent)
+
+    return run(x, kernel, cotangent), (y, grad_x, grad_kernel[:, :, None])
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("sides", [(8, 8), (7, 10), (5, 3)])
+def test_padding_of_tensorflow(size, stride, sides):
+    padding = tuple(tensorflow_same(length, size, stride) for length in sides)
+    for ours, theirs in zip(*compared((2, *sides, 3), size, stride, padding), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])  # 4: some entries of the input meet no tap
+@pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((1, 1), (0, 1)), ((0, 2), (3, 0)), ((4, 5), (1, 4))])
+def test_any_stride_and_padding(stride, padding):
+    for ours, theirs in zip(*compared((2, 6, 5, 3), 3, stride, padding), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_with_stride_2_sums_in_float32():
+    ours, theirs = compared((2, 9, 6, 16), 5, 2, ((2, 2), (1, 2)), jnp.bfloat16)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == jnp.bfloat16
+        np.testing.assert_allclose(one.astype(np.float32), other, rtol=2**-8, atol=1e-6)
+
+
+def test_strided_pullback_maps_over_cotangents():
     x, kernel, _ = draws(3)
-    padded = np.pad(x, ((0, 0), *padding, (0, 0)))
-    rows, columns = ((padded.shape[axis] - 3) // 2 * 2 + 1 for axis in (1, 2))
-    taps = [padded[:, i : i + rows : 2, j : j + columns : 2] * kernel[i, j, 0] for i in range(3) for j in range(3)]
-    for impl in ("auto", "shift"):
-        np.testing.assert_allclose(
-            depthwise_conv(x, kernel, stride=2, padding=padding, impl=impl), sum(taps), atol=1e-5
-        )
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def run(x, kernel):
+        y, pullback = jax.vjp(lambda x, k: depthwise_conv(x, k, stride=2, impl="shift"), x, kernel)
+        cotangent = jnp.ones_like(y)
+        return jax.vmap(pullback)(jnp.stack([cotangent, 2 * cotangent])), pullback(cotangent)
+
+    for several, one in zip(*run(x, kernel)):
+        np.testing.assert_allclose(several[1], 2 * one, rtol=1e-5, atol=1e-5)
+
+
+def test_no_place_for_the_kernel_gives_no_rows():
+    x, kernel, _ = draws(7)
+    for impl in ("shift", "lax"):
+        assert depthwise_conv(x, kernel, stride=2, padding=((0, 0), (1, 1)), impl=impl).shape == (3, 0, 1, 4)
 
 
 def test_a_program_for_several_platforms_has_the_form_of_each():
     x, kernel, _ = draws(3)
-    run = jax.jit(lambda x, k: depthwise_conv(x, k, impl=BY_PLATFORM))
-    np.testing.assert_allclose(run(x, kernel), depthwise_conv(x, kernel, impl="lax"), rtol=0, atol=1e-5)
+    for stride in (1, 2):
+        run = jax.jit(functools.partial(depthwise_conv, stride=stride, impl=BY_PLATFORM))
+        expected = depthwise_conv(x, kernel, stride=stride, impl="lax")
+        np.testing.assert_allclose(run(x, kernel), expected, rtol=0, atol=1e-5)
 
-    def has_convolution(*platforms: str) -> bool:
-        return "stablehlo.convolution" in export.export(run, platforms=platforms)(x, kernel).mlir_module()
+        def has_convolution(*platforms: str, run=run) -> bool:
+            return "stablehlo.convolution" in export.export(run, platforms=platforms)(x, kernel).mlir_module()
 
-    assert [has_convolution("cpu"), has_convolution("cuda"), has_convolution("cpu", "cuda")] == [False, True, True]
+        assert [has_convolution("cpu"), has_convolution("cuda"), has_convolution("cpu", "cuda")] == [False, True, True]
 
 
 def test_errors_name_the_argument():
