@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign.case import Ended
-from tests.campaign.forked import call
-from tests.forks import MAIN
+from tests.forks import MAIN, call
 
 ROOT = Path(__file__).parents[2]
 TOOL = "linnaeus_jax.tools"
