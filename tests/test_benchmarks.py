@@ -27,6 +27,7 @@ from benchmarks import (
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.inference.bundle_files import write_bundle
 from tests.inference.conftest import small_bundle
+from tests.step import toy
 
 PROGRAMS = sorted(
     path.stem
@@ -117,10 +118,28 @@ def test_constants_replace_every_schedule(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rows"), [("schedules", 1), ("gradnorm", 3), ("features", 2), ("depthwise", 2)])
-def test_step_features_measures(name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "model", "rows"),
+    [
+        ("schedules", "toy-tiny", 1),
+        ("gradnorm", "toy-tiny", 3),
+        ("features", "toy-tiny", 2),
+        ("depthwise", "mFormerV1-tiny", 2),
+    ],
+)
+def test_step_features_measures(
+    name: str, model: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real updates of a model that compiles in a second; that of real models is traced above."""
+    toy.register(monkeypatch)
+    monkeypatch.setattr(step_features, "MODELS", (*step_features.MODELS, "toy-tiny"))
+    if name == "gradnorm":  # without what the other benchmarks switch on and off
+        build, bare = step_features.build, step_common.BARE
+        monkeypatch.setattr(
+            step_features, "build", lambda case, labels, on, **more: build(case, labels, {**bare, **on}, **more)
+        )
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    small = ["--model", "mFormerV1-tiny", "--img-size", "32", "--batch", "8", "--pairs", "2"]
+    small = ["--model", model, "--img-size", "32", "--batch", "8", "--pairs", "2"]
     step_features.main([name, *small, "--groups", "everything", "flip"])
     report = json.loads((tmp_path / f"step_{name}.json").read_text())
     assert report["command"].startswith(f"python -m benchmarks.step_features {name} --model")

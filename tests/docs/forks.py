@@ -26,7 +26,13 @@ SESSION = "tests.docs.session"  # the Python blocks of a page
 PROGRAMS = (MAIN, SESSION, *TOOLS)
 #: read when JAX is imported, but for those that are set or read later
 _SETTINGS = ("JAX_", "TF_")
-_LATER = ("JAX_NUM_CPU_DEVICES", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_NUM_PROCESSES")
+_LATER = (
+    "JAX_NUM_CPU_DEVICES",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_COORDINATOR_PORT",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+)
 
 _SHIM = """#!{python} -IS
 import array, json, os, signal, socket, sys

@@ -1,6 +1,6 @@
 """Three SGD updates on 1, 2 and 8 devices, and on 8 with a split state; writes how far they differ.
 
-Run as a program with 8 virtual devices.
+python -m tests.step.device_counts DIRECTORY FAMILY    with 8 virtual devices
 """
 
 from __future__ import annotations
@@ -9,12 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import jax
 import numpy as np
-
-jax.config.update("jax_default_matmul_precision", "highest")
 
 from linnaeus_jax.metrics.phase import batch_sums
 from linnaeus_jax.step import placement as step_placement
@@ -42,6 +38,7 @@ def metric_sums(devices: int) -> dict[str, list]:
 
 
 def main(directory: Path, family: str) -> None:
+    jax.config.update("jax_default_matmul_precision", "highest")
     params, states = {}, {}
     settings = SGD | (SMALL_V0 if family == "mFormerV0" else {})
     for devices in (1, 2, 8):
