@@ -17,6 +17,7 @@ from linnaeus_jax.run import trainer
 from linnaeus_jax.run.trainer import run
 from linnaeus_jax.tools import analyze_debug_logs
 from tests.run.test_kill import final_parameters
+from tests.step import toy
 from tests.tiny import tiny_config
 
 pytestmark = pytest.mark.slow
@@ -66,8 +67,10 @@ def test_frozen_parameters(tmp_path, capsys):
     assert np.ptp(steps) < 1.0
 
 
-def test_learning_rate_zero(tmp_path, capsys):
-    run(tiny_config(tmp_path / "data", train__epochs=EPOCHS, lr_scheduler__base_lr=0.0), tmp_path / "run")
+def test_learning_rate_zero(tmp_path, capsys, monkeypatch):
+    toy.register(monkeypatch)
+    config = tiny_config(tmp_path / "data", model__type="toy", train__epochs=EPOCHS, lr_scheduler__base_lr=0.0)
+    run(config, tmp_path / "run")
     text, signs = diagnosis(tmp_path / "run", capsys)
     (moved,) = events(tmp_path / "run", "param_updates")
     assert moved["no_updates"] is True
@@ -88,7 +91,8 @@ def test_label_out_of_range(tmp_path, capsys, monkeypatch):
 
     original = trainer.build_experiment
     monkeypatch.setattr(trainer, "build_experiment", built)
-    run(tiny_config(tmp_path / "data", train__epochs=1), tmp_path / "run")
+    toy.register(monkeypatch)
+    run(tiny_config(tmp_path / "data", model__type="toy", train__epochs=1), tmp_path / "run")
     (check,) = events(tmp_path / "run", "data_sanity_check")
     assert (check["label_max"], check["expected_max"], check["labels_valid"]) == (11, 8, False)
     assert check["tasks"]["taxa_L20"]["labels_valid"] is True

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.registry import OPTIMIZERS
 from linnaeus_jax.run import experiment, trainer
-from linnaeus_jax.step.compilation import CompiledStep
+from linnaeus_jax.step.compilation import CompiledStep, compile_steps
 from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.tools import evaluate, report
 from tests.run.test_kill import assert_same_rows, final_parameters, kept
@@ -148,6 +148,15 @@ def test_a_run_is_killed_resumed_evaluated_and_reported(tmp_path, monkeypatch, c
         experiment, "Placement", lambda **_: Placement(jax.devices()[:1])
     )  # batch 1; half the compilation
     toy.register(monkeypatch)
+    compiled: dict[str, CompiledStep] = {}
+
+    def compile_once(*args: Any, **kwargs: Any) -> dict[str, CompiledStep]:
+        """That each start compiles the same is seen in test_kill.py."""
+        if not compiled:
+            compiled.update(compile_steps(*args, **kwargs))
+        return compiled
+
+    monkeypatch.setattr(trainer, "compile_steps", compile_once)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     trainer.run(config, whole)
     progress = json.loads((whole / "progress.json").read_text())
