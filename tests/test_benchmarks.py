@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks import (
     common,
+    durations,
     heads_and_losses,
     heads_on_demo,
     input_ratios,
@@ -275,6 +276,23 @@ def test_results_on_the_demo_are_merged(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(linear) == [*path, "ms", "to_linear", "control"]
     assert linear["chain"] == "32.0 ± 1.4"
     assert path["chain"] == "15.0 ± 7.1"
+
+
+def test_durations_are_those_of_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    cases = "".join(
+        f'<testcase classname="tests.{file}" name="{name}" time="{seconds}" />'
+        for file, name, seconds in (("a", "one", 0.25), ("run.b", "two[x]", 1.5), ("run.b", "three", 2.0))
+    )
+    (tmp_path / "slow.xml").write_text(f'<testsuites><testsuite time="3.1">{cases}</testsuite></testsuites>')
+    durations.main([str(tmp_path / "slow.xml")])
+    found = json.loads((tmp_path / "test_durations.json").read_text())
+    assert found["rows"] == [
+        {"suite": "slow", "file": "tests/run/b.py", "tests": 2, "seconds": 3.5, "longest": 2.0},
+        {"suite": "slow", "file": "tests/a.py", "tests": 1, "seconds": 0.25, "longest": 0.25},
+    ]
+    assert found["tests"] == {"slow": {"tests/run/b.py::three": 2.0, "tests/run/b.py::two[x]": 1.5}}
+    assert found["wall"] == {"slow": 3.1}
 
 
 @pytest.mark.slow
