@@ -39,13 +39,15 @@ def table(report: Path) -> list[dict[str, Any]]:
     seconds = defaultdict[str, list[float]](list)
     for file, _, time in measured(report):
         seconds[file].append(time)
-    rows = [
-        {"suite": report.stem, "file": file, "tests": len(times), "seconds": sum(times), "longest": max(times)}
-        for file, times in seconds.items()
-    ]
     return [
-        {key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}
-        for row in sorted(rows, key=lambda row: -row["seconds"])
+        {
+            "suite": report.stem,
+            "file": file,
+            "tests": len(times),
+            "seconds": round(sum(times), 2),
+            "longest": round(max(times), 2),
+        }
+        for file, times in sorted(seconds.items(), key=lambda item: -sum(item[1]))
     ]
 
 

@@ -13,8 +13,9 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.run import trainer
+from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.run.trainer import run
+from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.tools import analyze_debug_logs
 from tests.run.test_kill import final_parameters
 from tests.step import toy
@@ -83,14 +84,14 @@ def test_learning_rate_zero(tmp_path, capsys, monkeypatch):
 def test_label_out_of_range(tmp_path, capsys, monkeypatch):
     """As if the labels had been numbered for another list of classes."""
 
-    def built(*args: Any, **kwargs: Any) -> Any:
-        experiment = original(*args, **kwargs)
-        split = experiment.inputs.dataset.train
+    def numbered(*args: Any, **kwargs: Any) -> Any:
+        built = original(*args, **kwargs)
+        split = built.inputs.dataset.train
         split.table.label[split.rows[3], 0] = 11  # there are 9 classes
-        return experiment
+        return built
 
     original = trainer.build_experiment
-    monkeypatch.setattr(trainer, "build_experiment", built)
+    monkeypatch.setattr(trainer, "build_experiment", numbered)
     toy.register(monkeypatch)
     run(tiny_config(tmp_path / "data", model__type="toy", train__epochs=1), tmp_path / "run")
     (check,) = events(tmp_path / "run", "data_sanity_check")
@@ -101,7 +102,7 @@ def test_label_out_of_range(tmp_path, capsys, monkeypatch):
     assert "taxa_L10" in text
 
 
-def test_watching_changes_nothing_that_is_learned(tmp_path):
+def test_watching_changes_nothing_that_is_learned(tmp_path, monkeypatch):
     """Twelve updates with the event log are those without it to the last bit; under the detector they are close."""
     forms = {
         "plain": {"debug__jsonl__enabled": False},
@@ -113,6 +114,7 @@ def test_watching_changes_nothing_that_is_learned(tmp_path):
             "debug__underflow_overflow__gradients": True,
         },
     }
+    monkeypatch.setattr(experiment, "Placement", lambda **_: Placement(jax.devices()[:1]))  # half the compilation
     found = {}
     for name, changes in forms.items():
         run(tiny_config(tmp_path / "data", train__epochs=2, **changes), tmp_path / name)
