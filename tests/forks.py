@@ -41,8 +41,15 @@ LATE = (
     "matplotlib.pyplot",
 )
 #: what programs of tests are, and what they and the campaigns import
-TESTED = ("tests.tiny", "tests.run.kill_driver", "tests.run.process_driver", "tests.run.signal_driver")
-TESTED += ("tests.step.programs", "tests.campaign.kill_child", "tests.campaign.pictures")
+TESTED = (
+    "tests.tiny",
+    "tests.run.kill_driver",
+    "tests.run.process_driver",
+    "tests.run.signal_driver",
+    "tests.step.programs",
+    "tests.campaign.kill_child",
+    "tests.campaign.pictures",
+)
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([MAIN, *TOOLS, *LATE, *TESTED])
