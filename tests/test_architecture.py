@@ -37,7 +37,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "building": "config data files reporting taxonomy",
         "debugging": "config data files learning mistakes models reporting schedules step versions",
         "weights": "config files mistakes models",
-        "checks": "config data debugging learning models registry schedules step taxonomy weights",
+        "checks": "config data debugging learning mistakes models registry schedules step taxonomy weights",
         "run": "checks config data debugging files learning metrics mistakes models reporting schedules step "
         "taxonomy versions weights",
         "inference": "building config data files learning metrics models reporting run step taxonomy weights",
