@@ -7,10 +7,11 @@ import json
 import os
 from pathlib import Path
 
-import pytest
+from ml_collections import ConfigDict
 
 from linnaeus_jax import registry
 from linnaeus_jax.config import get_config, load_config
+from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.saved import flatten
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +37,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "building": "config data files reporting taxonomy",
         "debugging": "config data files learning mistakes models reporting schedules step versions",
         "weights": "config data files mistakes models registry",
-        "checks": "config data debugging learning models registry schedules step taxonomy weights",
+        "checks": "config data debugging learning mistakes models registry schedules step taxonomy weights",
         "run": "checks config data debugging files learning metrics mistakes models reporting schedules step "
         "taxonomy versions weights",
         "inference": "building config data files learning metrics models reporting run step taxonomy weights",
@@ -87,24 +88,17 @@ def test_no_subpackage_may_import_what_stands_below_it_in_the_table():
         assert allowed <= set(names[:place]), f"{subpackage} may import {allowed - set(names[:place])}: a circle"
 
 
-@pytest.mark.parametrize("file", IMPORTS, ids=str)
-def test_imports_go_to_the_subpackages_that_are_allowed(file):
-    subpackage = subpackage_of(file)
-    for other in IMPORTS[file]:
-        assert subpackage_of(other) in SUBPACKAGES[subpackage] | {subpackage}, f"{file} imports {other}"
-
-
-@pytest.mark.parametrize("subpackage", SUBPACKAGES)
-def test_every_allowed_direction_is_used(subpackage):
-    used = {
-        subpackage_of(other)
-        for file, others in IMPORTS.items()
-        if subpackage_of(file) == subpackage
-        for other in others
-    }
-    assert SUBPACKAGES[subpackage] <= used, (
-        f"{subpackage} does not import {SUBPACKAGES[subpackage] - used}: take it out of the table"
-    )
+def test_imports_go_to_the_subpackages_that_are_allowed():
+    """And every direction that is allowed is used."""
+    used: dict[str, dict[str, str]] = {subpackage: {} for subpackage in SUBPACKAGES}
+    for file, others in IMPORTS.items():
+        subpackage = subpackage_of(file)
+        used[subpackage] |= {subpackage_of(other): f"{file} imports {other}" for other in others}
+        used[subpackage].pop(subpackage, None)
+    for subpackage, allowed in SUBPACKAGES.items():
+        assert [why for other, why in used[subpackage].items() if other not in allowed] == []
+        unused = allowed - used[subpackage].keys()
+        assert not unused, f"{subpackage} does not import {unused}: take it out of the table"
 
 
 def build_rows(heading: str) -> list[list[str]]:
@@ -214,16 +208,30 @@ def shipped() -> list[Path]:
     return sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem != "yaml")
 
 
-@pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
-def test_golden_config(path):
-    """Any change of a shipped config or default is a visible difference; rewrite with UPDATE_GOLDEN=1."""
-    config, _ = load_config([f"--config={path}"])
-    text = "".join(f"{key} = {value!r}\n" for key, value in sorted(flatten(config.to_dict()).items()))
-    golden = Path(__file__).parent / "golden" / f"{path.stem}.txt"
+def test_golden_configs():
+    """Any change of a default or a shipped config is a visible difference; rewrite with UPDATE_GOLDEN=1.
+
+    `default.txt` has the whole tree, the other files what a config sets otherwise, and what it has or lacks (`-`).
+    """
+
+    def lines(config: ConfigDict) -> dict[str, str]:
+        return {key: f"{key} = {value!r}\n" for key, value in sorted(flatten(config.to_dict()).items())}
+
+    default = lines(complete_open_nodes(get_config()))
+    found = {"default": "".join(default.values())}
+    for path in shipped():
+        own = lines(load_config([f"--config={path}"])[0])
+        changed = [own.get(key, f"- {key}\n") for key in sorted(own | default) if own.get(key) != default.get(key)]
+        found[path.stem] = "".join(changed)
+    golden = Path(__file__).parent / "golden"
     if os.environ.get("UPDATE_GOLDEN"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(text)
-    assert golden.read_text() == text, f"{path.name} changed; look at the difference, then UPDATE_GOLDEN=1"
+        for old in golden.glob("*.txt"):
+            old.unlink()
+        for name, text in found.items():
+            (golden / f"{name}.txt").write_text(text)
+    assert {path.stem for path in golden.glob("*.txt")} == set(found)
+    for name, text in found.items():
+        assert (golden / f"{name}.txt").read_text() == text, f"{name} changed; look, then UPDATE_GOLDEN=1"
 
 
 def test_default_tree_is_json():

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import (
     common,
+    durations,
     efficientnet_forward,
     heads_and_losses,
     heads_on_demo,
@@ -29,6 +30,7 @@ from benchmarks import (
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.inference.bundle_files import write_bundle
 from tests.inference.conftest import small_bundle
+from tests.step import toy
 
 PROGRAMS = sorted(
     path.stem
@@ -119,10 +121,28 @@ def test_constants_replace_every_schedule(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rows"), [("schedules", 1), ("gradnorm", 3), ("features", 2), ("depthwise", 2)])
-def test_step_features_measures(name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "model", "rows"),
+    [
+        ("schedules", "toy-tiny", 1),
+        ("gradnorm", "toy-tiny", 3),
+        ("features", "toy-tiny", 2),
+        ("depthwise", "mFormerV1-tiny", 2),
+    ],
+)
+def test_step_features_measures(
+    name: str, model: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real updates of a model that compiles in a second; that of real models is traced above."""
+    toy.register(monkeypatch)
+    monkeypatch.setattr(step_features, "MODELS", (*step_features.MODELS, "toy-tiny"))
+    if name == "gradnorm":  # without what the other benchmarks switch on and off
+        build, bare = step_features.build, step_common.BARE
+        monkeypatch.setattr(
+            step_features, "build", lambda case, labels, on, **more: build(case, labels, {**bare, **on}, **more)
+        )
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    small = ["--model", "mFormerV1-tiny", "--img-size", "32", "--batch", "8", "--pairs", "2"]
+    small = ["--model", model, "--img-size", "32", "--batch", "8", "--pairs", "2"]
     step_features.main([name, *small, "--groups", "everything", "flip"])
     report = json.loads((tmp_path / f"step_{name}.json").read_text())
     assert report["command"].startswith(f"python -m benchmarks.step_features {name} --model")
@@ -276,6 +296,23 @@ def test_results_on_the_demo_are_merged(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(linear) == [*path, "ms", "to_linear", "control"]
     assert linear["chain"] == "32.0 ± 1.4"
     assert path["chain"] == "15.0 ± 7.1"
+
+
+def test_durations_are_those_of_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    cases = "".join(
+        f'<testcase classname="tests.{file}" name="{name}" time="{seconds}" />'
+        for file, name, seconds in (("a", "one", 0.25), ("run.b", "two[x]", 1.5), ("run.b", "three", 2.0))
+    )
+    (tmp_path / "slow.xml").write_text(f'<testsuites><testsuite time="3.1">{cases}</testsuite></testsuites>')
+    durations.main([str(tmp_path / "slow.xml")])
+    found = json.loads((tmp_path / "test_durations.json").read_text())
+    assert found["rows"] == [
+        {"suite": "slow", "file": "tests/run/b.py", "tests": 2, "seconds": 3.5, "longest": 2.0},
+        {"suite": "slow", "file": "tests/a.py", "tests": 1, "seconds": 0.25, "longest": 0.25},
+    ]
+    assert found["tests"] == {"slow": {"tests/run/b.py::three": 2.0, "tests/run/b.py::two[x]": 1.5}}
+    assert found["wall"] == {"slow": 3.1}
 
 
 @pytest.mark.slow

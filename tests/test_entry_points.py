@@ -1,21 +1,15 @@
-"""Every program starts: `--help` in a process of its own, and clear one-line errors.
-
-The processes are forks of one that has imported what the programs import; the program itself is executed anew.
-"""
+"""Every program starts: `--help` in a process of its own, and clear one-line errors."""
 
 from __future__ import annotations
 
-import os
 import re
-import runpy
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from linnaeus_jax import __main__ as overview
-from tests.forks import FORKS, MAIN, TOOLS
+from tests.campaign.case import Ended
+from tests.forks import MAIN, TOOLS, call
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = sorted(
@@ -26,30 +20,10 @@ BENCHMARKS = sorted(
 PROGRAMS = [MAIN, *TOOLS, *(f"benchmarks.{b}" for b in BENCHMARKS)]
 
 
-class Done(NamedTuple):
-    status: int | None
-    stdout: str
-    stderr: str
-
-
-def execute(program: str, arguments: tuple[str, ...], folder: Path) -> None:
-    """What `python -m` does, with its output in files of a folder."""
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
-    os.chdir(ROOT)
-    sys.argv = [program, *arguments]
-    sys.modules.pop(program, None)  # as in a new process, where it is not imported but executed
-    runpy.run_module(program, run_name="__main__", alter_sys=True)
-
-
 @pytest.fixture
 def start(tmp_path):
-    def start(program: str, *arguments: str) -> Done:
-        process = FORKS.Process(target=execute, args=(program, arguments, tmp_path))
-        process.start()
-        process.join(120)
-        process.kill()  # one that has not ended
-        return Done(process.exitcode, *((tmp_path / name).read_text() for name in ("stdout", "stderr")))
+    def start(program: str, *arguments: str) -> Ended:
+        return call(program, arguments, tmp_path, directory=ROOT, seconds=120)
 
     return start
 
@@ -57,8 +31,8 @@ def start(tmp_path):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_help(start, program):
     done = start(program, "--help")
-    assert done.status == 0, done.stderr
-    assert "usage" in done.stdout.lower() or "--config" in done.stdout
+    assert done.status == 0, done.error
+    assert "usage" in done.out.lower() or "--config" in done.out
 
 
 @pytest.mark.parametrize(
@@ -73,9 +47,9 @@ def test_help(start, program):
 def test_wrong_command_line_is_one_clear_message(start, arguments, words):
     done = start("linnaeus_jax.main", *arguments)
     assert done.status == 2
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.error
     for word in words:
-        assert word in done.stderr
+        assert word in done.error
 
 
 def test_the_package_itself_lists_the_programs(capsys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -89,10 +89,7 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
     newest = checkpoints.restore_newest(
         abstract,
         as_stored=("opt_state",) if fresh_optimizer else (),
-        refusal=lambda step, meta: (
-            identity_error(meta["identity"], experiment.identity, optimizer=not fresh_optimizer)
-            or plan_error(step, meta, experiment.inputs.plans)
-        ),
+        refusal=lambda step, meta: refusal(experiment, step, meta),
     )
     if newest is None:
         return _start(experiment)
@@ -126,6 +123,14 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
             moved = MetricsLog(directory.metrics_log).supersede(step, EPOCH_END_EVENTS if rerun else frozenset())
         log.info("resumed after %d updates; %d log rows beyond it were set aside", step, moved)
     return Restored(state, step, rerun)
+
+
+def refusal(experiment: Experiment, step: int, meta: Mapping[str, Any]) -> str | None:
+    """Why the checkpoint of a step does not belong to what would be trained; None where it does."""
+    optimizer = not experiment.config.train.resume_skip_optimizer
+    return identity_error(meta["identity"], experiment.identity, optimizer=optimizer) or plan_error(
+        step, meta, experiment.inputs.plans
+    )
 
 
 def _start(experiment: Experiment) -> Restored:

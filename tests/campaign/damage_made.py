@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.campaign.case import Ended
-from tests.campaign.forked import call
-from tests.forks import MAIN
+from tests.forks import MAIN, call
 
 ROOT = Path(__file__).parents[2]
 TOOL = "linnaeus_jax.tools"
@@ -201,3 +201,7 @@ def main(argv: Sequence[str]) -> int:
     moment, count = argv[0].split(":")
     arm(moment, int(count))
     return train(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

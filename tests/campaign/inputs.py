@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tests.campaign import inputs_configs, inputs_files, inputs_runs
 from tests.campaign.case import Case, Ended, Outcome
-from tests.campaign.forked import call
 from tests.campaign.inputs_given import Given, Made
+from tests.forks import call
 
 #: seconds of CPU within which a bad input is refused; the machine may be doing other things
 SLOW = 20.0

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.campaign.case import Ended
-from tests.campaign.forked import call
-from tests.forks import MAIN
+from tests.forks import MAIN, call
 from tests.tiny import write_tiny_data
 
 CHECK = "linnaeus_jax.tools.check"

@@ -13,10 +13,12 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.run import trainer
+from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.run.trainer import run
+from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.tools import analyze_debug_logs
 from tests.run.test_kill import final_parameters
+from tests.step import toy
 from tests.tiny import tiny_config
 
 pytestmark = pytest.mark.slow
@@ -66,8 +68,10 @@ def test_frozen_parameters(tmp_path, capsys):
     assert np.ptp(steps) < 1.0
 
 
-def test_learning_rate_zero(tmp_path, capsys):
-    run(tiny_config(tmp_path / "data", train__epochs=EPOCHS, lr_scheduler__base_lr=0.0), tmp_path / "run")
+def test_learning_rate_zero(tmp_path, capsys, monkeypatch):
+    toy.register(monkeypatch)
+    config = tiny_config(tmp_path / "data", model__type="toy", train__epochs=EPOCHS, lr_scheduler__base_lr=0.0)
+    run(config, tmp_path / "run")
     text, signs = diagnosis(tmp_path / "run", capsys)
     (moved,) = events(tmp_path / "run", "param_updates")
     assert moved["no_updates"] is True
@@ -80,15 +84,16 @@ def test_learning_rate_zero(tmp_path, capsys):
 def test_label_out_of_range(tmp_path, capsys, monkeypatch):
     """As if the labels had been numbered for another list of classes."""
 
-    def built(*args: Any, **kwargs: Any) -> Any:
-        experiment = original(*args, **kwargs)
-        split = experiment.inputs.dataset.train
+    def numbered(*args: Any, **kwargs: Any) -> Any:
+        built = original(*args, **kwargs)
+        split = built.inputs.dataset.train
         split.table.label[split.rows[3], 0] = 11  # there are 9 classes
-        return experiment
+        return built
 
     original = trainer.build_experiment
-    monkeypatch.setattr(trainer, "build_experiment", built)
-    run(tiny_config(tmp_path / "data", train__epochs=1), tmp_path / "run")
+    monkeypatch.setattr(trainer, "build_experiment", numbered)
+    toy.register(monkeypatch)
+    run(tiny_config(tmp_path / "data", model__type="toy", train__epochs=1), tmp_path / "run")
     (check,) = events(tmp_path / "run", "data_sanity_check")
     assert (check["label_max"], check["expected_max"], check["labels_valid"]) == (11, 8, False)
     assert check["tasks"]["taxa_L20"]["labels_valid"] is True
@@ -97,7 +102,7 @@ def test_label_out_of_range(tmp_path, capsys, monkeypatch):
     assert "taxa_L10" in text
 
 
-def test_watching_changes_nothing_that_is_learned(tmp_path):
+def test_watching_changes_nothing_that_is_learned(tmp_path, monkeypatch):
     """Twelve updates with the event log are those without it to the last bit; under the detector they are close."""
     forms = {
         "plain": {"debug__jsonl__enabled": False},
@@ -109,6 +114,7 @@ def test_watching_changes_nothing_that_is_learned(tmp_path):
             "debug__underflow_overflow__gradients": True,
         },
     }
+    monkeypatch.setattr(experiment, "Placement", lambda **_: Placement(jax.devices()[:1]))  # half the compilation
     found = {}
     for name, changes in forms.items():
         run(tiny_config(tmp_path / "data", train__epochs=2, **changes), tmp_path / name)

@@ -12,11 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.debugging.flags import FLAGS, leaf
 from linnaeus_jax.models import layers
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools.replay import replay
+from tests.extending.common import EXAMPLES
+from tests.extending.conftest import forget_plugins
+from tests.step import toy
 from tests.tiny import tiny_config
 
 #: each builds several runs with almost everything on
@@ -24,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 #: one run with every flag, GradNorm, smoothing and class weights on
 EVERYTHING = {
+    "model__type": "toy",
     **{f"debug__{flag.replace('.', '__')}": True for flag in FLAGS},
     "train__epochs": 1,
     "loss__grad_weighting__task__type": "gradnorm",
@@ -36,6 +41,13 @@ EVERYTHING = {
     "debug__profiler__enabled": True,
     "debug__profiler__schedule": (0, 1, 2, 1),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def toy_model():
+    with pytest.MonkeyPatch.context() as patch:
+        toy.register(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +103,9 @@ def test_profiler_left_a_trace(everything):
 
 
 def test_a_resumed_run_says_that_all_of_its_checkpoint_fits(tmp_path):
-    config = tiny_config(tmp_path / "data", train__epochs=1, debug__checkpoint=True, debug__jsonl__enabled=False)
+    config = tiny_config(
+        tmp_path / "data", model__type="toy", train__epochs=1, debug__checkpoint=True, debug__jsonl__enabled=False
+    )
     for _ in range(2):
         run(config, tmp_path / "run")
     told = re.search(r"(\d+) of (\d+) arrays fit, (.*)", debug_text(tmp_path / "run"))
@@ -101,7 +115,7 @@ def test_a_resumed_run_says_that_all_of_its_checkpoint_fits(tmp_path):
 
 
 def test_all_off_writes_no_debug_line(tmp_path):
-    config = tiny_config(tmp_path / "data", train__epochs=1, debug__jsonl__enabled=False)
+    config = tiny_config(tmp_path / "data", model__type="toy", train__epochs=1, debug__jsonl__enabled=False)
     run(config, tmp_path / "run")
     assert "[DEBUG_" not in debug_text(tmp_path / "run")
     assert not (tmp_path / "run" / "logs" / "debug").exists()
@@ -193,8 +207,12 @@ def test_crash_bundle_without_the_detector(tmp_path, poison):
 @pytest.mark.parametrize("zero_aux_info", [False, True])
 def test_traced_gradients_with_gradnorm_and_accumulation(tmp_path, zero_aux_info):
     """A traced update prints every frame once: of all micro-batches, and of the losses that GradNorm takes apart."""
+    config = tiny_config(tmp_path / "data", env__plugins=(str(EXAMPLES / "model_example.py"),))
+    import_plugins(config)
     config = tiny_config(
         tmp_path / "data",
+        model__type="SmallNet",
+        model__variant="narrow",
         train__epochs=1,
         train__accumulation_steps=2,
         data__batch_size=8,
@@ -206,10 +224,13 @@ def test_traced_gradients_with_gradnorm_and_accumulation(tmp_path, zero_aux_info
         loss__grad_weighting__task__update_interval=2,
         loss__grad_weighting__task__zero_aux_info=zero_aux_info,
     )
-    run(config, tmp_path / "run")
+    try:
+        run(config, tmp_path / "run")
+    finally:
+        forget_plugins()
     text = debug_text(tmp_path / "run")
     assert text.count("*** Starting batch number=1 ***") == 1
-    assert text.count(" stem.0 Conv2d") == 2  # forward and backward
-    backward = text.split(" stem.0 Conv2d")[2]
+    assert text.count(" blocks.0 Conv2d") == 2  # forward and backward
+    backward = text.split(" blocks.0 Conv2d")[2]
     assert " grad weight\n" in backward
     assert "nan" not in backward

@@ -12,14 +12,14 @@ from tests.docs.workspace import made
 
 
 @pytest.fixture(scope="session")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workspace; tests take copies."""
-    base = tmp_path_factory.getbasetemp()
-    return made(base.parent if base.name.startswith("popen-") else base)
-
-
-@pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of the commands."""
     with started(tmp_path_factory.mktemp("forks")) as environment:
         yield environment
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, str]) -> Path:
+    """The workspace; tests take copies."""
+    base = tmp_path_factory.getbasetemp()
+    return made(base.parent if base.name.startswith("popen-") else base, settings)

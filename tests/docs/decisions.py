@@ -38,8 +38,8 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
     "README.md": {
         "make demo": ("tests/tools/test_mains.py::test_make_demo_and_its_baselines"),
         "make test": ".ci/run",
-        "make setup": "tests/docs/test_your_data.py::test_a_newcomer_has_a_report_after_four_commands",
-        ". .venv/bin/activate": "tests/docs/test_your_data.py::test_a_newcomer_has_a_report_after_four_commands",
+        "make setup": ".ci/newcomer",
+        ". .venv/bin/activate": ".ci/newcomer",
         "python -m linnaeus_jax.main --config=data/mine/config.py --workdir=runs/mine": (
             "tests/docs/test_your_data.py::test_a_newcomer_has_a_report_after_four_commands"
         ),
@@ -56,10 +56,9 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
         ),
         "tests/docs/test_clusters.py::test_two_processes_on_one_machine",
     ),
-    "docs/your_data.md": dict.fromkeys(
+    "docs/your_data.md": dict.fromkeys(("make setup", ". .venv/bin/activate"), ".ci/newcomer")
+    | dict.fromkeys(
         (
-            "make setup",
-            ". .venv/bin/activate",
             "python -m linnaeus_jax.tools.build_dataset --folders pictures --out data/mine --size 96",
             "python -m linnaeus_jax.main --config=data/mine/config.py --workdir=runs/mine",
             "$ python -m linnaeus_jax.main --config=data/mine/config.py --workdir=runs/mine",

@@ -2,39 +2,44 @@
 
 `python -m tests.docs.forks SOCKET` is that process. The script of `shim`, first in the path of the commands under the
 name `python`, sends it arguments, directory, environment and the three standard streams, and ends as the program ends.
-Anything else, and a program with other settings for JAX or XLA than the process has read, is left to the real Python.
+Anything else, and a program with other settings for JAX than the process has read, is left to the real Python.
 """
 
 from __future__ import annotations
 
 import array
-import atexit
 import importlib
 import json
 import logging
 import os
-import pkgutil
 import signal
 import socket
 import sys
-import tempfile
-import threading
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-MAIN = "linnaeus_jax.main"
+from tests.forks import LATE, MAIN, TOOLS, become
+
 SESSION = "tests.docs.session"  # the Python blocks of a page
-#: what programs import only once their arguments are read
-_LATE = ("linnaeus_jax.run.trainer", "linnaeus_jax.inference.model", "matplotlib.pyplot", "linnaeus_jax.reporting")
-_SETTINGS = ("JAX_", "XLA_", "TF_")
+#: what can be started: the program that trains, every tool, and the Python blocks of a page
+PROGRAMS = (MAIN, SESSION, *TOOLS)
+#: read when JAX is imported, but for those that are set or read later
+_SETTINGS = ("JAX_", "TF_")
+_LATER = (
+    "JAX_NUM_CPU_DEVICES",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_COORDINATOR_PORT",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+)
 
 _SHIM = """#!{python} -IS
 import array, json, os, signal, socket, sys
 words = sys.argv[1:]
 ours = len(words) > 1 and words[0] == "-m" and words[1] in {programs}
-if not ours or {{k: v for k, v in os.environ.items() if k.startswith({prefixes})}} != {settings}:
+found = {{k: v for k, v in os.environ.items() if k.startswith({prefixes}) and k not in {later}}}
+if not ours or found != {settings}:
     os.execv({python!r}, [{python!r}, *words])
 with socket.socket(socket.AF_UNIX) as link:
     link.connect({address!r})
@@ -51,19 +56,14 @@ os._exit(status)
 """
 
 
-def programs() -> list[str]:
-    """What can be started: the program that trains, every tool, and the Python blocks of a page."""
-    tools = importlib.import_module("linnaeus_jax.tools")
-    return [MAIN, SESSION, *(f"linnaeus_jax.tools.{module.name}" for module in pkgutil.iter_modules(tools.__path__))]
-
-
 def shim(folder: Path, address: Path, environment: dict[str, str]) -> None:
     """Writes `python` and `python3` into a folder; `environment` is that of the process behind the address."""
     text = _SHIM.format(
         python=sys.executable,
-        programs=programs(),
+        programs=PROGRAMS,
         prefixes=_SETTINGS,
-        settings={key: value for key, value in environment.items() if key.startswith(_SETTINGS)},
+        later=_LATER,
+        settings={k: v for k, v in environment.items() if k.startswith(_SETTINGS) and k not in _LATER},
         address=str(address),
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def shim(folder: Path, address: Path, environment: dict[str, str]) -> None:
 
 def serve(address: str) -> NoReturn:
     """Imports everything, then forks for each connection; says `ready` on standard output."""
-    for module in (*programs(), *_LATE):
+    for module in (*PROGRAMS, *LATE):
         importlib.import_module(module)
     logging.getLogger().handlers.clear()  # of a library that has logged something while it was imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for here
@@ -121,34 +121,7 @@ def _run(
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.path[0] = directory
-    if (media := sys.modules.get("wandb.sdk.data_types._private")) is not None:
-        os.makedirs(media.MEDIA_TMP.name, exist_ok=True)  # made at the import; an earlier child removed it at its end
-    module = importlib.import_module(program)
-    sys.argv = [module.__file__ or program, *arguments]
-    status = 1
-    try:
-        status = _status(module.main())
-    except SystemExit as end:
-        status = _status(end.code)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _status(code: object) -> int:
-    """The exit status that Python makes of what a program returns."""
-    if code is None or isinstance(code, int):
-        return int(code or 0)
-    print(code, file=sys.stderr)
-    return 1
+    become(program, arguments)
 
 
 if __name__ == "__main__":

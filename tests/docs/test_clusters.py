@@ -7,7 +7,6 @@ import re
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,10 +45,11 @@ def manifest() -> tuple[dict[str, Any], dict[str, Any]]:
     return service, job
 
 
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    path = f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"PATH": path, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
-    return os.environ | own | more
+def environment(folder: Path, settings: dict[str, str], **more: str) -> dict[str, str]:
+    """That of the manual's commands, with programs of `folder` first in the path, and one device for each process."""
+    own = {"PATH": f"{folder}{os.pathsep}{settings['PATH']}", "JAX_NUM_CPU_DEVICES": "1"}
+    flags = {"XLA_FLAGS": os.environ["XLA_FLAGS"]}
+    return settings | flags | own | more
 
 
 def free_port() -> str:
@@ -58,18 +58,20 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def by_slurm(folder: Path, config: str, workdir: Path) -> None:
+def by_slurm(folder: Path, settings: dict[str, str], config: str, workdir: Path) -> None:
     """Runs the page's batch script with `SRUN` in place of Slurm."""
     srun = folder / "srun"
     srun.write_text(SRUN)
     srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
-    settings = environment(folder, CONFIG=config, RUN=str(workdir), JAX_COORDINATOR_PORT=free_port())
+    given = {"CONFIG": config, "RUN": str(workdir), "JAX_COORDINATOR_PORT": free_port()}
     script = ["bash", "-c", block("bash", "#!/bin/bash")]
-    done = subprocess.run(script, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        script, cwd=ROOT, env=environment(folder, settings, **given), capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def by_kubernetes(folder: Path, config: str, workdir: Path) -> None:
+def by_kubernetes(folder: Path, settings: dict[str, str], config: str, workdir: Path) -> None:
     """Runs the command of the page's job once for each pod, with what Kubernetes sets."""
     _, job = manifest()
     (container,) = job["spec"]["template"]["spec"]["containers"]
@@ -80,7 +82,9 @@ def by_kubernetes(folder: Path, config: str, workdir: Path) -> None:
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(folder, **given, JOB_COMPLETION_INDEX=str(index), KUBERNETES_SERVICE_HOST="10.0.0.1"),
+            env=environment(
+                folder, settings, **given, JOB_COMPLETION_INDEX=str(index), KUBERNETES_SERVICE_HOST="10.0.0.1"
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -92,13 +96,13 @@ def by_kubernetes(folder: Path, config: str, workdir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_come_and_go(tmp_path):
+def test_processes_come_and_go(tmp_path, settings):
     """One epoch in two tasks of Slurm, one in two pods with split state, one in a single process: as in one process."""
     data, workdir = tmp_path / "data", tmp_path / "run"
     whole = get_config(str(data))
     run(whole, tmp_path / "whole")
-    by_slurm(tmp_path, f"tests/run/cluster_config.py:{data},stop=6", workdir)
-    by_kubernetes(tmp_path, f"tests/run/cluster_config.py:{data},stop=12,split", workdir)
+    by_slurm(tmp_path, settings, f"tests/run/cluster_config.py:{data},stop=6", workdir)
+    by_kubernetes(tmp_path, settings, f"tests/run/cluster_config.py:{data},stop=12,split", workdir)
     run(whole, workdir)
     ranks = sorted(path.name for path in (workdir / "logs").glob("debug_log_rank?.txt"))
     assert "(split)" in (workdir / "logs" / "debug_log_rank0.txt").read_text()
@@ -115,7 +119,7 @@ def test_processes_come_and_go(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_on_one_machine(tmp_path):
+def test_two_processes_on_one_machine(tmp_path, settings):
     """The page's loop, with the smallest model there is and a free port."""
     script = block("bash", "for i in 0 1; do")
     for shown, typed in (
@@ -126,7 +130,7 @@ def test_two_processes_on_one_machine(tmp_path):
         assert shown in script
         script = script.replace(shown, typed)
     get_config(str(tmp_path / "data"))  # both would write the data
-    subprocess.run(["bash", "-e", "-c", script], cwd=ROOT, env=environment(tmp_path), check=True, timeout=300)
+    subprocess.run(["bash", "-e", "-c", script], cwd=ROOT, env=environment(tmp_path, settings), check=True, timeout=300)
     logs = sorted(path.name for path in (tmp_path / "two" / "logs").glob("debug_log_rank?.txt"))
     assert logs == ["debug_log_rank0.txt", "debug_log_rank1.txt"]
     assert "stopped after 2 updates" in (tmp_path / "two" / "logs" / logs[0]).read_text()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,29 +16,39 @@ ROOT = Path(__file__).parents[2]
 PAGE = DOCS / "your_data.md"
 
 
+#: what `.ci/newcomer` types in a clone and an environment of its own, and what is typed behind the last
+INSTALLING = ("make setup", ". .venv/bin/activate")
+SHORTER = "--config.train.epochs=2"
+
+
+def first_commands() -> list[str]:
+    return blocks(PAGE)[0].text.strip().splitlines()
+
+
 @pytest.mark.slow
-def test_a_newcomer_has_a_report_after_four_commands(tmp_path):
-    """On a clone of this repository, beside a folder of pictures; the first block of the page, typed into one shell."""
-    block = blocks(PAGE)[0].text
-    lines = block.strip().splitlines()
+def test_a_newcomer_has_a_report_after_four_commands(tmp_path, settings):
+    """Beside a folder of pictures; the commands of the first block of the page, in one shell, from the third on."""
+    lines = first_commands()
     assert len(lines) <= 4
-    clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     run(
-        f"python -m linnaeus_jax.tools.make_demo --as folders --out {clone}/pictures --rows 200 --image-size 64",
+        "python -m linnaeus_jax.tools.make_demo --as folders --out pictures --rows 200 --image-size 64",
         tmp_path,
+        settings,
     )
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        ["bash", "-e", "-c", block], cwd=clone, env=environment, check=True, capture_output=True, text=True
-    )
-    _, found, after = done.stdout.partition("\nreport: runs/mine/report.html\nnext:\n")
+    typed = [line for line in lines if line not in INSTALLING]
+    printed, _ = run("\n".join([*typed[:-1], f"{typed[-1]} {SHORTER}"]), tmp_path, settings)
+    _, found, after = printed.partition("\nreport: runs/mine/report.html\nnext:\n")
     assert found
     assert all(line.startswith("  python -m linnaeus_jax.tools.") for line in after.splitlines())
-    report = (clone / "runs" / "mine" / "report.html").read_text()
+    report = (tmp_path / "runs" / "mine" / "report.html").read_text()
     assert "Rutilala" in report
     assert "finished" in report
-    shutil.rmtree(clone)
+
+
+def test_ci_types_what_comes_before_training():
+    """In a fresh clone and in this order."""
+    script = (ROOT / ".ci" / "newcomer").read_text().splitlines()
+    assert [line for line in script if line in first_commands()] == first_commands()[:-1]
 
 
 @pytest.mark.parametrize(

@@ -26,30 +26,32 @@ def environment() -> dict[str, str]:
     return kept | {"PATH": path, "COLUMNS": "100", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def made(parent: Path) -> Path:
+def made(parent: Path, settings: dict[str, str]) -> Path:
     """The folder that the environment variable `GIVEN` names, else one below a folder that all workers of a session
-    share; the first that asks makes it."""
+    share; the first that asks makes it by commands with the environment `settings`."""
     folder = Path(os.environ.get(GIVEN) or parent / "docs_workspace").absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             unfinished = folder.with_name(f"{folder.name}_unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            _make(unfinished)
+            _make(unfinished, settings)
             unfinished.rename(folder)
     return folder
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, settings: dict[str, str]) -> None:
     """Makes it by the commands that a user would type."""
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__"))
-    _program(folder, "tools.make_demo", "--out", "data/demo")
-    settings = ("--config.train.epochs=3", "--config.experiment.tensorboard.enabled=true")
-    _program(folder, "main", "--config=configs/quickstart.py", "--workdir=runs/demo", *settings)
-    _program(folder, "tools.bundle", "runs/demo", "bundle", "--licence", "CC BY 4.0")
+    _program(folder, settings, "tools.make_demo", "--out", "data/demo")
+    shorter = ("--config.train.epochs=3", "--config.experiment.tensorboard.enabled=true")
+    _program(folder, settings, "main", "--config=configs/quickstart.py", "--workdir=runs/demo", *shorter)
+    _program(folder, settings, "tools.bundle", "runs/demo", "bundle", "--licence", "CC BY 4.0")
     walk = folder / "walk"
-    _program(folder, "tools.make_demo", "--as", "table", "--out", str(walk), "--rows", "150", "--image-size", "96")
+    _program(
+        folder, settings, "tools.make_demo", "--as", "table", "--out", str(walk), "--rows", "150", "--image-size", "96"
+    )
     _photos(walk, folder)
     shutil.rmtree(walk)
 
@@ -65,9 +67,9 @@ def _photos(walk: Path, folder: Path) -> None:
             table.writerow(row[key] for key in ("picture", "latitude", "longitude", "date", "elevation"))
 
 
-def _program(folder: Path, program: str, *arguments: str) -> None:
-    command = [sys.executable, "-m", f"linnaeus_jax.{program}", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+def _program(folder: Path, settings: dict[str, str], program: str, *arguments: str) -> None:
+    command = ["python", "-m", f"linnaeus_jax.{program}", *arguments]
+    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
 
 

@@ -1,6 +1,6 @@
 """Runs one training in a process of its own, so that a test can kill it at chosen moments.
 
-    python kill_driver.py CONFIG_JSON WORKDIR [MOMENT:N]
+    python -m tests.run.kill_driver CONFIG_JSON WORKDIR [MOMENT:N]
 
 MOMENT:N sends SIGKILL to itself at the N-th time the moment comes: `step` (an update was just dispatched), `save` (a
 checkpoint is being written in the background), `validate` (a validation pass is under way), `row` (an epoch's row was
@@ -16,8 +16,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from ml_collections import ConfigDict
 

@@ -1,6 +1,6 @@
 """One of two processes that train together.
 
-    python process_driver.py INDEX PORT DATA WORKDIR MODEL EPOCHS [SIGNAL:UPDATE]
+    python -m tests.run.process_driver INDEX PORT DATA WORKDIR MODEL EPOCHS [SIGNAL:UPDATE]
 
 SIGNAL:UPDATE sends that signal to itself after so many updates; every update then takes half a second, so that the
 processes have time to agree before the run ends by itself. `none` as SIGNAL only takes that time.
@@ -15,8 +15,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
 import pytest

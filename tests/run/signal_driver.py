@@ -1,4 +1,4 @@
-"""One of two processes that only wait for a signal: signal_driver.py INDEX PORT SIGNAL AT SECONDS.
+"""One of two processes that only wait for a signal: python -m tests.run.signal_driver INDEX PORT SIGNAL AT SECONDS.
 
 Makes "updates" of SECONDS each and sends itself SIGNAL (`none`: nothing) after the AT-th, or before the first where AT
 is 0. Prints `stopped after <update>` and leaves with the exit code of a run.
@@ -10,9 +10,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from linnaeus_jax.run.checkpoints import Checkpoints
+from tests.campaign.case import Ended
+from tests.forks import call
 from tests.run.test_trainer import comparable, rows_of
 from tests.tiny import write_tiny_data
-
-DRIVER = Path(__file__).with_name("kill_driver.py")
 
 #: everything on that depends on time
 EVERYTHING = {
@@ -46,11 +43,9 @@ EVERYTHING = {
 }
 
 
-def start(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
-    return subprocess.run(
-        [sys.executable, str(DRIVER), *arguments], env=env, capture_output=True, text=True, timeout=600, check=False
-    )
+def start(arguments: list[str], said: Path) -> Ended:
+    environment = {"JAX_NUM_CPU_DEVICES": "1"}
+    return call("tests.run.kill_driver", arguments, said, seconds=600, environment=environment)
 
 
 def final_parameters(workdir: Path) -> dict[str, np.ndarray]:
@@ -104,8 +99,8 @@ def uninterrupted(tmp_path_factory):
     write_tiny_data(directory / "data")
     config = directory / "config.json"
     config.write_text(json.dumps({"directory": str(directory / "data"), **EVERYTHING}))
-    done = start([str(config), str(directory / "whole")])
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = start([str(config), str(directory / "whole")], directory / "said")
+    assert done.status == 0, done.error[-3000:]
     return directory, config
 
 
@@ -126,11 +121,11 @@ def test_killed_run_ends_like_the_uninterrupted_one(uninterrupted, tmp_path, mom
     directory, config = uninterrupted
     ids = set()
     for moment in moments:
-        done = start([str(config), str(tmp_path / "run"), moment])
-        assert done.returncode == -signal.SIGKILL, f"{moment}: {done.returncode} {done.stderr[-2000:]}"
+        done = start([str(config), str(tmp_path / "run"), moment], tmp_path / "said")
+        assert done.status == -signal.SIGKILL, f"{moment}: {done.status} {done.error[-2000:]}"
         ids.add((tmp_path / "run" / "run_id.txt").read_text().strip())
-    done = start([str(config), str(tmp_path / "run")])
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = start([str(config), str(tmp_path / "run")], tmp_path / "said")
+    assert done.status == 0, done.error[-3000:]
     assert_same_end(tmp_path / "run", directory / "whole")
     boundaries = (tmp_path / "run" / "checkpoints").glob("boundary_*.json")
     assert ids == {json.loads(path.read_text())["run_id"] for path in boundaries}
@@ -139,12 +134,12 @@ def test_killed_run_ends_like_the_uninterrupted_one(uninterrupted, tmp_path, mom
 @pytest.mark.slow
 def test_sigterm_saves_and_leaves_with_143(uninterrupted, tmp_path):
     directory, config = uninterrupted
-    done = start([str(config), str(tmp_path / "run"), "term:8"])
-    assert done.returncode == 128 + signal.SIGTERM, done.stderr[-2000:]
+    done = start([str(config), str(tmp_path / "run"), "term:8"], tmp_path / "said")
+    assert done.status == 128 + signal.SIGTERM, done.error[-2000:]
     steps = sorted(int(name.removeprefix("ckpt_step_")) for name in kept(tmp_path / "run") if name.startswith("ckpt"))
     assert steps[-1] == 8
-    done = start([str(config), str(tmp_path / "run")])
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = start([str(config), str(tmp_path / "run")], tmp_path / "said")
+    assert done.status == 0, done.error[-3000:]
     expected, found = final_parameters(directory / "whole"), final_parameters(tmp_path / "run")
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)

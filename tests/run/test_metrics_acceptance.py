@@ -35,6 +35,7 @@ from linnaeus_jax.tools import evaluate
 from tests.metrics.plugins import forget_plugins
 from tests.reporting.wandb_file import contents
 from tests.run.test_trainer import rows_of
+from tests.step import toy
 from tests.tiny import TASKS, tiny_config, write_tiny_data
 
 #: each builds several runs with almost everything on
@@ -103,6 +104,13 @@ def coarse_confidence(inputs: MetricInputs) -> tuple[Any, Any]:
     return (inputs.weight * best).sum(), inputs.weight.sum()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def toy_model() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        toy.register(patch)
+        yield
+
+
 @dataclass(frozen=True)
 class Finished:
     """The run, what it wrote, and what was read from the device meanwhile."""
@@ -143,6 +151,7 @@ def everything_on(directory: Path) -> Any:
         data__hybrid__file_extension=".png",
         data__h5__images_path="",
         data__prefetch__mem_cache_size=40 * 32 * 32 * 3,
+        model__type="toy",
         train__epochs=2,
         train__ema__enabled=True,
         train__ema__decay=0.5,
@@ -492,7 +501,8 @@ def no_space(*_: Any, **__: Any) -> Any:
 
 def test_wandb_may_fail_and_a_full_disk_ends_the_run(tmp_path, monkeypatch) -> None:
     """A sink that raises is dropped with one warning; the metrics log must be written."""
-    config = tiny_config(tmp_path / "data", experiment__wandb__enabled=True, experiment__wandb__mode="disabled")
+    wandb = {"experiment__wandb__enabled": True, "experiment__wandb__mode": "disabled"}
+    config = tiny_config(tmp_path / "data", model__type="toy", **wandb)
     written: list[int] = []
 
     def broken(*_: Any, **__: Any) -> None:
@@ -534,7 +544,7 @@ def test_wandb_may_fail_and_a_full_disk_ends_the_run(tmp_path, monkeypatch) -> N
 @pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch, capsys) -> None:
     """In the foreground or in the background; the program leaves with a status other than 0."""
-    config = tiny_config(tmp_path / "data")
+    config = tiny_config(tmp_path / "data", model__type="toy")
     from linnaeus_jax import config as config_module
 
     monkeypatch.setattr(config_module, "load_config", lambda argv: (config, tmp_path / argv[0]))

@@ -14,6 +14,7 @@ from linnaeus_jax.schedules.summary import schedule_summary
 from linnaeus_jax.tools import schedule as dry_run
 from tests.run.test_trainer import rows_of
 from tests.schedules.helpers import make_schedule
+from tests.step import toy
 from tests.tiny import tiny_config
 
 #: strict groups whose leftovers are dropped: species fill fewer batches than families
@@ -81,9 +82,10 @@ def test_a_stored_schedule_that_does_not_fit_the_data():
 
 
 @pytest.mark.slow
-def test_levels_of_different_length_and_a_preserved_schedule(tmp_path):
+def test_levels_of_different_length_and_a_preserved_schedule(tmp_path, monkeypatch):
     """A whole run over both levels; then fewer epochs in the configuration do not cut a preserved schedule."""
-    config = tiny_config(tmp_path / "data", **LEVELS)
+    toy.register(monkeypatch)
+    config = tiny_config(tmp_path / "data", model__type="toy", **LEVELS)
     directory = RunDirectory(tmp_path / "run")
     first = trainer.build_experiment(config, directory, write=False).resolved.totals
     config.debug.early_exit_after_n_optimizer_steps = first.boundaries[1]

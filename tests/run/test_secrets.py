@@ -3,14 +3,12 @@ and no text is a command to the terminal or markup of a page."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.forks import call
+
 #: environment variable -> its value
 ENVIRONMENT = {
     "WANDB_API_KEY": "0123456789abcdef" * 2 + "01234567",
@@ -68,34 +66,33 @@ def get_config():
 RCLONE = '#!/bin/sh\necho "Failed to $*: $AWS_SECRET_ACCESS_KEY $RCLONE_CONFIG_REMOTE_PASS" >&2; exit 1\n'
 
 
-def started(work: Path, *arguments: str) -> str:
+def started(work: Path, said: Path, *arguments: str) -> str:
     """What a program of the package prints; its status is 0, or 2 where it is refused."""
-    # a compiled copy of the config holds what the config holds
-    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "TMPDIR": str(work), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", *arguments]
-    done = subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode in (0, 2), done.stderr
-    return done.stdout + done.stderr
+    environment = {**ENVIRONMENT, "TMPDIR": str(work)}
+    done = call(arguments[0], arguments[1:], said, seconds=600, directory=work, environment=environment)
+    assert done.status in (0, 2), done.error
+    return done.out + done.error
 
 
 @pytest.mark.slow
-def test_no_secret_is_in_a_file_or_on_the_terminal(tmp_path: Path) -> None:
+def test_no_secret_is_in_a_file_or_on_the_terminal(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    said = tmp_path_factory.mktemp("said")
     secrets = (*ENVIRONMENT.values(), REMOTE, LOGIN, TOKEN)
     (tmp_path / "config.py").write_text(CONFIG)
     (tmp_path / "rclone").write_text(RCLONE)
     (tmp_path / "rclone").chmod(0o755)
     main = ("linnaeus_jax.main", "--config=config.py", "--workdir=run")
-    told = started(tmp_path, *main)
+    told = started(tmp_path, said, *main)
     assert "Failed to cat :sftp,host=h,user=u,pass=<redacted>:runs" in told
-    told += started(tmp_path, *main, "--config.train.epochs=2")
-    told += started(tmp_path, *main, f"--config.env.output.bucket.timeout_seconds=https://me:{LOGIN}@host")
-    told += started(tmp_path, "linnaeus_jax.tools.bundle", "run", "bundle", "--without-data")
-    told += started(tmp_path, "linnaeus_jax.tools.report", "run", "--out", "page.html")
-    told += started(tmp_path, "linnaeus_jax.tools.evaluate", "run", "--json")
+    told += started(tmp_path, said, *main, "--config.train.epochs=2")
+    told += started(tmp_path, said, *main, f"--config.env.output.bucket.timeout_seconds=https://me:{LOGIN}@host")
+    told += started(tmp_path, said, "linnaeus_jax.tools.bundle", "run", "bundle", "--without-data")
+    told += started(tmp_path, said, "linnaeus_jax.tools.report", "run", "--out", "page.html")
+    told += started(tmp_path, said, "linnaeus_jax.tools.evaluate", "run", "--json")
     for tool in ("verify_dataset", "describe_dataset"):
         images = ("--images", "data/images.h5")
         out = ("--out", "description") if tool == "describe_dataset" else ()
-        told += started(tmp_path, f"linnaeus_jax.tools.{tool}", "data/labels.h5", *images, *out)
+        told += started(tmp_path, said, f"linnaeus_jax.tools.{tool}", "data/labels.h5", *images, *out)
     assert [secret for secret in secrets if secret in told] == []
     assert "<script>" in told
     assert not {"\x1b", "\x07", "\u202e"} & set(told)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,40 +14,35 @@ import pytest
 
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.trainer import run
+from tests.forks import begin
 from tests.run.test_kill import final_parameters
 from tests.run.test_trainer import rows_of
 from tests.tiny import tiny_config
 
 
-def run_both(driver: str, arguments: Callable[[int, int], list[str]]) -> tuple[list[int], list[str]]:
+def run_both(driver: str, arguments: Callable[[int, int], list[str]], said: Path) -> tuple[list[int | None], list[str]]:
     """Exit codes and outputs of two processes; `arguments` gets the index of the process and a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(driver)), *arguments(index, port)],
-            env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    environment = {"JAX_NUM_CPU_DEVICES": "1"}
+    begun = [
+        begin(f"tests.run.{driver}", arguments(index, port), said / str(index), environment=environment)
         for index in (0, 1)
     ]
-    try:
-        texts = [process.communicate(timeout=900)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [process.returncode for process in processes], texts
+    ended = [process.ended(900) for process in begun]
+    return [end.status for end in ended], [end.out + end.error for end in ended]
 
 
-def two_processes(workdir: Path, model: str, epochs: int, moments: tuple[str, ...] = ()) -> tuple[list[int], list[str]]:
+def two_processes(
+    workdir: Path, model: str, epochs: int, moments: tuple[str, ...] = ()
+) -> tuple[list[int | None], list[str]]:
     """Exit codes and outputs of two processes that train into `workdir`; moments as of the driver."""
     start = [str(workdir.parent / "data"), str(workdir), model, str(epochs)]
     return run_both(
-        "process_driver.py", lambda index, port: [str(index), str(port), *start, *moments[index : index + 1]]
+        "process_driver",
+        lambda index, port: [str(index), str(port), *start, *moments[index : index + 1]],
+        workdir.parent / "said",
     )
 
 
@@ -84,9 +76,9 @@ def test_two_processes(tmp_path):
     ],
     ids=["SIGTERM to one", "SIGTERM to both", "SIGINT", "SIGUSR1 at the start"],
 )
-def test_both_processes_stop_after_the_same_update(first, second, number):
+def test_both_processes_stop_after_the_same_update(first, second, number, tmp_path):
     moments = (first, second)
-    codes, texts = run_both("signal_driver.py", lambda index, port: [str(index), str(port), *moments[index]])
+    codes, texts = run_both("signal_driver", lambda index, port: [str(index), str(port), *moments[index]], tmp_path)
     assert codes == [128 + number] * 2, texts
     stopped = [re.findall(r"stopped after (\d+)", text) for text in texts]
     assert len(stopped[0]) == 1
