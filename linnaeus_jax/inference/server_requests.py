@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from fastapi import HTTPException
 from pydantic import ValidationError
 
@@ -253,8 +252,7 @@ class Preparation:
         encode = self._model.bundle.encoder.encode
         if asked.request.metadata is not None:
             return encode(asked.observations)
-        one, count = encode(asked.observations[:1]), len(asked.observations)  # the same for all pictures
-        return Encoded(np.repeat(one.meta, count, axis=0), np.repeat(one.valid, count, axis=0), one.notes * count)
+        return encode(asked.observations[:1]).take([0] * len(asked.observations))  # the same for all pictures
 
     def _make_options(
         self,
@@ -276,12 +274,3 @@ class Preparation:
 def called(asked: Asked, number: int) -> str:
     """What a picture is called in messages."""
     return f"picture {number}" + (f" ({asked.names[number][:100]})" if asked.names[number] else "")
-
-
-def twice(encoded: Encoded) -> Encoded:
-    """The rows, and after them the same rows without any metadata."""
-    return Encoded(
-        np.concatenate([encoded.meta, np.zeros_like(encoded.meta)]),
-        np.concatenate([encoded.valid, np.zeros_like(encoded.valid)]),
-        [*encoded.notes, *[()] * len(encoded.notes)],
-    )
