@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.inference.calibration import Judged, coverage_and_risk, reliability, roll_up
+from linnaeus_jax.metrics.judged import Judged, coverage_and_risk, reliability, roll_up
 from linnaeus_jax.reporting.figures import COLORS, DASHES, MARKERS, grid, legend
 
 if TYPE_CHECKING:

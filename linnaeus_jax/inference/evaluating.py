@@ -22,18 +22,21 @@ from linnaeus_jax.data.labels_file import IDENTIFIERS, column_names, open_labels
 from linnaeus_jax.data.metadata import ComponentSettings
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.inference.bundle import Bundle
-from linnaeus_jax.inference.calibration import Judged, joined, judge
+from linnaeus_jax.inference.calibration import judge
 from linnaeus_jax.inference.metadata import Component, Encoded
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.pictures import PictureError, read_picture
 from linnaeus_jax.inference.running import Row, by_number, run_rows
+from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.reporting.mistakes import thumbnail
 
 #: class indices of `Labelled.label`: no label at that rank, and a taxon that the model has no class for
 NO_LABEL, UNKNOWN = -1, -2
 #: keys of `Evaluated.judged`: the most probable path with all metadata and without any; every rank by itself
 PATH, WITHOUT_METADATA, RANKS = "path", "path, no metadata", "separate ranks"
+#: those with all metadata -> `AnswerOptions.consistency`
+ALL_METADATA = {RANKS: "documented", PATH: "path"}
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -231,10 +234,12 @@ def evaluate_labelled(
         return Row(number, pictures.read(int(labelled.rows[number])))
 
     def judged(rows: list[Row[int]], _: Sequence[Encoded], logits: list[Logits]) -> dict[str, Judged]:
-        label = np.maximum(labelled.label[[row.item for row in rows]], NO_LABEL)
-        kinds = {RANKS: (logits[0], "documented"), PATH: (logits[0], "path"), WITHOUT_METADATA: (logits[-1], "path")}
-        wanted = list(kinds)[: 1 + len(logits)]
-        return {kind: judge(kinds[kind][0], label, model.answers, kinds[kind][1]) for kind in wanted}
+        numbers = [row.item for row in rows]
+        row, label = labelled.rows[numbers], np.maximum(labelled.label[numbers], NO_LABEL)
+        found = {kind: judge(logits[0], label, model.answers, how, row) for kind, how in ALL_METADATA.items()}
+        if len(logits) > 1:
+            found[WITHOUT_METADATA] = judge(logits[1], label, model.answers, row=row)
+        return found
 
     parts: list[dict[str, Judged]] = []
     done = 0

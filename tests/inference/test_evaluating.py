@@ -79,10 +79,11 @@ def test_answers_are_those_of_predictions(model, bundle, data):
         judged = evaluated.judged[kind]
         for row, prediction in enumerate(model.predict(list(data.pixels[:7]), components=given)):
             for place, taxon in enumerate(reversed(prediction.path)):
-                index = int(judged.best[row, place])
+                index = int(judged.predicted[row, place])
                 assert int(bundle.taxonomy.classes[bundle.tasks[place]][index]) == taxon.taxon_id
-                assert judged.confidence[row, place] == pytest.approx(taxon.probability, abs=1e-5)
+                assert judged.probability[row, place] == pytest.approx(taxon.probability, abs=1e-5)
     path = evaluated.judged[PATH]
+    assert path.row.tolist() == labelled.rows.tolist()
     assert path.known[:, 0].tolist() == [True, True, True, False, False, False, True]
     strict = evaluated.strict
     assert strict.known[:, 0].tolist() == [True, True, True, True, False, True, True]
