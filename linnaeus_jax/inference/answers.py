@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -136,16 +137,8 @@ class Answers:
         def of_block(block: slice) -> Answered:
             return self._answered({task: z[block] for task, z in logits.items()}, options)
 
-        parts = list(in_order(of_block, blocks))
-        top = {
-            task: (
-                np.concatenate([part.top[task][0] for part in parts]),
-                np.concatenate([part.top[task][1] for part in parts]),
-            )
-            for task in self.taxonomy.tasks
-        }
-        names = ("best", "probability", "given_up", "answer", "always")
-        return Answered(top=top, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        parts = [vars(part) for part in in_order(of_block, blocks)]
+        return Answered(**jax.tree.map(lambda *pieces: np.concatenate(pieces), *parts))
 
     def _answered(self, logits: Logits, options: AnswerOptions) -> Answered:
         best, by_task = self.probabilities(logits, options)
