@@ -27,7 +27,7 @@ from linnaeus_jax.inference.metadata import Component, Encoded
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.pictures import PictureError, read_picture
-from linnaeus_jax.inference.running import Row, by_number, run_rows
+from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.reporting.mistakes import thumbnail
 
@@ -230,11 +230,10 @@ def evaluate_labelled(
     known = Encoded(labelled.meta, labelled.valid, [()] * len(labelled.rows))
     given = by_number(known, known.without()) if labelled.valid.any() else by_number(known)
 
-    def read(number: int) -> Row[int]:
-        return Row(number, pictures.read(int(labelled.rows[number])))
+    def read(number: int) -> tuple[int, NDArray[np.uint8]]:
+        return number, pictures.read(int(labelled.rows[number]))
 
-    def judged(rows: list[Row[int]], _: Sequence[Encoded], logits: list[Logits]) -> dict[str, Judged]:
-        numbers = [row.item for row in rows]
+    def judged(numbers: list[int], _: Sequence[Encoded], logits: list[Logits]) -> dict[str, Judged]:
         row, label = labelled.rows[numbers], np.maximum(labelled.label[numbers], NO_LABEL)
         found = {kind: judge(logits[0], label, model.answers, how, row) for kind, how in ALL_METADATA.items()}
         if len(logits) > 1:

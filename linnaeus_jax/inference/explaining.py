@@ -22,7 +22,7 @@ from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.pictures import Picture
 from linnaeus_jax.inference.results import Prediction, Taxon
-from linnaeus_jax.inference.running import Row, by_number, run_rows
+from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.reporting.figures import literal
 
 if TYPE_CHECKING:
@@ -138,11 +138,11 @@ def explain(
     covered: list[tuple[slice, slice] | None] = [None] * (1 + len(withheld)) + squares
     all_rows = _with_metadata(model, encoded, list(withheld.values()), len(covered))
 
-    def cover(number: int) -> Row[int]:
+    def cover(number: int) -> tuple[int, NDArray[np.uint8]]:
         image = pixels.copy()
         if (square := covered[number]) is not None:
             image[square] = gray
-        return Row(number, image)
+        return number, image
 
     parts = list(run_rows(model.forward, range(len(covered)), cover, by_number(all_rows), lambda _, __, z: z[0]))
     logits = {task: np.concatenate([part[task] for part in parts]) for task in parts[0]}

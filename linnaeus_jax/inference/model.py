@@ -21,7 +21,7 @@ from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
-from linnaeus_jax.inference.running import Row, by_number, run_rows
+from linnaeus_jax.inference.running import by_number, run_rows
 
 
 class Model:
@@ -83,10 +83,10 @@ class Model:
             components=components,
         )
 
-        def read(number: int) -> Row[int]:
-            return Row(number, self.read([pictures[number]], first=number)[0])
+        def read(number: int) -> tuple[int, NDArray[np.uint8]]:
+            return number, self.read([pictures[number]], first=number)[0]
 
-        def answer(_: list[Row[int]], given: Sequence[Encoded], logits: list[Logits]) -> list[Prediction]:
+        def answer(_: list[int], given: Sequence[Encoded], logits: list[Logits]) -> list[Prediction]:
             return self.answers(logits[0], options, self.inputs(given[0]), given[0].notes)
 
         known = by_number(self.bundle.encoder.encode(observations))

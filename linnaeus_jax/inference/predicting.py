@@ -17,7 +17,7 @@ from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.picture_list import PictureFile, stamp_of
 from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.inference.results import Prediction
-from linnaeus_jax.inference.running import Row, run_rows
+from linnaeus_jax.inference.running import Pixels, run_rows
 
 #: where metadata come from
 TABLE, EXIF = "table", "exif"
@@ -76,9 +76,10 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class _Read(Row[Job]):
+class _Read:
     """A picture as it was read, or why there are no pixels."""
 
+    job: Job
     observation: Observation = _NOTHING
     notes: tuple[str, ...] = ()
     reason: str = ""
@@ -105,38 +106,39 @@ def predict_files(
     """
     exif = exif and any(component.inputs for component in model.bundle.encoder.components)
 
-    def read(job: Job) -> _Read:
+    def read(job: Job) -> tuple[_Read, Pixels | None]:
         stamp = stamp_of(job.picture)  # first: a change while it is read is then seen, too
-        return replace(_read(model, job, exif), stamp=stamp)
+        said, pixels = _read(model, job, exif)
+        return replace(said, stamp=stamp), pixels
 
-    def encode(rows: list[_Read]) -> list[Encoded]:
-        encoded = model.bundle.encoder.encode([row.observation for row in rows])
-        return [replace(encoded, notes=[(*row.notes, *said) for row, said in zip(rows, encoded.notes)])]
+    def encode(said: list[_Read]) -> list[Encoded]:
+        encoded = model.bundle.encoder.encode([each.observation for each in said])
+        return [replace(encoded, notes=[(*each.notes, *more) for each, more in zip(said, encoded.notes)])]
 
-    def answer(rows: list[_Read], given: Sequence[Encoded], logits: list[Logits]) -> Part:
-        all_of_them = [row.item.picture.name for row in rows], [row.reason for row in rows]
-        stamps = [row.stamp for row in rows]
+    def answer(said: list[_Read], given: Sequence[Encoded], logits: list[Logits]) -> Part:
+        all_of_them = [each.job.picture.name for each in said], [each.reason for each in said]
+        stamps = [each.stamp for each in said]
         if not logits:
             return Part(*all_of_them, stamps=stamps)
-        inputs, seen = model.inputs(given[0]), [row for row in rows if row.pixels is not None]
-        sources = [(EXIF if row.item.observation is None else TABLE) if used else "" for row, used in zip(seen, inputs)]
+        inputs, seen = model.inputs(given[0]), [each.job for each in said if not each.reason]
+        sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
         answered = model.answers.answered(logits[0], options)
         return Part(*all_of_them, answered, inputs, given[0].notes, sources, stamps)
 
     return run_rows(model.forward, jobs, read, encode, answer, threads=threads)
 
 
-def _read(model: Model, job: Job, exif: bool) -> _Read:
+def _read(model: Model, job: Job, exif: bool) -> tuple[_Read, Pixels | None]:
     if job.picture.fault:
-        return _Read(job, None, reason=job.picture.fault)
+        return _Read(job, reason=job.picture.fault), None
     try:
         data = read_file(os.fspath(job.picture.path))
         pixels = read_picture(data, model.bundle.preprocessing)
     except (OSError, ValueError) as error:  # PictureError is a ValueError
-        return _Read(job, None, reason=getattr(error, "strerror", "") or str(error) or type(error).__name__)
+        return _Read(job, reason=getattr(error, "strerror", "") or str(error) or type(error).__name__), None
     except Exception as error:  # whatever a decoder makes of a damaged file, it costs this picture alone
-        return _Read(job, None, reason=f"{type(error).__name__}: {error}")
+        return _Read(job, reason=f"{type(error).__name__}: {error}"), None
     if job.observation is not None or not exif:
-        return _Read(job, pixels, job.observation or _NOTHING)
+        return _Read(job, job.observation or _NOTHING), pixels
     observation, notes = observation_of(data)
-    return _Read(job, pixels, observation, notes)
+    return _Read(job, observation, notes), pixels

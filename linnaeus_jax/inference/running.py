@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,26 +24,18 @@ from linnaeus_jax.step.placement import RUN_AHEAD
 TOGETHER = 4
 
 Item = TypeVar("Item")
+Said = TypeVar("Said")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, eq=False)
-class Row(Generic[Item]):
-    """What was read of an item: pixels uint8 [H, W, 3], or None where there are none; then nothing is computed."""
-
-    item: Item
-    pixels: NDArray[np.uint8] | None
-
-
-AnyRow = TypeVar("AnyRow", bound=Row)  # type: ignore[type-arg]
+Pixels = NDArray[np.uint8]
+Rows = list[tuple[Said, Pixels | None]]
 
 
 def run_rows(
     forward: Forward,
     items: Sequence[Item],
-    read: Callable[[Item], AnyRow],
-    encode: Callable[[list[AnyRow]], Sequence[Encoded]],
-    finish: Callable[[list[AnyRow], Sequence[Encoded], list[Logits]], Result],
+    read: Callable[[Item], tuple[Said, Pixels | None]],
+    encode: Callable[[list[Said]], Sequence[Encoded]],
+    finish: Callable[[list[Said], Sequence[Encoded], list[Logits]], Result],
     *,
     threads: int = 0,
     finishers: int = 1,
@@ -54,10 +45,11 @@ def run_rows(
     Memory is bounded by a few batches of pixels and of logits.
 
     Args:
-      read: a row, in a thread; what it raises ends the run.
+      read: what is to be said of an item, and its pixels uint8 [H, W, 3], in a thread; without pixels nothing is
+        computed. What it raises ends the run.
       encode: metadata of the rows that have pixels. Each one that it gives is computed with the same pixels.
-      finish: makes a result, in a thread, of rows that follow each other: all of them, the metadata of those with
-        pixels, and their logits for each of these, task -> float32 [n, C]; both are empty where no row has pixels.
+      finish: makes a result, in a thread, of what was said of rows that follow each other, of the metadata of those
+        with pixels and of their logits for each of these, task -> float32 [n, C]; both are empty without any pixels.
       threads: that read; 0: one per core.
       finishers: threads that finish.
     """
@@ -66,33 +58,33 @@ def run_rows(
     ahead = -(-most // TOGETHER) + 2 * threads  # at least a batch is read while the devices compute
     rows = in_order(lambda some: [read(item) for item in some], few, threads=threads, ahead=ahead)
 
-    def start(rows: list[AnyRow]) -> tuple[list[AnyRow], Sequence[Encoded], list[Pending]]:
-        seen = [row for row in rows if row.pixels is not None]
-        if not seen:
-            return rows, (), []
-        given, pixels = encode(seen), np.stack([row.pixels for row in seen if row.pixels is not None])
-        return rows, given, [forward.dispatch(pixels, each.meta, each.valid) for each in given]
+    def start(rows: Rows[Said]) -> tuple[list[Said], Sequence[Encoded], list[Pending]]:
+        said, pixels = [each for each, _ in rows], [each for _, each in rows if each is not None]
+        if not pixels:
+            return said, (), []
+        given, stacked = encode([each for each, seen in rows if seen is not None]), np.stack(pixels)
+        return said, given, [forward.dispatch(stacked, each.meta, each.valid) for each in given]
 
-    def end(started: tuple[list[AnyRow], Sequence[Encoded], list[Pending]]) -> Result:
-        rows, given, computing = started
-        return finish(rows, given, [each.result() for each in computing])
+    def end(started: tuple[list[Said], Sequence[Encoded], list[Pending]]) -> Result:
+        said, given, computing = started
+        return finish(said, given, [each.result() for each in computing])
 
     started = map(start, _batches(itertools.chain.from_iterable(rows), most))
     yield from in_order(end, started, threads=finishers, ahead=RUN_AHEAD + 1)
 
 
-def by_number(*encoded: Encoded) -> Callable[[list[Row[int]]], list[Encoded]]:
-    """What `run_rows` encodes of rows whose metadata are known before, and whose items are their numbers."""
-    return lambda rows: [each.take([row.item for row in rows]) for each in encoded]
+def by_number(*encoded: Encoded) -> Callable[[list[int]], list[Encoded]]:
+    """What `run_rows` encodes where numbers are said of rows, and the metadata of all of them are known before."""
+    return lambda numbers: [each.take(numbers) for each in encoded]
 
 
-def _batches(rows: Iterable[AnyRow], most: int) -> Iterator[list[AnyRow]]:
+def _batches(rows: Iterable[tuple[Said, Pixels | None]], most: int) -> Iterator[Rows[Said]]:
     """Rows that follow each other, `most` of them with pixels."""
-    batch: list[AnyRow] = []
+    batch: Rows[Said] = []
     count = 0
     for row in rows:
         batch.append(row)
-        count += row.pixels is not None
+        count += row[1] is not None
         if count == most or len(batch) >= 8 * most:  # a folder of unreadable files is reported as it goes
             yield batch
             batch, count = [], 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.inference.metadata import Encoded
-from linnaeus_jax.inference.running import Row, by_number, run_rows
+from linnaeus_jax.inference.running import by_number, run_rows
 
 
 def numbered(rows: int) -> Encoded:
@@ -31,8 +31,8 @@ def forward(most: int) -> Any:
     return SimpleNamespace(buckets=(1, most), dispatch=dispatch)
 
 
-def read(number: int) -> Row[int]:
-    return Row(number, np.full((2, 2, 3), number, np.uint8))
+def read(number: int) -> tuple[int, np.ndarray]:
+    return number, np.full((2, 2, 3), number, np.uint8)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -40,8 +40,7 @@ def read(number: int) -> Row[int]:
 def test_all_rows_in_order_with_every_metadata(rows, threads):
     known = numbered(rows)
 
-    def finish(rows: list[Row[int]], given: Any, logits: Any) -> Any:
-        numbers = [row.item for row in rows]
+    def finish(numbers: list[int], given: Any, logits: Any) -> Any:
         assert given[0].notes == [(f"row {number}",) for number in numbers]
         assert not given[1].valid.any()
         return numbers, [each["task"] for each in logits]
@@ -56,34 +55,34 @@ def test_all_rows_in_order_with_every_metadata(rows, threads):
 
 
 def test_rows_without_pixels_are_handed_on_and_not_computed():
-    def odd(number: int) -> Row[int]:
-        return read(number) if number % 2 else Row(number, None)
+    def odd(number: int) -> tuple[int, np.ndarray | None]:
+        return read(number) if number % 2 else (number, None)
 
-    def finish(rows: list[Row[int]], given: Any, logits: Any) -> Any:
-        return [row.item for row in rows], [z["task"][:, 0].tolist() for z in logits]
+    def finish(numbers: list[int], given: Any, logits: Any) -> Any:
+        return numbers, [z["task"][:, 0].tolist() for z in logits]
 
     known = by_number(numbered(12))
     parts = list(run_rows(forward(4), range(12), odd, known, finish))
     assert parts == [(list(range(8)), [[1, 3, 5, 7]]), ([8, 9, 10, 11], [[9, 11]])]
-    nothing = list(run_rows(forward(1), range(11), lambda number: Row(number, None), known, finish))
+    nothing = list(run_rows(forward(1), range(11), lambda number: (number, None), known, finish))
     assert nothing == [(list(range(8)), []), ([8, 9, 10], [])]
 
 
 def test_a_row_that_cannot_be_read_ends_it_after_the_batches_before():
-    def failing(number: int) -> Row[int]:
+    def failing(number: int) -> tuple[int, np.ndarray]:
         if number == 9:
             raise ValueError("row 9")
         return read(number)
 
     done: list[int] = []
     with pytest.raises(ValueError, match="row 9"):
-        done.extend(run_rows(forward(2), range(40), failing, by_number(numbered(40)), lambda rows, *_: rows[0].item))
+        done.extend(run_rows(forward(2), range(40), failing, by_number(numbered(40)), lambda numbers, *_: numbers[0]))
     assert done == sorted(done)
 
 
 def test_whoever_stops_early_ends_the_threads():
     before = threading.active_count()
-    results = run_rows(forward(2), range(1000), read, by_number(numbered(1000)), lambda rows, *_: rows[0].item)
+    results = run_rows(forward(2), range(1000), read, by_number(numbered(1000)), lambda numbers, *_: numbers[0])
     assert [next(results), next(results)] == [0, 2]
     results.close()
     for _ in range(100):
