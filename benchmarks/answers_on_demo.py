@@ -27,10 +27,10 @@ from benchmarks import common
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle import Bundle, Calibration, bundle_of_run
-from linnaeus_jax.inference.calibration import accuracy, ece, fit, judge, nll, roll_up
-from linnaeus_jax.inference.card import THRESHOLDS
+from linnaeus_jax.inference.calibration import fit, judge
 from linnaeus_jax.inference.measuring import WITH, Rows, measure, read_rows, some
 from linnaeus_jax.inference.results import Prediction
+from linnaeus_jax.metrics.judged import THRESHOLDS, accuracy, ece, nll, roll_up
 
 Arrays = dict[str, NDArray[np.float64]]
 NAME = "answers_on_demo"
@@ -141,7 +141,7 @@ def main() -> None:
         "step": bundle.facts["step"],
         "validation rows": len(rows.labels),
         "splits": options.splits,
-        "paths that are one branch": consistency(bundle, paths.best),
+        "paths that are one branch": consistency(bundle, paths.predicted),
         "random lists": options.lists,
         "lists that leak": leaking_lists(bundle, rows, options.lists),
         "roll-up": rolled,

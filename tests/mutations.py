@@ -206,11 +206,11 @@ FAULTS = [
         ("return 1.0 - self.counts[0] / sum(self.counts)", "return self.counts[0] / sum(self.counts)"),
     ),
     *faults(
-        "inference/calibration.py",
-        "tests/inference/test_calibration.py tests/inference/test_answers.py",
-        ("sure = (judged.best >= first) & (judged.confidence >= threshold)", "sure = judged.confidence >= threshold"),
-        ("np.where(judged.right[known, place], confidence, -confidence)",
-         "np.where(judged.right[known, place], -confidence, confidence)"),
+        "metrics/judged.py",
+        "tests/metrics/test_judged.py tests/inference/test_calibration.py",
+        ("sure = (self.predicted >= first) & (self.probability >= threshold)", "sure = self.probability >= threshold"),
+        ("np.where(self.right, self.probability, -self.probability)",
+         "np.where(self.right, -self.probability, self.probability)"),
     ),
 ]  # fmt: skip
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,6 +47,11 @@ class AnswerOptions:
     always: tuple[tuple[str, int], ...] = field(default=())
 
 
+#: of a picture: (class, probability) of every rank, coarsest first; which of them is the answer, their number for none;
+#: the most probable classes of every rank and their probabilities; probabilities of what is always reported
+AnsweredRow = tuple[list[tuple[int, float]], int, list[tuple[list[int], list[float]]], list[float]]
+
+
 @dataclass(frozen=True, eq=False)
 class Answered:
     """What is said of N pictures, as arrays; ranks are those of the taxonomy, the finest first.
@@ -65,6 +71,24 @@ class Answered:
     answer: NDArray[np.int64]
     top: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
     always: NDArray[np.float64]
+
+    def rows(self, tasks: Sequence[str]) -> Iterator[AnsweredRow]:
+        """Every picture as plain numbers; a rank that was given up lists null alone.
+
+        Args:
+          tasks: those of the taxonomy, the coarsest first.
+        """
+        path = self.best[:, ::-1].tolist(), self.probability[:, ::-1].tolist()
+        given_up, always = self.given_up[:, ::-1].tolist(), self.always.tolist()
+        places = (len(tasks) - 1 - self.answer).tolist()
+        tops = [[array.tolist() for array in self.top[task]] for task in tasks]
+        lost = ([NONE], [1.0])
+        for row, place in enumerate(places):
+            top = [
+                lost if gone else (classes[row], probabilities[row])
+                for (classes, probabilities), gone in zip(tops, given_up[row])
+            ]
+            yield list(zip(path[0][row], path[1][row])), place, top, always[row]
 
 
 class Answers:
@@ -136,16 +160,8 @@ class Answers:
         def of_block(block: slice) -> Answered:
             return self._answered({task: z[block] for task, z in logits.items()}, options)
 
-        parts = list(in_order(of_block, blocks))
-        top = {
-            task: (
-                np.concatenate([part.top[task][0] for part in parts]),
-                np.concatenate([part.top[task][1] for part in parts]),
-            )
-            for task in self.taxonomy.tasks
-        }
-        names = ("best", "probability", "given_up", "answer", "always")
-        return Answered(top=top, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        parts = [vars(part) for part in in_order(of_block, blocks)]
+        return Answered(**jax.tree.map(lambda *pieces: np.concatenate(pieces), *parts))
 
     def _answered(self, logits: Logits, options: AnswerOptions) -> Answered:
         best, by_task = self.probabilities(logits, options)
@@ -195,25 +211,17 @@ class Answers:
     ) -> list[Prediction]:
         """The rows of `answered` with names."""
         tasks = self.taxonomy.tasks[::-1]
-        best, probability = answered.best[:, ::-1].tolist(), answered.probability[:, ::-1].tolist()
-        given_up = answered.given_up[:, ::-1].tolist()
-        answers = (len(tasks) - 1 - answered.answer).tolist()
-        top = {task: [array.tolist() for array in answered.top[task]] for task in tasks}
-        always = answered.always.tolist()
         found = []
-        for row, classes in enumerate(best):
-            path = tuple(map(self.taxon, tasks, classes, probability[row]))
-            tops = {
-                self.taxonomy.ranks[task]: (taxon,)
-                if lost
-                else tuple(map(self.taxon, repeat(task), top[task][0][row], top[task][1][row]))
-                for task, taxon, lost in zip(tasks, path, given_up[row], strict=True)
+        for row, (path, place, tops, always) in enumerate(answered.rows(tasks)):
+            taxa = tuple(self.taxon(task, *each) for task, each in zip(tasks, path, strict=True))
+            top = {
+                self.taxonomy.ranks[task]: tuple(map(self.taxon, repeat(task), *each))
+                for task, each in zip(tasks, tops, strict=True)
             }
-            known = path[answers[row]] if answers[row] < len(path) else None
-            fixed = tuple(self.taxon(*where, p) for where, p in zip(options.always, always[row], strict=True))
-            found.append(
-                Prediction(path, tops, known, fixed, inputs[row] if inputs else (), notes[row] if notes else ())
-            )
+            answer = taxa[place] if place < len(taxa) else None
+            fixed = tuple(self.taxon(*where, p) for where, p in zip(options.always, always, strict=True))
+            said = inputs[row] if inputs else (), notes[row] if notes else ()
+            found.append(Prediction(taxa, top, answer, fixed, *said))
         return found
 
     def taxon(self, task: str, index: int, probability: float) -> Taxon:

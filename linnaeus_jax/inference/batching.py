@@ -99,7 +99,7 @@ class Batcher(Generic[T]):
 
     def _measured(self, rows: int) -> float:
         start = time.perf_counter()
-        self._model.forward(*forward_zeros(self._model, rows))
+        self._model.forward(*self._model.forward.zeros(rows))
         return time.perf_counter() - start
 
     def start_threads(self) -> None:
@@ -168,10 +168,10 @@ class Batcher(Generic[T]):
     def _compute(self) -> None:
         while (jobs := self._take()) is not None:
             try:
-                meta = np.concatenate([job.encoded.meta for job in jobs])
-                valid = np.concatenate([job.encoded.valid for job in jobs])
-                pending = self._model.forward.dispatch(np.concatenate([job.pixels for job in jobs]), meta, valid)
-                self.on_batch(len(meta), self._model.forward.bucket(len(meta)))
+                pixels = np.concatenate([job.pixels for job in jobs])
+                known = Encoded.joined([job.encoded for job in jobs])
+                pending = self._model.forward.dispatch(pixels, known.meta, known.valid)
+                self.on_batch(len(pixels), self._model.forward.bucket(len(pixels)))
             except Exception as error:  # of these pictures; the next ones may be well
                 self._fail(jobs, error)
                 self._landed()
@@ -251,9 +251,8 @@ class Batcher(Generic[T]):
                 start = stop
 
     def _answer_jobs(self, jobs: list[Job[T]], logits: Mapping[str, NDArray[np.float32]]) -> None:
-        inputs = [names for job in jobs for names in self._model.inputs(job.encoded)]
-        notes = [said for job in jobs for said in job.encoded.notes]
-        answers = iter(self._answering(logits, jobs[0].options, inputs, notes))
+        known = Encoded.joined([job.encoded for job in jobs])
+        answers = iter(self._answering(logits, jobs[0].options, self._model.inputs(known), known.notes))
         for job in jobs:
             job.future.set_result(list(itertools.islice(answers, job.rows)))
 
@@ -271,13 +270,3 @@ def best_bucket(seconds: Mapping[int, float], waiting: int, first: int) -> int:
     """
     fitting = [rows for rows in seconds if rows >= first] or [max(seconds)]
     return min(fitting, key=lambda rows: (seconds[rows] / min(rows, waiting), rows))
-
-
-def forward_zeros(model: Model, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_]]:
-    """Black pictures without metadata."""
-    bundle = model.bundle
-    return (
-        np.zeros((rows, *bundle.preprocessing.size, 3), np.uint8),
-        np.zeros((rows, bundle.encoder.width), np.float32),
-        np.zeros((rows, len(bundle.encoder.components)), bool),
-    )

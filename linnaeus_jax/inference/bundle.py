@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
@@ -16,7 +17,7 @@ from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import RunDirectory, read_json
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.taxonomy import Taxonomy
-from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.run.pretrained import initial_weights
 from linnaeus_jax.run.saved_weights import SavedWeights, read_run, run_directory
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
@@ -74,6 +75,19 @@ class Bundle:
     def tasks(self) -> tuple[str, ...]:
         """Finest rank first."""
         return self.taxonomy.tasks
+
+
+def model_of(
+    settings: ConfigDict, preprocessing: Preprocessing, encoder: MetadataEncoder, taxonomy: Taxonomy
+) -> ModelFamily:
+    """The model that takes these pictures and metadata and knows these classes."""
+    return build_model(
+        settings,
+        components=[(component.name, len(component.columns)) for component in encoder.components],
+        num_classes={task: len(taxonomy.classes[task]) for task in taxonomy.tasks},
+        img_size=preprocessing.size[0],
+        parents=taxonomy.tree.parent,
+    )
 
 
 def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema") -> Bundle:

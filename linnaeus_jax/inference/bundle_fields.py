@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -56,6 +56,10 @@ def _list_of(check: Check, length: int | None = None) -> Check:
     return is_list
 
 
+def _one_of(choices: Sequence[str]) -> tuple[str, Check]:
+    return f"one of {', '.join(choices)}", lambda value: _is_text(value) and value in choices
+
+
 def _temperatures(value: Any) -> bool:
     return _is_object(value) and all(_is_number(t) and 1e-3 <= t <= 1e3 for t in value.values())
 
@@ -72,14 +76,8 @@ _FIELDS: dict[str, tuple[str, Check]] = {
         f"two equal integers from 1 to {LARGEST_SIDE}",
         lambda value: _list_of(_is_count, 2)(value) and value[0] == value[1] and 1 <= value[0] <= LARGEST_SIDE,
     ),
-    "image.resize_mode": (
-        f"one of {', '.join(RESIZE_MODES)}",
-        lambda value: _is_text(value) and value in RESIZE_MODES,
-    ),
-    "image.interpolation": (
-        f"one of {', '.join(INTERPOLATIONS)}",
-        lambda value: _is_text(value) and value in INTERPOLATIONS,
-    ),
+    "image.resize_mode": _one_of(RESIZE_MODES),
+    "image.interpolation": _one_of(INTERPOLATIONS),
     "image.crop_fraction": (
         f"a number from {LEAST_CROP} to 1",
         lambda value: _is_number(value) and LEAST_CROP <= value <= 1,

@@ -33,11 +33,10 @@ from linnaeus_jax.files import (
     sha256_of,
     write_json,
 )
-from linnaeus_jax.inference.bundle import Bundle, Calibration
+from linnaeus_jax.inference.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle_fields import FieldError, check_fields, check_ranks, check_sizes
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.taxonomy_files import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
-from linnaeus_jax.models.family import build_model
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
 from linnaeus_jax.run.saved_weights import BUNDLE_JSON, BUNDLE_WEIGHTS
 from linnaeus_jax.weights.files import read_state, write_state
@@ -123,23 +122,15 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     check_sizes(about["model"], state)
     components = tuple(Component(each["name"], tuple(each["columns"])) for each in about["metadata"])
     encoder = MetadataEncoder(components, bool(about.get("date_is_midnight", False)))
-    model = build_model(
-        settings,
-        components=[(component.name, len(component.columns)) for component in encoder.components],
-        num_classes={task: len(taxonomy.classes[task]) for task in taxonomy.tasks},
-        img_size=preprocessing.size[0],
-        parents=taxonomy.tree.parent,
-    )
+    model = model_of(settings, preprocessing, encoder, taxonomy)
     variables = {}
     for collection, like in abstract_variables(model).items():
         names = [name for name, _, _ in named_leaves(like)]
         variables[collection] = params_from_torch({name: state.pop(name) for name in names if name in state}, like)
     if state:
         raise ValueError(f"{WEIGHTS} holds {', '.join(sorted(state)[:5])}, which the model does not have")
-    calibration = Calibration(**about["calibration"])
-    plugins = tuple(about.get("plugins", ()))
-    facts = about["facts"]
-    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, calibration, facts, plugins)
+    rest = Calibration(**about["calibration"]), about["facts"], tuple(about.get("plugins", ()))
+    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest)
 
 
 def write_bundle(
@@ -182,14 +173,17 @@ def _write(bundle: Bundle, directory: Path, add_card: Callable[[Path], None] | N
 
 def check_out(out: Path, *, force: bool) -> None:
     """Raises UserError where a bundle may not be written."""
-    if out.is_dir() and not any(out.iterdir()):
+    check_replaceable(out, "a bundle", is_bundle(out), force=force)
+
+
+def check_replaceable(out: Path, what: str, is_one: bool, *, force: bool) -> None:
+    """Raises UserError where `what` is to be written, and something else is there, or `what` and `force` is not set."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not out.exists():
-        return
-    if not is_bundle(out):
-        raise UserError(f"{out} exists and is no bundle; choose another directory")
+    if not is_one:
+        raise UserError(f"{out} exists and is no {what.split()[1]}; choose another directory")
     if not force:
-        raise UserError(f"{out} holds a bundle; replace it with --force, or choose another directory")
+        raise UserError(f"{out} holds {what}; replace it with --force, or choose another directory")
 
 
 def _about(bundle: Bundle) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Temperatures of a model from rows with known labels, and how good its probabilities are with them.
+"""Temperatures of a model from rows with known labels, and its answers beside the labels.
 
 A temperature divides the logits of a rank (Guo et al. 2017, On Calibration of Modern Neural Networks). `ranks` has one
 for every rank by itself; `paths` has those of the product over a path (`paths.py`), which are also the weights that the
@@ -8,8 +8,6 @@ ranks have in it, and are fitted together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +16,7 @@ from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle import Calibration
 from linnaeus_jax.inference.paths import Logits, TaxonomyPaths, log_softmax
 from linnaeus_jax.inference.taxonomy import Taxonomy
-from linnaeus_jax.metrics.extras import CALIBRATION_BINS, ranked, risk_coverage
+from linnaeus_jax.metrics.judged import Judged
 
 #: temperatures are sought between these
 LOWEST, HIGHEST = 0.01, 100.0
@@ -26,8 +24,6 @@ LOWEST, HIGHEST = 0.01, 100.0
 RANK_SPREAD, PATH_SPREAD = 0.06, 0.5
 #: numbers of a matrix rows x classes that is computed at once
 CHUNK = 1 << 22
-#: the least probability of a label that counts, so that none costs infinitely much
-TINY = 1e-12
 #: of the logarithm of a temperature, for differences, whose error is about as large
 STEP = 1e-6
 #: temperatures of paths are fitted on so many rows x paths, but at least on so many rows; four numbers need no more
@@ -167,141 +163,32 @@ def _chunks(rows: int, width: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-# ---- how good probabilities are
+# ---- rows judged
 
 
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """What was answered for N pictures with known labels; all arrays [N, T], finest rank first.
-
-    Attributes:
-      label: int32, class indices.
-      known: bool, the label is a taxon.
-      best: int32, the class that was answered, null or -1 where none was.
-      confidence: float64, its probability; 0 where none was answered.
-      of_label: float64, probability of the label; 1 where it is not known.
-    """
-
-    label: NDArray[np.int32]
-    known: NDArray[np.bool_]
-    best: NDArray[np.int32]
-    confidence: NDArray[np.float64]
-    of_label: NDArray[np.float64]
-
-    @property
-    def right(self) -> NDArray[np.bool_]:
-        """bool [N, T]: the label is known and was answered."""
-        return self.known & (self.best == self.label)
-
-    def take(self, rows: NDArray[Any]) -> Judged:
-        """Some of the rows."""
-        return Judged(*(getattr(self, each.name)[rows] for each in fields(self)))
-
-
-def joined(parts: Sequence[Judged]) -> Judged:
-    """All rows, one part after the other."""
-    return Judged(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Judged)))
-
-
-def judge(logits: Logits, labels: NDArray[np.integer], answers: Answers, consistency: str = "path") -> Judged:
+def judge(
+    logits: Logits,
+    labels: NDArray[np.integer],
+    answers: Answers,
+    consistency: str = "path",
+    row: NDArray[np.integer] | None = None,
+) -> Judged:
     """Answers by calibrated logits, task -> float32 [N, C], beside labels int [N, T].
 
     Args:
       consistency: "path", or "documented" for every rank by itself; see `AnswerOptions`.
+      row: int [N], of the labels file; default: their numbers.
     """
     taxonomy, options = answers.taxonomy, answers.options(consistency=consistency)
     label: NDArray[np.int32] = np.asarray(labels, np.int32)
     known = labelled(label, taxonomy)
-    best = np.zeros(label.shape, np.int32)
-    confidence, of_label = np.zeros(label.shape), np.ones(label.shape)
+    predicted = np.zeros(label.shape, np.int32)
+    probability, of_label = np.zeros(label.shape), np.ones(label.shape)
     for rows in _chunks(len(label), sum(taxonomy.tree.num_classes.values())):
-        best[rows], by_task = answers.probabilities({task: logits[task][rows] for task in taxonomy.tasks}, options)
+        predicted[rows], by_task = answers.probabilities({task: logits[task][rows] for task in taxonomy.tasks}, options)
         for place, task in enumerate(taxonomy.tasks):
-            chosen, true = best[rows, place], label[rows, place]
+            chosen, true = predicted[rows, place], label[rows, place]
             line = np.arange(len(true))
-            confidence[rows, place] = np.where(chosen >= 0, by_task[task][line, chosen], 0.0)
+            probability[rows, place] = np.where(chosen >= 0, by_task[task][line, chosen], 0.0)
             of_label[rows, place] = np.where(known[rows, place], by_task[task][line, true], 1.0)
-    return Judged(label, known, best, confidence, of_label)
-
-
-def accuracy(judged: Judged) -> NDArray[np.float64]:
-    """Share of the labelled rows that are answered rightly, [T]; NaN at a rank without labels."""
-    return _share(judged.right.sum(axis=0), judged.known.sum(axis=0))
-
-
-def nll(judged: Judged) -> NDArray[np.float64]:
-    """Mean of -log of the label's probability, in nats, over the labelled rows, [T]; NaN at a rank without labels."""
-    cost = -np.log(np.maximum(judged.of_label, TINY))
-    return _share(np.where(judged.known, cost, 0.0).sum(axis=0), judged.known.sum(axis=0))
-
-
-def reliability(judged: Judged, place: int) -> NDArray[np.float64]:
-    """Mean confidence, accuracy and rows [bins, 3] of the bins (low, high] of confidence at a rank that hold rows."""
-    known = judged.known[:, place]
-    confidence, right = judged.confidence[known, place], judged.right[known, place]
-    level = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
-    count, of_right, of_confidence = (
-        np.bincount(level, weights, CALIBRATION_BINS) for weights in (None, right, confidence)
-    )
-    held = count > 0
-    return np.stack([of_confidence[held] / count[held], of_right[held] / count[held], count[held]], axis=1)
-
-
-def ece(judged: Judged) -> NDArray[np.float64]:
-    """Expected calibration error over the labelled rows, in the bins of `metrics.extras`, [T]; NaN without labels."""
-    errors = []
-    for place in range(judged.label.shape[1]):
-        confidence, right, rows = reliability(judged, place).T
-        errors.append(float(rows @ np.abs(confidence - right)) / rows.sum() if len(rows) else np.nan)
-    return np.array(errors)
-
-
-def coverage_and_risk(judged: Judged, place: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Share of the labelled rows of a rank that is answered, and errors among them, the most confident rows first."""
-    known = judged.known[:, place]
-    confidence = judged.confidence[known, place]
-    return risk_coverage(*ranked(np.where(judged.right[known, place], confidence, -confidence)))
-
-
-def roll_up(judged: Judged, thresholds: Sequence[float], first: int) -> list[RollUp]:
-    """What answering at the deepest rank above a threshold gives, for every threshold.
-
-    An answer below the finest label is judged where the label is: as right if its ancestor there is. One without a
-    label at its rank or above is not judged.
-
-    Args:
-      first: index of the first class that is a taxon, `Taxonomy.first`.
-    """
-    found = []
-    for threshold in thresholds:
-        sure = (judged.best >= first) & (judged.confidence >= threshold)
-        deepest = np.where(sure.any(axis=1), sure.argmax(axis=1), sure.shape[1])
-        judgeable = judged.known & (np.arange(sure.shape[1]) >= deepest[:, None])
-        at = judgeable.argmax(axis=1)
-        can = judgeable.any(axis=1)
-        wrong = can & ~judged.right[np.arange(len(at)), at]
-        shares = np.bincount(deepest, minlength=sure.shape[1] + 1) / max(len(deepest), 1)
-        error = float(wrong.sum() / can.sum()) if can.any() else float("nan")
-        found.append(RollUp(float(threshold), tuple(shares[:-1].tolist()), float(shares[-1]), error))
-    return found
-
-
-@dataclass(frozen=True)
-class RollUp:
-    """Answers at one `min_confidence`.
-
-    Attributes:
-      threshold: the least probability of an answer.
-      shares: of all rows, those answered at each rank, finest first.
-      unanswered: share of the rows without an answer.
-      error: share of errors among the answers that can be judged; NaN without any.
-    """
-
-    threshold: float
-    shares: tuple[float, ...]
-    unanswered: float
-    error: float
-
-
-def _share(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-    return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
+    return Judged(np.arange(len(label)) if row is None else row, label, known, predicted, probability, of_label)

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.inference.bundle import Bundle
 from linnaeus_jax.inference.bundle_files import FORMAT, FORMAT_VERSION
-from linnaeus_jax.inference.calibration import accuracy, ece, nll, roll_up
 from linnaeus_jax.inference.card_figures import draw_accuracy, draw_reliability, draw_roll_up
 from linnaeus_jax.inference.measuring import WITH, WITHOUT, Measured
+from linnaeus_jax.metrics.judged import MEASURES, THRESHOLDS, accuracy, ece, nll, roll_up, roll_up_rows
+from linnaeus_jax.reporting.tables import percent
 
-#: confidences asked for, in the table and beside it in the plot
-THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 IMAGES = "images"
 #: `facts.weights` -> what they are
 WEIGHTS = {
@@ -41,7 +40,7 @@ def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> No
         images = directory / IMAGES
         images.mkdir()
         paths = measured.judged[WITH, "paths"]
-        ranks = _ranks(bundle)
+        ranks = list(bundle.taxonomy.ranks.values())
         draw_accuracy(images / "accuracy.png", ranks, _accuracies(measured))
         draw_reliability(images / "reliability.png", ranks, measured.raw, paths)
         draw_roll_up(images / "roll_up.png", ranks, paths, bundle.taxonomy.first)
@@ -60,10 +59,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     return {
         "rows": len(measured.rows.labels),
         "of": measured.rows.total,
-        **{
-            name: {what: _json(of(each)) for what, of in (("accuracy", accuracy), ("nll", nll), ("ece", ece))}
-            for name, each in judged.items()
-        },
+        **{name: {what: _json(of(each)) for what, of in MEASURES.items()} for name, each in judged.items()},
     }
 
 
@@ -84,15 +80,11 @@ def _accuracies(measured: Measured) -> dict[str, NDArray[np.float64]]:
     return {name: accuracy(measured.judged[key]) for key, name in names.items() if key in measured.judged}
 
 
-def _ranks(bundle: Bundle) -> list[str]:
-    return [bundle.taxonomy.ranks[task] for task in bundle.tasks]
-
-
 def _head(bundle: Bundle) -> str:
     facts = bundle.facts
     return (
         f"# {one_cell(str(facts.get('title') or 'A model'))}\n\nA model that names the taxon in a picture at "
-        f"{len(bundle.tasks)} ranks that agree with each other: {', '.join(reversed(_ranks(bundle)))}."
+        f"{len(bundle.tasks)} ranks that agree with each other: {', '.join([*bundle.taxonomy.ranks.values()][::-1])}."
     )
 
 
@@ -128,7 +120,7 @@ def _about(bundle: Bundle, measured: Measured | None) -> str:
     weights = WEIGHTS.get(str(facts.get("weights")), WEIGHTS["last"])
     classes = ", ".join(
         f"{rank} {bundle.taxonomy.tree.num_classes[bundle.tasks[place]] - bundle.taxonomy.first:,}"
-        for place, rank in _coarse_first(bundle)
+        for place, rank in bundle.taxonomy.coarse_first
     )
     metadata = [
         f"{component.name} ({', '.join(component.inputs) or 'given as numbers'}, {len(component.columns)} numbers)"
@@ -159,7 +151,7 @@ def _accuracy(bundle: Bundle, measured: Measured) -> str:
     columns = _accuracies(measured)
     rows = [
         (rank, f"{measured.raw.known[:, place].sum():,}", *(percent(column[place]) for column in columns.values()))
-        for place, rank in _coarse_first(bundle)
+        for place, rank in bundle.taxonomy.coarse_first
     ]
     text = table(("rank", "labelled rows", *(f"{name}, %" for name in columns)), rows)
     return (
@@ -174,11 +166,11 @@ def _subsets(bundle: Bundle, measured: Measured) -> str:
     for kind, name, inside in measured.rows.subsets:
         if inside.any():
             values = accuracy(paths.take(inside))
-            cells = [percent(values[place]) for place, _ in _coarse_first(bundle)]
+            cells = [percent(values[place]) for place, _ in bundle.taxonomy.coarse_first]
             rows.append((kind, name, f"{int(inside.sum()):,}", *cells))
     if not rows:
         return ""
-    text = table(("subset of", "", "rows", *(f"{rank}, %" for _, rank in _coarse_first(bundle))), rows, left=2)
+    text = table(("subset of", "", "rows", *(f"{rank}, %" for _, rank in bundle.taxonomy.coarse_first)), rows, left=2)
     rarity = any(row[0] == "rarity" for row in rows)
     note = " Rarity is by training rows of the species: `lt_p1` are the rarest." if rarity else ""
     return f"### By subset\n\nAccuracy of the path.{note}\n\n{text}"
@@ -187,7 +179,7 @@ def _subsets(bundle: Bundle, measured: Measured) -> str:
 def _calibration(bundle: Bundle, measured: Measured) -> str:
     columns = [measured.raw, measured.judged[WITH, "ranks"], measured.judged[WITH, "paths"]]
     values = [of(each) for of in (nll, ece) for each in columns]
-    rows = [(rank, *(number(each[place]) for each in values)) for place, rank in _coarse_first(bundle)]
+    rows = [(rank, *(number(each[place]) for each in values)) for place, rank in bundle.taxonomy.coarse_first]
     unknown = (
         ' Part of the probability stays with "unknown" as often as training labels were missing, so that answers may '
         "be right more often than they say."
@@ -205,16 +197,9 @@ def _calibration(bundle: Bundle, measured: Measured) -> str:
 
 def _roll_up(bundle: Bundle, measured: Measured) -> str:
     found = roll_up(measured.judged[WITH, "paths"], THRESHOLDS, bundle.taxonomy.first)
-    rows = [
-        (
-            f"{each.threshold:g}",
-            *(percent(each.shares[place]) for place, _ in _coarse_first(bundle)),
-            percent(each.unanswered),
-            percent(each.error),
-        )
-        for each in found
-    ]
-    head = ("--min-confidence", *(f"{rank}, %" for _, rank in _coarse_first(bundle)), "no answer, %", "errors, %")
+    ranks = list(bundle.taxonomy.ranks.values())
+    rows = roll_up_rows((each.to_json(ranks) for each in found), percent)
+    head = ("--min-confidence", *(f"{rank}, %" for rank in ranks[::-1]), "no answer, %", "errors, %")
     return (
         "### Answering only as deep as it is sure\n\nShare of the rows that are answered at each rank when the answer "
         "is the deepest taxon of the path with at least some probability, and errors among the answers.\n\n"
@@ -246,11 +231,6 @@ def _licences(bundle: Bundle, measured: Measured | None) -> str:
 # ---- markdown
 
 
-def _coarse_first(bundle: Bundle) -> list[tuple[int, str]]:
-    """(position, name) of the ranks, coarsest first."""
-    return list(enumerate(_ranks(bundle)))[::-1]
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """A markdown table; the first `left` columns are texts, the others numbers."""
     rule = [":--" if column < left else "--:" for column in range(len(head))]
@@ -260,11 +240,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> 
 def one_cell(text: str) -> str:
     """A text of unknown origin as one cell of a table: what Markdown or HTML would take for markup is escaped."""
     return re.sub(r"([\\`*\[\]<>&|])", r"\\\1", " ".join(text.split()))
-
-
-def percent(share: float) -> str:
-    """72.3; - where there is none."""
-    return "-" if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def number(value: float) -> str:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.inference.calibration import Judged, coverage_and_risk, reliability, roll_up
-from linnaeus_jax.reporting.figures import COLORS, DASHES, MARKERS, grid, legend
+from linnaeus_jax.metrics.judged import Judged, coverage_and_risk, reliability, roll_up
+from linnaeus_jax.reporting.figures import COLORS, DASHES, MARKERS, grid, labels, legend
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: points of the curves over confidences
@@ -39,7 +38,7 @@ def draw_accuracy(path: Path, ranks: Sequence[str], columns: Mapping[str, NDArra
         axis.bar_label(bars, [f"{100 * v:.1f}" if np.isfinite(v) else "" for v in values[::-1]], fontsize=8, padding=2)
     axis.set_xticks(np.arange(len(ranks)), list(ranks)[::-1])
     axis.set_ylim(0, 108)
-    _labels(axis, "Accuracy over the labelled rows", "", "%")
+    labels(axis, "Accuracy over the labelled rows", "", "%")
     legend(figure, [axis])
     save(figure, path)
 
@@ -58,7 +57,7 @@ def draw_reliability(path: Path, ranks: Sequence[str], before: Judged, after: Ju
             axis.scatter(confidence, right, s=size, color=COLORS[position], zorder=3)
         axis.set_xlim(0, 1.03)
         axis.set_ylim(0, 1.03)
-        _labels(axis, ranks[place], "probability of the answer", "share that is right")
+        labels(axis, ranks[place], "probability of the answer", "share that is right")
     legend(figure, axes)
     save(figure, path)
 
@@ -82,7 +81,7 @@ def draw_roll_up(path: Path, ranks: Sequence[str], paths: Judged, first: int) ->
     )
     left.set_xlim(0, 1)
     left.set_ylim(0, 100)
-    _labels(left, "Answers by --min-confidence", "least probability of an answer", "% of the rows")
+    labels(left, "Answers by --min-confidence", "least probability of an answer", "% of the rows")
     for place, rank in enumerate(ranks):
         if paths.known[:, place].any():
             coverage, risk = coverage_and_risk(paths, place)
@@ -92,13 +91,6 @@ def draw_roll_up(path: Path, ranks: Sequence[str], paths: Judged, first: int) ->
             right.plot(100 * coverage[-1:], 100 * risk[-1:], marker=MARKERS[1], ms=4, color=color)
     right.set_xlim(0, 101)
     right.set_ylim(bottom=0)
-    _labels(right, "Errors, answering the most certain first", "% of the labelled rows answered", "% errors")
+    labels(right, "Errors, answering the most certain first", "% of the labelled rows answered", "% errors")
     legend(figure, [left, right])
     save(figure, path)
-
-
-def _labels(axis: Axes, title: str, x: str, y: str) -> None:
-    axis.set_title(title, fontsize=10)
-    axis.set_xlabel(x, fontsize=9)
-    axis.set_ylabel(y, fontsize=9)
-    axis.tick_params(labelsize=8)

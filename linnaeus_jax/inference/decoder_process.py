@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
 import cv2
 
@@ -73,9 +73,9 @@ def main(argv: Sequence[str]) -> None:
     _limit(resource.RLIMIT_AS, used + MEMORY + 48 * pixels)
     _limit(resource.RLIMIT_CORE, 0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # C libraries have lines for every damage, and strangers send it
-    with socket.socket(fileno=int(argv[0])) as server:
+    with socket.socket(fileno=int(argv[0])) as server, server.makefile("rb") as messages:
         _send(server, READY, b"")
-        while (raw := _receive(server)) is not None:
+        while (raw := _receive(messages)) is not None:
             signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)  # the default of SIGALRM ends the process
             kind, content = answer(raw, preprocessing, pixels) if raw else (READY, b"")
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -92,20 +92,14 @@ def _send(server: socket.socket, kind: bytes, content: bytes) -> None:
     server.sendall(LENGTH.pack(1 + len(content)) + kind + content)
 
 
-def _receive(server: socket.socket) -> bytes | None:
+def _receive(server: IO[bytes]) -> bytes | None:
     """The next message; None where the server is gone."""
-    head = server.recv(LENGTH.size, socket.MSG_WAITALL)
+    head = server.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
     (size,) = LENGTH.unpack(head)
-    raw = bytearray(size)
-    view = memoryview(raw)
-    while view:
-        got = server.recv_into(view)
-        if not got:
-            return None
-        view = view[got:]
-    return bytes(raw)
+    raw = server.read(size)
+    return raw if len(raw) == size else None
 
 
 if __name__ == "__main__":

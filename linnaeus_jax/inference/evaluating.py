@@ -4,7 +4,7 @@ their name, metadata by the names of their columns. Taxa that the model does not
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,21 +20,23 @@ from linnaeus_jax.data.images import EncodedImages, ImageSource
 from linnaeus_jax.data.labels import SPLITS, LabelTable, read_label_tables, read_split_column
 from linnaeus_jax.data.labels_file import IDENTIFIERS, column_names, open_labels, text_dataset
 from linnaeus_jax.data.metadata import ComponentSettings
-from linnaeus_jax.data.parallel import cores, in_order
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.inference.bundle import Bundle
-from linnaeus_jax.inference.calibration import Judged, joined, judge
-from linnaeus_jax.inference.forward import Pending
-from linnaeus_jax.inference.metadata import Component
+from linnaeus_jax.inference.calibration import judge
+from linnaeus_jax.inference.metadata import Component, Encoded
 from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.pictures import PictureError, read_picture
+from linnaeus_jax.inference.running import by_number, run_rows
+from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.reporting.mistakes import thumbnail
-from linnaeus_jax.step.placement import RUN_AHEAD
 
 #: class indices of `Labelled.label`: no label at that rank, and a taxon that the model has no class for
 NO_LABEL, UNKNOWN = -1, -2
 #: keys of `Evaluated.judged`: the most probable path with all metadata and without any; every rank by itself
 PATH, WITHOUT_METADATA, RANKS = "path", "path, no metadata", "separate ranks"
+#: those with all metadata -> `AnswerOptions.consistency`
+ALL_METADATA = {RANKS: "documented", PATH: "path"}
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -195,19 +197,17 @@ class Pictures:
             log.warning("%s", said)
         return cls(bundle, source)
 
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """uint8 [n, H, W, 3]; raises UserError for a picture that cannot be read."""
-        pixels = np.empty((len(rows), *self.bundle.preprocessing.size, 3), np.uint8)
-        for number, row in enumerate(rows.tolist()):
-            try:
-                stored = self._stored(row)
-                fits = not isinstance(stored, bytes) and stored.shape == pixels.shape[1:]  # as in training
-                pixels[number] = stored if fits else read_picture(stored, self.bundle.preprocessing)
-            except (OSError, PictureError) as error:
-                raise UserError(
-                    f"the picture of row {row} cannot be read: {error}; restore it, or leave the row out"
-                ) from error
-        return pixels
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """uint8 [H, W, 3]; raises UserError for a picture that cannot be read."""
+        try:
+            stored = self._stored(row)
+            if not isinstance(stored, bytes) and stored.shape == (*self.bundle.preprocessing.size, 3):  # as in training
+                return stored
+            return read_picture(stored, self.bundle.preprocessing)
+        except (OSError, PictureError) as error:
+            raise UserError(
+                f"the picture of row {row} cannot be read: {error}; restore it, or leave the row out"
+            ) from error
 
     def thumbnails(self, rows: NDArray[np.int64]) -> list[str]:
         """Base64 of small JPEGs of pictures that can be read."""
@@ -226,46 +226,25 @@ class Pictures:
 def evaluate_labelled(
     model: Model, labelled: Labelled, pictures: Pictures, progress: Callable[[int, int], None] | None = None
 ) -> Evaluated:
-    """Answers for all rows, in batches of the model's largest bucket; memory is bounded by a few batches."""
-    parts: dict[str, list[Judged]] = {}
+    """Answers for all rows; memory is bounded by a few batches."""
+    known = Encoded(labelled.meta, labelled.valid, [()] * len(labelled.rows))
+    given = by_number(known, known.without()) if labelled.valid.any() else by_number(known)
+
+    def read(number: int) -> tuple[int, NDArray[np.uint8]]:
+        return number, pictures.read(int(labelled.rows[number]))
+
+    def judged(numbers: list[int], _: Sequence[Encoded], logits: list[Logits]) -> dict[str, Judged]:
+        row, label = labelled.rows[numbers], np.maximum(labelled.label[numbers], NO_LABEL)
+        found = {kind: judge(logits[0], label, model.answers, how, row) for kind, how in ALL_METADATA.items()}
+        if len(logits) > 1:
+            found[WITHOUT_METADATA] = judge(logits[1], label, model.answers, row=row)
+        return found
+
+    parts: list[dict[str, Judged]] = []
     done = 0
-    computed = _computed(model, labelled, pictures)
-    for judged in in_order(lambda part: _judged(model, labelled, part), computed, threads=2, ahead=RUN_AHEAD + 1):
-        for kind, one in judged.items():
-            parts.setdefault(kind, []).append(one)
-        done += len(next(iter(judged.values())).label)
+    for part in run_rows(model.forward, range(len(labelled.rows)), read, given, judged, finishers=2):
+        parts.append(part)
+        done += len(part[PATH].label)
         if progress:
             progress(done, len(labelled.rows))
-    return Evaluated(labelled, {kind: joined(each) for kind, each in parts.items()})
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Some of the rows, and their logits with metadata and, where any row has some, without."""
-
-    rows: slice
-    logits: Pending
-    without: Pending | None
-
-
-def _computed(model: Model, labelled: Labelled, pictures: Pictures) -> Iterator[_Part]:
-    most, count = model.forward.buckets[-1], len(labelled.rows)
-    slices = [slice(start, min(start + most, count)) for start in range(0, count, most)]
-    both = bool(labelled.valid.any())
-    read = in_order(lambda part: pictures.read(labelled.rows[part]), slices, threads=cores(), ahead=cores() + 1)
-    for part, pixels in zip(slices, read, strict=True):
-        meta, valid = labelled.meta[part], labelled.valid[part]
-        nothing = model.forward.dispatch(pixels, np.zeros_like(meta), np.zeros_like(valid)) if both else None
-        yield _Part(part, model.forward.dispatch(pixels, meta, valid), nothing)
-
-
-def _judged(model: Model, labelled: Labelled, part: _Part) -> dict[str, Judged]:
-    label = np.maximum(labelled.label[part.rows], NO_LABEL)
-    logits = part.logits.result()
-    judged = {
-        RANKS: judge(logits, label, model.answers, "documented"),
-        PATH: judge(logits, label, model.answers),
-    }
-    if part.without is not None:
-        judged[WITHOUT_METADATA] = judge(part.without.result(), label, model.answers)
-    return judged
+    return Evaluated(labelled, {kind: joined([part[kind] for part in parts]) for kind in parts[0]})

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import html
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from linnaeus_jax.data.credits import read_credits
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE
 from linnaeus_jax.inference.bundle import Bundle
-from linnaeus_jax.inference.calibration import Judged, accuracy, coverage_and_risk, ece, nll, reliability, roll_up
 from linnaeus_jax.inference.evaluating import PATH, Evaluated, Pictures
-from linnaeus_jax.metrics.mistakes import Mistakes
-from linnaeus_jax.reporting.class_tables import CONFUSIONS, mistake_figure
+from linnaeus_jax.metrics.judged import (
+    MEASURES,
+    THRESHOLDS,
+    coverage_and_risk,
+    number,
+    reliability,
+    roll_up,
+    roll_up_rows,
+)
+from linnaeus_jax.reporting.class_tables import WrongAtRank, confusion_tables, mistake_pictures
+from linnaeus_jax.reporting.mistakes import with_pictures
 from linnaeus_jax.reporting.page import note, page, percent, table
 from linnaeus_jax.reporting.report_plots import confidence
 
-THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 #: unknown taxa that are listed of each rank
 LISTED = 10
 
@@ -30,50 +36,30 @@ LISTED = 10
 def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
     """All numbers as JSON types; None where nothing is labelled. Shares are fractions, ranks run coarse to fine."""
     labelled, taxonomy = evaluated.labelled, bundle.taxonomy
-    measures = {"accuracy": accuracy, "nll": nll, "ece": ece}
-    values = {
-        name: {kind: measure(one) for kind, one in evaluated.judged.items()} for name, measure in measures.items()
-    }
+    values = {name: {kind: of(one) for kind, one in evaluated.judged.items()} for name, of in MEASURES.items()}
     ranks = {}
-    for place, rank in ranks_of(bundle):
+    for place, rank in taxonomy.coarse_first:
         unknown = labelled.unknown[:, place]
         ranks[rank] = {
             "rows": int(evaluated.judged[PATH].known[:, place].sum()),
             "unknown_rows": int(unknown.sum()),
             "unknown_taxa": len(np.unique(labelled.taxon[unknown, place])),
-            **{name: {kind: _json(one[place]) for kind, one in of.items()} for name, of in values.items()},
+            **{name: {kind: number(one[place]) for kind, one in of.items()} for name, of in values.items()},
         }
-    rolled = [
-        {
-            "min_confidence": each.threshold,
-            "answered": {rank: each.shares[place] for place, rank in ranks_of(bundle)},
-            "unanswered": each.unanswered,
-            "error": _json(each.error),
-        }
-        for each in roll_up(evaluated.strict, THRESHOLDS, taxonomy.first)
-    ]
+    rolled = roll_up(evaluated.strict, THRESHOLDS, taxonomy.first)
     return {
         "labels": str(labelled.path),
         "split": labelled.split or "all rows",
         "rows": len(labelled.rows),
         "notes": list(labelled.notes),
         "metadata": {
-            component.name: float(labelled.valid[:, number].mean())
-            for number, component in enumerate(bundle.encoder.components)
+            component.name: float(labelled.valid[:, place].mean())
+            for place, component in enumerate(bundle.encoder.components)
         },
         "ranks": ranks,
-        "unknown_taxa_answered": {rank: _answered(evaluated, place, bundle) for place, rank in ranks_of(bundle)},
-        "roll_up": rolled,
+        "unknown_taxa_answered": {rank: _answered(evaluated, place, bundle) for place, rank in taxonomy.coarse_first},
+        "roll_up": [each.to_json(list(taxonomy.ranks.values())) for each in rolled],
     }
-
-
-def ranks_of(bundle: Bundle) -> list[tuple[int, str]]:
-    """Column of labels and name of every rank, coarsest first."""
-    return [(place, bundle.taxonomy.ranks[task]) for place, task in enumerate(bundle.tasks)][::-1]
-
-
-def _json(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def _answered(evaluated: Evaluated, place: int, bundle: Bundle) -> dict[str, float | None]:
@@ -82,16 +68,14 @@ def _answered(evaluated: Evaluated, place: int, bundle: Bundle) -> dict[str, flo
     `named`: another taxon of that rank or below is answered, which is wrong; `coarser`: the answer is at a coarser rank
     and right there; `coarser_wrong`; `none`: no answer. The rest is answered at a rank that is not labelled.
     """
-    judged, rows = evaluated.judged[PATH], evaluated.labelled.unknown[:, place]
-    count, width = int(rows.sum()), judged.best.shape[1]
+    judged = evaluated.judged[PATH].take(evaluated.labelled.unknown[:, place])
+    count, width = judged.label.shape
     if not count:
         return dict.fromkeys(("named", "coarser", "coarser_wrong", "none"))
-    sure = (judged.best[rows] >= bundle.taxonomy.first) & (judged.confidence[rows] >= MIN_CONFIDENCE)
-    deepest = np.where(sure.any(axis=1), sure.argmax(axis=1), width)
-    at = np.minimum(deepest, width - 1)
-    line = np.arange(count)
-    coarser = (deepest > place) & (deepest < width) & judged.known[rows][line, at]
-    right = judged.right[rows][line, at]
+    deepest = judged.deepest(MIN_CONFIDENCE, bundle.taxonomy.first)
+    at = np.arange(count), np.minimum(deepest, width - 1)
+    coarser = (deepest > place) & (deepest < width) & judged.known[at]
+    right = judged.right[at]
     parts = {
         "named": deepest <= place,
         "coarser": coarser & right,
@@ -106,7 +90,7 @@ def _answered(evaluated: Evaluated, place: int, bundle: Bundle) -> dict[str, flo
 
 def evaluation_page(bundle: Bundle, evaluated: Evaluated, pictures: Pictures) -> str:
     """One self-contained page of HTML."""
-    numbers = summary(bundle, evaluated)
+    numbers, wrong = summary(bundle, evaluated), list(_wrong(bundle, evaluated, pictures))
     title = f"{bundle.facts.get('title') or bundle.source.name} on {evaluated.labelled.path.name}"
     sections = {
         "What was measured": _overview(bundle, numbers),
@@ -114,8 +98,8 @@ def evaluation_page(bundle: Bundle, evaluated: Evaluated, pictures: Pictures) ->
         "Taxa that the model does not know": _unknown(bundle, evaluated, numbers),
         "Calibration, risk and coverage": _confidence(bundle, evaluated),
         "Answers by --min-confidence": roll_up_table(numbers),
-        "What is taken for what": _confusions(bundle, evaluated),
-        "The most confident mistakes": _mistakes(bundle, evaluated, pictures),
+        "What is taken for what": confusion_tables(wrong),
+        "The most confident mistakes": mistake_pictures(wrong),
     }
     return page(title, sections)
 
@@ -162,7 +146,7 @@ def _unknown(bundle: Bundle, evaluated: Evaluated, numbers: Mapping[str, Any]) -
         "wrong there %",
         "no answer %",
     ]
-    lists = "".join(_most_frequent(bundle, evaluated, place, rank) for place, rank in ranks_of(bundle))
+    lists = "".join(_most_frequent(bundle, evaluated, place, rank) for place, rank in bundle.taxonomy.coarse_first)
     said = note(
         f"No answer at these ranks can be right; shares of these rows at a confidence of {MIN_CONFIDENCE:g} or more."
     )
@@ -176,7 +160,7 @@ def _most_frequent(bundle: Bundle, evaluated: Evaluated, place: int, rank: str) 
     if not rows.any():
         return ""
     of_file = {int(taxon): index for index, taxon in enumerate(labelled.names.classes[task])}
-    best = evaluated.judged[PATH].best[rows, place]
+    best = evaluated.judged[PATH].predicted[rows, place]
     taxa, name = labelled.taxon[rows, place], class_name(bundle, task)
     lines = []
     for taxon, count in Counter(taxa.tolist()).most_common(LISTED):
@@ -194,7 +178,7 @@ def class_name(bundle: Bundle, task: str) -> Callable[[int], str]:
 def _confidence(bundle: Bundle, evaluated: Evaluated) -> str:
     judged = evaluated.judged[PATH]
     curves = {}
-    for place, rank in ranks_of(bundle):
+    for place, rank in bundle.taxonomy.coarse_first:
         if judged.known[:, place].any():
             curve = np.stack(coverage_and_risk(judged, place), axis=1).tolist()
             curves[rank] = {"reliability": reliability(judged, place).tolist(), "risk_coverage": curve}
@@ -203,15 +187,7 @@ def _confidence(bundle: Bundle, evaluated: Evaluated) -> str:
 
 def roll_up_table(numbers: Mapping[str, Any]) -> str:
     """What is answered where at which confidence, and how much of it is wrong."""
-    rows = [
-        [
-            f"{each['min_confidence']:g}",
-            *(percent(share, 100) for share in each["answered"].values()),
-            percent(each["unanswered"], 100),
-            percent(each["error"], 100),
-        ]
-        for each in numbers["roll_up"]
-    ]
+    rows = roll_up_rows(numbers["roll_up"], lambda share: percent(share, 100))
     columns = ["confidence", *(f"answered at {rank} %" for rank in numbers["ranks"]), "no answer %", "errors %"]
     return table(columns, rows) + note(
         "Every row is answered at the deepest rank that is probable enough. Errors are a share of the answers; "
@@ -219,51 +195,12 @@ def roll_up_table(numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _result(judged: Judged, rows: NDArray[np.int64], place: int, first: int) -> dict[str, list[dict[str, Any]]]:
-    """Wrong pairs and the most confident mistakes of a rank, as of `metrics.mistakes`; null is no mistake."""
-    counted = judged.known[:, place] & (judged.best[:, place] >= first)
-    confidence = judged.confidence[:, place]
-    score = np.where(counted, np.where(judged.right[:, place], confidence, -confidence), 2.0)
-    mistakes = Mistakes()
-    mistakes.add(rows, judged.label[:, place], judged.best[:, place], score.astype(np.float32))
-    return mistakes.result()
-
-
-def _confusions(bundle: Bundle, evaluated: Evaluated) -> str:
-    judged, parts = evaluated.judged[PATH], []
-    for place, rank in ranks_of(bundle):
-        pairs = _result(judged, evaluated.labelled.rows, place, bundle.taxonomy.first)["pairs"][:CONFUSIONS]
-        name, count = (
-            class_name(bundle, bundle.tasks[place]),
-            Counter(judged.label[judged.known[:, place], place].tolist()),
-        )
-        rows = [
-            [
-                name(pair["label"]),
-                name(pair["predicted"]),
-                pair["rows"],
-                percent(100 * pair["rows"] / count[pair["label"]]),
-            ]
-            for pair in pairs
-        ]
-        columns = ["label", "taken for", "rows", "of the label's rows %"]
-        parts.append(f"<div><h4>{html.escape(rank)}</h4>{table(columns, rows, left=2)}</div>" if rows else "")
-    return f'<div class="side">{"".join(parts)}</div>' if any(parts) else ""
-
-
-def _mistakes(bundle: Bundle, evaluated: Evaluated, pictures: Pictures) -> str:
-    labelled, parts = evaluated.labelled, []
-    for place, rank in ranks_of(bundle):
-        found = _result(evaluated.judged[PATH], labelled.rows, place, bundle.taxonomy.first)["confident"]
-        if not found:
-            continue
-        rows = np.array(sorted({entry["row"] for entry in found}), np.int64)
-        credits = read_credits(str(labelled.path), rows)
-        facts = {
-            row: {"image": image, **credit}
-            for row, image, credit in zip(rows.tolist(), pictures.thumbnails(rows), credits, strict=True)
-        }
-        name = class_name(bundle, bundle.tasks[place])
-        figures = "".join(mistake_figure(entry | facts[entry["row"]], name) for entry in found)
-        parts.append(f'<h4>{html.escape(rank)}</h4><div class="pictures">{figures}</div>')
-    return "".join(parts)
+def _wrong(bundle: Bundle, evaluated: Evaluated, pictures: Pictures) -> Iterator[WrongAtRank]:
+    """The mistakes of every rank, coarsest first, with pictures."""
+    judged, tasks = evaluated.judged[PATH], bundle.tasks
+    found = {task: judged.mistakes(place, bundle.taxonomy.first) for place, task in reversed([*enumerate(tasks)])}
+    credits = functools.partial(read_credits, str(evaluated.labelled.path))
+    pictured = with_pictures(found, pictures.thumbnails, credits)
+    for place, rank in bundle.taxonomy.coarse_first:
+        labelled = np.bincount(judged.label[judged.known[:, place], place])
+        yield WrongAtRank(rank, class_name(bundle, tasks[place]), pictured[tasks[place]], labelled)

@@ -22,6 +22,7 @@ from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.pictures import Picture
 from linnaeus_jax.inference.results import Prediction, Taxon
+from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.reporting.figures import literal
 
 if TYPE_CHECKING:
@@ -133,12 +134,18 @@ def explain(
     encoded = model.bundle.encoder.encode([observation or Observation()])
     withheld = _withheld(model, encoded)
     squares = _squares(pixels.shape[0], pixels.shape[1], grid, window)
-    images = np.repeat(pixels[None], 1 + len(withheld) + len(squares), axis=0)
     gray = np.round(255 * np.array(model.bundle.preprocessing.mean)).astype(np.uint8)
-    for image, square in zip(images[1 + len(withheld) :], squares, strict=True):
-        image[square] = gray
-    all_rows = _with_metadata(model, encoded, list(withheld.values()), len(images))
-    logits = model.forward(images, all_rows.meta, all_rows.valid)
+    covered: list[tuple[slice, slice] | None] = [None] * (1 + len(withheld)) + squares
+    all_rows = _with_metadata(model, encoded, list(withheld.values()), len(covered))
+
+    def cover(number: int) -> tuple[int, NDArray[np.uint8]]:
+        image = pixels.copy()
+        if (square := covered[number]) is not None:
+            image[square] = gray
+        return number, image
+
+    parts = list(run_rows(model.forward, range(len(covered)), cover, by_number(all_rows), lambda _, __, z: z[0]))
+    logits = {task: np.concatenate([part[task] for part in parts]) for task in parts[0]}
     first = {task: z[: 1 + len(withheld)] for task, z in logits.items()}
     notes = [encoded.notes[0]] * (1 + len(withheld))
     predictions = model.answers(first, options, model.inputs(all_rows)[: len(notes)], notes)
@@ -169,12 +176,12 @@ def _withheld(model: Model, encoded: Encoded) -> dict[str, NDArray[np.bool_]]:
 
 def _with_metadata(model: Model, encoded: Encoded, left: list[NDArray[np.bool_]], rows: int) -> Encoded:
     """Metadata of all rows: complete, then with what is `left`, then complete again."""
-    meta, valid = np.repeat(encoded.meta, rows, axis=0), np.repeat(encoded.valid, rows, axis=0)
+    found = encoded.take([0] * rows)
     for row, shown in enumerate(left, start=1):
-        valid[row] = shown
+        found.valid[row] = shown
         for (start, stop), on in zip(model.bundle.encoder.bounds, shown, strict=True):
-            meta[row, start:stop] *= on
-    return Encoded(meta, valid, encoded.notes * rows)
+            found.meta[row, start:stop] *= on
+    return found
 
 
 def _explained(model: Model, prediction: Prediction) -> tuple[str, int, Taxon]:

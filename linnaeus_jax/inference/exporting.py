@@ -24,6 +24,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import PILLOW_FILTERS, Preprocessing
 from linnaeus_jax.files import replaced_directory, write_json
 from linnaeus_jax.inference.bundle import Bundle
+from linnaeus_jax.inference.bundle_files import check_replaceable
 from linnaeus_jax.inference.forward import forward_pass
 from linnaeus_jax.models.depthwise import BY_PLATFORM
 from linnaeus_jax.models.family import ModelFamily
@@ -55,12 +56,7 @@ def check_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
 
 def check_out(out: Path, *, force: bool) -> None:
     """Raises UserError where an export may not be written."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / PROGRAM).is_file():
-        raise UserError(f"{out} exists and is no export; choose another directory")
-    if not force:
-        raise UserError(f"{out} holds an export; replace it with --force, or choose another directory")
+    check_replaceable(out, "an export", (out / PROGRAM).is_file(), force=force)
 
 
 def exported_program(bundle: Bundle, platforms: Sequence[str] = PLATFORMS) -> jax_export.Exported:

@@ -44,12 +44,8 @@ class Pending:
 
     def result(self) -> dict[str, NDArray[np.float32]]:
         """Waits; task -> float32 [N, C]."""
-        pieces = [{task: z[:count] for task, z in logits.items()} for logits, count in fetch_parts(self.parts)]
+        pieces = [{task: z[:count] for task, z in fetch(logits).items()} for logits, count in self.parts]
         return {task: np.concatenate([piece[task] for piece in pieces]) for task in pieces[0]}
-
-
-def fetch_parts(parts: list[tuple[dict[str, jax.Array], int]]) -> list[tuple[dict[str, NDArray[np.float32]], int]]:
-    return [(fetch(logits), count) for logits, count in parts]
 
 
 class Forward:
@@ -87,9 +83,10 @@ class Forward:
     def warm_up(self) -> None:
         """Compiles and runs every bucket once."""
         for rows in self.buckets:
-            self.dispatch(*self._zeros(rows)).result()
+            self(*self.zeros(rows))
 
-    def _zeros(self, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def zeros(self, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Black pictures without metadata, as arguments."""
         model = self._model
         return (
             np.zeros((rows, *model.img_size, 3), np.uint8),
@@ -113,7 +110,7 @@ class Forward:
             count = rows.stop - rows.start
             arrays = {"image": image[rows], "meta": meta[rows], "valid": valid[rows]}
             if count < bucket:
-                filled = dict(zip(arrays, self._zeros(bucket), strict=True))
+                filled = dict(zip(arrays, self.zeros(bucket), strict=True))
                 for name, array in arrays.items():
                     filled[name][:count] = array
                 arrays = filled

@@ -14,9 +14,10 @@ from linnaeus_jax.data.credits import license_counts
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle import Bundle, Calibration
-from linnaeus_jax.inference.calibration import Judged, fit, joined, judge
+from linnaeus_jax.inference.calibration import fit, judge
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.run.evaluate import Loaded, evaluate, load, parse_phases
 
 #: most rows that are measured, and most bytes of their logits

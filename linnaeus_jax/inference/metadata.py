@@ -95,6 +95,20 @@ class Encoded:
     valid: NDArray[np.bool_]
     notes: list[tuple[str, ...]]
 
+    def take(self, rows: Sequence[int]) -> Encoded:
+        """Some of the rows, each as often as it is named; at least one."""
+        return Encoded(self.meta[rows], self.valid[rows], [self.notes[row] for row in rows])
+
+    def without(self) -> Encoded:
+        """The same pictures as if nothing were known of them."""
+        return Encoded(np.zeros_like(self.meta), np.zeros_like(self.valid), [()] * len(self.notes))
+
+    @staticmethod
+    def joined(parts: Sequence[Encoded]) -> Encoded:
+        """All rows, one part after the other."""
+        meta, valid = (np.concatenate([getattr(part, name) for part in parts]) for name in ("meta", "valid"))
+        return Encoded(meta, valid, [said for part in parts for said in part.notes])
+
 
 @dataclass(frozen=True)
 class MetadataEncoder:

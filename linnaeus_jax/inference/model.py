@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,10 @@ from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions,
 from linnaeus_jax.inference.bundle import Bundle, bundle_of_run
 from linnaeus_jax.inference.forward import BUCKETS, Forward
 from linnaeus_jax.inference.metadata import Encoded, Observation
+from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
+from linnaeus_jax.inference.running import by_number, run_rows
 
 
 class Model:
@@ -79,14 +82,17 @@ class Model:
             elevation=elevation,
             components=components,
         )
-        encoded = self.bundle.encoder.encode(observations)
-        predictions: list[Prediction] = []
-        most = self.forward.buckets[-1]
-        for start in range(0, len(pictures), most):
-            part = slice(start, start + most)
-            pixels = self.read(pictures[part], first=start)
-            predictions += self.predict_pixels(pixels, _rows(encoded, part), options)
-        return predictions
+
+        def read(number: int) -> tuple[int, NDArray[np.uint8]]:
+            return number, self.read([pictures[number]], first=number)[0]
+
+        def answer(_: list[int], given: Sequence[Encoded], logits: list[Logits]) -> list[Prediction]:
+            return self.answers(logits[0], options, self.inputs(given[0]), given[0].notes)
+
+        known = by_number(self.bundle.encoder.encode(observations))
+        # one thread: the same Pillow image may stand in the list twice, and it is not safe to load it in two
+        parts = run_rows(self.forward, range(len(pictures)), read, known, answer, threads=1)
+        return list(itertools.chain.from_iterable(parts))
 
     def read(self, pictures: Sequence[Picture], first: int = 0) -> NDArray[np.uint8]:
         """Pixels uint8 [N, H, W, 3].
@@ -180,7 +186,3 @@ def _is_one(images: Any) -> bool:
     if isinstance(images, np.ndarray):
         return images.ndim < 4 and images.dtype.kind in "buif"  # not an array of paths or of pictures
     return isinstance(images, (str, bytes, bytearray, memoryview, os.PathLike, Image.Image))
-
-
-def _rows(encoded: Encoded, part: slice) -> Encoded:
-    return Encoded(encoded.meta[part], encoded.valid[part], encoded.notes[part])

@@ -28,12 +28,12 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.yaml_import import load_yaml
 from linnaeus_jax.config.yaml_size import read_documents
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.inference.bundle import Bundle, Calibration
+from linnaeus_jax.inference.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle_fields import LARGEST_SIDE, LARGEST_VALUE, LEAST_DEVIATION
 from linnaeus_jax.inference.metadata import Component, MetadataEncoder
 from linnaeus_jax.inference.taxonomy import Taxonomy
 from linnaeus_jax.inference.taxonomy_files import read_json, taxonomy_of
-from linnaeus_jax.models.family import ModelFamily, build_model
+from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.taxonomy.ranks import check_task_order
 from linnaeus_jax.weights import coverage
@@ -91,13 +91,7 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
             if kind and heads.get(task, {}).get("type") != kind:
                 heads[task] = ConfigDict({"type": kind})
         complete_open_nodes(config)
-    built = build_model(
-        settings,
-        components=[(component.name, len(component.columns)) for component in encoder.components],
-        num_classes={task: len(taxonomy.classes[task]) for task in taxonomy.tasks},
-        img_size=preprocessing.size[0],
-        parents=taxonomy.tree.parent,
-    )
+    built = model_of(settings, preprocessing, encoder, taxonomy)
     variables = _variables(built, settings, {task: ids.tolist() for task, ids in taxonomy.classes.items()}, state)
     source = " ".join(str(files[key]) for key in ("source_name", "version") if files.get(key))
     facts = {

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from linnaeus_jax.building.pixels import read_file
-from linnaeus_jax.data.parallel import cores, in_order
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.exif import observation_of
-from linnaeus_jax.inference.forward import BUCKETS, Pending
+from linnaeus_jax.inference.forward import BUCKETS
 from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.picture_list import PictureFile, stamp_of
 from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.inference.results import Prediction
-from linnaeus_jax.step.placement import RUN_AHEAD
+from linnaeus_jax.inference.running import Pixels, run_rows
 
 #: where metadata come from
 TABLE, EXIF = "table", "exif"
 _NOTHING = Observation()
-#: pictures that a thread reads before it hands them over
-_TOGETHER = 4
 
 
 @dataclass(frozen=True)
@@ -83,26 +77,13 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """A picture as it was read: pixels uint8 [H, W, 3], or why there are none."""
+    """A picture as it was read, or why there are no pixels."""
 
     job: Job
-    pixels: NDArray[np.uint8] | None
     observation: Observation = _NOTHING
     notes: tuple[str, ...] = ()
     reason: str = ""
     stamp: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """Pictures in order, read or not, and the logits of those that were."""
-
-    pictures: list[str]
-    reasons: list[str]
-    sources: list[str]
-    stamps: list[str]
-    encoded: Encoded | None = None
-    pending: Pending | None = None
 
 
 def batch_for(pictures: int, batch: int = 0) -> int:
@@ -119,86 +100,45 @@ def predict_files(
 ) -> Generator[Part, None, None]:
     """Answers for all pictures, in order, about a batch at a time; no picture ends it.
 
-    Memory is bounded by a few batches of pixels and of logits.
-
     Args:
       exif: use the EXIF data of pictures without an observation.
       threads: that read and decode; 0: one per core.
     """
-    wanted = exif and any(component.inputs for component in model.bundle.encoder.components)
+    exif = exif and any(component.inputs for component in model.bundle.encoder.components)
 
-    def answer(batch: _Batch) -> Part:
-        return _answer(model, batch, options)
+    def read(job: Job) -> tuple[_Read, Pixels | None]:
+        stamp = stamp_of(job.picture)  # first: a change while it is read is then seen, too
+        said, pixels = _read(model, job, exif)
+        return replace(said, stamp=stamp), pixels
 
-    yield from in_order(answer, _dispatched(model, jobs, wanted, threads), threads=1, ahead=RUN_AHEAD + 1)
+    def encode(said: list[_Read]) -> list[Encoded]:
+        encoded = model.bundle.encoder.encode([each.observation for each in said])
+        return [replace(encoded, notes=[(*each.notes, *more) for each, more in zip(said, encoded.notes)])]
 
+    def answer(said: list[_Read], given: Sequence[Encoded], logits: list[Logits]) -> Part:
+        all_of_them = [each.job.picture.name for each in said], [each.reason for each in said]
+        stamps = [each.stamp for each in said]
+        if not logits:
+            return Part(*all_of_them, stamps=stamps)
+        inputs, seen = model.inputs(given[0]), [each.job for each in said if not each.reason]
+        sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
+        answered = model.answers.answered(logits[0], options)
+        return Part(*all_of_them, answered, inputs, given[0].notes, sources, stamps)
 
-def _dispatched(model: Model, jobs: Sequence[Job], exif: bool, threads: int) -> Iterator[_Batch]:
-    """Batches whose logits are being computed."""
-    most, threads = model.forward.buckets[-1], threads or cores()
-    reads: list[_Read] = []
-    count = 0
-    # at least a batch is read while the device computes
-    few = (jobs[start : start + _TOGETHER] for start in range(0, len(jobs), _TOGETHER))
-    read = in_order(
-        lambda some: [_read(model, job, exif) for job in some],
-        few,
-        threads=threads,
-        ahead=-(-most // _TOGETHER) + 2 * threads,
-    )
-    for each in itertools.chain.from_iterable(read):
-        reads.append(each)
-        count += each.pixels is not None
-        if count == most or len(reads) >= 8 * most:  # a folder of unreadable files is reported as it goes
-            yield _dispatch(model, reads)
-            reads, count = [], 0
-    if reads:
-        yield _dispatch(model, reads)
+    return run_rows(model.forward, jobs, read, encode, answer, threads=threads)
 
 
-def _read(model: Model, job: Job, exif: bool) -> _Read:
-    """One picture, in a thread."""
-    stamp = stamp_of(job.picture)  # first: a change while it is read is then seen, too
-    return replace(_read_unstamped(model, job, exif), stamp=stamp)
-
-
-def _read_unstamped(model: Model, job: Job, exif: bool) -> _Read:
+def _read(model: Model, job: Job, exif: bool) -> tuple[_Read, Pixels | None]:
     if job.picture.fault:
-        return _Read(job, None, reason=job.picture.fault)
+        return _Read(job, reason=job.picture.fault), None
     try:
         data = read_file(os.fspath(job.picture.path))
         pixels = read_picture(data, model.bundle.preprocessing)
-    except OSError as error:
-        return _Read(job, None, reason=error.strerror or str(error) or type(error).__name__)
-    except ValueError as error:  # PictureError is one, too
-        return _Read(job, None, reason=str(error))
+    except (OSError, ValueError) as error:  # PictureError is a ValueError
+        return _Read(job, reason=getattr(error, "strerror", "") or str(error) or type(error).__name__), None
     except Exception as error:  # whatever a decoder makes of a damaged file, it costs this picture alone
-        return _Read(job, None, reason=f"{type(error).__name__}: {error}")
+        return _Read(job, reason=f"{type(error).__name__}: {error}"), None
     if job.observation is not None or not exif:
-        return _Read(job, pixels, job.observation or _NOTHING)
+        return _Read(job, job.observation or _NOTHING), pixels
     observation, notes = observation_of(data)
-    return _Read(job, pixels, observation, notes)
-
-
-def _dispatch(model: Model, reads: list[_Read]) -> _Batch:
-    pictures, reasons = [read.job.picture.name for read in reads], [read.reason for read in reads]
-    stamps = [read.stamp for read in reads]
-    readable = [read for read in reads if read.pixels is not None]
-    sources = [EXIF if read.job.observation is None else TABLE for read in readable]
-    if not readable:
-        return _Batch(pictures, reasons, sources, stamps)
-    encoded = model.bundle.encoder.encode([read.observation for read in readable])
-    notes = [(*read.notes, *said) for read, said in zip(readable, encoded.notes)]
-    pixels = np.stack([read.pixels for read in readable if read.pixels is not None])
-    pending = model.forward.dispatch(pixels, encoded.meta, encoded.valid)
-    return _Batch(pictures, reasons, sources, stamps, Encoded(encoded.meta, encoded.valid, notes), pending)
-
-
-def _answer(model: Model, batch: _Batch, options: AnswerOptions) -> Part:
-    """Waits for the logits of a batch and answers, in a thread."""
-    if batch.pending is None or batch.encoded is None:
-        return Part(batch.pictures, batch.reasons, stamps=batch.stamps)
-    inputs = model.inputs(batch.encoded)
-    sources = [source if used else "" for source, used in zip(batch.sources, inputs)]
-    answered = model.answers.answered(batch.pending.result(), options)
-    return Part(batch.pictures, batch.reasons, answered, inputs, batch.encoded.notes, sources, batch.stamps)
+    return _Read(job, observation, notes), pixels

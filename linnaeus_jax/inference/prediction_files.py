@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -56,10 +57,16 @@ class Summary:
 
     pictures: int = 0
     unreadable: int = 0
-    answers: dict[str, int] = field(default_factory=dict)
-    metadata_from: dict[str, int] = field(default_factory=dict)
-    inputs: dict[str, int] = field(default_factory=dict)
+    answers: Counter[str] = field(default_factory=Counter)
+    metadata_from: Counter[str] = field(default_factory=Counter)
+    inputs: Counter[str] = field(default_factory=Counter)
     notes: int = 0
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any]) -> Summary:
+        """From its fields as JSON has them."""
+        fields: Any = {name: Counter(value) if isinstance(value, dict) else value for name, value in saved.items()}
+        return cls(**fields)
 
     def add(self, part: Part, ranks: Sequence[str]) -> None:
         """Counts a part.
@@ -72,17 +79,9 @@ class Summary:
         if part.answered is None:
             return
         answered = np.bincount(part.answered.answer + 1, minlength=len(ranks) + 1).tolist()
-        used: dict[str, int] = {}
-        for names, count in Counter(part.inputs).items():
-            for name in names:
-                used[name] = used.get(name, 0) + count
-        for counts, new in (
-            (self.answers, {name: count for name, count in zip(("", *ranks), answered) if count}),
-            (self.metadata_from, Counter(part.metadata_from)),
-            (self.inputs, used),
-        ):
-            for name, count in new.items():
-                counts[name] = counts.get(name, 0) + count
+        self.answers.update({name: count for name, count in zip(("", *ranks), answered) if count})
+        self.metadata_from.update(part.metadata_from)
+        self.inputs.update(itertools.chain.from_iterable(part.inputs))
         self.notes += sum(map(bool, part.notes))
 
 
@@ -135,7 +134,7 @@ def finished(out: Path, about: Mapping[str, Any], pictures: Sequence[PictureFile
     _check_same(out, known["made_with"], about)
     if pictures and known.get("stamps", stamps := _stamps(map(stamp_of, pictures))) != stamps:
         raise UserError(f"{out} is complete, but some of its pictures have changed since; predict again with --force")
-    return Summary(**known["counts"])
+    return Summary.read(known["counts"])
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -207,7 +206,7 @@ class Unfinished:
             if entry.get("sha256", found := _hexadecimal(digests)) != found:  # earlier versions kept none
                 break
             self._digests, self._stamps = digests, self._stamps + stamps
-            whole, lengths, self.summary = whole + len(line), entry["lengths"], Summary(**entry["summary"])
+            whole, lengths, self.summary = whole + len(line), entry["lengths"], Summary.read(entry["summary"])
         for name, file in (*files.items(), (None, log)):
             file.truncate(lengths[name] if name is not None else whole)
         if not whole:

@@ -20,11 +20,6 @@ from linnaeus_jax.inference.taxonomy import Taxonomy
 UNKNOWN = "unknown"
 
 
-#: of a picture: (class, probability) of every rank, coarsest first; which of them is the answer, their number for none;
-#: the most probable classes of every rank in the same way; probabilities of what is always reported
-_Row = tuple[list[tuple[int, float]], int, list[tuple[list[int], list[float]]], list[float]]
-
-
 class _Lines:
     """What both forms know of a model.
 
@@ -42,20 +37,6 @@ class _Lines:
         for index, described in enumerate(self.taxonomy.described[task]):
             yield described if index >= self.taxonomy.first else None
         yield None
-
-    def rows(self, answered: Answered) -> Iterator[_Row]:
-        """What is said of each picture."""
-        path = answered.best[:, ::-1].tolist(), answered.probability[:, ::-1].tolist()
-        given_up, always = answered.given_up[:, ::-1].tolist(), answered.always.tolist()
-        places = (len(self.tasks) - 1 - answered.answer).tolist()
-        tops = [[array.tolist() for array in answered.top[task]] for task in self.tasks]
-        lost = ([-1], [1.0])
-        for row, place in enumerate(places):
-            top = [
-                lost if gone else (classes[row], probabilities[row])
-                for (classes, probabilities), gone in zip(tops, given_up[row])
-            ]
-            yield list(zip(path[0][row], path[1][row])), place, top, always[row]
 
     @staticmethod
     def listed(begun: Sequence[str], top: tuple[list[int], list[float]], form: str) -> str:
@@ -120,7 +101,7 @@ class CsvLines(_Lines):
         if part.answered is None:
             return lines
         names_read = part.read
-        for row, (path, place, tops, always) in enumerate(self.rows(part.answered)):
+        for row, (path, place, tops, always) in enumerate(part.answered.rows(self.tasks)):
             cells = [f"{names[i]}{p:.6g}," for names, (i, p) in zip(self._cells, path)]
             answer = f"{self.ranks[place]},{cells[place]}" if place < len(cells) else f",0,{UNKNOWN},,"
             listed = [
@@ -174,7 +155,7 @@ class JsonLines(_Lines):
         heads = [f"{json.dumps(rank)}:[" for rank in self.ranks]
         fixed = [self._begun[self.tasks.index(task)][index] for task, index in options.always]
         texts = []
-        for row, (path, place, tops, always) in enumerate(self.rows(answered)):
+        for row, (path, place, tops, always) in enumerate(answered.rows(self.tasks)):
             taxa = [f"{begun[i]}{p!r}}}" for begun, (i, p) in zip(self._begun, path)]
             answer = taxa[place] if place < len(taxa) else "null"
             listed = [f"{head}{self.listed(begun, top, '%r}')}]" for head, begun, top in zip(heads, self._begun, tops)]

@@ -9,7 +9,6 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -88,7 +87,8 @@ class Access:
     def _is_host(self, name: str) -> bool:
         if self.hosts & {name, "*"} or (self.addresses and is_address(name)):
             return True
-        return any(f"*.{rest}" in self.hosts for rest in _tails(name))
+        labels = name.split(".")  # of "a.b.c": "*.b.c" and "*.c"
+        return any(".".join(["*", *labels[start:]]) in self.hosts for start in range(1, len(labels)))
 
     def _has_token(self, given: list[bytes]) -> bool:
         if len(given) != 1:
@@ -187,13 +187,6 @@ def _split(text: str) -> SplitResult | None:
 
 def _port(parts: SplitResult, scheme: str) -> int:
     return parts.port or _DEFAULT_PORTS[scheme]
-
-
-def _tails(name: str) -> Iterable[str]:
-    """Of "a.b.c": "b.c", "c"."""
-    while "." in name:
-        name = name.partition(".")[2]
-        yield name
 
 
 def _parts(text: str) -> list[str]:

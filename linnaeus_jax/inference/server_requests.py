@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from fastapi import HTTPException
 from pydantic import ValidationError
 
@@ -217,7 +216,7 @@ class Preparation:
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self._model, self._limits = model, limits
-        self._options = functools.lru_cache(KEPT_OPTIONS)(self._make_options)
+        self._options = functools.lru_cache(KEPT_OPTIONS)(model.answers.options)
 
     def _contents(self, asked: Asked) -> list[bytes]:
         """The bytes of the files. Raises HTTPException 422 for what is no base64."""
@@ -239,10 +238,13 @@ class Preparation:
         """
         asked = understand(content_type, body, self._limits)
         request = asked.request
-        restrict = None if request.restrict is None else tuple(request.restrict)
         try:
             options = self._options(
-                request.top_k, request.min_confidence, request.consistency, restrict, tuple(request.always_report)
+                top_k=request.top_k,
+                min_confidence=request.min_confidence,
+                consistency=request.consistency,
+                restrict=None if request.restrict is None else tuple(request.restrict),
+                always_report=tuple(request.always_report),
             )
             encoded = self._encoded(asked)
         except (UserError, ValueError) as error:
@@ -253,35 +255,9 @@ class Preparation:
         encode = self._model.bundle.encoder.encode
         if asked.request.metadata is not None:
             return encode(asked.observations)
-        one, count = encode(asked.observations[:1]), len(asked.observations)  # the same for all pictures
-        return Encoded(np.repeat(one.meta, count, axis=0), np.repeat(one.valid, count, axis=0), one.notes * count)
-
-    def _make_options(
-        self,
-        top_k: int,
-        min_confidence: float,
-        consistency: str,
-        restrict: tuple[str | int, ...] | None,
-        always_report: tuple[str | int, ...],
-    ) -> AnswerOptions:
-        return self._model.answers.options(
-            top_k=top_k,
-            min_confidence=min_confidence,
-            consistency=consistency,
-            restrict=restrict,
-            always_report=always_report,
-        )
+        return encode(asked.observations[:1]).take([0] * len(asked.observations))  # the same for all pictures
 
 
 def called(asked: Asked, number: int) -> str:
     """What a picture is called in messages."""
     return f"picture {number}" + (f" ({asked.names[number][:100]})" if asked.names[number] else "")
-
-
-def twice(encoded: Encoded) -> Encoded:
-    """The rows, and after them the same rows without any metadata."""
-    return Encoded(
-        np.concatenate([encoded.meta, np.zeros_like(encoded.meta)]),
-        np.concatenate([encoded.valid, np.zeros_like(encoded.valid)]),
-        [*encoded.notes, *[()] * len(encoded.notes)],
-    )

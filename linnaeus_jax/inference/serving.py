@@ -30,13 +30,14 @@ from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions
 from linnaeus_jax.inference.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.decoders import SECONDS, Decoders, Undecoded
+from linnaeus_jax.inference.metadata import Encoded
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.prediction_lines import JsonLines
 from linnaeus_jax.inference.server_access import HEALTH, Access
 from linnaeus_jax.inference.server_connections import LOOK_EVERY, Connection, connections_with
 from linnaeus_jax.inference.server_guard import PREDICT, Guard, ServerMetrics
-from linnaeus_jax.inference.server_requests import RETRY_AFTER, Asked, Begun, Limits, Preparation, called, refuse, twice
+from linnaeus_jax.inference.server_requests import RETRY_AFTER, Asked, Begun, Limits, Preparation, called, refuse
 from linnaeus_jax.inference.server_types import (
     ComponentOut,
     Health,
@@ -142,7 +143,7 @@ class Service:
                 for each in reading:
                     each.cancel()
             if asked.request.compare:
-                encoded, pixels = twice(encoded), np.concatenate([pixels, pixels])
+                encoded, pixels = Encoded.joined([encoded, encoded.without()]), np.concatenate([pixels, pixels])
             computed = self.batcher.submit(pixels, encoded, begun.options)
         return asked, await asyncio.wrap_future(computed)
 

@@ -43,6 +43,11 @@ class Taxonomy:
         return {task: task_name(task) for task in self.tasks}
 
     @cached_property
+    def coarse_first(self) -> list[tuple[int, str]]:
+        """Place among the tasks and name of every rank, coarsest first."""
+        return list(enumerate(self.ranks.values()))[::-1]
+
+    @cached_property
     def described(self) -> dict[str, list[tuple[str, int, str, str]]]:
         """Task -> rank, taxon id, scientific and common name of every class, as plain Python values."""
         names = self.names

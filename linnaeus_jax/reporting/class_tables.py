@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,11 +72,10 @@ def class_tables(run: RunRecord) -> dict[str, Table]:
     task, worst = worst_class_rows(run)
     classes = [[task_name(task), name, rows, 100 * share, training] for name, rows, share, training in worst]
     mistakes = []
-    for task, one in (run.json(MISTAKES_FILE) or {}).items():
-        name = class_names(run, task)
-        for entry in one["confident"]:
-            sure = 100 * entry["probability"]
-            facts = [task_name(task), entry["row"], name(entry["label"]), name(entry["predicted"]), sure]
+    for wrong in _wrong(run):
+        for entry in wrong.mistakes["confident"]:
+            names = wrong.name(entry["label"]), wrong.name(entry["predicted"])
+            facts = [wrong.rank, entry["row"], *names, 100 * entry["probability"]]
             mistakes.append([*facts, *(entry.get(field, "") for field in CREDITS)])
     tables = {
         "worst_classes": Table(("rank", "class", "validation rows", "top-1 %", "training rows"), classes),
@@ -95,28 +94,58 @@ def worst_classes(run: RunRecord, _: Sequence[str]) -> str:
 
 
 def confusions(run: RunRecord, _: Sequence[str]) -> str:
-    parts = []
-    for task, mistakes in (run.json(MISTAKES_FILE) or {}).items():
-        name, (total, _) = class_names(run, task), _class_counts(validation_curves(run).get(task, {}))
-        rows = []
-        for pair in mistakes["pairs"][:CONFUSIONS]:
-            label, predicted = pair["label"], pair["predicted"]
-            share = 100 * pair["rows"] / total[label] if label < len(total) and total[label] else None
-            rows.append([name(label), name(predicted), pair["rows"], percent(share)])
-        columns = ["label", "taken for", "rows", "of the label's rows %"]
-        parts.append(
-            f"<div><h4>{html.escape(task_name(task))}</h4>{table(columns, rows, left=2)}</div>" if rows else ""
-        )
-    return f'<div class="side">{"".join(parts)}</div>' if any(parts) else ""
+    return confusion_tables(_wrong(run))
 
 
 def confident_mistakes(run: RunRecord, _: Sequence[str]) -> str:
+    return mistake_pictures(_wrong(run))
+
+
+@dataclass(frozen=True, eq=False)
+class WrongAtRank:
+    """The mistakes at one rank.
+
+    Attributes:
+      rank: what people call it.
+      name: index of a class -> what people read for it.
+      mistakes: as of `metrics.mistakes`, with pictures as of `reporting.mistakes`.
+      labelled: [C] at most, rows labelled with each class; 0 or missing: not known.
+    """
+
+    rank: str
+    name: Callable[[int], str]
+    mistakes: Mapping[str, Sequence[Mapping[str, Any]]]
+    labelled: np.ndarray
+
+
+def _wrong(run: RunRecord) -> Iterator[WrongAtRank]:
+    """The mistakes of the last validation at every rank."""
+    curves = validation_curves(run)
+    for task, one in (run.json(MISTAKES_FILE) or {}).items():
+        yield WrongAtRank(task_name(task), class_names(run, task), one, _class_counts(curves.get(task, {}))[0])
+
+
+def confusion_tables(ranks: Iterable[WrongAtRank]) -> str:
+    """The most frequent wrong pairs of every rank, side by side; "" without any."""
     parts = []
-    for task, mistakes in (run.json(MISTAKES_FILE) or {}).items():
-        name = class_names(run, task)
-        figures = [mistake_figure(entry, name) for entry in mistakes["confident"]]
-        if figures:
-            parts.append(f'<h4>{html.escape(task_name(task))}</h4><div class="pictures">{"".join(figures)}</div>')
+    for each in ranks:
+        rows = []
+        for pair in each.mistakes["pairs"][:CONFUSIONS]:
+            label, count = pair["label"], pair["rows"]
+            total = each.labelled[label] if label < len(each.labelled) else 0
+            share = percent(100 * count / total) if total else None
+            rows.append([each.name(label), each.name(pair["predicted"]), count, share])
+        columns = ["label", "taken for", "rows", "of the label's rows %"]
+        parts.append(f"<div><h4>{html.escape(each.rank)}</h4>{table(columns, rows, left=2)}</div>" if rows else "")
+    return f'<div class="side">{"".join(parts)}</div>' if any(parts) else ""
+
+
+def mistake_pictures(ranks: Iterable[WrongAtRank]) -> str:
+    """Pictures of the most confident mistakes of every rank; "" without any."""
+    parts = []
+    for each in ranks:
+        figures = "".join(mistake_figure(entry, each.name) for entry in each.mistakes["confident"])
+        parts.append(f'<h4>{html.escape(each.rank)}</h4><div class="pictures">{figures}</div>' if figures else "")
     return "".join(parts)
 
 

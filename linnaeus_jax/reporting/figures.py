@@ -68,3 +68,11 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=9, frameon=False
     )
+
+
+def labels(panel: Axes, title: str, x: str, y: str) -> None:
+    """Title and names of the axes of a panel."""
+    panel.set_title(title, fontsize=10)
+    panel.set_xlabel(x, fontsize=9)
+    panel.set_ylabel(y, fontsize=9)
+    panel.tick_params(labelsize=8)

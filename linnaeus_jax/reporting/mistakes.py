@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.data.credits import read_credits
 from linnaeus_jax.files import write_json
@@ -45,17 +46,38 @@ def write_mistakes(
       images: of the validation split, by row.
       labels: its labels file.
     """
-    rows = sorted({entry["row"] for one in mistakes.values() for entry in one["confident"]})
-    try:
-        credits = dict(zip(rows, read_credits(labels, np.asarray(rows, np.int64)), strict=True))
-    except (OSError, ValueError) as error:  # moved or replaced since the start: no reason to end the run
-        log.warning("pictures are shown without their licences: %s", error)
-        credits = {}
-    pixels = np.empty((len(rows), *images.image_shape), np.uint8)
-    images.read(np.asarray(rows, np.int64), pixels)
-    facts = {row: {"image": thumbnail(image)} | credits.get(row, {}) for row, image in zip(rows, pixels, strict=True)}
-    content = {
+
+    def credits(rows: NDArray[np.int64]) -> list[dict[str, str]]:
+        try:
+            return read_credits(labels, rows)
+        except (OSError, ValueError) as error:  # moved or replaced since the start: no reason to end the run
+            log.warning("pictures are shown without their licences: %s", error)
+            return [{} for _ in rows]
+
+    def thumbnails(rows: NDArray[np.int64]) -> list[str]:
+        pixels = np.empty((len(rows), *images.image_shape), np.uint8)
+        images.read(rows, pixels)
+        return list(map(thumbnail, pixels))
+
+    write_json(path, with_pictures(mistakes, thumbnails, credits))
+
+
+def with_pictures(
+    mistakes: Mapping[str, Mapping[str, list[dict[str, Any]]]],
+    thumbnails: Callable[[NDArray[np.int64]], Sequence[str]],
+    credits: Callable[[NDArray[np.int64]], Sequence[Mapping[str, str]]],
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The mistakes of every task, each confident one with `image` and with what is known of whose picture it is.
+
+    Args:
+      thumbnails, credits: of rows int64 [n], distinct and ascending: JPEGs in base64, and as of `read_credits`.
+    """
+    rows = np.array(sorted({entry["row"] for one in mistakes.values() for entry in one["confident"]}), np.int64)
+    facts = {
+        row: {"image": image, **credit}
+        for row, image, credit in zip(rows.tolist(), thumbnails(rows), credits(rows), strict=True)
+    }
+    return {
         task: {**one, "confident": [entry | facts[entry["row"]] for entry in one["confident"]]}
         for task, one in mistakes.items()
     }
-    write_json(path, content)

@@ -11,7 +11,7 @@ import numpy as np
 from linnaeus_jax.metrics.names import CHAINS
 from linnaeus_jax.metrics.table import BUILT_IN
 from linnaeus_jax.reporting.alerts import WAIT_SHARE
-from linnaeus_jax.reporting.figures import COLORS, DASHES, MARKERS, grid, image, legend, literal
+from linnaeus_jax.reporting.figures import COLORS, DASHES, MARKERS, grid, image, labels, legend, literal
 from linnaeus_jax.reporting.metrics_log import RunError
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.schedules.learning_rate import build_scheduler
@@ -95,10 +95,7 @@ def panels(title: str, content: Sequence[Panel], *, columns: int = 3, height: fl
                 lw=curve.width,
                 label=literal(curve.label),
             )
-        axis.set_title(literal(panel.title), fontsize=10)
-        axis.set_xlabel(panel.x_label, fontsize=9)
-        axis.set_ylabel(panel.y_label, fontsize=9)
-        axis.tick_params(labelsize=8)
+        labels(axis, literal(panel.title), panel.x_label, panel.y_label)
         axis.set_xlim(-0.02 * end, 1.02 * end)
         if panel.log_scale:
             axis.set_yscale("log")

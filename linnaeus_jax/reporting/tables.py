@@ -1,7 +1,8 @@
-"""Tables on the console."""
+"""Tables on the console, and how a share stands in tables of text."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,3 +17,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     for row in rows:
         result.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
     return result
+
+
+def percent(share: float | None) -> str:
+    """72.3; - where there is none."""
+    return "-" if share is None or math.isnan(share) else f"{100 * share:.1f}"

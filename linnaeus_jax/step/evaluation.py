@@ -22,6 +22,7 @@ from linnaeus_jax.files import read_json, write_atomically
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
+from linnaeus_jax.metrics.judged import Judged
 from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
@@ -38,17 +39,6 @@ HELD_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions:
-    """Predictions of one phase, in the order of the split, without padding."""
-
-    row: np.ndarray  # int32 [n], row of the labels file
-    label: np.ndarray  # int32 [n, T]
-    predicted: np.ndarray  # int32 [n, T], best class
-    probability: np.ndarray  # float32 [n, T], softmax probability of the best class
-    logits: Mapping[str, np.ndarray]  # task -> float32 [n, C]; empty unless asked for
-
-
-@dataclass(frozen=True, eq=False)
 class Evaluation:
     """Results of one pass over the data, by phase."""
 
@@ -56,7 +46,7 @@ class Evaluation:
     #: phase -> task -> plots as of `PhaseExtras.curves`; in `val`, or the first phase where it did not run, also
     #: `class_counts`: [rows of each class, how many of them are predicted right]
     curves: dict[str, dict[str, dict[str, Any]]]
-    predictions: dict[str, Predictions]
+    predictions: dict[str, Judged]  # in the order of the split, without padding
     #: task -> wrong predictions of the phase `val`, as of `metrics.mistakes`; empty where it did not run
     mistakes: dict[str, dict[str, list[dict[str, Any]]]]
     #: phase -> sums that the metrics were computed from
@@ -120,7 +110,7 @@ class EvaluationProgram:
         sums: Sums,
         samples: tuple[str, ...] = (),
     ) -> tuple[Sums, dict[str, Any]]:
-        """`sums` with one batch of one phase added, and those fields of `Predictions` that `samples` names; `score` is
+        """`sums` with one batch of one phase added, and those fields of `Judged` that `samples` names; `score` is
         the `signed_confidence` of the rows.
 
         Args:
@@ -244,11 +234,12 @@ class Evaluator:
                 after_first(fetch(sums))
                 after_first = None
         host_sums, rest = fetch((sums, scores.held))
+        null_possible = self.program.null_possible
         by_phase = scores.result(rest)
         return Evaluation(
             metrics={name: self._metrics(host_sums[name], by_phase[name]) for name in phases},
             curves=self._curves(host_sums, by_phase),
-            predictions={name: _joined(batches) for name, batches in parts.items() if batches},
+            predictions={name: _joined(batches, null_possible) for name, batches in parts.items() if batches},
             mistakes=scores.mistakes(),
             sums=host_sums,
         )
@@ -345,8 +336,9 @@ def update_curves(path: Path, curves: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(stored | dict(curves), separators=(",", ":")) + "\n")
 
 
-def _joined(parts: list[dict[str, Any]]) -> Predictions:
+def _joined(parts: list[dict[str, Any]], null_possible: bool) -> Judged:
     """All batches' rows of weight 1, one after the other."""
     real = [part.pop("weight") > 0 for part in parts]
     joined = jax.tree.map(lambda *pieces: np.concatenate([x[k] for x, k in zip(pieces, real, strict=True)]), *parts)
-    return Predictions(**{"logits": {}, **joined})
+    known = (joined["label"] != 0) | (not null_possible)
+    return Judged(known=known, of_label=np.full(known.shape, np.nan), **joined)

@@ -108,29 +108,19 @@ def of_bundle(options: argparse.Namespace) -> None:
 def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     """Prints the tables of `evaluation_page.summary`."""
     from linnaeus_jax.inference.evaluating import PATH
+    from linnaeus_jax.metrics.judged import roll_up_rows
     from linnaeus_jax.reporting.logs import console
-    from linnaeus_jax.reporting.tables import table
-
-    def share(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.1f}"
+    from linnaeus_jax.reporting.tables import percent, table
 
     ranks = numbers["ranks"]
     kinds = list(next(iter(ranks.values()))["accuracy"])
     rows = [
-        [rank, one["rows"], one["unknown_rows"], *(share(one["accuracy"][k]) for k in kinds), share(one["ece"][PATH])]
+        [rank, one["rows"], one["unknown_rows"], *map(percent, (*one["accuracy"].values(), one["ece"][PATH]))]
         for rank, one in ranks.items()
     ]
     columns = ["rank", "rows", "of unknown\ntaxa", *(f"{kind}\n%" for kind in kinds), "ECE\n%"]
     console.print(table(title, columns, rows))
-    rows = [
-        [
-            each["min_confidence"],
-            *map(share, each["answered"].values()),
-            share(each["unanswered"]),
-            share(each["error"]),
-        ]
-        for each in numbers["roll_up"]
-    ]
+    rows = roll_up_rows(numbers["roll_up"], percent)
     columns = ["confi-\ndence", *(f"at {rank}\n%" for rank in ranks), "no answer\n%", "errors\n%"]
     console.print(table("answers by --min-confidence", columns, rows))
     for text in numbers["notes"]:

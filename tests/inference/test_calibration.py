@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +14,7 @@ from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle import Calibration
 from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
 from linnaeus_jax.metrics.extras import PhaseExtras
+from linnaeus_jax.metrics.judged import TINY, accuracy, coverage_and_risk, ece, nll
 from tests.inference.conftest import small_taxonomy
 from tests.inference.trees import cases, random_taxonomy
 
@@ -40,7 +39,7 @@ def test_the_temperature_that_labels_were_drawn_with_is_found():
     assert found.rows == int((labels > 0).any(axis=1).sum())
     assert found.paths[TASKS[0]] == pytest.approx(3, rel=0.15)
     before, after = (
-        cal.nll(cal.judge(logits, labels, Answers(TAXONOMY, Calibration(found.ranks, paths))))
+        nll(cal.judge(logits, labels, Answers(TAXONOMY, Calibration(found.ranks, paths))))
         for paths in (dict.fromkeys(TASKS, 1.0), found.paths)
     )
     assert (after < before).all()
@@ -111,10 +110,10 @@ def test_any_taxonomy(case):
     none, found = Calibration.none(taxonomy.tasks), cal.fit(case.logits, labels, taxonomy)
     before, after = (cal.judge(case.logits, labels, Answers(taxonomy, each)) for each in (none, found))
     assert np.isfinite(after.of_label).all()
-    cost = [-np.log(np.maximum(each.of_label, cal.TINY)).sum() for each in (before, after)]
+    cost = [-np.log(np.maximum(each.of_label, TINY)).sum() for each in (before, after)]
     assert cost[1] <= cost[0] + 1e-6 or before.of_label.min() < 1e-9  # of sums and differences, less is rounding
-    assert (after.confidence[after.best < taxonomy.first] >= 0).all()
-    assert not after.right[after.best < taxonomy.first].any()
+    assert (after.probability[after.predicted < taxonomy.first] >= 0).all()
+    assert not after.right[after.predicted < taxonomy.first].any()
 
 
 def test_calibration_error_is_that_of_validation():
@@ -127,28 +126,12 @@ def test_calibration_error_is_that_of_validation():
     sums = {name: np.asarray(value) for name, value in sums.items()} | {"count": np.int32(200)}
     expected = extras.summarise(sums, TASKS)
     for t, task in enumerate(TASKS):
-        assert cal.ece(judged)[t] == pytest.approx(expected[f"ece_{task}"], abs=1e-5)
-        assert cal.nll(judged)[t] == pytest.approx(expected[f"nll_{task}"], rel=1e-5)
-        assert 1 - cal.accuracy(judged)[t] == pytest.approx(expected[f"error_rate_{task}"], abs=1e-6)
-    coverage, risk = cal.coverage_and_risk(judged, 0)
+        assert ece(judged)[t] == pytest.approx(expected[f"ece_{task}"], abs=1e-5)
+        assert nll(judged)[t] == pytest.approx(expected[f"nll_{task}"], rel=1e-5)
+        assert 1 - accuracy(judged)[t] == pytest.approx(expected[f"error_rate_{task}"], abs=1e-6)
+    coverage, risk = coverage_and_risk(judged, 0)
     assert coverage[-1] == 1
     assert risk[-1] == pytest.approx(expected[f"error_rate_{TASKS[0]}"])
-
-
-def test_roll_up_answers_at_the_deepest_rank_that_is_sure():
-    judged = cal.Judged(
-        label=np.array([[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 0]], np.int32),
-        known=np.array([[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 0]], bool),
-        best=np.array([[1, 1, 1], [3, 2, 2], [2, 1, 1], [0, 0, 1]], np.int32),
-        confidence=np.array([[0.4, 0.8, 0.9], [0.9, 0.9, 0.9], [0.7, 0.8, 0.9], [0.9, 0.9, 0.6]]),
-        of_label=np.ones((4, 3)),
-    )
-    half, sure = cal.roll_up(judged, (0.5, 0.95), first=1)
-    # genus right; species wrong; species judged as its genus, right; an order that cannot be judged
-    assert (half.shares, half.unanswered) == ((0.5, 0.25, 0.25), 0.0)
-    assert half.error == pytest.approx(1 / 3)
-    assert sure.unanswered == 1
-    assert np.isnan(sure.error)
 
 
 def test_null_below_a_taxon_says_nothing_about_the_taxon():
@@ -165,11 +148,3 @@ def test_null_below_a_taxon_says_nothing_about_the_taxon():
     log_p = [log_softmax(z[task])[0] for task in TASKS]
     share = 0.99 * np.exp(log_p[0][3]) / np.exp(log_p[0][1:]).sum() + 0.01 / 2
     assert scores[ends_at_genus] == pytest.approx(log_p[0][0] + np.log(share) + log_p[1][2] + log_p[2][2])
-
-
-def test_some_rows_can_be_taken():
-    logits, labels = overconfident(10)
-    judged = cal.judge(logits, labels, Answers(TAXONOMY, Calibration.none(TASKS)))
-    few = judged.take(np.arange(3))
-    for each in dataclasses.fields(few):
-        np.testing.assert_array_equal(getattr(few, each.name), getattr(judged, each.name)[:3])

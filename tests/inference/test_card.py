@@ -13,9 +13,9 @@ from PIL import Image
 
 from linnaeus_jax.data.credits import license_counts
 from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
-from linnaeus_jax.inference.calibration import accuracy, nll
 from linnaeus_jax.inference.card import one_cell, summary, table, write_card
 from linnaeus_jax.inference.measuring import WITH, WITHOUT, Rows, calibrated, measure
+from linnaeus_jax.metrics.judged import accuracy, nll
 from tests.inference.test_calibration import overconfident
 
 
@@ -37,8 +37,9 @@ def test_every_row_is_judged_by_temperatures_of_others(bundle, rows):
     assert set(measured.judged) == {(phase, name) for phase in (WITH, WITHOUT) for name in ("ranks", "paths")}
     for judged in measured.judged.values():
         np.testing.assert_array_equal(judged.label, rows.labels)
-    np.testing.assert_array_equal(measured.judged[WITH, "ranks"].best, measured.raw.best)  # no temperature changes it
-    assert (nll(measured.judged[WITH, "ranks"]) < nll(measured.raw)).all()
+    ranks = measured.judged[WITH, "ranks"]
+    np.testing.assert_array_equal(ranks.predicted, measured.raw.predicted)  # no temperature changes it
+    assert (nll(ranks) < nll(measured.raw)).all()
     numbers = summary(measured)
     assert (numbers["rows"], numbers["of"]) == (200, 1000)
     np.testing.assert_allclose(numbers["paths"]["accuracy"], accuracy(measured.judged[WITH, "paths"]), atol=1e-6)

@@ -79,10 +79,11 @@ def test_answers_are_those_of_predictions(model, bundle, data):
         judged = evaluated.judged[kind]
         for row, prediction in enumerate(model.predict(list(data.pixels[:7]), components=given)):
             for place, taxon in enumerate(reversed(prediction.path)):
-                index = int(judged.best[row, place])
+                index = int(judged.predicted[row, place])
                 assert int(bundle.taxonomy.classes[bundle.tasks[place]][index]) == taxon.taxon_id
-                assert judged.confidence[row, place] == pytest.approx(taxon.probability, abs=1e-5)
+                assert judged.probability[row, place] == pytest.approx(taxon.probability, abs=1e-5)
     path = evaluated.judged[PATH]
+    assert path.row.tolist() == labelled.rows.tolist()
     assert path.known[:, 0].tolist() == [True, True, True, False, False, False, True]
     strict = evaluated.strict
     assert strict.known[:, 0].tolist() == [True, True, True, True, False, True, True]
@@ -96,21 +97,14 @@ def test_what_becomes_of_unknown_taxa(model, bundle, data):
         z = {task: np.zeros((len(image), n), np.float32) for task, n in bundle.taxonomy.tree.num_classes.items()}
         for task, taxon in zip(bundle.tasks, (3, 2, 2)):
             z[task][:, taxon] = 60
-        z["taxa_L10"][[row in (3, 4) for row in seen[0].tolist()], 0] = 90
+        z["taxa_L10"][np.isin(labelled.rows, (3, 4)), 0] = 90
         return SimpleNamespace(result=lambda: z)
 
-    labelled, seen = read_labelled(bundle, data.labels), []
-    real = Pictures.of(bundle, data.images, data.labels)
-
-    def read(rows):
-        seen.append(rows)
-        return real.read(rows)
-
+    labelled = read_labelled(bundle, data.labels)
     stub: Any = SimpleNamespace(
         bundle=bundle, answers=model.answers, forward=SimpleNamespace(buckets=(64,), dispatch=forward)
     )
-    pictures: Any = SimpleNamespace(read=read)
-    numbers = summary(bundle, evaluate_labelled(stub, labelled, pictures))
+    numbers = summary(bundle, evaluate_labelled(stub, labelled, Pictures.of(bundle, data.images, data.labels)))
     assert json.loads(json.dumps(numbers)) == numbers
     species, genus = numbers["ranks"]["species"], numbers["ranks"]["genus"]
     assert (species["rows"], species["unknown_rows"], species["unknown_taxa"]) == (4, 2, 1)
@@ -186,8 +180,8 @@ def test_raw_pictures_of_the_models_size_are_seen_as_in_training(bundle, data, t
     with h5py.File(data.labels, "r+") as file:
         file.create_group("metadata/image_processing").attrs.update({"form": "raw", "size": 32, "resize_mode": "pad"})
     pictures = Pictures.of(dataclasses.replace(bundle, preprocessing=how), tmp_path / "raw.h5", data.labels)
-    rows = np.array([5, 0])
-    np.testing.assert_array_equal(pictures.read(rows), stored[rows])
+    for row in (5, 0):
+        np.testing.assert_array_equal(pictures.read(row), stored[row])
     assert "made square by pad, but the model is to see pictures by center_crop, bicubic, crop" in caplog.text
 
 
@@ -197,10 +191,10 @@ def test_a_folder_of_pictures(bundle, model, data, tmp_path):
     for row, pixels in enumerate(data.pixels[:7]):
         Image.fromarray(pixels).save(folder / f"{row}.png")
     pictures = Pictures.of(bundle, Path(folder), data.labels)
-    rows = np.array([5, 0])
-    np.testing.assert_array_equal(pictures.read(rows), model.read(list(data.pixels[rows])))
+    for row in (5, 0):
+        np.testing.assert_array_equal(pictures.read(row), model.read([data.pixels[row]])[0])
     with pytest.raises(UserError, match=r"picture of row 7 cannot be read: .*No such file.*; restore it"):
-        pictures.read(np.array([7]))
+        pictures.read(7)
     labelled = read_labelled(bundle, data.labels)
     page = evaluation_page(bundle, evaluate_labelled(model, labelled, pictures), pictures)
     assert page.count("<figure>") >= 3

@@ -15,9 +15,10 @@ from linnaeus_jax.inference.metadata import Observation
 
 
 def with_forward(model, forward) -> Any:
-    """The model with another forward pass."""
+    """The model with another forward pass, in batches of 64 rows."""
+    batches = SimpleNamespace(buckets=(64,), dispatch=lambda *arrays: SimpleNamespace(result=lambda: forward(*arrays)))
     return SimpleNamespace(
-        bundle=model.bundle, read=model.read, inputs=model.inputs, answers=model.answers, forward=forward
+        bundle=model.bundle, read=model.read, inputs=model.inputs, answers=model.answers, forward=batches
     )
 
 

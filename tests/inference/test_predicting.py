@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.metadata import Observation
 from linnaeus_jax.inference.picture_list import PictureFile
 from linnaeus_jax.inference.predicting import Job, batch_for, predict_files
@@ -85,17 +86,21 @@ def test_nothing_but_unreadable_pictures(model, tmp_path):
     assert list(predict_files(model, [], options)) == []
 
 
-def test_a_decoder_that_fails_costs_one_picture(model, files, monkeypatch):
+@pytest.mark.parametrize(
+    ("fault", "reason"), [(MemoryError("too large"), "MemoryError: too large"), (ValueError(), "ValueError")]
+)
+def test_a_decoder_that_fails_costs_one_picture(model, files, monkeypatch, fault, reason):
     preprocess = type(model.bundle.preprocessing).decode
 
     def failing(self, data):
         if len(data) == files[2].path.stat().st_size:
-            raise MemoryError("too large")
+            raise fault
         return preprocess(self, data)
 
     monkeypatch.setattr(type(model.bundle.preprocessing), "decode", failing)
     [part] = predict_files(model, [Job(file) for file in files[1:4]], model.answers.options())
-    assert list(part.reasons) == ["", "MemoryError: too large", "empty file"]
+    assert list(part.reasons) == ["", reason, "empty file"]
+    assert part.read == [files[1].name] == [row["file"] for row in part.rows(model.answers, AnswerOptions())][:1]
 
 
 def test_reading_stays_a_bounded_number_of_pictures_ahead(model, files, monkeypatch):

@@ -1,0 +1,186 @@
+"""Judged rows: what was said of rows whose labels are known, in one table, and how good that is.
+
+The validation of a run gives it, and so do answers beside labels (`inference.calibration.judge`). The card of a bundle,
+its evaluation on other data, and tables and pages of mistakes are made from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.metrics.extras import CALIBRATION_BINS, ranked, risk_coverage
+from linnaeus_jax.metrics.mistakes import Mistakes
+
+#: the least probability of a label that counts, so that none costs infinitely much
+TINY = 1e-12
+#: confidences of the tables of what is answered at which
+THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """N rows; arrays are [N, T], finest rank first, where nothing else is said.
+
+    Attributes:
+      row: int [N], rows of the labels file.
+      label: int32, class indices.
+      known: bool, the label is a taxon.
+      predicted: int32, the class that was answered, null or -1 where none was.
+      probability: float32 or float64, of that class; 0 where none was answered.
+      of_label: float64, probability of the label, 1 where it is not known; NaN where it was not measured.
+      logits: task -> float32 [N, C]; empty unless asked for.
+    """
+
+    row: NDArray[np.integer]
+    label: NDArray[np.int32]
+    known: NDArray[np.bool_]
+    predicted: NDArray[np.int32]
+    probability: NDArray[np.floating]
+    of_label: NDArray[np.float64]
+    logits: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """bool [N, T]: the label is known and was answered."""
+        return self.known & (self.predicted == self.label)
+
+    @property
+    def score(self) -> NDArray[np.floating]:
+        """[N, T], as of `extras.signed_confidence`."""
+        return np.where(self.known, np.where(self.right, self.probability, -self.probability), 2.0)
+
+    def take(self, rows: NDArray[Any]) -> Judged:
+        """Some of the rows."""
+        return Judged(*jax.tree.map(lambda values: values[rows], [*vars(self).values()]))
+
+    def deepest(self, threshold: float, first: int) -> NDArray[np.int64]:
+        """int [N]: the finest rank where a taxon is answered with at least this probability; T: at none.
+
+        Args:
+          first: index of the first class that is a taxon, `Taxonomy.first`.
+        """
+        sure = (self.predicted >= first) & (self.probability >= threshold)
+        return np.where(sure.any(axis=1), sure.argmax(axis=1), sure.shape[1])
+
+    def mistakes(self, place: int, first: int) -> dict[str, list[dict[str, Any]]]:
+        """Wrong pairs and the most confident mistakes of a rank, as of `metrics.mistakes`; null is no mistake here."""
+        found, taxon = Mistakes(), self.predicted[:, place] >= first
+        score = np.where(taxon, self.score[:, place], 2.0).astype(np.float32)
+        found.add(self.row, self.label[:, place], self.predicted[:, place], score)
+        return found.result()
+
+
+def joined(parts: Sequence[Judged]) -> Judged:
+    """All rows, one part after the other."""
+    tables = [[*vars(part).values()] for part in parts]
+    return Judged(*jax.tree.map(lambda *pieces: np.concatenate(pieces), *tables))
+
+
+def accuracy(judged: Judged) -> NDArray[np.float64]:
+    """Share of the labelled rows that are answered rightly, [T]; NaN at a rank without labels."""
+    return _share(judged.right.sum(axis=0), judged.known.sum(axis=0))
+
+
+def nll(judged: Judged) -> NDArray[np.float64]:
+    """Mean of -log of the label's probability, in nats, over the labelled rows, [T]; NaN at a rank without labels."""
+    cost = -np.log(np.maximum(judged.of_label, TINY))
+    return _share(np.where(judged.known, cost, 0.0).sum(axis=0), judged.known.sum(axis=0))
+
+
+def reliability(judged: Judged, place: int) -> NDArray[np.float64]:
+    """Mean confidence, accuracy and rows [bins, 3] of the bins (low, high] of confidence at a rank that hold rows."""
+    known = judged.known[:, place]
+    confidence, right = judged.probability[known, place], judged.right[known, place]
+    level = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+    count, of_right, of_confidence = (
+        np.bincount(level, weights, CALIBRATION_BINS) for weights in (None, right, confidence)
+    )
+    held = count > 0
+    return np.stack([of_confidence[held] / count[held], of_right[held] / count[held], count[held]], axis=1)
+
+
+def ece(judged: Judged) -> NDArray[np.float64]:
+    """Expected calibration error over the labelled rows, in the bins of `metrics.extras`, [T]; NaN without labels."""
+    errors = []
+    for place in range(judged.label.shape[1]):
+        confidence, right, rows = reliability(judged, place).T
+        errors.append(float(rows @ np.abs(confidence - right)) / rows.sum() if len(rows) else np.nan)
+    return np.array(errors)
+
+
+#: name in tables and files -> [T] of a table
+MEASURES: dict[str, Callable[[Judged], NDArray[np.float64]]] = {"accuracy": accuracy, "nll": nll, "ece": ece}
+
+
+def coverage_and_risk(judged: Judged, place: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Share of the labelled rows of a rank that is answered, and errors among them, the most confident rows first."""
+    return risk_coverage(*ranked(judged.score[:, place]))
+
+
+@dataclass(frozen=True)
+class RollUp:
+    """Answers at one `min_confidence`.
+
+    Attributes:
+      threshold: the least probability of an answer.
+      shares: of all rows, those answered at each rank, finest first.
+      unanswered: share of the rows without an answer.
+      error: share of errors among the answers that can be judged; NaN without any.
+    """
+
+    threshold: float
+    shares: tuple[float, ...]
+    unanswered: float
+    error: float
+
+    def to_json(self, ranks: Sequence[str]) -> dict[str, Any]:
+        """As JSON types under the names of the ranks, which are given finest first and then stand coarsest first."""
+        answered = dict(zip(ranks[::-1], self.shares[::-1], strict=True))
+        error = number(self.error)
+        return {"min_confidence": self.threshold, "answered": answered, "unanswered": self.unanswered, "error": error}
+
+
+def roll_up_rows(found: Iterable[Mapping[str, Any]], share: Callable[[float | None], Any]) -> list[list[Any]]:
+    """A table of what `RollUp.to_json` gave; `share` says a share."""
+    return [
+        [f"{each['min_confidence']:g}", *map(share, (*each["answered"].values(), each["unanswered"], each["error"]))]
+        for each in found
+    ]
+
+
+def roll_up(judged: Judged, thresholds: Iterable[float], first: int) -> list[RollUp]:
+    """What answering at the deepest rank above a threshold gives, for every threshold.
+
+    An answer below the finest label is judged where the label is: as right if its ancestor there is. One without a
+    label at its rank or above is not judged.
+
+    Args:
+      first: as of `Judged.deepest`.
+    """
+    found, ranks = [], judged.label.shape[1]
+    for threshold in thresholds:
+        deepest = judged.deepest(threshold, first)
+        judgeable = judged.known & (np.arange(ranks) >= deepest[:, None])
+        at = judgeable.argmax(axis=1)
+        can = judgeable.any(axis=1)
+        wrong = can & ~judged.right[np.arange(len(at)), at]
+        shares = np.bincount(deepest, minlength=ranks + 1) / max(len(deepest), 1)
+        error = float(wrong.sum() / can.sum()) if can.any() else float("nan")
+        found.append(RollUp(float(threshold), tuple(shares[:-1].tolist()), float(shares[-1]), error))
+    return found
+
+
+def number(value: float) -> float | None:
+    """As JSON has it: None where there is none."""
+    return None if math.isnan(value) else float(value)
+
+
+def _share(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
+    return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
