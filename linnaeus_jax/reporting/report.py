@@ -389,15 +389,16 @@ def versions(runs: Runs, _: Tasks) -> str:
 
 
 @section("Metrics of plugins", per_run=True)
-def plugin_metrics(run: RunRecord, _: Tasks) -> str:
+def plugin_metrics(run: RunRecord, tasks: Tasks) -> str:
     phases = {"train": phase_label("train")} | phases_of([run])
     rows: list[list[Any]] = []
-    for name, info in run.plugin_metrics.items():
-        values = [run.last(result_name(phase, name)) for phase in phases]
-        top = best(run, f"val/{name}", higher=info.higher_is_better)
+    measured = [(info, *one) for name, info in run.plugin_metrics.items() for one in info.measured(name, tasks)]
+    for info, key, heading in measured:
+        values = [run.last(result_name(phase, key)) for phase in phases]
+        top = best(run, f"val/{key}", higher=info.higher_is_better)
         numbers = [None if value is None else info.scale * value for value in [*values, top and top[0]]]
         if any(number is not None for number in numbers):
-            rows.append([info.heading, *numbers, info.formula])
+            rows.append([heading, *numbers, info.formula])
     return table(["metric", *phases.values(), "best validation", "formula"], rows)
 
 

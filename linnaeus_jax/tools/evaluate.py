@@ -62,8 +62,9 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
         console.print(part)
     console.print(table(f"{label(first)}, all rows", ["rank", *columns.values()], rows))
     rows = [
-        [info.heading, *(info.scale * phase[name] if name in phase else "-" for phase in evaluation.metrics.values())]
+        [heading, *(info.scale * phase[key] if key in phase else "-" for phase in evaluation.metrics.values())]
         for name, info in of_plugins().items()
+        for key, heading in info.measured(name, tasks)
     ]
     if rows:
         console.print(table("metrics of plugins", ["metric", *map(label, evaluation.metrics)], rows))
