@@ -34,7 +34,7 @@ from linnaeus_jax.config.errors import UserError
 
 def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: str) -> None:
     """Prints a table of the phases, and one of every rank in `val` or the first phase; `rows_name` stands for `val`."""
-    from linnaeus_jax.metrics.names import phase_label
+    from linnaeus_jax.metrics.phases import MAIN, phase_label
     from linnaeus_jax.metrics.table import of_plugins
     from linnaeus_jax.reporting.display import phase_tables
     from linnaeus_jax.reporting.logs import console
@@ -42,9 +42,9 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
     from linnaeus_jax.taxonomy.ranks import task_name
 
     def label(phase: str) -> str:
-        return rows_name if phase == "val" else phase_label(phase)
+        return rows_name if phase == MAIN.name else phase_label(phase)
 
-    first = "val" if "val" in evaluation.metrics else next(iter(evaluation.metrics))
+    first = MAIN.name if MAIN.name in evaluation.metrics else next(iter(evaluation.metrics))
     columns = {
         "acc1": "top-1\n%",
         "acc3": "top-3\n%",
@@ -157,7 +157,7 @@ def main(argv: Sequence[str]) -> None:
     tools.plugins_option(parser)
     options = parser.parse_args(argv)
     from linnaeus_jax.inference.bundle_files import is_bundle
-    from linnaeus_jax.metrics.names import phase_label
+    from linnaeus_jax.metrics.phases import phase_label
     from linnaeus_jax.reporting.logs import setup_logging
     from linnaeus_jax.run.evaluate import (
         EvaluateError,
@@ -198,7 +198,7 @@ def main(argv: Sequence[str]) -> None:
     if options.json:
         print(json.dumps({"step": loaded.step, "phases": evaluation.metrics}, indent=1))
     else:
-        rows = evaluation.sums[next(iter(phases))]["count"]
+        rows = evaluation.sums[phases[0].name]["count"]
         name = "other data" if options.labels else "test" if options.split == "test" else phase_label("val")
         title = f"{options.run.name} after {loaded.step} updates, {rows} rows"
         show(evaluation, loaded.dataset.tasks, title, name)

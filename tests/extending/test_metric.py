@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from linnaeus_jax.config import load_config
@@ -31,7 +32,7 @@ def no_other_metric(monkeypatch):
 def test_a_metric_drives_a_run_and_is_reported(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,
-        ("metric_example.py", "task_metric_example.py"),
+        ("metric_example.py", "task_metric_example.py", "phase_example.py"),
         monkeypatch,
         capsys,
         metrics__top_k__k=100,  # all classes: 100 %, which never improves
@@ -60,12 +61,19 @@ def test_a_metric_drives_a_run_and_is_reported(tmp_path, monkeypatch, capsys):
         assert outcome.evaluated["val"][mean] == pytest.approx(last[f"val/{mean}"], rel=1e-5)
         assert final[f"final_val_{median}"] == min(first[f"val/{median}"], last[f"val/{median}"])
 
+    # ---- a phase of their own
+    assert outcome.evaluated.keys() == {"val", "val_mask_meta"}
+    mirrored, plain = (np.array([row[f"{phase}/loss"] for row in (first, last)]) for phase in ("val_mirrored", "val"))
+    assert (mirrored != plain).all()
+    np.testing.assert_allclose(mirrored, plain, rtol=0.5)
+
     # ---- another process, without and with the plugin
     forget_plugins(monkeypatch)
     page = write_report([outcome.run], tmp_path / "report.html").read_text()
     assert "<td>top_k [%]</td>" in page
     assert "rows whose label is among the k best classes / rows with a label" in page
     assert "<td>mean_place, species</td>" in page
+    assert "mirrored" in page
     assert "median place of the label, 1 is best" in page
     assert evaluate.main([str(outcome.run)]) == 0
     shown = capsys.readouterr().out
