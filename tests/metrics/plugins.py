@@ -11,7 +11,7 @@ from linnaeus_jax.registry import METRICS
 
 
 def forget_plugins(patch: pytest.MonkeyPatch) -> None:
-    """Forgets the metrics, subsets and phases that plugins registered, as in a new process, until the patch is undone."""
+    """Forgets what plugins registered here, as in a new process; metrics and subsets until the patch is undone."""
     patch.setattr(METRICS, "entries", {})
     patch.setattr(table, "TABLE", dict(table.BUILT_IN))
     patch.setattr(custom, "SUBSETS", {})
