@@ -76,11 +76,11 @@ class CustomSums(PhaseMetric):
 
     def empty(self, tasks: Sequence[str]) -> Sums:
         with _errors(self.name, "its `empty` takes the tasks and returns name -> zeros"):
-            return self._renamed({name: jnp.asarray(x) for name, x in self.metric.empty(tasks).items()})
+            return self._renamed(self._empty(tasks))
 
     def update(self, inputs: MetricInputs) -> Sums:
         with _errors(self.name, "its `update` takes a MetricInputs and returns the names and shapes of `empty`"):
-            empty, found = self.metric.empty(tuple(inputs.logits)), self.metric.update(inputs)
+            empty, found = self._empty(tuple(inputs.logits)), self.metric.update(inputs)
             shapes, of_empty = ({name: np.shape(x) for name, x in sums.items()} for sums in (found, empty))
             if wrong := dict.fromkeys(name for name, _ in shapes.items() ^ of_empty.items()):
                 raise ValueError(f"{', '.join(wrong)} of other shapes than in `empty`")
@@ -94,6 +94,9 @@ class CustomSums(PhaseMetric):
             if not values.keys() <= known:
                 raise ValueError(f"{', '.join(values.keys() - known)} is none of {', '.join(sorted(known))}")
         return values
+
+    def _empty(self, tasks: Sequence[str]) -> Sums:
+        return {name: jnp.asarray(x) for name, x in self.metric.empty(tasks).items()}  # in the precision of the step
 
     def _renamed(self, sums: Sums) -> Sums:
         return {f"custom/{self.name}/{name}": x for name, x in sums.items()}

@@ -17,7 +17,7 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_difference, flatten, plain
 from linnaeus_jax.files import DAMAGED_LOG, UNREADABLE_CHECKPOINTS, read_json, write_atomically
 from linnaeus_jax.metrics.names import CHAINS, result_name
-from linnaeus_jax.metrics.phases import named, phase_label, widest_first
+from linnaeus_jax.metrics.phases import WITHOUT_METADATA, named, phase_label, widest_first
 from linnaeus_jax.metrics.table import BUILT_IN, RISK_LEVELS
 from linnaeus_jax.reporting import class_tables as classes
 from linnaeus_jax.reporting import report_plots as plots
@@ -238,7 +238,7 @@ def worth(run: RunRecord, tasks: Tasks) -> dict[str, list[float | None]]:
     losses: dict[str, list[float | None]] = {}
     for phase, label in phases_of([run]).items():
         known = named(phase)
-        if known is None or known.masked == ():
+        if known is None or known.masked == () or known.view is not None:
             continue
         both = [row for row in run.rows if row.event == "epoch" and {"val/loss", f"{phase}/loss"} <= row.values.keys()]
         if not both:
@@ -248,7 +248,7 @@ def worth(run: RunRecord, tasks: Tasks) -> dict[str, list[float | None]]:
         drops = [values[a] - values[b] if a in values and b in values else None for a, b in pairs]
         chain = ("val/chain_accuracy", f"{phase}/chain_accuracy")
         drops.append(100 * (values[chain[0]] - values[chain[1]]) if set(chain) <= values.keys() else None)
-        losses["all metadata" if known.masked is None else label.removeprefix("without ")] = drops
+        losses["all metadata" if known == WITHOUT_METADATA else label.removeprefix("without ")] = drops
     return losses
 
 

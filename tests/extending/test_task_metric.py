@@ -109,6 +109,30 @@ class OtherName(PhaseMetric):
         return {"other": sums["x"]}
 
 
+class Errors(PhaseMetric):
+    """NumPy's own types, which the step does not have, and sums of bool."""
+
+    def empty(self, tasks):
+        return {"wrong": np.zeros(len(tasks)), "rows": np.zeros((), np.int64)}
+
+    def update(self, inputs):
+        return {"wrong": (inputs.counted & ~inputs.right).sum(axis=0), "rows": inputs.valid.sum()}
+
+    def compute(self, sums, tasks):
+        return {f"errors_{task}": wrong / sums["rows"] for task, wrong in zip(tasks, sums["wrong"])}
+
+
+def test_sums_are_of_the_types_of_the_step():
+    register("errors", Errors, per_task=True)
+    extras = PhaseExtras(custom=custom.registered("val", {}))
+    assert {x.dtype.name for x in extras.custom[0].empty(TASKS).values()} == {"float32", "int32"}
+    best = {task: np.eye(CLASSES, dtype=np.float32)[1:2].repeat(ROWS, axis=0) for task in TASKS}
+    label = np.ones((ROWS, len(TASKS)), np.int32)
+    label[:3, 1] = 2
+    values = values_of(extras, best, label, np.ones(ROWS, np.float32))
+    assert [values[f"errors_{task}"] for task in TASKS] == [0, 3 / ROWS, 0]
+
+
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
