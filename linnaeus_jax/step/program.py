@@ -213,7 +213,7 @@ def build_program(
         objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
     )
     evaluation = build_evaluation(config, dataset, model)
-    _check_phases(evaluation.component_names, model.img_size)
+    _check_phases(evaluation.component_names, model.img_size, stored=objective.block is not None)
     for extras in (objective.extras, evaluation.extras):
         extras.check(dataset.num_classes, dataset.meta_dim, len(dataset.components))
     stop, ranked_by = resolved.early_stop, early_stop.ranking_key(config, evaluation.component_names)
@@ -243,14 +243,22 @@ def build_program(
     )
 
 
-def _check_phases(components: Sequence[str], size: tuple[int, int]) -> None:
+def _check_phases(components: Sequence[str], size: tuple[int, int], *, stored: bool = False) -> None:
     """Tries the phases of plugins on abstract pictures.
 
+    Args:
+      stored: what is read are no pictures, but what a block of the model is given.
+
     Raises:
-      ValueError: a component that is not there, or a view that fails or returns something else.
+      ValueError: a component that is not there, or a view that has no pictures, fails or returns something else.
     """
     for phase in REGISTERED.values():
         meta_masking.component_mask(components, phase.masked)
+        if stored and phase.view is not None:
+            raise InputError(
+                f"phase {phase.name!r} of a plugin changes the pictures that the model is shown, and train.tune reads "
+                "what was stored of them instead; leave the plugin out of env.plugins, or set train.tune = 'full'"
+            )
         pictures = jax.ShapeDtypeStruct((2, *size, 3), jnp.uint8)
         try:
             found = pictures if phase.view is None else jax.eval_shape(phase.view, pictures)

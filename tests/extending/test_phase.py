@@ -88,6 +88,11 @@ def test_what_cannot_work_is_named_before_anything_runs(phase, message):
         _check_phases(COMPONENTS, (8, 8))
 
 
+def test_a_view_has_nothing_to_change_where_no_pictures_are_read(mirrored):
+    with pytest.raises(InputError, match=r"'val_mirrored' of a plugin changes the pictures .* train\.tune = 'full'"):
+        _check_phases(COMPONENTS, (8, 8), stored=True)
+
+
 def test_a_view_of_another_size_is_fine(mirrored):
     register_phase(Phase("val_crop", view=lambda pictures: pictures[:, 2:-2, 2:-2], masked=None))
     _check_phases(COMPONENTS, (8, 8))
