@@ -142,16 +142,16 @@ FAULTS = [
     *faults(
         "metrics/extras.py",
         "tests/metrics",
-        ("member = membership.astype(bool) & valid[:, None]", "member = membership.astype(bool)"),
+        ("member = membership.astype(bool) & inputs.rows", "member = membership.astype(bool)"),
         ("agree.append((parent < 0) | (parent == coarser))", "agree.append(parent == coarser)"),
         ("- 2 * jnp.exp(log_p_label) + 1", "- jnp.exp(log_p_label) + 1"),
-        ("(errors @ np.arange(1, 1 + len(errors)))", "(errors @ np.arange(len(errors)))"),
+        ("np.arange(1, 1 + errors.shape[1])", "np.arange(errors.shape[1])"),
     ),
     *faults(
         "metrics/phase.py",
         "tests/metrics",
-        ('"correct1_non_null": total(rows & labelled & right)', '"correct1_non_null": total(rows & right)'),
-        ("jnp.where(rows & ~labelled, loss, 0.0)", "jnp.where(~labelled, loss, 0.0)"),
+        ("_total(inputs.counted & right)", "_total(rows & right)"),
+        ("jnp.where(rows & ~inputs.labelled, loss, 0.0)", "jnp.where(~inputs.labelled, loss, 0.0)"),
     ),
     *faults(
         "schedules/kinds.py",

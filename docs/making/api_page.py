@@ -85,7 +85,10 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "linnaeus_jax.metrics.register",
             "linnaeus_jax.metrics.register_subset",
+            "linnaeus_jax.metrics.register_phase",
             "linnaeus_jax.metrics.MetricInputs",
+            "linnaeus_jax.metrics.PhaseMetric",
+            "linnaeus_jax.metrics.Phase",
             "linnaeus_jax.metrics.accuracy",
             "linnaeus_jax.metrics.Metric",
             "linnaeus_jax.metrics.MetricsTracker",

@@ -18,11 +18,12 @@ from linnaeus_jax.inference.calibration import fit, judge
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.taxonomy import Taxonomy
 from linnaeus_jax.metrics.judged import Judged, joined
-from linnaeus_jax.run.evaluate import Loaded, evaluate, load, parse_phases
+from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
+from linnaeus_jax.run.evaluate import Loaded, evaluate, load
 
 #: most rows that are measured, and most bytes of their logits
 MOST_ROWS, MOST_BYTES = 20_000, 1 << 30
-WITH, WITHOUT = "val", "val_mask_meta"
+WITH, WITHOUT = MAIN.name, WITHOUT_METADATA.name
 CONSISTENCY = {"ranks": "documented", "paths": "path"}
 
 
@@ -78,7 +79,7 @@ def read_rows(
     whole = loaded.dataset.val
     if not len(whole):
         raise UserError(f"{bundle.source} has no validation rows to calibrate on; use --without-data")
-    phases = parse_phases(",".join([WITH, WITHOUT] if bundle.encoder.components else [WITH]), _components(loaded))
+    phases = (MAIN, WITHOUT_METADATA) if bundle.encoder.components else (MAIN,)
     row_bytes = 4 * len(phases) * sum(bundle.taxonomy.tree.num_classes.values())
     split = sample(whole, min(most_rows, max(1, MOST_BYTES // row_bytes)), seed)
     evaluation = evaluate(_with_weights(loaded, bundle), phases, split, logits=True, progress=progress)

@@ -9,84 +9,232 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.metrics.custom import CustomMetric, MetricInputs
-from linnaeus_jax.metrics.table import RISK_LEVELS
-from linnaeus_jax.mistakes import InputError
-
-Sums = dict[str, jax.Array]
+from linnaeus_jax.metrics.info import RISK_LEVELS, VAL, MetricInfo, both, per_task
+from linnaeus_jax.metrics.metric import MetricInputs, PhaseMetric, Sums, named, ratio
 
 #: names of the subsets by metadata state, in the order of the state's code
 META_STATES = ("unmasked", "partial", "masked")
 CALIBRATION_BINS = 15
 #: most points of a risk-coverage curve that is plotted
 RISK_POINTS = 1000
+#: where the scores of single rows stand beside the sums: float32 [n, T], `signed_confidence` of every row
+SCORES = "scores"
 
 
 @dataclass(frozen=True)
-class SubsetMetricWrapper:
-    """Accuracy in the subsets of one kind; its state is a dict of sums, which merge by addition.
+class SubsetMetricWrapper(PhaseMetric):
+    """Accuracy in the subsets of one kind: `subset/<kind>/<name>/count`, and `.../acc1_<task>` in percent of subsets
+    with rows.
 
     Attributes:
       kind: what the subsets have in common, e.g. "habitat".
-      names: the subsets.
+      names: the subsets. `MetricInputs.membership` says of every row which ones it is in: bool [B, S], or the position
+        int32 [B], where a value outside 0..S-1 means none.
     """
 
     kind: str
     names: tuple[str, ...]
 
-    def zeros(self, tasks: Sequence[str]) -> Sums:
-        """The sums of no row."""
+    def empty(self, tasks: Sequence[str]) -> Sums:
         return {
             f"subset/{self.kind}/count": jnp.zeros(len(self.names), jnp.int32),
             f"subset/{self.kind}/correct": jnp.zeros((len(self.names), len(tasks)), jnp.int32),
         }
 
-    def sums(self, membership: jax.Array, right: jax.Array, valid: jax.Array) -> Sums:
-        """The sums of one batch.
-
-        Args:
-          membership: bool [B, S], or the position int32 [B], where a value outside 0..S-1 means none.
-          right: bool [B, T], the prediction is the label.
-          valid: bool [B], the row is no padding.
-        """
+    def update(self, inputs: MetricInputs) -> Sums:
+        membership = inputs.membership[self.kind]
         if membership.ndim == 1:
             membership = membership[:, None] == jnp.arange(len(self.names), dtype=membership.dtype)[None, :]
-        member = membership.astype(bool) & valid[:, None]
+        member = membership.astype(bool) & inputs.rows
         # a product of zeros and ones: exact in every matmul precision
-        correct = jnp.einsum("bs,bt->st", member.astype(jnp.float32), right.astype(jnp.float32))
+        correct = jnp.einsum("bs,bt->st", member.astype(jnp.float32), inputs.right.astype(jnp.float32))
         return {
             f"subset/{self.kind}/count": member.sum(axis=0, dtype=jnp.int32),
             f"subset/{self.kind}/correct": correct.astype(jnp.int32),
         }
 
     def compute(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
-        """`subset/<kind>/<name>/count`, and `.../acc1_<task>` in percent of subsets with rows."""
-        values: dict[str, float] = {}
+        count, correct = (sums[f"subset/{self.kind}/{name}"] for name in ("count", "correct"))
+        values: dict[str, Any] = {}
         for s, name in enumerate(self.names):
-            rows = int(sums[f"subset/{self.kind}/count"][s])
-            values[f"subset/{self.kind}/{name}/count"] = rows
-            for t, task in enumerate(tasks if rows else ()):
-                correct = float(sums[f"subset/{self.kind}/correct"][s][t])
-                values[f"subset/{self.kind}/{name}/acc1_{task}"] = 100 * correct / rows
+            values[f"subset/{self.kind}/{name}/count"] = int(count[s])
+            values[f"subset/{self.kind}/{name}/acc1"] = ratio(correct[s], count[s], 100)
+        return named(values, tasks)
+
+
+@dataclass(frozen=True, eq=False)
+class TaxonomyMetrics(PhaseMetric):
+    """Whether the predicted classes are one branch of the taxonomy, and how far the wrong ones are from the label.
+
+    Attributes:
+      ancestors: per task, finest first, int32 [C_t, T - t]: ancestor d ranks up of each class, itself in column 0, -1
+        where there is none.
+    """
+
+    infos: ClassVar = {
+        "consistency_rate": MetricInfo(
+            "consistent ranks",
+            "rows whose predicted classes are one branch of the taxonomy / rows",
+            "fraction",
+            True,
+            VAL,
+        ),
+        "taxonomic_distance": per_task(
+            "mean distance of errors", "mean over wrong rows of the path from prediction to label", "edges", False, VAL
+        ),
+    }
+    ancestors: tuple[np.ndarray, ...]
+
+    def empty(self, tasks: Sequence[str]) -> Sums:
+        return {
+            "consistent": jnp.zeros((), jnp.int32),
+            "distance": jnp.zeros((len(tasks), len(tasks) + 1), jnp.int32),
+        }
+
+    def update(self, inputs: MetricInputs) -> Sums:
+        predicted = [predict(z) for z in inputs.logits.values()]
+        agree = []
+        for table, p, coarser in zip(self.ancestors, predicted, predicted[1:], strict=False):
+            parent = jnp.asarray(table[:, 1])[p]
+            agree.append((parent < 0) | (parent == coarser))  # a class without a parent contradicts nothing
+        consistent = jnp.stack([inputs.valid, *agree], axis=1).all(axis=1)
+        sums = {"consistent": consistent.sum(dtype=jnp.int32)}
+        levels = [
+            levels_to_common_ancestor(jnp.asarray(table), p, inputs.label[:, t])
+            for t, (table, p) in enumerate(zip(self.ancestors, predicted, strict=True))
+        ]
+        distance = _histogram(jnp.stack(levels, axis=1), inputs.counted, len(self.ancestors) + 1)
+        return sums | {"distance": distance}
+
+    def compute(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
+        errors = np.asarray(sums["distance"], np.int64)[:, 1:]
+        edges = 2 * (errors @ np.arange(1, 1 + errors.shape[1]))
+        values = {
+            "consistency_rate": ratio(sums["consistent"], sums["count"]),
+            "taxonomic_distance": ratio(edges, errors.sum(axis=1)),
+        }
+        return named(values, tasks)
+
+    def curves(self, sums: Mapping[str, np.ndarray], t: int) -> dict[str, Any]:
+        """`distance`: {edges between label and prediction: rows}."""
+        reachable = sums["distance"][t][: len(self.ancestors) - t + 1]
+        return {"distance": {str(2 * up): int(rows) for up, rows in enumerate(reachable)}}
+
+
+class Calibration(PhaseMetric):
+    """Whether the probabilities are right: calibration in bins, and proper scores."""
+
+    infos: ClassVar = {
+        "error_rate": both("errors", "wrong rows / rows with a label", "fraction"),
+        "ece": both("calibration error (ECE)", "Σ_bins rows_b / rows · |accuracy_b - mean confidence_b|, 15 bins", ""),
+        "brier": both("Brier score", "mean over rows of Σ_c (p_c - [c is the label])²", ""),
+        "nll": both("log loss", "mean over rows of -log p_label", "nats"),
+        "perplexity": both("perplexity", "exp of the log loss", ""),
+    }
+
+    def empty(self, tasks: Sequence[str]) -> Sums:
+        bins = (len(tasks), CALIBRATION_BINS)
+        return {
+            "calibration/count": jnp.zeros(bins, jnp.int32),
+            "calibration/correct": jnp.zeros(bins, jnp.int32),
+            "calibration/confidence": jnp.zeros(bins, jnp.float32),
+            **dict.fromkeys(("nll", "brier"), jnp.zeros(len(tasks), jnp.float32)),
+        }
+
+    def update(self, inputs: MetricInputs) -> Sums:
+        counted, right = inputs.counted, inputs.right
+        scores = [_scores(z, inputs.label[:, t]) for t, z in enumerate(inputs.logits.values())]
+        confidence, nll, brier = (jnp.stack(columns, axis=1) for columns in zip(*scores, strict=True))
+        sums: Sums = {name: jnp.where(counted, x, 0.0).sum(axis=0) for name, x in (("nll", nll), ("brier", brier))}
+        # the bins are (low, high], as in the source
+        level = jnp.clip(jnp.ceil(confidence * CALIBRATION_BINS).astype(jnp.int32) - 1, 0, CALIBRATION_BINS - 1)
+        sums["calibration/count"] = _histogram(level, counted, CALIBRATION_BINS)
+        sums["calibration/correct"] = _histogram(level, counted & right, CALIBRATION_BINS)
+        # float sums by comparison, not by scatter, whose order of addition is not fixed on a GPU
+        inside = (level[:, :, None] == jnp.arange(CALIBRATION_BINS)[None, None, :]) & counted[:, :, None]
+        sums["calibration/confidence"] = jnp.where(inside, confidence[:, :, None], 0.0).sum(axis=0)
+        return sums
+
+    def compute(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
+        rows, right = (np.sum(sums[f"calibration/{name}"], axis=1) for name in ("count", "correct"))
+        gap = np.asarray(sums["calibration/correct"], np.float64) - sums["calibration/confidence"]
+        nll = ratio(sums["nll"], rows)
+        values: dict[str, list[float | None]] = {
+            "ece": ratio(np.abs(gap).sum(axis=1), rows),
+            "nll": nll,
+            "brier": ratio(sums["brier"], rows),
+            "perplexity": [None if x is None else float(np.exp(x)) for x in nll],
+            "error_rate": [None if x is None else 1 - x for x in ratio(right, rows)],
+        }
+        measured = {name: [x for x in of_tasks if x is not None] for name, of_tasks in values.items()}
+        return named(values, tasks) | {name: float(np.mean(found)) for name, found in measured.items() if found}
+
+    def curves(self, sums: Mapping[str, np.ndarray], t: int) -> dict[str, Any]:
+        """`reliability`: [mean confidence, accuracy, rows] of every bin that holds rows."""
+        count, correct = (np.asarray(sums[f"calibration/{name}"][t]) for name in ("count", "correct"))
+        bins = np.flatnonzero(count)
+        mean = np.asarray(sums["calibration/confidence"][t])[bins] / count[bins]
+        return {"reliability": np.stack([mean, correct[bins] / count[bins], count[bins]], axis=1).tolist()}
+
+
+class RiskCoverage(PhaseMetric):
+    """How far confidence tells right from wrong. Ranks the single rows, whose scores stand beside the sums under
+    `SCORES`; without them nothing is computed."""
+
+    infos: ClassVar = {
+        "aurc": per_task(
+            "area under risk–coverage", "mean over k of the errors among the k most confident rows / k", "", False, VAL
+        ),
+        **{
+            f"coverage_at_risk_{percent}": per_task(
+                f"answered at ≤ {percent} % errors",
+                f"largest share of rows, most confident first, of which at most {percent} % are wrong",
+                "fraction",
+                True,
+                VAL,
+            )
+            for percent in RISK_LEVELS
+        },
+    }
+
+    def compute(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for t, task in enumerate(tasks if SCORES in sums else ()):
+            tied, wrong = ranked(sums[SCORES][:, t])
+            if not len(tied):
+                continue
+            values[f"aurc_{task}"] = area_under_risk_coverage(tied, wrong)
+            coverage, risk = risk_coverage(tied, wrong)
+            for percent in RISK_LEVELS:
+                accepted = coverage[risk <= percent / 100]
+                values[f"coverage_at_risk_{percent}_{task}"] = float(accepted.max(initial=0.0))
         return values
+
+    def curves(self, sums: Mapping[str, np.ndarray], t: int) -> dict[str, Any]:
+        """`risk_coverage`: [coverage, share of errors among the covered], most confident first, at most `RISK_POINTS`
+        evenly spread over the curve."""
+        if SCORES not in sums:
+            return {}
+        points = np.stack(risk_coverage(*ranked(sums[SCORES][:, t])), axis=1)
+        shown = np.linspace(0, len(points) - 1, min(len(points), RISK_POINTS)).round().astype(int)
+        return {"risk_coverage": points[shown].tolist()}
 
 
 @dataclass(frozen=True, eq=False)
 class PhaseExtras:
-    """Static choice of what is measured; the default measures nothing more than the base sums.
+    """Static choice of what is measured besides `phase.ALWAYS`; the default is risk-coverage alone.
 
     Attributes:
       subsets: kind of subset -> names of its subsets, e.g. {"taxa": ("birds",), "metadata": META_STATES}. A batch then
-        brings the membership of each kind, see `SubsetMetricWrapper.sums`.
-      ancestors: per task, finest first, int32 [C_t, T - t]: ancestor d ranks up of each class, itself in column 0, -1
-        where there is none. Turns on taxonomic distance and consistency.
-      confidence: calibration, proper scores and risk-coverage.
+        brings the membership of each kind, see `SubsetMetricWrapper`.
+      ancestors: of `TaxonomyMetrics`, which they turn on.
+      confidence: turns on `Calibration`.
       custom: metrics of plugins.
       kinds: kinds of subsets of plugins and labels files, in the order of the columns of `subsets` in a batch.
     """
@@ -94,83 +242,31 @@ class PhaseExtras:
     subsets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ancestors: tuple[np.ndarray, ...] = ()
     confidence: bool = False
-    custom: tuple[CustomMetric, ...] = ()
+    custom: tuple[PhaseMetric, ...] = ()
     kinds: tuple[str, ...] = ()
 
     @property
     def subset_metrics(self) -> list[SubsetMetricWrapper]:
         return [SubsetMetricWrapper(kind, tuple(names)) for kind, names in self.subsets.items() if names]
 
-    def zeros(self, tasks: Sequence[str]) -> Sums:
-        """The sums of no row."""
-        count = len(tasks)
-        sums: Sums = {}
-        for subset_metric in self.subset_metrics:
-            sums |= subset_metric.zeros(tasks)
-        if self.ancestors:
-            sums["consistent"] = jnp.zeros((), jnp.int32)
-            sums["distance"] = jnp.zeros((count, count + 1), jnp.int32)
-        if self.confidence:
-            sums["calibration/count"] = jnp.zeros((count, CALIBRATION_BINS), jnp.int32)
-            sums["calibration/correct"] = jnp.zeros((count, CALIBRATION_BINS), jnp.int32)
-            sums["calibration/confidence"] = jnp.zeros((count, CALIBRATION_BINS), jnp.float32)
-            sums["nll"] = sums["brier"] = jnp.zeros(count, jnp.float32)
-        for metric in self.custom:
-            sums[f"custom/{metric.name}"] = jnp.zeros(2, jnp.float32)
-        return sums
+    @property
+    def metrics(self) -> tuple[PhaseMetric, ...]:
+        """All of them, in the order of their sums."""
+        chosen = [TaxonomyMetrics(self.ancestors)] * bool(self.ancestors) + [Calibration()] * self.confidence
+        return (*self.subset_metrics, *chosen, RiskCoverage(), *self.custom)
 
-    def sums(
-        self,
-        logits: Mapping[str, jax.Array],
-        label: jax.Array,
-        weight: jax.Array,
-        right: jax.Array,
-        labelled: jax.Array,
-        membership: Mapping[str, jax.Array],
-        columns: Mapping[str, jax.Array] | None = None,
-    ) -> Sums:
-        """The sums of one batch.
-
-        Args:
-          logits: task -> float32 [B, C_t], in task order.
-          label: int32 [B, T].
-          weight: float32 [B], 0 for padding.
-          right: bool [B, T], the prediction is the label.
-          labelled: bool [B, T], the label is not null.
-          membership: kind of subset -> bool [B, S] or int32 [B]; kinds that are not measured are ignored.
-          columns: other columns of the batch: `subsets` int32 [B, len(kinds)] where there are `kinds`, and for custom
-            metrics `row`, `group`, `meta` and `meta_valid`, see `MetricInputs`.
-        """
-        valid, sums = weight > 0, Sums()
-        plugins = {kind: columns["subsets"][:, i] for i, kind in enumerate(self.kinds)} if columns else {}
-        membership = {**membership, **plugins}
-        for subset_metric in self.subset_metrics:
-            sums |= subset_metric.sums(membership[subset_metric.kind], right, valid)
-        counted = valid[:, None] & labelled
-        if self.ancestors:
-            predicted = [predict(z) for z in logits.values()]
-            agree = []
-            for table, p, coarser in zip(self.ancestors, predicted, predicted[1:], strict=False):
-                parent = jnp.asarray(table[:, 1])[p]
-                agree.append((parent < 0) | (parent == coarser))  # a class without a parent contradicts nothing
-            consistent = jnp.stack([valid, *agree], axis=1).all(axis=1)
-            sums["consistent"] = consistent.sum(dtype=jnp.int32)
-            levels = [
-                levels_to_common_ancestor(jnp.asarray(table), p, label[:, t])
-                for t, (table, p) in enumerate(zip(self.ancestors, predicted, strict=True))
-            ]
-            sums["distance"] = _histogram(jnp.stack(levels, axis=1), counted, len(self.ancestors) + 1)
-        if self.confidence:
-            sums |= _confidence_sums(logits, label, right, counted)
-        if self.custom:
-            given = {name: columns[name] for name in ("row", "group", "meta", "meta_valid")} if columns else {}
-            inputs = MetricInputs(logits, label, weight, subsets=plugins, **given)
-            for metric in self.custom:
-                sums[f"custom/{metric.name}"] = custom_sums(metric, inputs)
-        return sums
+    def curves(
+        self, sums: Mapping[str, np.ndarray], tasks: Sequence[str], scores: np.ndarray | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Task -> what a plot needs, as JSON values, see `curves` of the metrics; arguments as of `phase.summarise`."""
+        sums = sums if scores is None else {**sums, SCORES: scores}
+        return {
+            task: {name: curve for metric in self.metrics for name, curve in metric.curves(sums, t).items()}
+            for t, task in enumerate(tasks)
+        }
 
     def check(self, num_classes: Mapping[str, int], meta_columns: int, components: int) -> None:
-        """Tries the metrics of plugins on abstract inputs; ValueError as of `custom_sums`."""
+        """Tries the metrics of plugins on abstract inputs; ValueError of what they raise or give."""
         rows, ints = 2, jnp.int32
 
         def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
@@ -180,97 +276,19 @@ class PhaseExtras:
             "logits": {task: array(jnp.float32, count) for task, count in num_classes.items()},
             "label": array(ints, len(num_classes)),
             **{name: array(ints) for name in ("row", "group")},
-            "weight": array(jnp.float32),
+            **{name: array(jnp.float32) for name in ("weight", "loss_weighted")},
+            "loss": array(jnp.float32, len(num_classes)),
             "meta": array(jnp.float32, meta_columns),
             "meta_valid": array(bool, components),
             "subsets": {kind: array(ints) for kind in self.kinds},
         }
+        tasks = tuple(num_classes)
         for metric in self.custom:
-            jax.eval_shape(lambda fields, metric=metric: custom_sums(metric, MetricInputs(**fields)), fields)
-
-    def summarise(
-        self, sums: Mapping[str, np.ndarray], tasks: Sequence[str], scores: np.ndarray | None = None
-    ) -> dict[str, float]:
-        """Metric name -> value; a metric without any sample is absent.
-
-        Accuracies of subsets are in percent, distances in edges of the tree, everything else is a fraction or nats.
-
-        Args:
-          scores: float32 [n, T], `signed_confidence` of every row, in any order; None: no risk-coverage.
-        """
-        values: dict[str, float] = {}
-        for subset_metric in self.subset_metrics:
-            values |= subset_metric.compute(sums, tasks)
-        if self.ancestors and sums["count"]:
-            values["consistency_rate"] = float(sums["consistent"]) / float(sums["count"])
-        for t, task in enumerate(tasks if self.ancestors else ()):
-            errors = np.asarray(sums["distance"][t], np.int64)[1:]
-            if errors.sum():
-                values[f"taxonomic_distance_{task}"] = float(
-                    2 * (errors @ np.arange(1, 1 + len(errors))) / errors.sum()
-                )
-        if self.confidence:
-            values |= _summarise_confidence(sums, tasks)
-        for t, task in enumerate(tasks if scores is not None else ()):
-            tied, wrong = ranked(scores[:, t])  # type: ignore[index]
-            if not len(tied):
-                continue
-            values[f"aurc_{task}"] = area_under_risk_coverage(tied, wrong)
-            coverage, risk = risk_coverage(tied, wrong)
-            for percent in RISK_LEVELS:
-                accepted = coverage[risk <= percent / 100]
-                values[f"coverage_at_risk_{percent}_{task}"] = float(accepted.max(initial=0.0))
-        for metric in self.custom:
-            total, count = (float(x) for x in sums[f"custom/{metric.name}"])
-            if count:
-                values[metric.name] = total / count
-        return values
-
-    def curves(
-        self, sums: Mapping[str, np.ndarray], tasks: Sequence[str], scores: np.ndarray | None = None
-    ) -> dict[str, dict[str, Any]]:
-        """Task -> what a plot needs, as JSON values; arguments as of `summarise`.
-
-        `reliability`: [mean confidence, accuracy, rows] of every bin that holds rows; `risk_coverage`: [coverage, share
-        of errors among the covered], most confident first, at most `RISK_POINTS` evenly spread over the curve;
-        `distance`: {edges between label and prediction: rows}.
-        """
-        curves: dict[str, dict[str, Any]] = {task: {} for task in tasks}
-        for t, task in enumerate(tasks):
-            if self.confidence:
-                count, correct = (np.asarray(sums[f"calibration/{name}"][t]) for name in ("count", "correct"))
-                bins = np.flatnonzero(count)
-                mean = np.asarray(sums["calibration/confidence"][t])[bins] / count[bins]
-                curves[task]["reliability"] = np.stack(
-                    [mean, correct[bins] / count[bins], count[bins]], axis=1
-                ).tolist()
-            if scores is not None:
-                points = np.stack(risk_coverage(*ranked(scores[:, t])), axis=1)
-                shown = np.linspace(0, len(points) - 1, min(len(points), RISK_POINTS)).round().astype(int)
-                curves[task]["risk_coverage"] = points[shown].tolist()
-            if self.ancestors:
-                reachable = sums["distance"][t][: len(tasks) - t + 1]
-                curves[task]["distance"] = {str(2 * up): int(rows) for up, rows in enumerate(reachable)}
-        return curves
+            jax.eval_shape(lambda fields, metric=metric: metric.update(MetricInputs(**fields)), fields)
+            metric.compute({name: np.ones(x.shape, x.dtype) for name, x in metric.empty(tasks).items()}, tasks)
 
 
 NO_EXTRAS = PhaseExtras()
-
-
-def custom_sums(metric: CustomMetric, inputs: MetricInputs) -> jax.Array:
-    """float32 [2], sum and count that a metric of a plugin gives for one batch.
-
-    Raises:
-      ValueError: the function fails, or returns something else.
-    """
-    try:
-        total, count = (jnp.asarray(x, jnp.float32).reshape(()) for x in metric.update_fn(inputs))
-    except Exception as error:  # the function is the user's: whatever it raises is reported under its name
-        raise InputError(
-            f"custom metric {metric.name!r} fails with {type(error).__name__}: {error}; its function takes "
-            "a MetricInputs and returns (sum, count), two scalars"
-        ) from error
-    return jnp.stack([total, count])
 
 
 def predict(logits: jax.Array) -> jax.Array:
@@ -315,39 +333,6 @@ def _scores(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array, 
     brier = (exponential * exponential).sum(axis=1) / (z * z) - 2 * jnp.exp(log_p_label) + 1
     confidence = 1 / z
     return jnp.where(jnp.isnan(confidence), 0.0, confidence), -log_p_label, brier
-
-
-def _confidence_sums(logits: Mapping[str, jax.Array], label: jax.Array, right: jax.Array, counted: jax.Array) -> Sums:
-    scores = [_scores(z, label[:, t]) for t, z in enumerate(logits.values())]
-    confidence, nll, brier = (jnp.stack(columns, axis=1) for columns in zip(*scores, strict=True))
-    sums: Sums = {name: jnp.where(counted, x, 0.0).sum(axis=0) for name, x in (("nll", nll), ("brier", brier))}
-    # the bins are (low, high], as in the source
-    level = jnp.clip(jnp.ceil(confidence * CALIBRATION_BINS).astype(jnp.int32) - 1, 0, CALIBRATION_BINS - 1)
-    sums["calibration/count"] = _histogram(level, counted, CALIBRATION_BINS)
-    sums["calibration/correct"] = _histogram(level, counted & right, CALIBRATION_BINS)
-    # float sums by comparison, not by scatter, whose order of addition is not fixed on a GPU
-    inside = (level[:, :, None] == jnp.arange(CALIBRATION_BINS)[None, None, :]) & counted[:, :, None]
-    sums["calibration/confidence"] = jnp.where(inside, confidence[:, :, None], 0.0).sum(axis=0)
-    return sums
-
-
-def _summarise_confidence(sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for t, task in enumerate(tasks):
-        total = float(np.sum(sums["calibration/count"][t]))
-        if not total:
-            continue
-        gap = np.asarray(sums["calibration/correct"][t], np.float64) - sums["calibration/confidence"][t]
-        values[f"ece_{task}"] = float(np.abs(gap).sum()) / total
-        values[f"nll_{task}"] = float(sums["nll"][t]) / total
-        values[f"brier_{task}"] = float(sums["brier"][t]) / total
-        values[f"perplexity_{task}"] = float(np.exp(values[f"nll_{task}"]))
-        values[f"error_rate_{task}"] = 1 - float(np.sum(sums["calibration/correct"][t])) / total
-    for name in ("ece", "nll", "brier", "perplexity", "error_rate"):
-        measured = [values[f"{name}_{task}"] for task in tasks if f"{name}_{task}" in values]
-        if measured:
-            values[name] = float(np.mean(measured))
-    return values
 
 
 def signed_confidence(probability: jax.Array, right: jax.Array, counted: jax.Array) -> jax.Array:

@@ -10,13 +10,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from linnaeus_jax.metrics import table
+from linnaeus_jax.metrics import phases, table
 from linnaeus_jax.taxonomy.ranks import TASK_PATTERN
 
 #: what a part in angle brackets stands for, and what it may be
 PARTS = {
     "task": "a rank of `data.task_keys_h5`, such as `taxa_L10`",
-    "phase": "a validation phase: `val`, `val_mask_meta`, `val_no_mask`, or `val_mask_` and the masked components",
+    "phase": "a validation phase: `val`, `val_mask_meta`, `val_no_mask`, `val_mask_` and the masked components, or "
+    "one of a plugin",
     "core phase": "`val`; `valMask` for `val_mask_meta`; `valMask_TEMPORAL` for `val_mask_TEMPORAL`",
     "metric": "a metric of the first table, with `_<task>` where it is one of a rank",
     "core metric": "`loss`, `loss_unweighted`, `chain_acc`, `partial_chain_acc`",
@@ -78,6 +79,9 @@ class Logged:
 
 
 def _part(name: str) -> str:
+    if name in ("phase", "core phase"):
+        cores = [phase.core or phase.name for phase in phases.REGISTERED.values()]
+        return f"({'|'.join([_PATTERNS[name], *map(re.escape, cores if name == 'core phase' else phases.REGISTERED)])})"
     if name != "metric":
         return f"({_PATTERNS[name]})"
     known = sorted(table.TABLE, key=len, reverse=True)

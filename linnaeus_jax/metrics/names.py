@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax.metrics import phases
 from linnaeus_jax.metrics.table import BUILT_IN
 
 Row = dict[str, Any]
@@ -41,21 +42,9 @@ def split_result(key: str) -> tuple[str, str]:
     return (phase, name.removeprefix(EPOCH_AVG)) if slash else ("", key)
 
 
-def phase_label(phase: str) -> str:
-    """What people call a phase: `val_mask_TEMPORAL` -> "without TEMPORAL"."""
-    labels = {
-        "train": "training",
-        "val": "validation",
-        "val_mask_meta": "without metadata",
-        "val_no_mask": "all metadata",
-    }
-    return labels.get(phase, phase.replace("val_mask_", "without ", 1))
-
-
 def core_prefix(phase: str) -> str:
     """`val_mask_meta` -> `valMask`, `val_mask_TEMPORAL` -> `valMask_TEMPORAL`, `train` -> `train_epoch_avg`."""
-    special = {"val_mask_meta": "valMask", "train": f"train_{EPOCH_AVG.rstrip('_')}"}
-    return special.get(phase, phase.replace("val_mask_", "valMask_"))
+    return f"train_{EPOCH_AVG.rstrip('_')}" if phase == "train" else phases.core_prefix(phase)
 
 
 def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str] | None = None) -> Row:
@@ -89,8 +78,8 @@ def phase_row(phase: str, values: Mapping[str, float], null_tasks: Sequence[str]
             row[result_name(phase, f"{name}_pct")] = row[f"core/{core}_{CORE[name]}_pct"] = 100 * value
         elif name.startswith("acc1_") and phase != "train":
             row[f"core/{core}_acc1/{name.removeprefix('acc1_')}"] = value
-    if phase == "val_mask_meta":
-        row |= {name.replace("val_mask_meta", "val_mask", 1): row[name] for name in row if name.startswith(f"{phase}/")}
+    if phase == phases.WITHOUT_METADATA.name:
+        row |= {name.replace(phase, phases.ALIAS, 1): row[name] for name in row if name.startswith(f"{phase}/")}
     return row
 
 

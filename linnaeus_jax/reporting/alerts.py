@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from linnaeus_jax.metrics.names import phase_label
+from linnaeus_jax.metrics.phases import phase_label
 from linnaeus_jax.reporting.verdicts import LOSSES, has_risen
 
 WAIT_SHARE = "pipeline/wait_share"

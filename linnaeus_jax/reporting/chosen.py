@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from linnaeus_jax.metrics.phases import REGISTERED, phase_label
 from linnaeus_jax.taxonomy.ranks import task_name
 
 #: title of a group -> pattern of the names in it
@@ -19,6 +21,11 @@ GROUPS = {
     "Input pipeline": r"pipeline/.*",
     "The same under the names of core": r"core/.*",
 }
+
+
+def all_groups() -> dict[str, str]:
+    """`GROUPS`, and one of each phase that a plugin registered."""
+    return GROUPS | {f"Validation, {phase_label(name)}": rf"{re.escape(name)}/.*" for name in REGISTERED}
 
 
 def chosen_curves(tasks: Sequence[str]) -> dict[str, tuple[str, ...]]:

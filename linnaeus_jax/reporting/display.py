@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from linnaeus_jax.metrics.names import CHAINS, phase_label
+from linnaeus_jax.metrics.names import CHAINS
+from linnaeus_jax.metrics.phases import phase_label
 from linnaeus_jax.metrics.step_logger import clock
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.reporting.tables import table

@@ -16,7 +16,8 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_difference, flatten, plain
 from linnaeus_jax.files import DAMAGED_LOG, UNREADABLE_CHECKPOINTS, read_json, write_atomically
-from linnaeus_jax.metrics.names import CHAINS, phase_label, result_name
+from linnaeus_jax.metrics.names import CHAINS, result_name
+from linnaeus_jax.metrics.phases import WITHOUT_METADATA, named, phase_label, widest_first
 from linnaeus_jax.metrics.table import BUILT_IN, RISK_LEVELS
 from linnaeus_jax.reporting import class_tables as classes
 from linnaeus_jax.reporting import report_plots as plots
@@ -90,10 +91,7 @@ def tasks_of(runs: Iterable[RunRecord]) -> list[str]:
 def phases_of(runs: Iterable[RunRecord]) -> dict[str, str]:
     """Validation phases that any run had -> what they mean, widest first; the alias `val_mask` is left out."""
     names = {match[1] for run in runs for name in run.names if (match := re.match(r"(val[^/]*)/loss$", name))}
-    first = ("val", "val_no_mask", "val_mask_meta")
-    phases = [phase for phase in first if phase in names]
-    phases += sorted(names.difference(first, ("val_mask",)), key=lambda phase: (phase.count("_"), phase))
-    return {phase: phase_label(phase) for phase in phases}
+    return {phase: phase_label(phase) for phase in widest_first(names)}
 
 
 def best(run: RunRecord, name: str, *, higher: bool) -> tuple[float, int] | None:
@@ -239,7 +237,8 @@ def worth(run: RunRecord, tasks: Tasks) -> dict[str, list[float | None]]:
     """Masked phase -> points of accuracy lost, per task and then of the whole chain."""
     losses: dict[str, list[float | None]] = {}
     for phase, label in phases_of([run]).items():
-        if phase in ("val", "val_no_mask"):
+        known = named(phase)
+        if known is None or known.masked == () or known.view is not None:
             continue
         both = [row for row in run.rows if row.event == "epoch" and {"val/loss", f"{phase}/loss"} <= row.values.keys()]
         if not both:
@@ -249,7 +248,7 @@ def worth(run: RunRecord, tasks: Tasks) -> dict[str, list[float | None]]:
         drops = [values[a] - values[b] if a in values and b in values else None for a, b in pairs]
         chain = ("val/chain_accuracy", f"{phase}/chain_accuracy")
         drops.append(100 * (values[chain[0]] - values[chain[1]]) if set(chain) <= values.keys() else None)
-        losses["all metadata" if phase == "val_mask_meta" else label.removeprefix("without ")] = drops
+        losses["all metadata" if known == WITHOUT_METADATA else label.removeprefix("without ")] = drops
     return losses
 
 
@@ -389,15 +388,16 @@ def versions(runs: Runs, _: Tasks) -> str:
 
 
 @section("Metrics of plugins", per_run=True)
-def plugin_metrics(run: RunRecord, _: Tasks) -> str:
+def plugin_metrics(run: RunRecord, tasks: Tasks) -> str:
     phases = {"train": phase_label("train")} | phases_of([run])
     rows: list[list[Any]] = []
-    for name, info in run.plugin_metrics.items():
-        values = [run.last(result_name(phase, name)) for phase in phases]
-        top = best(run, f"val/{name}", higher=info.higher_is_better)
+    measured = [(info, *one) for name, info in run.plugin_metrics.items() for one in info.measured(name, tasks)]
+    for info, key, heading in measured:
+        values = [run.last(result_name(phase, key)) for phase in phases]
+        top = best(run, f"val/{key}", higher=info.higher_is_better)
         numbers = [None if value is None else info.scale * value for value in [*values, top and top[0]]]
         if any(number is not None for number in numbers):
-            rows.append([info.heading, *numbers, info.formula])
+            rows.append([heading, *numbers, info.formula])
     return table(["metric", *phases.values(), "best validation", "formula"], rows)
 
 

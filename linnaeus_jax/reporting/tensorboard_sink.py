@@ -13,7 +13,7 @@ from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.metrics.logged import described
 from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.metrics.table import entry
-from linnaeus_jax.reporting.chosen import GROUPS, chosen_curves
+from linnaeus_jax.reporting.chosen import all_groups, chosen_curves
 from linnaeus_jax.reporting.class_tables import Table
 
 
@@ -124,7 +124,7 @@ class TensorBoardSink:
 
         chosen = chosen_curves(config.get("data", {}).get("task_keys_h5", ()))
         escaped = {title: [re.escape(name) for name in names] for title, names in chosen.items()}
-        groups = [category(title, {title: [pattern]}, closed=True) for title, pattern in GROUPS.items()]
+        groups = [category(title, {title: [pattern]}, closed=True) for title, pattern in all_groups().items()]
         layout = layout_pb2.Layout(category=[category("Overview", escaped, closed=False), *groups])
         tensor = self._tensor.TensorProto(dtype=self._types.DT_STRING, string_val=[layout.SerializeToString()])
         return self._summary.Summary.Value(

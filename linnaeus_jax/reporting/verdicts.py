@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from linnaeus_jax.metrics.names import phase_label
+from linnaeus_jax.metrics.phases import phase_label
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.taxonomy.ranks import task_name
 

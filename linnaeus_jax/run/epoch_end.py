@@ -13,13 +13,12 @@ import math
 import time
 from dataclasses import dataclass
 
-from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.metrics.names import result_name
+from linnaeus_jax.metrics.phases import Phase
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.schedules import early_stop
-from linnaeus_jax.schedules.triggers import Phase
 from linnaeus_jax.step.state import TrainState
 
 log = logging.getLogger("linnaeus_jax")
@@ -36,7 +35,6 @@ class EpochEnd:
 
     host: HostState
     hooks: EpochEndHooks
-    components: tuple[str, ...]
     best_metric: str
     validation_rows: int
 
@@ -46,7 +44,6 @@ class EpochEnd:
         return cls(
             host,
             hooks,
-            components=components,
             best_metric=early_stop.ranking_key(experiment.config, components),
             validation_rows=len(experiment.inputs.dataset.val),
         )
@@ -126,8 +123,7 @@ class EpochEnd:
         self.host.progress.start_validation(phases[0].stage)
         self.hooks.write_progress()
         started = time.perf_counter()
-        masks = {phase.name: component_mask(self.components, phase.masked) for phase in phases}
-        results = self.hooks.evaluate(state, masks)
+        results = self.hooks.evaluate(state, phases)
         seconds = time.perf_counter() - started
         for name, values in results.items():
             self.host.tracker.update(name, values, epoch, step, seconds=seconds, samples=self.validation_rows)

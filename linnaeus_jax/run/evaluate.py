@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +24,14 @@ from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
 from linnaeus_jax.data.preprocessing import KEYS as PREPROCESSING_KEYS
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import read_json
-from linnaeus_jax.learning.meta_masking import component_mask
-from linnaeus_jax.metrics import table
+from linnaeus_jax.metrics import phases, table
+from linnaeus_jax.metrics.phases import Phase
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment, build_experiment
 from linnaeus_jax.run.identity import training_rows
 from linnaeus_jax.run.saved_weights import choose_checkpoint, run_directory
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
 from linnaeus_jax.step.evaluation import Evaluation, Evaluator
 from linnaeus_jax.step.state import TrainState
 
@@ -103,35 +101,35 @@ def _restore_preprocessing(config: ConfigDict, saved: ConfigDict, step: int) -> 
             assign(config, key.split("."), then)
 
 
-def parse_phases(names: str, components: Sequence[str]) -> dict[str, np.ndarray]:
-    """Phase -> component mask bool [K], from comma-separated names or `all`.
+def parse_phases(names: str, components: Sequence[str]) -> tuple[Phase, ...]:
+    """Phases of a model with these components, from comma-separated names or `all`.
 
     Raises:
       EvaluateError: a name that is no phase of these components.
     """
     if names == "all":
-        everything = phase_name(components)  # the same as val_mask_meta
-        combos = [phase_name(combo) for combo in exhaustive_combos(components)]
-        names = ",".join(["val", *(["val_mask_meta"] if components else []), *(c for c in combos if c != everything)])
-    # the longest first, so that a component is not taken for a shorter one that it begins with
-    component = "|".join(sorted(map(re.escape, components), key=len, reverse=True)) or "(?!)"
-    masks = {}
+        return phases.every(components)
+    found: dict[str, Phase] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
-        masked = [] if name == "val" else re.findall(component, name.removeprefix("val_mask_"))
-        if name not in ("val", "val_mask_meta") and (phase_name(masked) != name or len(set(masked)) < len(masked)):
+        phase = phases.named(name, components)
+        if phase is None:
             raise EvaluateError(
-                f"--phases: {name!r} is no phase; choose among val, val_mask_meta, all and val_mask_<COMPONENTS> "
+                f"--phases: {name!r} is no phase; choose among {', '.join(_offered())}, all and val_mask_<COMPONENTS> "
                 f"with components {', '.join(components) or '(none)'} joined by _"
             )
-        masks[name] = component_mask(components, None if name == "val_mask_meta" else masked)
-    if not masks:
+        found[name] = phase
+    if not found:
         raise EvaluateError("--phases names no phase; leave it out for val and val_mask_meta")
-    return masks
+    return tuple(found.values())
+
+
+def _offered() -> list[str]:
+    return [phases.MAIN.name, phases.WITHOUT_METADATA.name, *phases.REGISTERED]
 
 
 def evaluate(
     loaded: Loaded,
-    phases: Mapping[str, np.ndarray],
+    phases: Sequence[Phase],
     split: Split | None = None,
     *,
     batch_size: int = 0,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from linnaeus_jax.files import DamagedFileError, RunDirectory, read_json, sync_tree, write_json
-from linnaeus_jax.metrics.names import phase_label, split_result
+from linnaeus_jax.metrics.names import split_result
+from linnaeus_jax.metrics.phases import ALIAS, Phase, phase_label
 from linnaeus_jax.reporting.class_tables import CURVES_FILE
 from linnaeus_jax.reporting.logs import console_level
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
@@ -56,8 +55,8 @@ class EpochEndHooks:
         if self.experiment.is_coordinator:
             write_json(self.experiment.directory.progress_json, self.host.progress.state_dict())
 
-    def evaluate(self, state: TrainState, phases: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
-        """Metrics by phase; `phases` are component masks bool [K] by name."""
+    def evaluate(self, state: TrainState, phases: Sequence[Phase]) -> dict[str, dict[str, float]]:
+        """Metrics by name of the phase."""
         inputs, root = self.experiment.inputs, self.experiment.directory.root
         with console_level(self.experiment.config.experiment.log_level_validation):
             evaluation = self._evaluation(state, phases)
@@ -72,7 +71,7 @@ class EpochEndHooks:
                     write_mistakes(root / MISTAKES_FILE, evaluation.mistakes, inputs.images["val"], labels)
         return evaluation.metrics
 
-    def _evaluation(self, state: TrainState, phases: Mapping[str, np.ndarray]) -> Evaluation:
+    def _evaluation(self, state: TrainState, phases: Sequence[Phase]) -> Evaluation:
         inputs, reports = self.experiment.inputs, self.reports
         with contextlib.closing(inputs.eval_loader(inputs.dataset.val, inputs.source(inputs.dataset.val))) as loader:
             return self.evaluator.run(
@@ -123,7 +122,7 @@ def _epoch_line(epoch: int, row: Mapping[str, Any], finest: str) -> str:
         f"{phase_label(phase)} mean loss {metrics['loss_unweighted']:.4f}, {_accuracy(metrics, finest)}all ranks "
         f"{100 * metrics['chain_accuracy']:.1f} %"
         for phase, metrics in phases.items()
-        if {"loss_unweighted", "chain_accuracy"} <= metrics.keys() and phase != "val_mask"
+        if {"loss_unweighted", "chain_accuracy"} <= metrics.keys() and phase != ALIAS
     ]
     return f"epoch {epoch}: {'; '.join(parts)}"
 

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.metrics import names, table
+from linnaeus_jax.metrics import names, phases, table
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.schedules.resolved import EarlyStopSpec
-from linnaeus_jax.schedules.triggers import exhaustive_combos, phase_name
 
 State = dict[str, Any]
 
@@ -41,13 +40,14 @@ def parse_metric_name(name: str, *, tasks: Sequence[str] = (), components: Seque
       ValueError: unknown phase or metric.
     """
     name = re.sub(r"(?i)^(train[_/])epoch_avg_", r"\1", name)  # how the mean over an epoch is logged
-    phases = {"train": "train", "val": "val", "val_mask": phase_name(None), phase_name(None): phase_name(None)}
-    phases |= {phase_name(combo): phase_name(combo) for combo in exhaustive_combos(components)}
-    for written in sorted(phases, key=len, reverse=True):
+    masked = map(phases.masking, (None, *phases.exhaustive_combos(components)))
+    known = {phase.name: phase.name for phase in (phases.MAIN, *masked, *phases.REGISTERED.values())}
+    names_of = {"train": "train", **known, phases.ALIAS: phases.WITHOUT_METADATA.name}
+    for written in sorted(names_of, key=len, reverse=True):
         head, rest = name[: len(written)], name[len(written) + 1 :]
         if head.lower() != written.lower() or name[len(written) : len(written) + 1] not in ("_", "/"):
             continue
-        phase = phases[written]
+        phase = names_of[written]
         for key, info in table.keys("train" if phase == "train" else "val", tasks).items():
             if rest.lower() in [spelling.lower() for spelling in (key, *_with_task(key, tasks))]:
                 return MonitoredMetric(phase, key, info.higher_is_better, key.partition("_taxa_")[0] == "loss")
@@ -57,9 +57,9 @@ def parse_metric_name(name: str, *, tasks: Sequence[str] = (), components: Seque
     whole = [name for name, info in table.TABLE.items() if info.whole]
     per_task = [name for name, info in table.TABLE.items() if info.per_task]
     raise InputError(
-        f"{name!r} is no known metric; write <phase>_<metric> with a phase of {', '.join(phases)} and a metric that it "
-        f"measures: {', '.join(whole)}, or {', '.join(per_task)} with a task of {', '.join(tasks) or 'this dataset'}; "
-        "env.plugins may register more"
+        f"{name!r} is no known metric; write <phase>_<metric> with a phase of {', '.join(names_of)} and a metric that "
+        f"it measures: {', '.join(whole)}, or {', '.join(per_task)} with a task of "
+        f"{', '.join(tasks) or 'this dataset'}; env.plugins may register more"
     )
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import optax
 
 from linnaeus_jax.files import write_atomically, write_json
+from linnaeus_jax.metrics.phases import REGISTERED
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolved import Interval, LearningRateSpec, Ramp, ResolvedSchedule
-from linnaeus_jax.schedules.triggers import Stage, exhaustive_combos, firing_epochs, phase_name
+from linnaeus_jax.schedules.triggers import Stage, firing_epochs, phases_of
 from linnaeus_jax.schedules.values import on_host
 
 _WIDTH = 72
@@ -141,13 +142,19 @@ def _validation(resolved: ResolvedSchedule) -> list[str]:
     ):
         lines.append(f"{EVENTS[stage.value]}: {describe_interval(resolved, interval)}")
         lines.append(f"  after epochs {_elided(fired[stage.value])}")
+    if REGISTERED:
+        lines.insert(3, f"  of {_names(resolved, Stage.VALIDATION_NORMAL)}")
     if validation.whitelist:
-        lines.append(f"  combinations {', '.join(map(phase_name, validation.whitelist))}")
-    combos = exhaustive_combos(validation.exhaustive)
+        lines.append(f"  combinations {_names(resolved, Stage.VALIDATION_PARTIAL_MASK_META)}")
+    combos = phases_of(resolved, Stage.VALIDATION_EXHAUSTIVE)
     lines.append(f"exhaustive validation: {f'{len(combos)} combinations at the end' if combos else 'off'}")
     if combos:
-        lines.append(f"  {', '.join(map(phase_name, combos))}")
+        lines.append(f"  {_names(resolved, Stage.VALIDATION_EXHAUSTIVE)}")
     return lines
+
+
+def _names(resolved: ResolvedSchedule, stage: Stage) -> str:
+    return ", ".join(phase.name for phase in phases_of(resolved, stage))
 
 
 def _checkpoints(resolved: ResolvedSchedule) -> list[str]:

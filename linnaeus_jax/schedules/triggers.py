@@ -7,34 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from itertools import combinations
 from typing import Any
 
+from linnaeus_jax.metrics.phases import MAIN, REGISTERED, Phase, Stage, exhaustive_combos, masking
 from linnaeus_jax.schedules.resolved import Interval, ResolvedSchedule
 
-
-class Stage(StrEnum):
-    """What the run is doing, in canonical order; stored by name."""
-
-    TRAINING = "TRAINING"
-    VALIDATION_NORMAL = "VALIDATION_NORMAL"
-    VALIDATION_MASK_META = "VALIDATION_MASK_META"
-    VALIDATION_PARTIAL_MASK_META = "VALIDATION_PARTIAL_MASK_META"
-    VALIDATION_EXHAUSTIVE = "VALIDATION_EXHAUSTIVE"
-
-
 VALIDATION_STAGES = tuple(stage for stage in Stage if stage is not Stage.TRAINING)
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One evaluation of the validation set. `masked` names the masked metadata components; None: all metadata."""
-
-    name: str
-    stage: Stage
-    masked: tuple[str, ...] | None
-    index: int = 0  # position within its stage
 
 
 @dataclass(frozen=True)
@@ -79,29 +57,17 @@ def interval_epochs(resolved: ResolvedSchedule, interval: Interval) -> tuple[int
     return tuple(epoch for epoch, (end, start) in spans if interval_fires(interval, epoch, end, start, mode))
 
 
-def phase_name(masked: Sequence[str] | None) -> str:
-    """Name of the phase that masks these components, e.g. `val_mask_TEMPORAL_SPATIAL`."""
-    if masked is None:
-        return "val_mask_meta"
-    return "val_mask_" + "_".join(masked) if masked else "val_no_mask"
-
-
-def exhaustive_combos(components: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """All 2^n - 1 non-empty subsets, by size and then by position in the list."""
-    return tuple(combo for size in range(1, len(components) + 1) for combo in combinations(components, size))
-
-
 def phases_of(resolved: ResolvedSchedule, stage: Stage) -> tuple[Phase, ...]:
     """The evaluations of one validation stage."""
     validation = resolved.validation
     if stage is Stage.VALIDATION_NORMAL:
-        return (Phase("val", stage, ()),)
+        return (MAIN, *REGISTERED.values())
     combos: Sequence[tuple[str, ...] | None] = (None,)
     if stage is Stage.VALIDATION_PARTIAL_MASK_META:
         combos = validation.whitelist
     elif stage is Stage.VALIDATION_EXHAUSTIVE:
         combos = exhaustive_combos(validation.exhaustive)
-    return tuple(Phase(phase_name(masked), stage, masked, index) for index, masked in enumerate(combos))
+    return tuple(masking(masked, stage, index) for index, masked in enumerate(combos))
 
 
 def due_at_epoch_end(

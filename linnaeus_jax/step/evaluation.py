@@ -1,13 +1,13 @@
 """Evaluation: every validation batch is read once, and every due phase runs on it.
 
-A phase is a mask of the metadata components that the model sees: all for `val`, none for `val_mask_meta`, all but the
-named ones for `val_mask_<A>_<B>`. The convolutional stages do not see metadata and are computed once per batch.
+A phase (`metrics.phases.Phase`) says which metadata components the model sees, and which view of the pictures. The
+convolutional stages do not see metadata and are computed once per batch and view.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.judged import Judged
 from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
+from linnaeus_jax.metrics.phases import MAIN, Phase
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
 from linnaeus_jax.step.process import LARGEST_COMPILER_GAP, compiler_options, leave_gaps
 
@@ -183,6 +184,13 @@ class Evaluator:
             out_shardings=batch,
             compiler_options=options,
         )
+        self._view = jax.jit(
+            lambda image, view: view(image),
+            in_shardings=batch,
+            out_shardings=batch,
+            static_argnums=1,
+            compiler_options=options,
+        )
         self._phase = jax.jit(
             program.phase,
             in_shardings=(replicated, replicated, replicated, batch, batch, replicated, replicated),
@@ -197,13 +205,13 @@ class Evaluator:
         model_state: Any,
         task_weights: jax.Array,
         batches: Iterable[Mapping[str, object]],
-        phases: Mapping[str, np.ndarray],
+        phases: Sequence[Phase],
         *,
         predictions: bool = False,
         logits: bool = False,
         after_first: Callable[[Mapping[str, Sums]], None] | None = None,
     ) -> Evaluation:
-        """Runs all `phases` (name -> component mask, bool [K]) over `batches`.
+        """Runs all `phases` over `batches`.
 
         Args:
           task_weights: float32 [T], for `loss_weighted`.
@@ -214,12 +222,15 @@ class Evaluator:
         params = self.placement.whole(params)
         samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
         samples = samples if predictions or logits else ()
-        scores = _RowScores(tuple(phases), self.program.tasks)
+        names = tuple(phase.name for phase in phases)
+        scores = _RowScores(names, self.program.tasks)
         fields = tuple(dict.fromkeys((*samples, *SCORE_FIELDS, *MISTAKE_FIELDS)))
-        masks = {name: self.placement.replicate(mask) for name, mask in phases.items()}
+        components = self.program.component_names
+        shown = {phase: meta_masking.component_mask(components, phase.masked) for phase in phases}
+        masks = {phase: self.placement.replicate(mask) for phase, mask in shown.items()}
         empty = jax.tree.map(np.asarray, self.program.empty_sums())
-        sums = {name: self.placement.replicate(empty) for name in phases}
-        parts: dict[str, list[dict[str, Any]]] = {name: [] for name in phases}
+        sums = {name: self.placement.replicate(empty) for name in names}
+        parts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         ahead = RunAhead()
         for batch in batches:
             rows = self._add_batch(params, model_state, task_weights, batch, masks, sums, fields)
@@ -237,7 +248,7 @@ class Evaluator:
         null_possible = self.program.null_possible
         by_phase = scores.result(rest)
         return Evaluation(
-            metrics={name: self._metrics(host_sums[name], by_phase[name]) for name in phases},
+            metrics={name: self._metrics(host_sums[name], by_phase[name]) for name in names},
             curves=self._curves(host_sums, by_phase),
             predictions={name: _joined(batches, null_possible) for name, batches in parts.items() if batches},
             mistakes=scores.mistakes(),
@@ -250,18 +261,22 @@ class Evaluator:
         model_state: Any,
         task_weights: jax.Array,
         batch: Mapping[str, object],
-        masks: Mapping[str, jax.Array],
+        masks: Mapping[Phase, jax.Array],
         sums: dict[str, Sums],
         samples: tuple[str, ...],
     ) -> dict[str, dict[str, Any]]:
         """Adds one batch to the sums of every phase; returns the named fields of its rows."""
         used = {name: np.asarray(batch[name]) for name in ("image", *self.program.used)}
         placed = self.placement.to_device(used, self.placement.batch)
-        features = self._features(params, model_state, placed.pop("image"))
-        rows = {}
-        for name, mask in masks.items():
+        image, rows = placed.pop("image"), {}
+        features: dict[Any, jax.Array] = {}  # by view
+        for phase, mask in masks.items():
+            name, view = phase.name, phase.view
+            if view not in features:
+                shown = image if view is None else self._view(image, view)
+                features[view] = self._features(params, model_state, shown)
             sums[name], rows[name] = self._phase(
-                params, model_state, task_weights, features, placed, mask, sums[name], samples
+                params, model_state, task_weights, features[view], placed, mask, sums[name], samples
             )
         return rows
 
@@ -286,7 +301,7 @@ class Evaluator:
     ) -> dict[str, dict[str, dict[str, Any]]]:
         extras, tasks = self.program.extras, self.program.tasks
         curves = {name: extras.curves(sums[name], tasks, scores[name]) for name in sums}
-        for shown in [name for name in sums if name == "val" or "val" not in sums][:1]:
+        for shown in [name for name in sums if name == MAIN.name or MAIN.name not in sums][:1]:
             for task, found in curves[shown].items():
                 # two long lists: a pair for each of 50,000 classes took most of the time of a small validation
                 found["class_counts"] = sums[shown][f"classes/{task}"].T.tolist()
@@ -299,13 +314,13 @@ class _RowScores:
     def __init__(self, phases: tuple[str, ...], tasks: tuple[str, ...]) -> None:
         self.held: dict[str, list[dict[str, jax.Array]]] = {name: [] for name in phases}
         self._scores = {name: [np.empty((0, len(tasks)), np.float32)] for name in phases}
-        self._mistakes = {task: Mistakes() for task in tasks} if "val" in phases else {}
+        self._mistakes = {task: Mistakes() for task in tasks} if MAIN.name in phases else {}
         self._count = 0
 
     def add(self, batch: Mapping[str, Mapping[str, jax.Array]]) -> None:
         """Takes the fields `SCORE_FIELDS` and `MISTAKE_FIELDS` of a batch, by phase."""
         for name, fields in batch.items():
-            kept = {field: fields[field] for field in SCORE_FIELDS + (MISTAKE_FIELDS if name == "val" else ())}
+            kept = {field: fields[field] for field in SCORE_FIELDS + (MISTAKE_FIELDS if name == MAIN.name else ())}
             self.held[name].append(kept)
             self._count += sum(value.size for value in kept.values())
         if self._count >= HELD_NUMBERS:
@@ -324,10 +339,10 @@ class _RowScores:
     def _keep(self, parts: Mapping[str, list[dict[str, np.ndarray]]]) -> None:
         for name, batches in parts.items():
             self._scores[name] += [fields["score"] for fields in batches]
-        if parts.get("val"):
-            val = {field: np.concatenate([fields[field] for fields in parts["val"]]) for field in parts["val"][0]}
+        if of_main := parts.get(MAIN.name):
+            main = {field: np.concatenate([fields[field] for fields in of_main]) for field in of_main[0]}
             for t, one in enumerate(self._mistakes.values()):
-                one.add(val["row"], val["label"][:, t], val["predicted"][:, t], val["score"][:, t])
+                one.add(main["row"], main["label"][:, t], main["predicted"][:, t], main["score"][:, t])
 
 
 def update_curves(path: Path, curves: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.derived import gradnorm_enabled, mixes
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.learning import gradnorm, losses, mixing, optimizers, task_weights
+from linnaeus_jax.learning import gradnorm, losses, meta_masking, mixing, optimizers, task_weights
 from linnaeus_jax.learning.augmentation import AugmentSettings
 from linnaeus_jax.learning.class_weights import task_class_weights
 from linnaeus_jax.learning.filters import parse_filter
@@ -24,6 +24,7 @@ from linnaeus_jax.learning.smoothing import TaxonomySmoothing
 from linnaeus_jax.metrics import custom
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.names import split_result
+from linnaeus_jax.metrics.phases import REGISTERED
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, initial_variables, parameter_table
 from linnaeus_jax.models.family import entry_block
@@ -213,6 +214,7 @@ def build_program(
         objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
     )
     evaluation = build_evaluation(config, dataset, model)
+    _check_phases(evaluation.component_names, model.img_size, stored=objective.block is not None)
     for extras in (objective.extras, evaluation.extras):
         extras.check(dataset.num_classes, dataset.meta_dim, len(dataset.components))
     stop, ranked_by = resolved.early_stop, early_stop.ranking_key(config, evaluation.component_names)
@@ -240,6 +242,34 @@ def build_program(
         views=1 + config.train.tune_views,
         may_recompute=_may_recompute(config),
     )
+
+
+def _check_phases(components: Sequence[str], size: tuple[int, int], *, stored: bool = False) -> None:
+    """Tries the phases of plugins on abstract pictures.
+
+    Args:
+      stored: what is read are no pictures, but what a block of the model is given.
+
+    Raises:
+      ValueError: a component that is not there, or a view that has no pictures, fails or returns something else.
+    """
+    for phase in REGISTERED.values():
+        meta_masking.component_mask(components, phase.masked)
+        if stored and phase.view is not None:
+            raise InputError(
+                f"phase {phase.name!r} of a plugin changes the pictures that the model is shown, and train.tune reads "
+                "what was stored of them instead; leave the plugin out of env.plugins, or set train.tune = 'full'"
+            )
+        pictures = jax.ShapeDtypeStruct((2, *size, 3), jnp.uint8)
+        try:
+            found = pictures if phase.view is None else jax.eval_shape(phase.view, pictures)
+            if (found.dtype, found.ndim, found.shape[0]) != (pictures.dtype, pictures.ndim, 2):
+                raise TypeError(f"it returned {found.dtype} {list(found.shape)}")
+        except Exception as error:  # the view is the user's: whatever it raises is reported under its name
+            raise InputError(
+                f"phase {phase.name!r} fails with {type(error).__name__}: {error}; its view takes pictures "
+                "uint8 [B, H, W, 3] and returns such"
+            ) from error
 
 
 def _may_recompute(config: ConfigDict) -> frozenset[str]:

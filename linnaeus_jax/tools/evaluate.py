@@ -34,7 +34,7 @@ from linnaeus_jax.config.errors import UserError
 
 def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: str) -> None:
     """Prints a table of the phases, and one of every rank in `val` or the first phase; `rows_name` stands for `val`."""
-    from linnaeus_jax.metrics.names import phase_label
+    from linnaeus_jax.metrics.phases import MAIN, phase_label
     from linnaeus_jax.metrics.table import of_plugins
     from linnaeus_jax.reporting.display import phase_tables
     from linnaeus_jax.reporting.logs import console
@@ -42,9 +42,9 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
     from linnaeus_jax.taxonomy.ranks import task_name
 
     def label(phase: str) -> str:
-        return rows_name if phase == "val" else phase_label(phase)
+        return rows_name if phase == MAIN.name else phase_label(phase)
 
-    first = "val" if "val" in evaluation.metrics else next(iter(evaluation.metrics))
+    first = MAIN.name if MAIN.name in evaluation.metrics else next(iter(evaluation.metrics))
     columns = {
         "acc1": "top-1\n%",
         "acc3": "top-3\n%",
@@ -62,8 +62,9 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
         console.print(part)
     console.print(table(f"{label(first)}, all rows", ["rank", *columns.values()], rows))
     rows = [
-        [info.heading, *(info.scale * phase[name] if name in phase else "-" for phase in evaluation.metrics.values())]
+        [heading, *(info.scale * phase[key] if key in phase else "-" for phase in evaluation.metrics.values())]
         for name, info in of_plugins().items()
+        for key, heading in info.measured(name, tasks)
     ]
     if rows:
         console.print(table("metrics of plugins", ["metric", *map(label, evaluation.metrics)], rows))
@@ -146,7 +147,7 @@ def main(argv: Sequence[str]) -> None:
     tools.plugins_option(parser)
     options = parser.parse_args(argv)
     from linnaeus_jax.inference.bundle_files import is_bundle
-    from linnaeus_jax.metrics.names import phase_label
+    from linnaeus_jax.metrics.phases import phase_label
     from linnaeus_jax.reporting.logs import setup_logging
     from linnaeus_jax.run.evaluate import (
         EvaluateError,
@@ -187,7 +188,7 @@ def main(argv: Sequence[str]) -> None:
     if options.json:
         print(json.dumps({"step": loaded.step, "phases": evaluation.metrics}, indent=1))
     else:
-        rows = evaluation.sums[next(iter(phases))]["count"]
+        rows = evaluation.sums[phases[0].name]["count"]
         name = "other data" if options.labels else "test" if options.split == "test" else phase_label("val")
         title = f"{options.run.name} after {loaded.step} updates, {rows} rows"
         show(evaluation, loaded.dataset.tasks, title, name)

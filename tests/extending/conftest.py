@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from linnaeus_jax.metrics.phases import REGISTERED
 from linnaeus_jax.registry import ALL
 
 PLUGIN = "linnaeus_jax_plugin:"
@@ -18,11 +19,12 @@ def without_plugins_afterwards() -> Iterator[None]:
 
 
 def forget_plugins() -> None:
-    """Takes out of the registries what plugins have registered, and forgets that they were imported."""
+    """Takes out of the registries and phases what plugins have registered, and forgets that they were imported."""
     for registry in ALL:
         for name in [
             name for name, item in registry.entries.items() if getattr(item, "__module__", "").startswith(PLUGIN)
         ]:
             del registry.entries[name]
+    REGISTERED.clear()
     for name in [name for name in sys.modules if name.startswith(PLUGIN)]:
         del sys.modules[name]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from linnaeus_jax.config import load_config
@@ -31,7 +32,7 @@ def no_other_metric(monkeypatch):
 def test_a_metric_drives_a_run_and_is_reported(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,
-        "metric_example.py",
+        ("metric_example.py", "task_metric_example.py", "phase_example.py"),
         monkeypatch,
         capsys,
         metrics__top_k__k=100,  # all classes: 100 %, which never improves
@@ -53,14 +54,31 @@ def test_a_metric_drives_a_run_and_is_reported(tmp_path, monkeypatch, capsys):
     assert json.loads((outcome.run / "config.json").read_text())["metrics"]["top_k"] == {"k": 100, "task": "taxa_L10"}
     for values in outcome.evaluated.values():
         assert values["top_k"] == pytest.approx(100)
+    # ---- metrics of every rank
+    for task in TASKS:
+        mean, median = f"mean_place_{task}", f"median_place_{task}"
+        assert {f"train/epoch_avg_{mean}", f"train/epoch_avg_{median}", f"val/{mean}", f"val/{median}"} <= last.keys()
+        assert outcome.evaluated["val"][mean] == pytest.approx(last[f"val/{mean}"], rel=1e-5)
+        assert final[f"final_val_{median}"] == min(first[f"val/{median}"], last[f"val/{median}"])
+
+    # ---- a phase of their own
+    assert outcome.evaluated.keys() == {"val", "val_mask_meta"}
+    mirrored, plain = (np.array([row[f"{phase}/loss"] for row in (first, last)]) for phase in ("val_mirrored", "val"))
+    assert (mirrored != plain).all()
+    np.testing.assert_allclose(mirrored, plain, rtol=0.5)
 
     # ---- another process, without and with the plugin
     forget_plugins(monkeypatch)
     page = write_report([outcome.run], tmp_path / "report.html").read_text()
     assert "<td>top_k [%]</td>" in page
     assert "rows whose label is among the k best classes / rows with a label" in page
+    assert "<td>mean_place, species</td>" in page
+    assert "mirrored" in page
+    assert "median place of the label, 1 is best" in page
     assert evaluate.main([str(outcome.run)]) == 0
-    assert "top_k [%]" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "top_k [%]" in shown
+    assert "mean_place, genus" in shown
 
 
 def config_with(*options: str):
@@ -80,6 +98,7 @@ def test_options_come_from_the_configuration(k, right):
     config = config_with(f"--config.metrics.top_k.k={k}")
     assert config.metrics.top_k.to_dict() == {"k": k, "task": "taxa_L10"}
     [metric] = custom.registered("val", config.metrics)
+    assert isinstance(metric, custom.CustomMetric)
     total, rows = metric.update_fn(inputs())
     assert (float(total) / 100, int(rows)) == (pytest.approx(right), 3)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,9 @@ from linnaeus_jax.inference import calibration as cal
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle import Calibration
 from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
-from linnaeus_jax.metrics.extras import PhaseExtras
+from linnaeus_jax.metrics.extras import Calibration as CalibrationMetric
 from linnaeus_jax.metrics.judged import TINY, accuracy, coverage_and_risk, ece, nll
+from linnaeus_jax.metrics.metric import MetricInputs
 from tests.inference.conftest import small_taxonomy
 from tests.inference.trees import cases, random_taxonomy
 
@@ -119,12 +122,11 @@ def test_any_taxonomy(case):
 def test_calibration_error_is_that_of_validation():
     logits, labels = overconfident(200)
     judged = cal.judge(logits, labels, Answers(TAXONOMY, Calibration.none(TASKS)), "documented")
-    extras = PhaseExtras(confidence=True)
-    right = np.stack([logits[task].argmax(axis=1) == labels[:, t] for t, task in enumerate(TASKS)], axis=1)
     z = {task: jnp.asarray(each) for task, each in logits.items()}
-    sums = jax.jit(extras.sums)(z, jnp.asarray(labels), jnp.ones(200), jnp.asarray(right), jnp.asarray(labels != 0), {})
-    sums = {name: np.asarray(value) for name, value in sums.items()} | {"count": np.int32(200)}
-    expected = extras.summarise(sums, TASKS)
+    others: dict[str, Any] = dict.fromkeys(("row", "group", "meta", "meta_valid", "subsets"))
+    metric, inputs = CalibrationMetric(), MetricInputs(z, jnp.asarray(labels), jnp.ones(200), **others)
+    sums = jax.jit(lambda: metric.update(inputs))()
+    expected = metric.compute(jax.device_get(sums), TASKS)
     for t, task in enumerate(TASKS):
         assert ece(judged)[t] == pytest.approx(expected[f"ece_{task}"], abs=1e-5)
         assert nll(judged)[t] == pytest.approx(expected[f"nll_{task}"], rel=1e-5)

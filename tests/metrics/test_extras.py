@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from linnaeus_jax.metrics.extras import (
     CALIBRATION_BINS,
     RISK_POINTS,
+    SCORES,
     PhaseExtras,
+    RiskCoverage,
     area_under_risk_coverage,
     predict,
     ranked,
@@ -136,7 +138,7 @@ def test_risk_coverage_knows_confidences_apart_that_differ_in_the_last_bit():
 
     def values(right):
         score = np.where(np.arange(100)[:, None] < right, confidence, -confidence)
-        return PhaseExtras().summarise({}, ("a",), score)
+        return RiskCoverage().compute({SCORES: score}, ("a",))
 
     assert values(99)["aurc_a"] == pytest.approx(0.01 / 100)
     assert values(99)["coverage_at_risk_1_a"] == 1.0  # the one error is 1 % of all
@@ -147,15 +149,18 @@ def test_risk_coverage_knows_confidences_apart_that_differ_in_the_last_bit():
 def test_order_and_padding_of_the_rows_change_no_score():
     rng = np.random.default_rng(0)
     score = rng.choice([-0.5, 0.5, -0.0, 0.0, 0.25, np.nan], (500, 1)).astype(np.float32)
-    extras, sums = PhaseExtras(), {"count": np.asarray(500)}
-    values = extras.summarise(sums, ("a",), score)
+
+    def values_of(score):
+        return RiskCoverage().compute({SCORES: score}, ("a",))
+
+    values = values_of(score)
     assert len(values) == 4
-    assert values == extras.summarise(sums, ("a",), rng.permutation(score))
-    assert values == extras.summarise(sums, ("a",), np.concatenate([score, np.full((9, 1), np.nan, np.float32)]))
+    assert values == values_of(rng.permutation(score))
+    assert values == values_of(np.concatenate([score, np.full((9, 1), np.nan, np.float32)]))
     count, errors = ranked(score[:, 0])
     assert count.tolist() == [(np.abs(score) == level).sum() for level in (0.5, 0.25, 0)]
     assert errors.tolist() == [((np.abs(score) == level) & np.signbit(score)).sum() for level in (0.5, 0.25, 0)]
-    assert extras.summarise(sums, ("a",), np.full((4, 1), np.nan)) == {}
+    assert values_of(np.full((4, 1), np.nan)) == {}
 
 
 def test_a_long_curve_is_thinned_between_its_ends():

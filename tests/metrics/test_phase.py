@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from linnaeus_jax.data import splits
-from linnaeus_jax.metrics.extras import PhaseExtras, SubsetMetricWrapper, predict
+from linnaeus_jax.metrics.extras import PhaseExtras, SubsetMetricWrapper
+from linnaeus_jax.metrics.metric import MetricInputs
 from linnaeus_jax.metrics.phase import accuracy, add, batch_sums, empty_sums, summarise
 from tests.npz import load_npz
 
@@ -126,12 +128,13 @@ def test_subset_wrapper_accumulates_over_batches(golden):
     values: dict[str, float] = {}
     for kind, names in SUBSETS.items():
         wrapper = SubsetMetricWrapper(kind, names)
-        sums = wrapper.zeros(tasks)
+        sums = wrapper.empty(tasks)
         assert wrapper.compute(jax.device_get(sums), tasks) == {f"subset/{kind}/{name}/count": 0 for name in names}
         for start, stop in ((0, 11), (11, 22)):
             part = jax.tree.map(lambda x: jnp.asarray(x[start:stop]), batch)  # noqa: B023
-            right = jnp.stack([predict(part["logits"][task]) for task in tasks], axis=1) == part["label"]
-            sums = add(sums, wrapper.sums(part["membership"][kind], right, jnp.ones(stop - start, bool)))
+            others: dict[str, Any] = dict.fromkeys(("row", "group", "meta", "meta_valid", "subsets"))
+            inputs = MetricInputs(**part, **others)
+            sums = wrapper.merge(sums, wrapper.update(inputs))
         values |= wrapper.compute(jax.device_get(sums), tasks)
     check_subsets(values, expected)
 
@@ -222,9 +225,16 @@ def test_rarity_bins_and_their_names(fixtures):
         # every bin has a name, so that PhaseExtras counts every row exactly once
         names = splits.rarity_bin_names(case["percentiles"])
         extras = PhaseExtras(subsets={"rarity": names})
-        right = jnp.ones((len(bins), 1), bool)
-        sums = extras.sums(
-            {}, jnp.ones((len(bins), 1), jnp.int32), jnp.ones(len(bins)), right, right, {"rarity": jnp.asarray(bins)}
+        ones = jnp.ones(len(bins))
+        sums = batch_sums(
+            {"t": jnp.zeros((len(bins), 2))},
+            jnp.ones((len(bins), 1), jnp.int32),
+            ones,
+            ones[:, None],
+            ones,
+            null_possible=True,
+            extras=extras,
+            membership={"rarity": jnp.asarray(bins)},
         )
         np.testing.assert_array_equal(sums["subset/rarity/count"], np.bincount(bins, minlength=len(names)))
 

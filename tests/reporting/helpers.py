@@ -13,7 +13,7 @@ import numpy as np
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.files import RunDirectory, write_json
 from linnaeus_jax.metrics import names
-from linnaeus_jax.metrics.table import MetricInfo
+from linnaeus_jax.metrics.info import MetricInfo, per_task
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
 from linnaeus_jax.reporting.run_record import PLUGIN_METRICS_FILE
@@ -44,6 +44,7 @@ def phase_values(rng: np.random.Generator, skill: float, tasks: Sequence[str] = 
 def extras(rng: np.random.Generator, skill: float) -> dict[str, float]:
     """What a validation measures beyond the base."""
     values = {"consistency_rate": 0.9 + 0.1 * skill, "unsureness": 0.6 - 0.5 * skill}
+    values |= {f"mean_place_{task}": 3 - skill for task in TASKS}
     for task in TASKS:
         values |= {f"taxonomic_distance_{task}": 5 - skill, f"ece_{task}": 0.1 * (1 - skill), f"aurc_{task}": 0.1}
         values |= {f"coverage_at_risk_{level}_{task}": skill * level / 10 for level in (1, 5, 10)}
@@ -128,7 +129,11 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
     write_json(directory.metadata / "pretrained.json", {**weights, "coverage": coverage})
     write_json(directory.metadata / "class_label_counts.json", {"train": {t: list(range(30)) for t in TASKS}})
     unsureness = MetricInfo("unsureness", "1 - p of the best class", "fraction", higher_is_better=False)
-    write_json(directory.root / PLUGIN_METRICS_FILE, {"unsureness": dataclasses.asdict(unsureness)})
+    mean_place = per_task("mean_place", "mean place of the label", "", higher=False)
+    of_plugins = {"unsureness": unsureness, "mean_place": mean_place}
+    write_json(
+        directory.root / PLUGIN_METRICS_FILE, {name: dataclasses.asdict(one) for name, one in of_plugins.items()}
+    )
     write_summary(resolved, directory.assets)
     write_rows(directory.metrics_log, resolved, rng, skill)
     return root

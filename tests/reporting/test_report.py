@@ -78,6 +78,7 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
         "ge_p95",
         "schedule:",
         "<td>unsureness [%]</td>",  # 60 - 50 times the skill of 0.8, in percent
+        "<td>mean_place, genus</td>",
         "<td>20</td><td>1 - p of the best class</td>",
         "from its plan: 0.0e+00",
         "168 of 169 arrays of the model are of the file.",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from linnaeus_jax.metrics.phases import Phase
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.host_state import HostState
@@ -43,9 +44,7 @@ class World:
         checkpoint = self.resolved.checkpoint
         self.policy = retention_policy(lambda: self.host.ranking, checkpoint.keep_top_n, checkpoint.keep_last_n)
         hooks: Any = self
-        self.epoch_end = EpochEnd(
-            self.host, hooks, components=("TEMPORAL", "SPATIAL"), best_metric="", validation_rows=rows
-        )
+        self.epoch_end = EpochEnd(self.host, hooks, best_metric="", validation_rows=rows)
 
     @property
     def step(self) -> int:
@@ -56,9 +55,10 @@ class World:
         self.actions.append("save")
         self._ask([*self.checkpoints, self.step])
 
-    def evaluate(self, state: Any, masks: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        self.actions.append("evaluate " + " ".join(masks))
-        return {name: {"chain_accuracy": self.accuracy[self.step], "loss": 1.0} for name in masks}
+    def evaluate(self, state: Any, phases: Sequence[Phase]) -> dict[str, dict[str, float]]:
+        names = [phase.name for phase in phases]
+        self.actions.append("evaluate " + " ".join(names))
+        return {name: {"chain_accuracy": self.accuracy[self.step], "loss": 1.0} for name in names}
 
     def write_row(self, row: dict[str, Any], due: Any, state: Any) -> None:
         self.actions.append("row")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from linnaeus_jax.data.loader import EvalLoader
 from linnaeus_jax.learning.meta_masking import component_mask
+from linnaeus_jax.metrics.phases import Phase
 from linnaeus_jax.run.evaluate import EvaluateError, parse_phases
 from linnaeus_jax.run.inputs import Inputs, split_arrays
 from linnaeus_jax.step import evaluation, placement
@@ -64,9 +66,9 @@ def evaluate(spied: tuple[Program, Inputs], batch_size: int, devices: int = 1, *
     split = inputs.dataset.train  # 96 rows, a multiple of neither 7 nor 64
     loader = EvalLoader(split_arrays(split), split.rows, inputs.images["train"], batch_size)
     weights = placement.replicate(np.ones(len(TASKS), np.float32))
-    masks = {name: component_mask(COMPONENTS, masked) for name, masked in PHASES.items()}
+    phases = parse_phases(",".join(PHASES), COMPONENTS)
     try:
-        return Evaluator(program.evaluation, placement).run({}, {}, weights, loader, masks, **options)
+        return Evaluator(program.evaluation, placement).run({}, {}, weights, loader, phases, **options)
     finally:
         loader.close()
 
@@ -248,6 +250,44 @@ def test_counts_of_classes_are_kept_of_one_phase(spied, captured) -> None:
         assert not any("class_counts" in found for found in others)
 
 
+def black(pictures: jax.Array) -> jax.Array:
+    return pictures * 0
+
+
+class Counted:
+    """A compiled function that counts its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.function(*args)
+
+    def _cache_size(self) -> int:
+        return self.function._cache_size()
+
+
+def test_pictures_are_computed_once_for_all_phases_of_one_view(spied, captured, monkeypatch) -> None:
+    program, inputs = spied
+    split, place = inputs.dataset.train, Placement(jax.devices()[:1])
+    evaluator = Evaluator(program.evaluation, place)
+    monkeypatch.setattr(evaluator, "_features", counted := Counted(evaluator._features))
+    views = (Phase("val_black", view=black), Phase("val_black_too", masked=None, view=black))
+    phases = (*parse_phases("val,val_mask_meta", COMPONENTS), *views)
+    with contextlib.closing(EvalLoader(split_arrays(split), split.rows, inputs.images["train"], 64)) as loader:
+        found = evaluator.run({}, {}, place.replicate(np.ones(3, np.float32)), loader, phases, logits=True)
+    assert counted.calls == 2 * 2  # batches and views
+    logits = {name: rows.logits["taxa_L10"] for name, rows in found.predictions.items()}
+    for name in ("val", "val_mask_meta"):
+        np.testing.assert_array_equal(logits[name], captured.predictions[name].logits["taxa_L10"])
+    np.testing.assert_array_equal(logits["val_black"][:, :5], logits["val"][:, :5])  # metadata
+    assert np.ptp(logits["val"][:, 5]) > 0.01
+    for name in ("val_black", "val_black_too"):
+        assert np.ptp(logits[name][:, 5]) == 0
+    assert not logits["val_black_too"][:, :5].any()
+
+
 def test_curves_of_other_phases_stay(tmp_path) -> None:
     path = tmp_path / "curves.json"
     update_curves(path, {"val": {"a": 1}, "val_mask_meta": {"a": 2}})
@@ -272,7 +312,7 @@ def test_curves_of_other_phases_stay(tmp_path) -> None:
 )
 def test_phase_names(names, components, masks) -> None:
     found = parse_phases(names, components)
-    assert {name: mask.astype(int).tolist() for name, mask in found.items()} == masks
+    assert {one.name: component_mask(components, one.masked).astype(int).tolist() for one in found} == masks
 
 
 @pytest.mark.parametrize("names", ["train", "val_mask_DEPTH", "val_mask_TEMPORAL_TEMPORAL", "val_TEMPORAL", "val_mask"])

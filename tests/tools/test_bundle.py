@@ -107,6 +107,7 @@ def test_a_moved_bundle_answers_as_the_run_does(tmp_path, capsys):
     """In a fresh process, without configuration or data: the logits of the run's own evaluation program, which uses the
     moving average of the best checkpoint."""
     from linnaeus_jax.data.image_sources import open_split
+    from linnaeus_jax.learning.meta_masking import component_mask
     from linnaeus_jax.run import trainer
     from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
 
@@ -122,8 +123,9 @@ def test_a_moved_bundle_answers_as_the_run_does(tmp_path, capsys):
     loaded = load(run, "best")
     components = loaded.experiment.program.evaluation.component_names
     phases = {"full": "val", "partial": "val_mask_TEMPORAL", "none": "val_mask_meta"}
-    masks = parse_phases(",".join(phases.values()), components)
-    evaluation = evaluate(loaded, masks, logits=True)
+    parsed = parse_phases(",".join(phases.values()), components)
+    masks = {phase.name: component_mask(components, phase.masked) for phase in parsed}
+    evaluation = evaluate(loaded, parsed, logits=True)
     split = loaded.dataset.val
     pixels = np.empty((len(split), 32, 32, 3), np.uint8)
     source = open_split(loaded.experiment.config, split)
