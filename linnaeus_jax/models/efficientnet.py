@@ -205,15 +205,15 @@ class EfficientNet(ModelFamily):
                 )
                 blocks.append(block)
                 size = strided_size(size, step)
-        self.block_list = blocks
+        self.blocks = blocks
         self.last = Conv2d(last, 1, **convolution, name="_conv_head")
         self.last_norm = BatchNorm2d(epsilon=EPSILON, momentum=MOMENTUM, dtype=self.dtype, name="_bn1")
         self.drop = Dropout(self.drop_rate, name="drop")
         self.setup_classifier()
 
     @property
-    def blocks(self) -> int:
-        """See `ModelFamily.blocks`."""
+    def trunk_blocks(self) -> int:
+        """See `ModelFamily.trunk_blocks`."""
         return sum(self.repeats())
 
     def encode_image(
@@ -228,14 +228,14 @@ class EfficientNet(ModelFamily):
     ) -> jax.Array:
         """See `ModelFamily.encode_from`."""
         x = x.astype(self.dtype)
-        if block == self.blocks:
+        if block == self.trunk_blocks:
             return self._dropped(x, train)
         scales_LB = self._drop_path_scales(x.shape[0]) if train else None
         return self._features(self._run(x, slice(block, None), scales_LB, row_weight_B, train), row_weight_B, train)
 
     def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
         """See `ModelFamily.enter`."""
-        if block == self.blocks:
+        if block == self.trunk_blocks:
             return self.encode_image(image_BHWC)
         x, _ = self._begin(image_BHWC, None, train=False)
         return self._run(x, slice(block), None, None, train=False)
@@ -254,7 +254,7 @@ class EfficientNet(ModelFamily):
     def _drop_path_scales(self, rows: int) -> jax.Array | None:
         if self.drop_path_rate <= 0:
             return None
-        (rates,) = drop_path_rates((self.blocks,), self.drop_path_rate, endpoint=False)
+        (rates,) = drop_path_rates((self.trunk_blocks,), self.drop_path_rate, endpoint=False)
         return drop_path_scales(self.make_rng("drop_path"), rates, 1, rows)[:, 0]
 
     def _run(
@@ -266,8 +266,8 @@ class EfficientNet(ModelFamily):
             return block(x, scale_B, train=train, row_weight_B=weight_B)
 
         run = nn.remat(call) if self.remat else call
-        for index in range(self.blocks)[which]:
-            x = run(self.block_list[index], x, None if scales_LB is None else scales_LB[index], row_weight_B)
+        for index in range(self.trunk_blocks)[which]:
+            x = run(self.blocks[index], x, None if scales_LB is None else scales_LB[index], row_weight_B)
         return x
 
     def _features(self, x: jax.Array, row_weight_B: jax.Array | None, train: bool) -> jax.Array:

@@ -28,7 +28,7 @@ class ModelFamily(nn.Module, kw_only=True):
     A classifier is a trunk, metadata and heads. A family defines the trunk: `setup`, which makes its modules and calls
     `setup_classifier`, and `encode_image`, the part that no metadata enter, apart so that several evaluations of the
     same images under different metadata share it. Metadata join late (`LateFusion`), or the family
-    defines `encode_tokens`, in which they meet the picture. A family whose `encode_image` is a row of `blocks` may also
+    defines `encode_tokens`, in which they meet the picture. A family whose `encode_image` is a row of `trunk_blocks` may also
     define `enter` and `encode_from`, so that what the first of them make of a picture is computed once. What a family
     keeps besides parameters, such as running statistics, lies in the collection `batch_stats`; it moves where `train`
     is set and the caller has made it mutable.
@@ -172,12 +172,12 @@ class ModelFamily(nn.Module, kw_only=True):
         raise NotImplementedError
 
     @property
-    def blocks(self) -> int:
+    def trunk_blocks(self) -> int:
         """Blocks of `encode_image` before each of which it can be cut in two; 0: it cannot be cut."""
         return 0
 
     def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
-        """The first part, outside of training: what enters a block, or with `blocks` what leaves the last [B, ...]."""
+        """The first part, outside of training: what enters a block, or with `trunk_blocks` what leaves the last [B, ...]."""
         raise NotImplementedError
 
     def encode_from(
@@ -222,21 +222,21 @@ def entry_block(model: ModelFamily, tune: str) -> int | None:
     """
     if tune == "full":
         return None
-    if not model.blocks:
+    if not model.trunk_blocks:
         families = ", ".join(name for name, family in MODELS.entries.items() if family.enter is not ModelFamily.enter)
         raise InputError(
             f"train.tune = {tune!r} needs a family whose trunk can be cut: {families}; model.type is "
             f"{type(model).__name__}: use train.tune='full'"
         )
     if tune == "head":
-        return model.blocks
+        return model.trunk_blocks
     kind, _, count = tune.partition(":")
-    if kind != "last" or not count.isascii() or not count.isdecimal() or not 1 <= int(count[:9]) <= model.blocks:
+    if kind != "last" or not count.isascii() or not count.isdecimal() or not 1 <= int(count[:9]) <= model.trunk_blocks:
         raise InputError(
-            f"train.tune = {tune!r} is unknown; use full, head, or last:N with N from 1 to {model.blocks}, the blocks "
+            f"train.tune = {tune!r} is unknown; use full, head, or last:N with N from 1 to {model.trunk_blocks}, the blocks "
             "of this model"
         )
-    return model.blocks - int(count)
+    return model.trunk_blocks - int(count)
 
 
 def build_model(

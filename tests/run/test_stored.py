@@ -54,7 +54,7 @@ def test_only_what_follows_the_cut_trains(tmp_path):
         rows = experiment.program.settings.optimizer.rows
         stage_of = type(experiment.program.model).stage_of
         assert {stage_of(row.name) for row in rows if row.optimizer != "frozen"} == trained
-        last = experiment.program.model.blocks - 1
+        last = experiment.program.model.trunk_blocks - 1
         trains = [row.name for row in rows if row.group != "stored"]
         of_blocks = {name.split(".")[1] for name in trains if name.startswith("_blocks.")}
         assert of_blocks == (set() if tune == "head" else {str(last)})
