@@ -6,10 +6,10 @@
     python -m linnaeus_jax.tools.model_info --pretrained
 
 --pretrained lists the published weights that are known, and how they are had: what stands in the first column is a name
-for model.pretrained, or that of a file. --all shows every variant of every registered family; with --config, with that config's pictures, metadata and heads.
-The class counts are those of the labels file that the config names. Where there is none, they are those of --classes,
-or, for four ranks, 684,179,40,4. Everything comes from abstract traces: nothing is compiled and no device is used, so
-that train.compute_dtype = 'auto' counts as bfloat16, its meaning on accelerators.
+for model.pretrained, or that of a file. --all shows every variant of every registered family; with --config, with that
+config's pictures, metadata and heads. The class counts are those of the labels file that the config names. Where there
+is none, they are those of --classes, or, for four ranks, 684,179,40,4. Everything comes from abstract traces: nothing
+is compiled and no device is used, so that train.compute_dtype = 'auto' counts as bfloat16, its meaning on accelerators.
 
 GMAC: 10^9 multiply-adds of the forward pass of one picture. Kept per picture: what the forward pass of training leaves
 for the backward pass, before the compiler fuses or reorders anything: to compare models with. What an update takes is

@@ -15,7 +15,9 @@ from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
 from linnaeus_jax.inference.card import write_card
 from linnaeus_jax.inference.from_weights import GENUS, SPECIES, bundle_from_weights, read_labels
 from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
+from linnaeus_jax.run.saved_weights import run_state_of
 from linnaeus_jax.tools import bundle as bundle_tool
+from linnaeus_jax.weights.importing import read_pretrained
 from tests.weights.helpers import model_of, section
 from tests.weights.make_references import drawn_pictures
 from tests.weights.test_tflite import KEYS, file_of, published
@@ -63,7 +65,7 @@ def test_labels_that_cannot_be_used(tmp_path, text, words):
 
 
 def test_classes_heads_and_names(tmp_path, source):
-    weight = source.arrays["53/FULLY_CONNECTED/weights"]
+    weight = source.arrays["52/FULLY_CONNECTED/weights"]
     weight[:] = np.arange(5)[:, None]
     made = bundle_from_weights("x.tflite", labels(tmp_path))
     taxonomy = made.taxonomy
@@ -87,9 +89,24 @@ def test_classes_heads_and_names(tmp_path, source):
     again = read_bundle(tmp_path / "bundle")
     assert again.taxonomy.tree.to_json() == taxonomy.tree.to_json()
     assert not again.taxonomy.tree.null_below
+    # ---- which gives its weights to another model
+    state = run_state_of(section(**KEYS, pretrained=str(tmp_path / "bundle")))
+    assert state is not None
+    assert state.facts["classes"] == {task: ids.tolist() for task, ids in taxonomy.classes.items()}
+    other = {SPECIES: [0, 3, 77], GENUS: [0, 7]}
+    parents = {SPECIES: [-1, 1, 1]}
+    model = model_of(section(**KEYS), size=64, classes=other, parents=parents, components=())
+    done = read_pretrained(section(**KEYS, pretrained="bundle"), model, other, state)
+    assert done.rows[f"head.{SPECIES}.fc.weight"].tolist() == [True, True, False]
+    assert done.arrays[f"head.{SPECIES}.fc.weight"][:2, 0].tolist() == [4, 2]
+    assert (done.needs["data.img_size"], done.needs["data.interpolation"]) == (224, "lanczos")
     card = (tmp_path / "bundle" / "README.md").read_text()
     assert "as published, not trained further" in card
     assert "nothing was measured" in card
+    damaged = tmp_path / "bundle" / "weights.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=r"weights\.safetensors is not the file that was written"):
+        run_state_of(section(**KEYS, pretrained=str(tmp_path / "bundle")))
 
 
 def test_a_path_is_as_probable_as_its_class(tmp_path, source):
@@ -106,7 +123,7 @@ def test_a_path_is_as_probable_as_its_class(tmp_path, source):
 def test_another_number_of_labels(tmp_path, source):
     with pytest.raises(UserError, match=r"x.tflite has 5 classes, but .*labels.txt has 4 lines"):
         bundle_from_weights("x.tflite", labels(tmp_path, LABELS.replace("Turdus merula\n", "")))
-    del source.arrays["53/FULLY_CONNECTED/biases"]
+    del source.arrays["52/FULLY_CONNECTED/biases"]
     assert bundle_from_weights("x.tflite", labels(tmp_path)).tasks == (SPECIES, GENUS)
 
 
@@ -131,7 +148,7 @@ def test_published_bundles_answer_as_the_reference(tmp_path, fixtures, which):
     model = linnaeus_jax.load(out)
     species = model.bundle.taxonomy.names.name[SPECIES]
     predictions = model.predict(drawn_pictures(224), min_confidence=0.0)
-    paths = model.answers.paths  # the most probable path is the class that the reference names
+    paths = TaxonomyPaths(model.bundle.taxonomy.tree)
     logits = model.forward(drawn_pictures(224), np.zeros((24, 0), np.float32), np.zeros((24, 0), bool))
     best = paths(logits, model.bundle.calibration.paths).best[:, 0]
     assert [str(species[each]) for each in best] == [lines[row].name for row in reference["drawn_best"]]

@@ -134,8 +134,8 @@ def file_of(model, *, size=224, classes=5, **changed) -> StateFile:
         f"{last}/FULLY_CONNECTED/biases": np.ones(classes),
     }
     operations += [Operation("FULLY_CONNECTED"), Operation("SOFTMAX")]
-    for place, operation in changed.items():
-        operations[int(place.removeprefix("at"))] = operation
+    for key, operation in changed.items():
+        operations[int(key.removeprefix("at"))] = operation
     arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
     return StateFile(Path("x.tflite"), "0" * 64, arrays, {GRAPH: Graph(tuple(operations), (size, size), 2**-7, 128)})
 
