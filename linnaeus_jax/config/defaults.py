@@ -262,9 +262,11 @@ def model() -> Section:
         attn_impl="auto",  # how attention is computed: auto takes cudnn where the GPU has it, and xla elsewhere
         scan_layers=False,  # compile one body for the blocks of the long transformer stage, which compiles faster
         # ---- initial weights
-        # file (.safetensors, .pth) or run directory from which a new run takes its initial weights; empty: random ones
+        # from which a new run takes its initial weights: a file (.safetensors, .pth, .tflite), a run, a bundle,
+        # package:NAME, hf:OWNER/REPO[/FILE] or timm:NAME; empty: random ones
         pretrained="",
-        pretrained_source="",  # kind of the weights: empty: of this model family; metaformer, stitched_convnext_ropevit
+        # kind of the weights; empty: by the names in the file; metaformer and stitched_convnext_ropevit must be named
+        pretrained_source="",
         pretrained_convnext="",  # file of the ConvNeXt weights, with pretrained_source = stitched_convnext_ropevit
         pretrained_ropevit="",  # file of the RoPE-ViT weights, likewise
         pretrained_strict=True,  # an array that does not fit is an error; False: it keeps its random initial value

@@ -103,7 +103,10 @@ class Preprocessing:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Preprocessing:
         """The inverse of `dataclasses.asdict`, as JSON keeps it; TypeError, ValueError for what is no preprocessing."""
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+        made: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+        }
+        return cls(**made)
 
     @property
     def resizing(self) -> str:

@@ -33,10 +33,8 @@ def read_picture(picture: Picture, how: Preprocessing) -> Pixels:
         if isinstance(picture, (bytes, bytearray, memoryview)):
             return how.decode(bytes(picture))
         return how.resize(_pixels(picture))
-    except OSError as error:
-        raise PictureError(error.strerror or str(error)) from error
-    except ValueError as error:
-        raise PictureError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise PictureError(getattr(error, "strerror", "") or str(error) or type(error).__name__) from error
 
 
 def _pixels(picture: Any) -> Pixels:

@@ -3,11 +3,13 @@
     python -m linnaeus_jax.tools.model_info --config=configs/x.py [--config.model.variant=md ...]
     python -m linnaeus_jax.tools.model_info --config=configs/x.py --classes 684,179,40,4 --json
     python -m linnaeus_jax.tools.model_info --all
+    python -m linnaeus_jax.tools.model_info --pretrained
 
---all shows every variant of every registered family; with --config, with that config's pictures, metadata and heads.
-The class counts are those of the labels file that the config names. Where there is none, they are those of --classes,
-or, for four ranks, 684,179,40,4. Everything comes from abstract traces: nothing is compiled and no device is used, so
-that train.compute_dtype = 'auto' counts as bfloat16, its meaning on accelerators.
+--pretrained lists the published weights that are known, and how they are had: what stands in the first column is a name
+for model.pretrained, or that of a file. --all shows every variant of every registered family; with --config, with that
+config's pictures, metadata and heads. The class counts are those of the labels file that the config names. Where there
+is none, they are those of --classes, or, for four ranks, 684,179,40,4. Everything comes from abstract traces: nothing
+is compiled and no device is used, so that train.compute_dtype = 'auto' counts as bfloat16, its meaning on accelerators.
 
 GMAC: 10^9 multiply-adds of the forward pass of one picture. Kept per picture: what the forward pass of training leaves
 for the backward pass, before the compiler fuses or reorders anything: to compare models with. What an update takes is
@@ -20,7 +22,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
+from rich.table import Table
 
 from linnaeus_jax import tools
 from linnaeus_jax.config import get_config, load_config
@@ -42,6 +45,8 @@ from linnaeus_jax.models.cost import activation_bytes, forward_multiply_adds, pa
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
+from linnaeus_jax.weights import formats  # noqa: F401  # which registers them
+from linnaeus_jax.weights.formats.base import known_weights
 
 #: class counts, finest first, where neither a labels file nor --classes gives any: those of the published sizes
 ASSUMED_CLASSES = (684, 179, 40, 4)
@@ -210,6 +215,35 @@ def show_all(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any], consol
     )
 
 
+def show_pretrained(console: Console, *, as_json: bool) -> None:
+    """The table of published weights, or the same as JSON."""
+    weights = known_weights()
+    if as_json:
+        print(
+            json.dumps([{**each._asdict(), "preprocessing": asdict(each.preprocessing)} for each in weights], indent=1)
+        )
+        return
+    cells = []
+    for each in weights:
+        pictures = each.preprocessing
+        mean, std = (", ".join(f"{value:.3g}" for value in sorted(set(part))) for part in (pictures.mean, pictures.std))
+        name = f"package:{each.name}" if each.package else each.name
+        about = f"{pictures.size[0]} px, {pictures.resizing}; mean {mean}, std {std}"
+        cells.append([name, f"{each.megabytes:.1f} MB", each.licence, each.source, about, each.get])
+    columns = ["model.pretrained", "size", "licence", "source", "pictures", "how to get it"]
+    rows = Table(title="published weights", title_justify="left", show_lines=True)
+    for column in columns:
+        rows.add_column(column, overflow="fold")
+    for row in cells:
+        rows.add_row(*row)
+    (console if console.width >= 140 else Console(width=140)).print(rows)
+    console.print(
+        "also: a file (.safetensors, .pth, .tflite), a run, a bundle, hf:OWNER/REPO[/FILE], timm:NAME; "
+        "package:NAME of any package that ships one file of weights",
+        soft_wrap=True,
+    )
+
+
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(count) for count in text.split(","))
 
@@ -219,9 +253,13 @@ def main(argv: Sequence[str]) -> None:
     """Traces the models and prints their tables, or JSON."""
     parser = tools.parser("model_info", __doc__)
     parser.add_argument("--all", action="store_true", help="one table of every variant of every registered family")
+    parser.add_argument("--pretrained", action="store_true", help="list the published weights that are known")
     parser.add_argument("--classes", type=_counts, help="class counts, comma-separated, finest rank first")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     options, rest = parser.parse_known_args(argv)
+    if options.pretrained:
+        show_pretrained(PlainConsole(), as_json=options.json)
+        return
     jax.config.update("jax_platforms", "cpu")  # an accelerator may be busy, and nothing here runs on one
     config = complete_open_nodes(get_config()) if options.all and not rest else load_config(rest)[0]
     sizes = sizes_of(config, options.classes)

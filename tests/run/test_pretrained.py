@@ -17,7 +17,7 @@ from linnaeus_jax.files import DIGESTS, RunDirectory
 from linnaeus_jax.reporting.report import write_report
 from linnaeus_jax.run import trainer
 from linnaeus_jax.run.experiment import build_experiment
-from linnaeus_jax.run.pretrained import read_initial_weights
+from linnaeus_jax.run.pretrained import adopt_source, read_initial_weights
 from linnaeus_jax.run.saved_weights import read_run
 from linnaeus_jax.tools import evaluate, export_weights
 from tests.step import toy
@@ -94,6 +94,29 @@ def test_what_cannot_be_read_leaves_the_run_directory_untouched(first, tmp_path)
         with pytest.raises(UserError, match=str(path)):
             trainer.run(configured(first, model__pretrained=str(path)), tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_goes_on_needs_what_it_has_recorded(first, tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.metadata.mkdir(parents=True)
+    record = {"loaded": [], "needs": {"aug.mean": [0.5, 0.5, 0.5], "data.interpolation": "bicubic"}}
+    (directory.metadata / "pretrained.json").write_text(json.dumps(record))
+    config = configured(first, model__pretrained=str(tmp_path / "gone.pth"))
+    file, (line,) = adopt_source(config, directory)
+    assert file is None
+    assert config.aug.mean == (0.5, 0.5, 0.5)
+    assert config.data.interpolation == "bicubic"
+    assert "aug.mean = (0.5, 0.5, 0.5), data.interpolation = bicubic" in line
+    with pytest.raises(UserError, match="gone"):
+        adopt_source(config)
+
+
+def test_unreadable_weights_are_told_with_all_other_errors(first, tmp_path):
+    config = configured(first, model__pretrained=str(tmp_path / "gone.pth"), train__clip_mode="x")
+    with pytest.raises(ConfigError) as caught:
+        build_experiment(config, RunDirectory(tmp_path / "run"), initial_weights=read_initial_weights, write=False)
+    assert "train.clip_mode" in str(caught.value)
+    assert "gone.pth does not exist" in str(caught.value)
 
 
 def test_contradictions_are_config_errors(first, tmp_path):

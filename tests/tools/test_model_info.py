@@ -124,3 +124,14 @@ def test_all_in_numbers(monkeypatch, capsys):
     assert list(rows) == [SM]
     assert rows[SM]["total_without_metadata"] == 26_910_958
     assert rows[SM]["multiply_adds_224"] < rows[SM]["multiply_adds_384"] / 2.9
+
+
+def test_published_weights_and_how_they_are_had(capsys):
+    tree = asked(capsys, "--pretrained")
+    names = [row["name"] for row in tree]
+    assert {"efficientnet-lite0", "efficientnet-lite2", "mobilenet_v2_1.0_224_inat_bird_quant.tflite"} < set(names)
+    assert all(len(row["sha256"]) == 64 and row["preprocessing"]["size"][0] >= 224 for row in tree)
+    assert model_info.main(["--pretrained"]) == 0
+    text = capsys.readouterr().out
+    for part in ("package:efficientnet-lite0", "18.8 MB", "Apache-2.0", "pip install", "crop fraction", "224 px"):
+        assert part in text

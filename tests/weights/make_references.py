@@ -100,7 +100,8 @@ def tflite(path: Path) -> tuple[int, Callable[[np.ndarray], tuple[np.ndarray, np
         entrance = graph.Tensors(graph.Inputs(0)).Quantization()
         x = (pictures.astype(np.float32) - entrance.ZeroPoint(0)) * np.float32(entrance.Scale(0))
         values: dict[int, Any] = {graph.Inputs(0): torch.from_numpy(x).permute(0, 3, 1, 2)}
-        features = logits = None
+        features: Any = None
+        logits: Any = None
         for place in range(graph.OperatorsLength()):
             operator = graph.Operators(place)
             code = model.OperatorCodes(operator.OpcodeIndex())

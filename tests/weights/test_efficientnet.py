@@ -172,6 +172,7 @@ def test_features_and_best_class_are_those_of_the_reference(fixtures, variant):
     reference = np.load(fixtures / f"reference_efficientnet-{variant}.npz")
     file = read_state(package(f"efficientnet-{variant}"))
     pictures = format_of(file).preprocessing(file)
+    assert pictures is not None
     size = pictures.size[0]
     keys = {"type": "EfficientNet", "variant": variant, "pretrained": str(file.path)}
     model = model_of(section(**keys), size=size, components=())

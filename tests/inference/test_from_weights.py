@@ -1,0 +1,157 @@
+"""A published classifier of scientific names as a bundle, without training."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import linnaeus_jax
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference import from_weights
+from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
+from linnaeus_jax.inference.card import write_card
+from linnaeus_jax.inference.from_weights import GENUS, SPECIES, bundle_from_weights, read_labels
+from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
+from linnaeus_jax.run.saved_weights import run_state_of
+from linnaeus_jax.tools import bundle as bundle_tool
+from linnaeus_jax.weights.importing import read_pretrained
+from tests.weights.helpers import model_of, section
+from tests.weights.make_references import drawn_pictures
+from tests.weights.test_tflite import KEYS, file_of, published
+
+LABELS = "Parus major (Great Tit)\nPoecile montanus\nParus minor (Japanese Tit)\nTurdus merula\nbackground\n"
+
+
+def labels(tmp_path, text=LABELS, encoding="utf-8") -> Path:
+    path = tmp_path / "labels.txt"
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+@pytest.fixture
+def source(monkeypatch):
+    """A MobileNetV2 of five classes, whose file is not written."""
+    file = file_of(model_of(section(**KEYS), size=64))
+    monkeypatch.setattr(from_weights, "read_state", lambda path: file)
+    return file
+
+
+def test_labels(tmp_path):
+    tit, *_, background = read_labels(labels(tmp_path, LABELS + "\n\n"))
+    assert tit == ("Parus major", "Great Tit", "Parus")
+    assert background == ("", "", "")
+    (hybrid,) = read_labels(labels(tmp_path, "Anas superciliosa × platyrhynchos (Mallard × Pacific)\n", "latin-1"))
+    assert hybrid == ("Anas superciliosa × platyrhynchos", "Mallard × Pacific", "Anas")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has 0 lines"),
+        ("Parus major\ntench, Tinca tinca\n", ":2: 'tench, Tinca tinca' is no scientific name"),
+        ("Parus major\nParus\n", ":2: 'Parus' is no scientific name"),
+        ("Parus major\n\nTurdus merula\n", "labels.txt:2"),
+        ("Parus major\nParus major (Tit)\n", ":2: 'Parus major' stands in line 1 already"),
+        ("background\nnull\n", "the background stands in line 1 already"),
+    ],
+)
+def test_labels_that_cannot_be_used(tmp_path, text, words):
+    with pytest.raises(UserError) as caught:
+        read_labels(labels(tmp_path, text))
+    assert words in str(caught.value)
+
+
+def test_classes_heads_and_names(tmp_path, source):
+    weight = source.arrays["52/FULLY_CONNECTED/weights"]
+    weight[:] = np.arange(5)[:, None]
+    made = bundle_from_weights("x.tflite", labels(tmp_path))
+    taxonomy = made.taxonomy
+    assert taxonomy.ranks == {SPECIES: "species", GENUS: "genus"}
+    assert taxonomy.names.name[SPECIES].tolist() == [
+        "",
+        "Parus major",
+        "Poecile montanus",
+        "Parus minor",
+        "Turdus merula",
+    ]
+    assert taxonomy.names.name[GENUS].tolist() == ["", "Parus", "Poecile", "Turdus"]
+    assert taxonomy.tree.parent[SPECIES].tolist() == [-1, 1, 2, 1, 3]
+    assert len({*taxonomy.classes[SPECIES].tolist(), *taxonomy.classes[GENUS].tolist()}) == 5 + 3
+    head = made.variables["params"]["head"]
+    assert head[SPECIES]["fc"]["kernel"][0].tolist() == [4, 0, 1, 2, 3]  # the background first
+    assert not head[GENUS]["fc"]["kernel"].any()
+    assert made.preprocessing.interpolation == "lanczos"
+    assert made.calibration.rows == 0
+    write_bundle(made, tmp_path / "bundle", lambda out: write_card(made, None, out))
+    again = read_bundle(tmp_path / "bundle")
+    assert again.taxonomy.tree.to_json() == taxonomy.tree.to_json()
+    assert not again.taxonomy.tree.null_below
+    # ---- which gives its weights to another model
+    state = run_state_of(section(**KEYS, pretrained=str(tmp_path / "bundle")))
+    assert state is not None
+    assert state.facts["classes"] == {task: ids.tolist() for task, ids in taxonomy.classes.items()}
+    other = {SPECIES: [0, 3, 77], GENUS: [0, 7]}
+    parents = {SPECIES: [-1, 1, 1]}
+    model = model_of(section(**KEYS), size=64, classes=other, parents=parents, components=())
+    done = read_pretrained(section(**KEYS, pretrained="bundle"), model, other, state)
+    assert done.rows[f"head.{SPECIES}.fc.weight"].tolist() == [True, True, False]
+    assert done.arrays[f"head.{SPECIES}.fc.weight"][:2, 0].tolist() == [4, 2]
+    assert (done.needs["data.img_size"], done.needs["data.interpolation"]) == (224, "lanczos")
+    card = (tmp_path / "bundle" / "README.md").read_text()
+    assert "as published, not trained further" in card
+    assert "nothing was measured" in card
+    damaged = tmp_path / "bundle" / "weights.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=r"weights\.safetensors is not the file that was written"):
+        run_state_of(section(**KEYS, pretrained=str(tmp_path / "bundle")))
+
+
+def test_a_path_is_as_probable_as_its_class(tmp_path, source):
+    made = bundle_from_weights("x.tflite", labels(tmp_path))
+    logits = np.random.default_rng(0).normal(size=(50, 5)).astype(np.float32) * 3
+    given = {SPECIES: logits, GENUS: np.zeros((50, 4), np.float32)}
+    found = TaxonomyPaths(made.taxonomy.tree)(given, made.calibration.paths)
+    wanted = np.exp(log_softmax(logits))
+    np.testing.assert_allclose(found.by_task[SPECIES], wanted, atol=1e-9)
+    np.testing.assert_allclose(found.by_task[GENUS][:, 1], wanted[:, 1] + wanted[:, 3], atol=1e-9)
+    np.testing.assert_array_equal(found.best[:, 0], logits.argmax(axis=1))
+
+
+def test_another_number_of_labels(tmp_path, source):
+    with pytest.raises(UserError, match=r"x.tflite has 5 classes, but .*labels.txt has 4 lines"):
+        bundle_from_weights("x.tflite", labels(tmp_path, LABELS.replace("Turdus merula\n", "")))
+    del source.arrays["52/FULLY_CONNECTED/biases"]
+    assert bundle_from_weights("x.tflite", labels(tmp_path)).tasks == (SPECIES, GENUS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["out"], ["run", "out", "--from-weights=x"], ["out", "--from-weights=x"], ["run", "out", "--labels=x"]],
+)
+def test_the_tool_wants_a_run_or_weights_with_labels(arguments, capsys):
+    assert bundle_tool.main(arguments) == 2
+    assert "give either a run directory, or --from-weights FILE with --labels FILE" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not published(), reason="LINNAEUS_WEIGHTS names no directory with mobilenet_v2_*.tflite")
+@pytest.mark.parametrize("which", ["bird", "insect"])
+def test_published_bundles_answer_as_the_reference(tmp_path, fixtures, which):
+    path = next(path for path in published() if f"inat_{which}" in path.name)
+    out, names = tmp_path / "bundle", path.with_name(f"inat_{which}.txt")
+    assert bundle_tool.main([str(out), f"--from-weights={path}", f"--labels={names}"]) == 0
+    assert "Apache-2.0" in (out / "README.md").read_text()
+    reference, lines = np.load(fixtures / f"reference_{path.stem}.npz"), read_labels(names)
+    model = linnaeus_jax.load(out)
+    species = model.bundle.taxonomy.names.name[SPECIES]
+    predictions = model.predict(drawn_pictures(224), min_confidence=0.0)
+    paths = TaxonomyPaths(model.bundle.taxonomy.tree)
+    logits = model.forward(drawn_pictures(224), np.zeros((24, 0), np.float32), np.zeros((24, 0), bool))
+    best = paths(logits, model.bundle.calibration.paths).best[:, 0]
+    assert [str(species[each]) for each in best] == [lines[row].name for row in reference["drawn_best"]]
+    assert len(predictions) == 24
+    if directory := os.environ.get("LINNAEUS_PICTURES"):
+        assert model.predict(sorted(Path(directory).rglob("*.jpg"))[:4])
