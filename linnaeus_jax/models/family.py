@@ -28,10 +28,10 @@ class ModelFamily(nn.Module, kw_only=True):
     A classifier is a trunk, metadata and heads. A family defines the trunk: `setup`, which makes its modules and calls
     `setup_classifier`, and `encode_image`, the part that no metadata enter, apart so that several evaluations of the
     same images under different metadata share it. Metadata join late (`LateFusion`), or the family
-    defines `encode_tokens`, in which they meet the picture. A family whose `encode_image` is a row of `trunk_blocks` may also
-    define `enter` and `encode_from`, so that what the first of them make of a picture is computed once. What a family
-    keeps besides parameters, such as running statistics, lies in the collection `batch_stats`; it moves where `train`
-    is set and the caller has made it mutable.
+    defines `encode_tokens`, in which they meet the picture. A family whose `encode_image` is a row of blocks may also
+    define `trunk_blocks`, `enter` and `encode_from`, so that what its first blocks make of a picture is computed once.
+    What a family keeps besides parameters, such as running statistics, lies in the collection `batch_stats`; it moves
+    where `train` is set and the caller has made it mutable.
     Further fields are settings: those with a default value are the keys `model.<Name>.<field>`, the others stand in
     `variants`. Parameters have the names of their modules; where these are those of a torch model, so are the canonical
     names (`models/names.py`).
@@ -177,7 +177,7 @@ class ModelFamily(nn.Module, kw_only=True):
         return 0
 
     def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
-        """The first part, outside of training: what enters a block, or with `trunk_blocks` what leaves the last [B, ...]."""
+        """The first part, outside of training: what enters a block; with `trunk_blocks` what leaves the last."""
         raise NotImplementedError
 
     def encode_from(
@@ -233,8 +233,8 @@ def entry_block(model: ModelFamily, tune: str) -> int | None:
     kind, _, count = tune.partition(":")
     if kind != "last" or not count.isascii() or not count.isdecimal() or not 1 <= int(count[:9]) <= model.trunk_blocks:
         raise InputError(
-            f"train.tune = {tune!r} is unknown; use full, head, or last:N with N from 1 to {model.trunk_blocks}, the blocks "
-            "of this model"
+            f"train.tune = {tune!r} is unknown; use full, head, or last:N with N from 1 to {model.trunk_blocks}, the "
+            "blocks of this model"
         )
     return model.trunk_blocks - int(count)
 

@@ -57,6 +57,11 @@ def features_of(file: StateFile) -> tuple[int, ...]:
     return tuple(len(found[block]) if found[block].ndim else 0 for block in sorted(found))
 
 
+def beside_the_trunk(name: str) -> str:
+    """Why a parameter keeps its initial value that no file of a trunk has; "" for one of the trunk."""
+    return "the file has none" if name.startswith(("head.", "fusion.")) else ""
+
+
 @functools.cache
 def _variant(features: tuple[int, ...], lite: bool) -> str:
     names = (name for name, fields in VARIANTS.items() if fields["lite"] == lite)
@@ -117,10 +122,7 @@ class EfficientNetFormat(WeightFormat):
         """See `WeightFormat.map`."""
         (file,) = files
 
-        def stays(name: str) -> str:
-            return "the file has none" if name.startswith(("head.", "fusion.")) else ""
-
-        mapped = Mapped(stays=stays)
+        mapped = Mapped(stays=beside_the_trunk)
         for name, array in file.arrays.items():
             if reason := buffer_reason(name):
                 mapped.skipped[name] = reason

@@ -18,7 +18,7 @@ from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import GRAPH, StateFile
 from linnaeus_jax.weights.formats.base import Known, Mapped, WeightFormat
-from linnaeus_jax.weights.formats.efficientnet import FAMILY, padding_errors
+from linnaeus_jax.weights.formats.efficientnet import FAMILY, beside_the_trunk, padding_errors
 from linnaeus_jax.weights.targets import Target
 from linnaeus_jax.weights.tflite_files import AXES, Graph, Operation
 
@@ -116,11 +116,8 @@ class MobileNetV2Format(WeightFormat):
         """See `WeightFormat.map`."""
         (file,) = files
 
-        def stays(name: str) -> str:
-            return "the file has none" if name.startswith(("head.", "fusion.")) else ""
-
         _check(file)
-        mapped, weighted = Mapped(stays=stays), _weighted(file)
+        mapped, weighted = Mapped(stays=beside_the_trunk), _weighted(file)
         for (convolution, norm, _), found in zip(layers(), weighted):
             weight, bias = file.arrays[f"{found}/weights"], file.arrays[f"{found}/biases"]
             mapped.put(f"{convolution}.weight", weight, f"{found}/weights")
