@@ -101,7 +101,7 @@ def test_files_that_are_none(tmp_path):
     assert "does not exist" in refusal(missing)
     assert "is a directory" in refusal(tmp_path)
     other.write_bytes(b"12345678")
-    assert "is no file of weights; known are .safetensors and .pth" in refusal(other)
+    assert "is no file of weights; known are .safetensors, .pth" in refusal(other)
     save_file({}, empty)
     assert "holds no array" in refusal(empty)
 

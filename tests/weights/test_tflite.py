@@ -204,7 +204,8 @@ def published() -> list[Path]:
 @pytest.mark.skipif(not published(), reason="LINNAEUS_WEIGHTS names no directory with mobilenet_v2_*.tflite")
 @pytest.mark.parametrize("path", published(), ids=lambda path: path.stem)
 def test_features_and_best_class_are_those_of_the_reference(fixtures, path):
-    reference = np.load(fixtures / f"reference_{path.stem}.npz")
+    kind_of_file = path.stem.removeprefix("mobilenet_v2_1.0_224_")
+    reference = np.load(fixtures / f"reference_mobilenet_v2_1.0_224_{kind_of_file}.npz")
     file = read_state(path)
     assert getattr(known_as(file.sha256), "name", "") == path.name
     kind: Any = format_of(file)
