@@ -44,15 +44,13 @@ STREAM = "stored_views"
 
 
 def store_inputs(experiment: Experiment, state: TrainState, interruption: Interruption, watchdog: Watchdog) -> None:
-    """Stores what training and validation read, where `train.tune` asks for it; `experiment.inputs.stored` has it then.
+    """Stores what training and validation read; `experiment.inputs.stored` has it then.
 
     Raises:
       UserError: no room on the disk.
       SystemExit: a signal ended it; what was stored stays.
     """
     program, inputs = experiment.program, experiment.inputs
-    if experiment.config.train.tune == "full":
-        return
     assert program.stored is not None
     make_directory(experiment.directory.stored)
     weights = _digest_of_weights(experiment, state)

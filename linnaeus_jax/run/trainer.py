@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.errors import TrainingError, UserError
 from linnaeus_jax.debugging.nonfinite import explained, switched_on
 from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.models.family import FULL
 from linnaeus_jax.reporting.logs import log_to_files
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
@@ -83,8 +84,9 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             restored = restore(experiment, checkpoints, host)
             sinks = stalls.sinks = start(experiment, host, sync, restored.step)
             stalls.watchdog.finished("the start")
-            with interruption.during("storing"):
-                store_inputs(experiment, restored.state, interruption, stalls.watchdog)
+            if config.train.tune != FULL:
+                with interruption.during("storing"):
+                    store_inputs(experiment, restored.state, interruption, stalls.watchdog)
             hooks = EpochEndHooks(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
             train(experiment, host, hooks, restored, interruption, skip_validation=config.train.skip_validation)
             return finish(experiment, host, checkpoints, sinks)
