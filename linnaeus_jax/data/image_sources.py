@@ -107,6 +107,27 @@ def open_split(config: ConfigDict, split: Split, cache: ImageCache | None = None
     return open_images(files, kind, options)
 
 
+def made_square(labels: str) -> Preprocessing | None:
+    """How the raw pictures of a data set were made square when it was built; None of other pictures, and where its
+    labels file does not say.
+
+    Raises:
+      InputError: no labels file, or a damaged one.
+    """
+    with open_labels(labels) as file:
+        group = file.get("metadata/image_processing")
+        if not isinstance(group, h5py.Group) or text_of(attribute(group, "form", "")) != "raw":
+            return None
+        size = attribute(group, "size", 0)
+        mode, interpolation = attribute(group, "resize_mode", ""), attribute(group, "interpolation", "area")
+        share = attribute(group, "crop_fraction", 1.0)
+    try:
+        side = int(size)
+        return Preprocessing((side, side), text_of(mode), text_of(interpolation), crop_fraction=float(share))
+    except (TypeError, ValueError):  # the words of another program
+        return None
+
+
 def other_resizing(labels: str, source: ImageSource, how: Preprocessing) -> str:
     """What must be known where raw pictures were made square in another way than `how` says, or would have a part cut
     out twice; "" for nothing, and where their labels file does not say how they were made.
@@ -114,19 +135,8 @@ def other_resizing(labels: str, source: ImageSource, how: Preprocessing) -> str:
     Raises:
       InputError: no labels file, or a damaged one.
     """
-    if isinstance(source, EncodedImages):
-        return ""
-    with open_labels(labels) as file:
-        group = file.get("metadata/image_processing")
-        if not isinstance(group, h5py.Group) or text_of(attribute(group, "form", "")) != "raw":
-            return ""
-        size = attribute(group, "size", 0)
-        mode, interpolation = attribute(group, "resize_mode", ""), attribute(group, "interpolation", "area")
-        share = attribute(group, "crop_fraction", 1.0)
-    try:
-        side = int(size)
-        stored = Preprocessing((side, side), text_of(mode), text_of(interpolation), crop_fraction=float(share))
-    except (TypeError, ValueError):  # the words of another program
+    stored = None if isinstance(source, EncodedImages) else made_square(labels)
+    if stored is None:
         return ""
     if stored.resizing != how.resizing:
         return (

@@ -8,11 +8,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.dataset import Dataset, resolve_sources
+from linnaeus_jax.data.image_sources import made_square
 from linnaeus_jax.files import RunDirectory, read_json, write_json
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.run.saved_weights import run_state_of
-from linnaeus_jax.weights.adopting import adopt, needs_of
+from linnaeus_jax.weights.adopting import PICTURE_KEYS, adopt, needs_of
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.importing import Import, read_files, read_pretrained
 from linnaeus_jax.weights.settings import pretrained_settings, reads_weights, setting_errors
@@ -20,6 +22,8 @@ from linnaeus_jax.weights.settings import pretrained_settings, reads_weights, se
 log = logging.getLogger("linnaeus_jax")
 
 RECORD = "pretrained.json"
+#: keys that say how a picture becomes square
+RESIZING = ("data.resize_mode", "data.interpolation", "data.crop_fraction")
 
 
 def adopt_source(config: ConfigDict, earlier: RunDirectory | None = None) -> tuple[StateFile | None, list[str]]:
@@ -41,8 +45,19 @@ def adopt_source(config: ConfigDict, earlier: RunDirectory | None = None) -> tup
         return None, []
     else:
         file = run_state_of(config.model) or read_files(given)[0]
-        needs = needs_of(file, given["pretrained_source"])
+        needs = needs_of(file, given["pretrained_source"]) | _already_square(config)
     return file, adopt(config, needs).lines()
+
+
+def _already_square(config: ConfigDict) -> dict[str, Any]:
+    """Config key -> how the raw pictures of the data set were made square: new ones must be, too, whatever the weights
+    were trained with. An error of the data is left to those who read them."""
+    sources = resolve_sources(config.data)
+    try:
+        stored = None if sources.hybrid else made_square(sources.train_labels)
+    except (OSError, InputError):
+        stored = None
+    return {} if stored is None else {key: of(stored) for key, of in PICTURE_KEYS.items() if key in RESIZING}
 
 
 def read_initial_weights(

@@ -29,7 +29,7 @@ from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, B
 from linnaeus_jax.building.plan import NothingUsable, plan_build
 from linnaeus_jax.building.rows import Progress, SourceRows
 from linnaeus_jax.building.scientific_names import MODES
-from linnaeus_jax.building.starter_config import choose_size, has_accelerator
+from linnaeus_jax.building.starter_config import choose_size, has_accelerator, has_weights
 from linnaeus_jax.building.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, RESIZE_MODES
@@ -276,8 +276,8 @@ def main(argv: Sequence[str]) -> None:
         return
     for content in summary_tables(finished, args.out):
         console.print(content)
-    size = choose_size(training_rows(finished), args.size, accelerated=has_accelerator())
-    console.print(f"config.py: model {size.variant}, {size.epochs} epochs; {size.remark}", soft_wrap=True)
+    size = choose_size(training_rows(finished), args.size, accelerated=has_accelerator(), pretrained=has_weights())
+    console.print(f"config.py: model {size.model}, {size.epochs} epochs; {size.remark}", soft_wrap=True)
     console.print(
         f"next: python -m linnaeus_jax.main --config={args.out}/config.py --workdir=runs/mine", soft_wrap=True
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from linnaeus_jax.building import starter_config as starter
 from linnaeus_jax.building.starter_config import choose_size, has_accelerator, starter_config
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
@@ -41,12 +42,36 @@ def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, sides):
     assert all(config.data.meta.components[name].dim == width for name, (_, width) in sources.items())
 
 
+@pytest.mark.parametrize("rows", [40, 2640, 200_000])
+@pytest.mark.parametrize("tune", ["last:5", "head"])
+def test_pretrained_weights_are_used_where_they_are_and_there_is_no_accelerator(tmp_path, rows, tune):
+    how = Preprocessing((224, 224))
+    options: Any = {"preprocessing": how, "picture_folder": "", "sides": "file", "rows": rows, "accelerated": False}
+    (tmp_path / "config.py").write_text(starter_config("mine", "mine", TASKS, {}, pretrained=True, **options))
+    config, _ = load_config([f"--config={tmp_path}/config.py", f"--config.train.tune={tune}"])
+    assert config_errors(config) == []
+    assert config.model.pretrained == "package:efficientnet-lite0"
+    size = choose_size(rows, 224, accelerated=False, pretrained=True)
+    assert size.tune == ("last:5" if rows < 10_000 else "head")
+    assert size.seconds is not None
+    assert size.seconds <= 1920 or size.epochs == 5
+    assert choose_size(rows, 64, accelerated=False, pretrained=True).tune == "full"
+    assert choose_size(rows, 224, accelerated=True, pretrained=True).tune == "full"
+
+
+def test_whether_weights_are_there_is_whether_their_package_is_installed(monkeypatch):
+    monkeypatch.setattr(starter, "PACKAGE", "pytest")
+    assert starter.has_weights()
+    monkeypatch.setattr(starter, "PACKAGE", "no-such-package-of-weights")
+    assert not starter.has_weights()
+
+
 @pytest.mark.parametrize("family", ["mFormerV0", "mFormerV1"])
 @pytest.mark.parametrize("img_size", [48, 224])
 @pytest.mark.parametrize("accelerated", [False, True])
 def test_it_is_right_for_every_family(tmp_path, family, img_size, accelerated):
     options: Any = {"preprocessing": Preprocessing((img_size, img_size)), "picture_folder": "", "sides": "file"}
-    text = starter_config("mine", "mine", TASKS, {}, rows=9000, accelerated=accelerated, **options)
+    text = starter_config("mine", "mine", TASKS, {}, rows=9000, accelerated=accelerated, pretrained=False, **options)
     (tmp_path / "config.py").write_text(text)
     config, _ = load_config([f"--config={tmp_path}/config.py", f"--config.model.type={family}"])
     assert config_errors(config) == []

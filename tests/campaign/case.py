@@ -51,8 +51,8 @@ class Ended:
         """Whether a fault of the program shows."""
         return "Traceback (most recent call last)" in self.error or "this is a fault of linnaeus_jax" in self.error
 
-    def refused(self) -> Outcome:
-        """Good where the program said in lines of its own what is wrong, and ended with 2."""
+    def refused(self, status: int = 2) -> Outcome:
+        """Good where the program said in lines of its own what is wrong, and ended with this status."""
         lines = [line for line in self.error.splitlines() if line.strip()]
         last = "\n".join(lines[-12:])
         if self.status is None:
@@ -63,9 +63,9 @@ class Ended:
             return Outcome(False, f"killed by signal {-self.status}", last)
         if self.status == 0:
             return Outcome(False, "accepted", last)
-        if self.status != 2 or not lines:
+        if self.status != status or not lines:
             return Outcome(False, f"status {self.status}" if lines else "says nothing", last)
-        return Outcome(True, "one line, status 2", last)
+        return Outcome(True, f"one line, status {status}", last)
 
 
 def run_program(
