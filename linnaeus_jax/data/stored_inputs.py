@@ -1,8 +1,8 @@
 """What is stored of pictures for training: what enters a block of a trunk whose first blocks do not train.
 
-A file holds float16 [rows, views, ...] in the order of a split; beside it stands a journal, whose first line says what
-the numbers follow from and each further line up to which row they are written, with a CRC-32. What the journal names
-is whole, so that a process may be ended at any moment and go on.
+A file holds float16 [rows, views, ...] in the order of a split, NaN for a picture that could not be read. Beside it
+stands a journal, whose first line says what the numbers follow from and each further line up to which row they are
+written, with a CRC-32. What the journal names is whole, so that a process may be ended at any moment and go on.
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ class StoredInputs:
         if (places < 0).any():
             raise IndexError(f"{self.path}: row {row[places < 0][0]} is not of this split")
         np.take(self._values, places * self.views + view, axis=0, out=out)
-        return np.ones(len(rows), bool)
+        ok = ~np.isnan(out.reshape(len(out), -1)[:, 0])
+        out[~ok] = 0
+        return ok
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_values": None}  # each process maps the file itself

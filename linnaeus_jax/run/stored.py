@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.picture_sample import picture_sample
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec
@@ -47,11 +49,17 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
     """Stores what training and validation read; `experiment.inputs.stored` has it then.
 
     Raises:
-      UserError: no room on the disk.
+      UserError: no room on the disk, several processes, or a trunk whose values are not finite.
       SystemExit: a signal ended it; what was stored stays.
     """
     program, inputs = experiment.program, experiment.inputs
     assert program.stored is not None
+    if experiment.placement.process_count > 1:
+        raise UserError(
+            f"train.tune = {experiment.config.train.tune!r} is for one process, and this run has "
+            f"{experiment.placement.process_count}; start one, which uses all devices of its host, or set "
+            "train.tune='full'"
+        )
     make_directory(experiment.directory.stored)
     weights = _digest_of_weights(experiment, state)
     splits = [split for split in (inputs.dataset.train, inputs.dataset.val) if len(split)]
@@ -129,6 +137,23 @@ def view_function(experiment: Experiment) -> Callable[..., jax.Array]:
     )
 
 
+def _checked(values: np.ndarray, batch: Batch, experiment: Experiment) -> np.ndarray:
+    """What is stored of the first rows of a batch, NaN where a zero image stands for one that could not be read.
+
+    Raises:
+      UserError: the trunk gives values that are not finite.
+    """
+    read = batch["weight"][: len(values)] > 0
+    finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    if not finite[read].all():
+        row = batch["row"][: len(values)][read & ~finite][0]
+        raise UserError(
+            f"what the trunk makes of the picture of row {row} is not finite; look at the weights of "
+            f"model.pretrained = {experiment.config.model.pretrained!r}"
+        )
+    return np.where(read.reshape(-1, *(1,) * (values.ndim - 1)), values, np.float16(np.nan))
+
+
 def _store(
     experiment: Experiment,
     state: TrainState,
@@ -148,8 +173,8 @@ def _store(
             made = [
                 view(params, statistics, placed["image"], placed["row"], np.int32(n)) for n in range(file.spec.views)
             ]
-            values = np.stack(fetch(made), axis=1)
-            file.append(values[: min(len(values), file.spec.rows - file.done)])
+            count = min(len(batch["row"]), file.spec.rows - file.done)  # the last batch is padded
+            file.append(_checked(np.stack(fetch(made), axis=1)[:count], batch, experiment))
             shown(file.done)
             if interruption.requested():
                 log.warning(

@@ -91,6 +91,19 @@ def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_picture_that_could_not_be_read_trains_nothing(tmp_path, values):
+    values[3] = np.nan
+    written(tmp_path / "train.bin", values)
+    source = StoredInputs(tmp_path / "train.bin", SPEC, np.arange(7), 7)
+    reader = BatchReader({}, np.arange(7), source, io_threads=0)
+    index = np.array([2, 3])
+    batch = reader.read(
+        EpochPlan(index, np.full(2, -1, np.int32), np.arange(2, dtype=np.int32), np.ones(2, np.float32))
+    )
+    assert batch["weight"].tolist() == [1, 0]
+    assert not batch["image"][1].any()
+
+
 def test_values_of_another_shape_are_not_written(tmp_path, values):
     file = StoredFile(tmp_path / "train.bin", SPEC)
     for wrong in (values[:, :2], np.concatenate([values, values]), values[..., 0]):

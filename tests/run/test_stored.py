@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import stored, trainer
 from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
@@ -73,6 +76,30 @@ def test_what_is_stored_belongs_to_one_preprocessing(tmp_path):
         experiment = build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
         keys.append(stored._spec(experiment, experiment.inputs.dataset.val, "weights").key)
     assert len(set(keys)) == len(keys)
+
+
+def test_what_is_not_finite_is_an_error_and_what_could_not_be_read_is_marked(tmp_path):
+    experiment: Any = SimpleNamespace(config=config_of(tmp_path))
+    values = np.arange(12, dtype=np.float16).reshape(3, 2, 2)
+    batch: Any = {"weight": np.array([1.0, 0.0, 1.0, 0.0]), "row": np.array([5, 6, 7, 0])}
+    stored_values = stored._checked(values, batch, experiment)
+    assert np.isnan(stored_values[1]).all()
+    np.testing.assert_array_equal(stored_values[[0, 2]], values[[0, 2]])
+    values[2, 1, 1] = np.inf
+    with pytest.raises(UserError, match=r"picture of row 7 is not finite; look at the weights of model\.pretrained"):
+        stored._checked(values, batch, experiment)
+
+
+def test_several_processes_are_refused(tmp_path):
+    nobody: Any = None
+    experiment: Any = SimpleNamespace(
+        config=config_of(tmp_path, "head"),
+        program=SimpleNamespace(stored=object()),
+        inputs=None,
+        placement=SimpleNamespace(process_count=2),
+    )
+    with pytest.raises(UserError, match=r"train\.tune = 'head' is for one process, and this run has 2"):
+        stored.store_inputs(experiment, nobody, nobody, nobody)
 
 
 @pytest.mark.slow
