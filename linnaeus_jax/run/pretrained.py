@@ -52,8 +52,8 @@ def adopt_source(config: ConfigDict, earlier: RunDirectory | None = None) -> tup
 def _already_square(config: ConfigDict) -> dict[str, Any]:
     """Config key -> how the raw pictures of the data set were made square: new ones must be, too, whatever the weights
     were trained with. An error of the data is left to those who read them."""
-    sources = resolve_sources(config.data)
     try:
+        sources = resolve_sources(config.data)
         stored = None if sources.hybrid else made_square(sources.train_labels)
     except (OSError, InputError):
         stored = None
