@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import h5py
 import jax
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.files import DIGESTS, RunDirectory
 from linnaeus_jax.reporting.report import write_report
-from linnaeus_jax.run import trainer
+from linnaeus_jax.run import pretrained, trainer
 from linnaeus_jax.run.experiment import build_experiment
 from linnaeus_jax.run.pretrained import adopt_source, read_initial_weights
 from linnaeus_jax.run.saved_weights import read_run
@@ -152,3 +153,17 @@ def test_what_the_weights_lack_is_a_group(first, tmp_path):
     config.model.pretrained = ""
     with pytest.raises(ConfigError, match="needs pretrained weights to compare with"):
         trainer.run(config, tmp_path / "other")
+
+
+def test_pictures_that_are_square_already_say_how_new_ones_become_so(tmp_path):
+    config = tiny_config(tmp_path)
+    assert pretrained._already_square(config) == {}  # nothing says how they were made
+    with h5py.File(tmp_path / "labels.h5", "a") as file:
+        group = file["metadata"].create_group("image_processing")
+        group.attrs.update({"form": "raw", "size": 32, "resize_mode": "pad"})
+    square = {"data.resize_mode": "pad", "data.interpolation": "area", "data.crop_fraction": 1.0}
+    assert pretrained._already_square(config) == square
+    config.data.h5.labels_path = str(tmp_path / "missing.h5")
+    assert pretrained._already_square(config) == {}  # who reads the labels says so
+    config.data.h5.labels_path = ""
+    assert pretrained._already_square(config) == {}
