@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 from ml_collections import ConfigDict
 
 from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
@@ -26,6 +27,7 @@ from linnaeus_jax.data.images import (
     ResizedImages,
     ResizedSharing,
     SharingSource,
+    input_dtype,
 )
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.labels_file import attribute, open_labels, text_of
@@ -54,7 +56,7 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
     with IMAGE_SOURCES.plugin_errors(kind):
         source: ImageSource = make(files, **(options or {}))
     preprocessing = files.preprocessing
-    if source.image_shape != (*preprocessing.size, 3):
+    if input_dtype(source) == np.uint8 and source.image_shape != (*preprocessing.size, 3):
         side, how = preprocessing.size[0], preprocessing.resizing
         logger.info("%s: resizing to data.img_size %d (%s) while reading", files.path, side, how)
         resized = ResizedSharing if isinstance(source, SharingSource) else ResizedImages

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.image_checks import DamagedPixelsError
-from linnaeus_jax.data.images import EncodedImages, ImageReadError, ImageSource, ResizedImages
+from linnaeus_jax.data.images import EncodedImages, ImageReadError, ImageSource, ResizedImages, input_dtype
 
 ROWS = 256
 _PIXELS, _ENCODED = "pixels", "encoded files"
@@ -39,7 +39,7 @@ def picture_sample(images: ImageSource, rows: NDArray[np.int64]) -> dict[str, An
     chosen = sampled_rows(rows)
     found: dict[str, Any] = {"stored": _ENCODED if isinstance(source, EncodedImages) else _PIXELS}
     if not isinstance(source, EncodedImages):
-        found |= {"shape": list(source.image_shape), "dtype": "uint8"}
+        found |= {"shape": list(source.image_shape), "dtype": str(input_dtype(source))}
     return found | {"rows": chosen.tolist(), "digests": [_digest(source, row) for row in chosen.tolist()]}
 
 
@@ -48,7 +48,7 @@ def _digest(source: ImageSource, row: int) -> str:
         if isinstance(source, EncodedImages):
             data = bytes(source.encoded(row))
         else:
-            image = np.empty((1, *source.image_shape), np.uint8)
+            image = np.empty((1, *source.image_shape), input_dtype(source))
             data = image.tobytes() if source.read(np.array([row]), image).all() else b""
     except DamagedPixelsError:
         raise

@@ -156,5 +156,6 @@ def mistake_figure(entry: Mapping[str, Any], name: Callable[[int], str]) -> str:
     caption = "<br>".join(map(html.escape, facts))
     if credit := credit_line(entry):
         caption += f"<br><small>{html.escape(credit)}</small>"
-    picture = f'<img alt="mistake" src="data:image/jpeg;base64,{html.escape(entry["image"])}">'
+    image = entry["image"]
+    picture = f'<img alt="mistake" src="data:image/jpeg;base64,{html.escape(image)}">' if image else ""
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"

@@ -47,6 +47,8 @@ def write_mistakes(
       labels: its labels file.
     """
 
+    from linnaeus_jax.data.images import input_dtype
+
     def credits(rows: NDArray[np.int64]) -> list[dict[str, str]]:
         try:
             return read_credits(labels, rows)
@@ -55,6 +57,8 @@ def write_mistakes(
             return [{} for _ in rows]
 
     def thumbnails(rows: NDArray[np.int64]) -> list[str]:
+        if input_dtype(images) != np.uint8:  # features, of which there is nothing to show
+            return [""] * len(rows)
         pixels = np.empty((len(rows), *images.image_shape), np.uint8)
         images.read(rows, pixels)
         return list(map(thumbnail, pixels))

@@ -19,6 +19,7 @@ from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.image_sources import open_split, other_resizing
+from linnaeus_jax.data.images import input_dtype
 from linnaeus_jax.data.loader import EvalLoader
 from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
 from linnaeus_jax.data.preprocessing import KEYS as PREPROCESSING_KEYS
@@ -158,7 +159,9 @@ def evaluate(
         loader = inputs.eval_loader(split, source, batch_size)
     except (OSError, InputError) as error:
         raise EvaluateError(f"the images cannot be read: {error}") from error
-    program = dataclasses.replace(loaded.experiment.program.evaluation, block=None)  # pictures are read
+    program = loaded.experiment.program.evaluation
+    if input_dtype(source) == np.uint8:  # pictures, not what a trunk gives
+        program = dataclasses.replace(program, block=None)
     with contextlib.closing(loader):
         return Evaluator(program, loaded.experiment.placement).run(
             state.eval_params,

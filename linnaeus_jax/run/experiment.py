@@ -29,7 +29,7 @@ from linnaeus_jax.run import autobatch
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.failures import of_world
 from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
-from linnaeus_jax.run.inputs import Inputs, build_inputs
+from linnaeus_jax.run.inputs import Inputs, build_inputs, use_given
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
 from linnaeus_jax.run.pretrained import adopt_source, loaded_names
 from linnaeus_jax.run.processes import check_agreement, together
@@ -217,6 +217,8 @@ def _decide(
     resumes = checkpoints is not None and bool(checkpoints.steps())
     weights, loaded = _weights(config, directory, inputs.dataset, None if resumes else initial_weights, source)
     experiment = _assembled(directory, placement, inputs, resolved, block, loaded)
+    if schedule is None:
+        use_given(inputs, experiment.program.stored)
     return dataclasses.replace(experiment, weights=weights)
 
 

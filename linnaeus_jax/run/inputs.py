@@ -17,7 +17,7 @@ from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.coverage import CoverageReport, coverage_report
 from linnaeus_jax.data.dataset import Dataset, build_dataset, resolve_sources
 from linnaeus_jax.data.image_sources import open_split, other_resizing
-from linnaeus_jax.data.images import ImageSource
+from linnaeus_jax.data.images import ImageSource, input_dtype
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import PlanSequence
@@ -156,6 +156,30 @@ class Inputs:
         positions = self.positions(rows)
         arrays = {name: values[first:] for name, values in split_arrays(split).items()}
         return EvalLoader(arrays, split.rows[first:], images, rows, self.reading, positions=positions, retry=retried)
+
+
+def use_given(inputs: Inputs, stored: jax.ShapeDtypeStruct | None) -> None:
+    """Lets training and validation read sources that give no pictures but what a trunk makes of them, as they are.
+
+    Args:
+      stored: see `Program.stored`.
+
+    Raises:
+      InputError: the model takes nothing of that shape and dtype.
+    """
+    for name, source in inputs.images.items():
+        dtype, shape = input_dtype(source), tuple(source.image_shape)
+        if dtype == np.uint8:
+            continue
+        given = f"{dtype} {list(shape)}"
+        if stored is None or (shape, dtype) != (stored.shape[1:], stored.dtype):
+            tune = inputs.config.train.tune
+            fix = "set train.tune='head' and a model.type whose trunk gives such features"
+            if stored is not None:
+                fix = f"train.tune = {tune} stores {stored.dtype} {list(stored.shape[1:])}; give that, or {fix}"
+            split = inputs.dataset.train if name == inputs.dataset.train.name else inputs.dataset.val
+            raise InputError(f"{split.images}: {given} of each row, which are no pictures; {fix}")
+        inputs.stored[name] = source
 
 
 def evaluation_batch(batch_size: int, devices: int) -> int:

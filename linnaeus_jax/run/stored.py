@@ -60,9 +60,12 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
             f"{experiment.placement.process_count}; start one, which uses all devices of its host, or set "
             "train.tune='full'"
         )
+    splits = [split for split in (inputs.dataset.train, inputs.dataset.val) if len(split)]
+    splits = [split for split in splits if split.name not in inputs.stored]
+    if not splits:  # the data are what a trunk gives
+        return
     make_directory(experiment.directory.stored)
     weights = _digest_of_weights(experiment, state)
-    splits = [split for split in (inputs.dataset.train, inputs.dataset.val) if len(split)]
     specs = {split.name: _spec(experiment, split, weights) for split in splits}
     log.info(
         "train.tune = %s: storing float16 %s for %s; %.2f GB in %s",
