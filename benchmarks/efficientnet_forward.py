@@ -88,7 +88,7 @@ class Network:
 
     def last_blocks(self, batch: int) -> Timed:
         """Loss and gradients of the last blocks and of what follows them, from the activations of `batch` pictures."""
-        first = self.model.blocks - LAST_BLOCKS
+        first = self.model.trunk_blocks - LAST_BLOCKS
         entering = jax.eval_shape(
             lambda variables, pictures: self.model.apply(variables, pictures, first, method="enter"),
             self.variables,

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import jax
+import wandb
+import wandb.sdk.data_types._private as wandb_media
 
 import linnaeus_jax.tools
 from tests.campaign.case import Ended
@@ -65,8 +67,7 @@ def become(program: str, arguments: Sequence[str]) -> NoReturn:
     sys.path.insert(0, os.getcwd())
     if count := os.environ.get("JAX_NUM_CPU_DEVICES"):
         jax.config.update("jax_num_cpu_devices", int(count))
-    if (media := sys.modules.get("wandb.sdk.data_types._private")) is not None:
-        os.makedirs(media.MEDIA_TMP.name, exist_ok=True)  # made at the import; an earlier fork removed it at its end
+    _leave_shared_directories()
     sys.argv = [program, *arguments]
     sys.modules.pop(program, None)
     status = 1
@@ -83,6 +84,13 @@ def become(program: str, arguments: Sequence[str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _leave_shared_directories() -> None:
+    """The temporary directories that wandb makes when it is imported belong to all forks: none removes them."""
+    for made in (wandb_media.MEDIA_TMP, wandb.Artifact._TMP_DIR):
+        atexit.unregister(made.cleanup)
+        made._finalizer.detach()  # type: ignore[attr-defined]
 
 
 def _status(code: object) -> int:

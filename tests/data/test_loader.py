@@ -421,6 +421,7 @@ from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.data.loader import ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 
 if __name__ == "__main__":
@@ -428,7 +429,7 @@ if __name__ == "__main__":
     rows = np.arange(32)
     settings = SamplerSettings(batch_size=8, mix_block=2)
     plans = PlanSequence({"": TrainingRows(rows[:, None], rows % 2)}, [""] * 100, settings, seed=0)
-    images = open_images(ImageFiles(Path(sys.argv[1]), SIDE_32))
+    images = open_images(ImageFiles(Path(sys.argv[1]), Preprocessing((32, 32))))
     loader = TrainLoader({"label": rows[:, None]}, rows, images, plans, ReadSettings(worker_processes=2))
     next(loader), next(loader)  # both have started
     children = multiprocessing.active_children()
