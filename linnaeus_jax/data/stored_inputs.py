@@ -124,13 +124,13 @@ class StoredFile:
         data = np.ascontiguousarray(values, DTYPE)
         if data.shape[1:] != (self.spec.views, *self.spec.shape) or self.done + len(data) > self.spec.rows:
             raise ValueError(f"{data.shape} does not continue {self.done} rows of {self.spec}")
-        self._append(self.path, data.tobytes())
+        self._append(self.path, data.data)
         self.done += len(data)
-        line = json.dumps({"rows": self.done, "crc32": zlib.crc32(data.tobytes())})
+        line = json.dumps({"rows": self.done, "crc32": zlib.crc32(data.data)})
         self._append(self._journal, f"{line}\n".encode())
 
     @staticmethod
-    def _append(path: Path, data: bytes) -> None:
+    def _append(path: Path, data: bytes | memoryview) -> None:
         with path.open("ab") as file:
             file.write(data)
             file.flush()

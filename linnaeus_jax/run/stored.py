@@ -26,7 +26,7 @@ from linnaeus_jax.data.picture_sample import picture_sample
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec
 from linnaeus_jax.files import make_directory
-from linnaeus_jax.learning.augmentation import AugmentSettings, augment, normalize
+from linnaeus_jax.learning.augmentation import augment, normalize
 from linnaeus_jax.learning.optimizers import STORED_GROUP
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.display import row_bar
@@ -38,6 +38,7 @@ from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.process import compiler_options
 from linnaeus_jax.step.rng import stream
 from linnaeus_jax.step.state import TrainState
+from linnaeus_jax.weights.settings import reads_weights
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -64,6 +65,11 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
     splits = [split for split in splits if split.name not in inputs.stored]
     if not splits:  # the data are what a trunk gives
         return
+    if not reads_weights(experiment.config.model):
+        log.warning(
+            "train.tune = %s, but model.pretrained names no weights: most of the trunk stays as it was drawn",
+            experiment.config.train.tune,
+        )
     make_directory(experiment.directory.stored)
     weights = _digest_of_weights(experiment, state)
     specs = {split.name: _spec(experiment, split, weights) for split in splits}
@@ -120,17 +126,15 @@ def view_function(experiment: Experiment) -> Callable[..., jax.Array]:
     """A compiled function of (parameters, statistics, uint8 images [B, H, W, 3], rows int32 [B], view int32 []) that
     returns what is stored, float16 [B, ...]; view 0 is not augmented."""
     program, placement = experiment.program, experiment.placement
-    objective = program.objective
+    objective, how = program.objective, program.objective.preprocessing
 
     def view(params: Any, model_state: Any, image: jax.Array, row: jax.Array, number: jax.Array) -> jax.Array:
         key = jax.random.fold_in(stream(objective.seed, STREAM), number)
-        plain = image.astype(jnp.float32) / 255
-        settings: AugmentSettings = objective.augmentation
-        pixels = jnp.where(number == 0, plain, augment(image, row, key, settings))
-        pixels = normalize(pixels, objective.preprocessing.mean, objective.preprocessing.std)
+        augmented = augment(image, row, key, objective.augmentation)
+        plain, augmented = (normalize(pixels, how.mean, how.std) for pixels in (image, augmented))
+        pixels = jnp.where(number == 0, plain, augmented)
         x: Any = program.model.apply({"params": params, **model_state}, pixels, objective.block, method="enter")
-        limit = float(jnp.finfo(jnp.float16).max)
-        return jnp.clip(x.astype(jnp.float32), -limit, limit).astype(DTYPE)
+        return jnp.asarray(x, DTYPE)
 
     return jax.jit(
         view,
@@ -144,14 +148,14 @@ def _checked(values: np.ndarray, batch: Batch, experiment: Experiment) -> np.nda
     """What is stored of the first rows of a batch, NaN where a zero image stands for one that could not be read.
 
     Raises:
-      UserError: the trunk gives values that are not finite.
+      UserError: the trunk gives values that float16 does not hold.
     """
     read = batch["weight"][: len(values)] > 0
     finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
     if not finite[read].all():
         row = batch["row"][: len(values)][read & ~finite][0]
         raise UserError(
-            f"what the trunk makes of the picture of row {row} is not finite; look at the weights of "
+            f"what the trunk makes of the picture of row {row} is not finite in float16; look at the weights of "
             f"model.pretrained = {experiment.config.model.pretrained!r}"
         )
     return np.where(read.reshape(-1, *(1,) * (values.ndim - 1)), values, np.float16(np.nan))

@@ -28,9 +28,8 @@ CLASSIFIER = ("_fc.weight", "_fc.bias")
 def preprocessing_of(variant: str) -> Preprocessing:
     """How pictures were prepared for the published weights of a variant.
 
-    A centred part is resized that leaves 16 pixels on every side of a whole picture; the Lite form takes (x - 127) /
-    128
-    of values from 0 to 255, the others the moments of ImageNet.
+    A centred part is resized that leaves 16 pixels on every side of a whole picture; the Lite form takes
+    (x - 127) / 128 of values from 0 to 255, the others the moments of ImageNet.
     """
     size = VARIANTS[variant]["nominal_size"]
     share = round(size / (size + 32), 4)
