@@ -86,9 +86,7 @@ def test_what_is_not_finite_is_an_error_and_what_could_not_be_read_is_marked(tmp
     assert np.isnan(stored_values[1]).all()
     np.testing.assert_array_equal(stored_values[[0, 2]], values[[0, 2]])
     values[2, 1, 1] = np.inf
-    with pytest.raises(
-        UserError, match=r"picture of row 7 is not finite in float16; .* model\.pretrained"
-    ):
+    with pytest.raises(UserError, match=r"picture of row 7 is not finite in float16; .* model\.pretrained"):
         stored._checked(values, batch, experiment)
 
 
