@@ -25,7 +25,10 @@ from tests.docs.pages import (
 )
 
 #: pages whose links are looked at, too
-OTHERS = [ROOT / f"{stem}.md" for stem in ("BUILD", "CONTRIBUTING", "SECURITY", "CHANGELOG")]
+OTHERS = [
+    ROOT / f"{stem}.md"
+    for stem in ("BUILD", "CONTRIBUTING", "SECURITY", "CHANGELOG", "benchmarks/README", "tests/campaign/README")
+]
 LINES = 250
 #: of a picture, in bytes
 PICTURE = 150_000

@@ -249,7 +249,7 @@ def test_resume_is_refused_and_leaves_the_run_as_it_was(finished, tmp_path, case
 
 WANDB_OFFLINE = {"experiment__wandb__mode": "offline"}
 CONDITIONAL = ConfigDict({f"taxa_L{rank}": {"type": "ConditionalClassifier"} for rank in (10, 20, 30)})
-#: what BUILD.md says may change whenever a run goes on
+#: what docs/checkpoints.md says may change whenever a run goes on
 FREE: dict[str, dict[str, Any]] = {
     "epochs": {"train__epochs": 5},
     "fewer epochs": {"train__epochs": 1},
