@@ -1,45 +1,139 @@
-"""`python -m linnaeus_jax`: which programs there are."""
+"""`linnaeus VERB`, or `python -m linnaeus_jax VERB`: every program of the package by a short name."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 TOOLS = Path(__file__).parent / "tools"
+TRAIN = "linnaeus_jax.main"
+#: what one wants to do -> verb -> name of the program in `tools`
+GROUPS = {
+    "Data": {
+        "demo": "make_demo",
+        "build": "build_dataset",
+        "verify": "verify_dataset",
+        "describe": "describe_dataset",
+        "pack": "pack",
+    },
+    "Training": {
+        "train": "",
+        "check": "check",
+        "schedule": "schedule",
+        "augmentations": "show_augmentations",
+        "autobatch": "autobatch",
+        "models": "model_info",
+        "import-weights": "import_weights",
+    },
+    "Judging": {
+        "report": "report",
+        "evaluate": "evaluate",
+        "demo-baselines": "demo_baselines",
+        "events": "analyze_debug_logs",
+        "logs": "filter_logs",
+        "profile": "profile_summary",
+        "replay": "replay",
+        "replay-metrics": "replay_metrics",
+    },
+    "Using": {
+        "bundle": "bundle",
+        "predict": "predict",
+        "serve": "serve",
+        "export": "export",
+        "export-weights": "export_weights",
+    },
+}
+SHELLS = ("bash", "zsh", "fish")
 
 
-def programs() -> dict[str, str]:
-    """Module -> the first sentence of its docstring, read without importing it."""
-    found = {"linnaeus_jax.main": "Trains: --config=FILE [--workdir=DIR] [--config.a.b=c ...]; --help."}
-    for path in sorted(TOOLS.glob("[!_]*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        found[f"linnaeus_jax.tools.{path.stem}"] = " ".join(text.split("\n\n")[0].split())
-    return found
+def verbs() -> dict[str, str]:
+    """Verb -> module; the names of the programs are verbs, too."""
+    short = {verb: tool for group in GROUPS.values() for verb, tool in group.items()}
+    long = {tool: tool for tool in short.values() if tool}
+    modules = {verb: f"linnaeus_jax.tools.{tool}" if tool else TRAIN for verb, tool in (long | short).items()}
+    return {**modules, "main": TRAIN}
+
+
+def meaning(module: str) -> str:
+    """The first sentence of a program's docstring, read without importing it."""
+    if module == TRAIN:
+        return "Trains: --config=FILE [--workdir=DIR] [--config.a.b=c ...]; --help."
+    text = ast.get_docstring(ast.parse((TOOLS / f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8"))) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def overview() -> str:
+    """The verbs by group, each with what it does."""
+    known = verbs()
+    width = max(len(verb) for group in GROUPS.values() for verb in group)
+    lines = ["linnaeus VERB ...; each explains itself with --help. First steps: demo, then train.", ""]
+    for group, members in GROUPS.items():
+        lines += [group, *(f"  {verb:<{width}}  {meaning(known[verb])}" for verb in members), ""]
+    lines += [
+        "A verb is the same program as `python -m` with its module, linnaeus_jax.main or one of linnaeus_jax.tools.",
+        f"Completion in a shell: linnaeus completion {'|'.join(SHELLS)} prints what its start-up file should read.",
+    ]
+    return "\n".join(lines)
+
+
+def _complete(module: str, verb: str) -> None:
+    """Answers a shell that asks for completions, and ends; see argcomplete."""
+    import argparse
+
+    import argcomplete
+
+    if module != TRAIN and verb:
+        os.environ["_ARGCOMPLETE"] = "2"  # of the words, the verb is the program
+        return  # the program's own parser answers
+    parser = argparse.ArgumentParser()
+    if module == TRAIN:
+        from linnaeus_jax.config.defaults import get_config
+        from linnaeus_jax.config.tree import known_keys
+
+        os.environ["_ARGCOMPLETE"] = "2"
+        for option in ("--config", "--workdir", *(f"--config.{key}" for key in known_keys(get_config()))):
+            parser.add_argument(option)
+    else:
+        parser.add_argument("verb", choices=[*(verb for group in GROUPS.values() for verb in group), "completion"])
+    argcomplete.autocomplete(parser)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the programs; a status of 2 for arguments that are none of `--help` and `--version`."""
-    from linnaeus_jax import __version__
-
+    """Runs the program of a verb with the other arguments; a status of 2 for a verb that is none."""
     given = list(sys.argv[1:] if argv is None else argv)
-    if given == ["--version"]:
+    known = verbs()
+    if "_ARGCOMPLETE" in os.environ:
+        words = os.environ.get("COMP_LINE", "").split()
+        verb = words[1] if len(words) > 1 and words[1] in known else ""
+        _complete(known.get(verb, ""), verb)
+        given = [verb]
+    if not given or given[0] in ("--help", "-h", "help"):
+        print(overview())
+        return 0
+    verb, *rest = given
+    if verb == "--version":
+        from linnaeus_jax import __version__
+
         print(f"linnaeus_jax {__version__}")
         return 0
-    modules = programs()
-    if given not in ([], ["--help"], ["-h"]):
-        names = {module.rpartition(".")[2]: module for module in modules} | {"train": "linnaeus_jax.main"}
-        near = get_close_matches("main" if given[0].startswith("--config") else given[0], names, n=1)
-        hint = f"; did you mean python -m {names[near[0]]}?" if near else ", which lists the programs"
-        print(f"{' '.join(given)!r} is no argument of python -m linnaeus_jax{hint}", file=sys.stderr)
+    if verb == "completion" and len(rest) == 1 and rest[0] in SHELLS:
+        import argcomplete
+
+        print(argcomplete.shellcode(["linnaeus"], shell=rest[0]))
+        return 0
+    if verb not in known:
+        near = get_close_matches("train" if verb.startswith("--config") else verb, [*known, "completion"], n=1)
+        hint = f"; did you mean linnaeus {near[0]}?" if near else "; linnaeus --help lists the verbs"
+        print(f"{verb!r} is no verb of linnaeus{hint}", file=sys.stderr)
         return 2
-    print("Each is run as `python -m NAME`, and explains itself with --help. First steps: make_demo, then main.\n")
-    width = max(map(len, modules))
-    for module, text in modules.items():
-        print(f"  {module:<{width}}  {text}")
-    return 0
+    sys.argv = [f"linnaeus {verb}", *rest]  # the name in its messages
+    status: int | None = importlib.import_module(known[verb]).main()
+    return status or 0
 
 
 if __name__ == "__main__":

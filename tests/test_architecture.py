@@ -46,7 +46,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "tools": "building checks config data debugging demo files inference learning metrics mistakes models registry "
         "reporting run schedules step taxonomy weights",
         "main": "config run",
-        "__main__": "",
+        "__main__": "config",
     }.items()
 }
 #: files over 500 lines -> why they are one idea

@@ -52,18 +52,55 @@ def test_wrong_command_line_is_one_clear_message(start, arguments, words):
         assert word in done.error
 
 
-def test_the_package_itself_lists_the_programs(capsys):
+def test_every_program_has_a_verb(capsys):
+    programs = {program for program in PROGRAMS if program.startswith("linnaeus_jax")}
+    assert set(overview.verbs().values()) == programs
     assert overview.main([]) == 0
     printed = capsys.readouterr().out
-    assert set(re.findall(r"^  (linnaeus_jax\S+)  +\S", printed, re.M)) == {
-        program for program in PROGRAMS if program.startswith("linnaeus_jax")
-    }
-    for given, meant in (("train", "linnaeus_jax.main"), ("predcit", "linnaeus_jax.tools.predict")):
+    shown = [verb for group in overview.GROUPS.values() for verb in group]
+    assert re.findall(r"^  ([a-z-]+)  +\S", printed, re.M) == shown
+    assert len({overview.verbs()[verb] for verb in shown}) == len(shown) == len(programs)
+    for given, meant in (("trian", "train"), ("predcit", "predict"), ("--config=quickstart", "train")):
         assert overview.main([given, "x"]) == 2
-        assert f"did you mean python -m {meant}?" in capsys.readouterr().err
-    assert overview.main(["--config=quickstart"]) == 2
-    assert "python -m linnaeus_jax.main?" in capsys.readouterr().err
+        assert f"did you mean linnaeus {meant}?" in capsys.readouterr().err
     assert overview.main(["--version"]) == 0
+
+
+def test_a_verb_is_its_program(start):
+    """With its own name in the help, and the same errors and status."""
+    help_of_verb = start("linnaeus_jax", "predict", "--help")
+    assert help_of_verb.status == 0
+    assert help_of_verb.out.startswith("usage: linnaeus predict ")
+    options = start("linnaeus_jax.tools.predict", "--help").out.partition("positional arguments")[2]
+    assert help_of_verb.out.endswith(options)
+    for verb, program in (("train", "linnaeus_jax.main"), ("build_dataset", "linnaeus_jax.tools.build_dataset")):
+        ended, same = start("linnaeus_jax", verb, "--confg=x"), start(program, "--confg=x")
+        assert ended.status == same.status == 2
+        assert ended.error.split("error:")[-1] == same.error.split("error:")[-1] != ""
+    assert start("linnaeus_jax", "completion", "bash").out.count("linnaeus") > 1
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("linnaeus pre", ["predict"]),
+        ("linnaeus predict --expl", ["--explain"]),
+        ("linnaeus train --config.train.ep", ["--config.train.epochs"]),
+    ],
+)
+def test_completion(line, completed, tmp_path):
+    """As the function that `linnaeus completion bash` prints asks for it."""
+    answer = tmp_path / "answer"
+    asked = {
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "COMP_TYPE": "9",
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+    }
+    call("linnaeus_jax", (), tmp_path, directory=ROOT, seconds=60, environment=asked)
+    assert [word.strip() for word in answer.read_text().split("\n")] == completed
 
 
 def test_every_program_that_is_named_exists():

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from linnaeus_jax.config.exit_status import MEMORY_ADVICE, exit_status
 from linnaeus_jax.config.memory_limit import under_memory_limit
@@ -24,10 +25,25 @@ PICTURES = (".png", ".pdf", ".svg")
 Main = Callable[[Sequence[str]], int | None]
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that also answers a shell which asks for completions."""
+
+    _answering = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if "_ARGCOMPLETE" in os.environ and not self._answering:
+            import argcomplete
+
+            self._answering = True  # the answer parses what is typed so far
+            argcomplete.autocomplete(self)  # prints them and ends the process
+        return super().parse_known_args(args, namespace)
+
+
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """The parser of the tool of that name, whose help shows the tool's docstring as it is written."""
-    return argparse.ArgumentParser(
-        prog=f"python -m {__name__}.{name}",
+    program = sys.argv[0]
+    return Parser(
+        prog=program if program.startswith("linnaeus ") else f"python -m {__name__}.{name}",
         description=description,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
