@@ -103,8 +103,10 @@ def _quarter_turn(x: jax.Array) -> jax.Array:
 
 
 def _quarter_turn_by_pairs(x: jax.Array) -> jax.Array:
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
-    return jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(x.shape)
+    # A reversal is computed within what reads it; two stacked halves would be stored.
+    pairs = lax.rev(x.reshape(*x.shape[:-1], -1, 2), (x.ndim,))
+    signs = lax.broadcast_in_dim(np.asarray([-1, 1], x.dtype), pairs.shape, (x.ndim,))
+    return (pairs * signs).reshape(x.shape)
 
 
 def _quarter_turn_by_product(x: jax.Array) -> jax.Array:
@@ -145,13 +147,15 @@ class RotaryAttention(SelfAttention):
     rope_mixed: bool = True
 
     @nn.nowrap
-    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+    def _placed(
+        self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int
+    ) -> tuple[jax.Array, jax.Array | None]:
         head_dim = qk_BN2hd.shape[-1]
         if self.rope_mixed:
             init = freqs_init(self.rope_init, self.rope_theta)
             angles = mixed_angles(parameter(self, "freqs", init, (2, self.num_heads, head_dim // 2)), grid)
         else:
             angles = axial_angles(grid, head_dim, self.rope_theta)[:, None]
-        extra = qk_BN2hd.shape[1] - grid[0] * grid[1]
-        angles = jnp.pad(angles, ((extra, 0), (0, 0), (0, 0)))  # angle 0: extra tokens stay as they are
+        extra = qk_BN2hd.shape[1] - grid[0] * grid[1] - padding
+        angles = jnp.pad(angles, ((extra, padding), (0, 0), (0, 0)))  # angle 0: other tokens stay as they are
         return rotate(qk_BN2hd, angles, self.rope_mode), None
