@@ -1,7 +1,7 @@
 """Which kind of device a program is traced for.
 
-Some computations have one form for CPUs and another for accelerators. They ask here instead of `jax.default_backend`, so
-that a program for another device can be traced on this one.
+Some computations have one form for CPUs and another for accelerators. They ask here instead of `jax.default_backend`,
+so that a program for another device can be traced on this one.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from linnaeus_jax import backend
 from linnaeus_jax.models import batch_norm, initial, operations
 from linnaeus_jax.models.depthwise import Padding, depthwise_conv
 from linnaeus_jax.models.initial import Initializer
+from linnaeus_jax.models.pooling import max_pool
 
 Dtype = Any
 weight_init = initial.normal(0.02)
@@ -165,7 +166,7 @@ class MaxPool2d(nn.Module):
 
     @nn.compact
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
-        return nn.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        return max_pool(x_BHWC)
 
 
 class Gelu(nn.Module):

@@ -121,9 +121,7 @@ class RelativeAttention(SelfAttention):
     learned_bias: ClassVar[bool] = True
 
     @nn.nowrap
-    def _placed(
-        self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int) -> tuple[jax.Array, jax.Array | None]:
         shape = (table_rows(self.table_grid), self.num_heads)
         table = parameter(self, "relative_position_bias_table", weight_init, shape)
         extra = qk_BN2hd.shape[1] - grid[0] * grid[1] - padding

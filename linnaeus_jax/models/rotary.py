@@ -147,9 +147,7 @@ class RotaryAttention(SelfAttention):
     rope_mixed: bool = True
 
     @nn.nowrap
-    def _placed(
-        self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int) -> tuple[jax.Array, jax.Array | None]:
         head_dim = qk_BN2hd.shape[-1]
         if self.rope_mixed:
             init = freqs_init(self.rope_init, self.rope_theta)

@@ -86,9 +86,7 @@ class SelfAttention(nn.Module):
         return Dropout(self.drop_rate, name="proj_drop")(out, subkey(key, 1))
 
     @nn.nowrap
-    def _placed(
-        self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int) -> tuple[jax.Array, jax.Array | None]:
         """Queries and keys [B, N, 2, heads, d] that know their positions, and a float32 bias [heads, N, N] or None."""
         raise NotImplementedError
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.traffic import operations
 from linnaeus_jax import backend
 from linnaeus_jax.models.batch_norm import one_pass_moments
-from linnaeus_jax.models.layers import BatchNorm2d, batch_moments
+from linnaeus_jax.models.layers import BatchNorm2d
 
 SHAPE = (4, 3, 5, 2)
 
@@ -74,43 +75,20 @@ def test_values_and_gradients_are_those_of_the_plain_form(weighted: bool, offset
         np.testing.assert_allclose(one, other, rtol=1e-5 if offset == 0 else 2e-4, atol=1e-5 if offset == 0 else 1e-4)
 
 
-def reductions_of_maps(name: str) -> tuple[int, int]:
-    """How many sums over a whole map the update of one BatchNorm has, and of how many of them the terms need another."""
+def test_a_map_is_read_once_for_the_moments_and_once_for_the_sums_of_the_gradient() -> None:
+    """Two sums each, of which neither waits for the other, so that a compiler makes one pass of them."""
     x = jnp.zeros((4, 8, 8, 2))
-
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        out: Any = BatchNorm2d().apply({"params": params, "batch_stats": state}, x, train=True)
-        return jnp.sum(out * out)
-
     params = {"scale": jnp.ones(2), "bias": jnp.ones(2)}
     state = {"running_mean": jnp.zeros(2), "running_var": jnp.ones(2)}
-    with backend.tracing_for(name):
-        jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(params, x).jaxpr
-    depth: dict[Any, int] = {}
-    sums = []
 
-    def walk(jaxpr: Any, depths: list[int]) -> list[int]:
-        depth.update(zip(jaxpr.invars, depths, strict=True))
-        for equation in jaxpr.eqns:
-            least = max([depth.get(v, 0) for v in equation.invars if not hasattr(v, "val")], default=0)
-            inner = [value for value in equation.params.values() if hasattr(value, "eqns") or hasattr(value, "jaxpr")]
-            if inner and equation.primitive.name in ("jit", "pjit", "custom_vjp_call"):
-                body = inner[0].jaxpr if hasattr(inner[0], "jaxpr") else inner[0]
-                outs = walk(body, [0 if hasattr(v, "val") else depth.get(v, 0) for v in equation.invars])
-            else:
-                big = equation.invars and getattr(equation.invars[0].aval, "size", 0) == x.size
-                level = least + 1 if equation.primitive.name == "reduce_sum" and big else least
-                if level > least:
-                    sums.append(level)
-                outs = [level] * len(equation.outvars)
-            depth.update(zip(equation.outvars, outs, strict=True))
-        return [0 if hasattr(v, "val") else depth.get(v, 0) for v in jaxpr.outvars]
+    def pull(params: Any, x: jax.Array) -> Any:
+        def run(params: Any, x: jax.Array) -> jax.Array:
+            out: Any = BatchNorm2d().apply({"params": params, "batch_stats": state}, x, train=True)
+            return out
 
-    walk(jaxpr, [0] * len(jaxpr.invars))
-    return len(sums), max(sums)
+        return jax.vjp(run, params, x)[1](x)
 
-
-def test_the_map_is_read_once_for_the_moments_and_once_for_the_sums_of_the_gradient() -> None:
-    """Two sums each, that do not wait for one another; the loss adds one. The plain form needs a pass for each moment."""
-    assert reductions_of_maps("gpu")[0] == 5
-    assert reductions_of_maps("gpu")[1] < reductions_of_maps("cpu")[1]
+    with backend.tracing_for("gpu"):
+        jaxpr = jax.make_jaxpr(pull)(params, x).jaxpr
+    sums = [found for found in operations(jaxpr) if found.kind == "reduction" and found.bytes > x.nbytes]
+    assert len(sums) == 4
