@@ -198,7 +198,7 @@ class Swish(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jax.nn.silu(x)
+        return jax.nn.silu(x) if backend.target() == "cpu" else operations.swish(x)
 
 
 class Sigmoid(nn.Module):

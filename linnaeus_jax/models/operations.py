@@ -59,6 +59,26 @@ def _gelu_bwd(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 gelu.defvjp(_gelu_fwd, _gelu_bwd)
 
 
+@jax.custom_vjp
+def swish(x: jax.Array) -> jax.Array:
+    """x * sigmoid(x) (Ramachandran et al. 2017); the backward pass needs `x` alone."""
+    x_wide = x.astype(wide(x.dtype))
+    return (x_wide * lax.logistic(x_wide)).astype(x.dtype)
+
+
+def _swish_fwd(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return swish(x), x
+
+
+def _swish_bwd(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+    x_wide = x.astype(wide(x.dtype))
+    share = lax.logistic(x_wide)
+    return ((share * (1.0 + x_wide * (1.0 - share)) * grad).astype(x.dtype),)
+
+
+swish.defvjp(_swish_fwd, _swish_bwd)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: jax.Array, kernel: jax.Array, precision: PrecisionLike = None) -> jax.Array:
     """x @ kernel of [..., D] and [D, F], of one dtype."""

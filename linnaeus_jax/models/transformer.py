@@ -79,15 +79,20 @@ class SelfAttention(nn.Module):
         batch, tokens, dim = x_BND.shape
         qkv = Linear(3 * dim, use_bias=self.qkv_bias, dtype=self.dtype, name="qkv")(x_BND)
         qkv = qkv.reshape(batch, tokens, 3, self.num_heads, dim // self.num_heads)
-        qk, bias_hNN = self._placed(qkv[:, :, :2], grid, padding)
+        if padding:  # what the kernel leaves there as gradients is not to be relied on
+            within_N = (jnp.arange(tokens) < tokens - padding)[None, :, None, None, None]
+            qkv = jnp.where(within_N, qkv, jnp.zeros_like(qkv))
+        q, k, bias_hNN = self._placed(qkv[:, :, :2], grid, padding)
         with jax.named_scope("attend"):
-            out = self._attend(qk[:, :, 0], qk[:, :, 1], qkv[:, :, 2], key, bias_hNN, key_mask_BN, padding)
+            out = self._attend(q, k, qkv[:, :, 2], key, bias_hNN, key_mask_BN, padding)
         out = Linear(dim, dtype=self.dtype, name="proj")(out.reshape(batch, tokens, dim))
         return Dropout(self.drop_rate, name="proj_drop")(out, subkey(key, 1))
 
     @nn.nowrap
-    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int) -> tuple[jax.Array, jax.Array | None]:
-        """Queries and keys [B, N, 2, heads, d] that know their positions, and a float32 bias [heads, N, N] or None."""
+    def _placed(
+        self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Queries and keys [B, N, heads, d] that know their positions, and a float32 bias [heads, N, N] or None."""
         raise NotImplementedError
 
     @nn.nowrap
@@ -185,9 +190,9 @@ def fused_attention(
     """softmax(scale * q k + bias) v of [B, N, heads, d] in one kernel, see `jax.nn.dot_product_attention`.
 
     cuDNN has a backward pass for even N only, so an odd number of tokens gets one more that is beyond the length of
-    every row; callers that have appended it themselves say so by `padding`. Tokens that nobody may look at are beyond
-    it, too, once keys and values are in another order, which a softmax does not see: a mask would be a bias of every
-    row, whose gradient cuDNN does not have. Keys and values beyond the length get a gradient of 0.
+    every row; callers that have appended it themselves say so by `padding`, and use no gradient of it. Tokens that
+    nobody may look at are beyond it, too, once keys and values are in another order, which a softmax does not see: a
+    mask would be a bias of every row, whose gradient cuDNN does not have. Their gradient is 0.
 
     Raises:
       ValueError: a bias and a mask together.
@@ -207,12 +212,10 @@ def fused_attention(
         visible_first = jnp.argsort(~key_mask_BN, axis=1, stable=True)[..., None, None]
         k, v = (jnp.take_along_axis(x, visible_first, axis=1) for x in (k, v))
         lengths_B = key_mask_BN.sum(axis=1, dtype=jnp.int32)
+        within = (jnp.arange(k.shape[1])[None] < lengths_B[:, None])[..., None, None]
+        k, v = (jnp.where(within, x, jnp.zeros_like(x)) for x in (k, v))  # and so the gradients are
     elif odd or padding:
         lengths_B = jnp.full(batch, tokens - padding, jnp.int32)
-    if lengths_B is not None:
-        # What the kernel leaves there as gradients is not to be relied on.
-        within = (jnp.arange(tokens + odd)[None] < lengths_B[:, None])[..., None, None]
-        k, v = (jnp.where(within, x, jnp.zeros_like(x)) for x in (k, v))
     out = jax.nn.dot_product_attention(
         q,
         k,
