@@ -209,6 +209,9 @@ def model() -> Section:
         variant="sm",  # size of the family; the keys below override it where they are set
         drop_rate=(),  # dropout of the transformer stages: one number, or one per stage; empty: the variant's
         attn_drop_rate=(),  # dropout of attention weights: one number, or one per stage; empty: the variant's
+        # weights: each attention weight is dropped on its own; keys: those of all queries of a head to a key together,
+        # which fused attention can do
+        attn_drop_kind="weights",
         # largest rate of stochastic depth, reached at the last block; None: the variant's
         drop_path_rate=placeholder(float),
         label_smoothing=0.1,  # probability spread over the other classes by the loss LabelSmoothingCrossEntropy

@@ -15,12 +15,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from linnaeus_jax import backend
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.initial import parameter
 from linnaeus_jax.models.layers import ClsProjection, Conv1d, LayerNorm, MetaHead, weight_init
-from linnaeus_jax.models.transformer import ATTN_IMPLS, SelfAttention, TransformerStage
+from linnaeus_jax.models.transformer import ATTN_DROP_KINDS, ATTN_IMPLS, SelfAttention, TransformerStage
 
 MIN_SIZE = 32  # five halvings leave one patch
 MAX_DEPTH = 1000  # of one stage; more takes minutes to trace
@@ -53,6 +54,7 @@ class MetaFormer(ModelFamily, kw_only=True):
     scan_layers: bool
     depthwise_impl: str
     attn_impl: str
+    attn_drop_kind: str
     in_chans: int
 
     stage_patterns: ClassVar[Mapping[str, re.Pattern[str]]] = SHARED_STAGES
@@ -168,17 +170,19 @@ class MetaFormer(ModelFamily, kw_only=True):
 
     @nn.nowrap
     def _attention(self, stage: int) -> dict[str, Any]:
-        backend, bfloat16 = jax.default_backend(), jnp.dtype(self.dtype) == jnp.bfloat16
-        if self.attn_impl == "cudnn" and (backend != "gpu" or not bfloat16 or self.attn_drop_rate[stage] > 0):
+        device, bfloat16 = backend.target(), jnp.dtype(self.dtype) == jnp.bfloat16
+        drops_weights = self.attn_drop_rate[stage] > 0 and self.attn_drop_kind == "weights"
+        if self.attn_impl == "cudnn" and (device != "gpu" or not bfloat16 or drops_weights):
             raise InputError(
-                "model.attn_impl = 'cudnn' needs a GPU, bfloat16 and attn_drop_rate 0 (here: "
-                f"{backend}, {jnp.dtype(self.dtype)}, {self.attn_drop_rate[stage]}); use 'auto'"
+                "model.attn_impl = 'cudnn' needs a GPU, bfloat16 and attn_drop_rate 0 or attn_drop_kind 'keys' (here: "
+                f"{device}, {jnp.dtype(self.dtype)}, {self.attn_drop_rate[stage]}, '{self.attn_drop_kind}'); use 'auto'"
             )
         return {
             "num_heads": self.num_heads[stage],
             "drop_rate": self.drop_rate[stage],
             "attn_drop_rate": self.attn_drop_rate[stage],
             "attn_impl": self.attn_impl,
+            "attn_drop_kind": self.attn_drop_kind,
             "dtype": self.dtype,
         }
 
@@ -285,6 +289,7 @@ def _errors(model: MetaFormer) -> Iterator[str]:
     if not 0.0 <= model.drop_path_rate < 1.0:
         wrong["drop_path_rate"] = "is out of range; it must be within [0, 1)"
     wrong |= unknown_choices(model, {"depthwise_impl": DEPTHWISE_IMPLS, "attn_impl": ATTN_IMPLS})
+    wrong |= unknown_choices(model, {"attn_drop_kind": ATTN_DROP_KINDS})
     wrong |= unknown_choices(model, {"missing_metadata": MISSING_METADATA})
     if max(model.block_depths) > MAX_DEPTH:
         yield f"the stages have {model.block_depths} blocks, and each may have {MAX_DEPTH}; lower their depths"

@@ -318,6 +318,7 @@ add(
     variant=Row("md", at("model.rope_depths"), (10, 2), VARIANT),
     drop_rate=Row((0.1,), at("model.drop_rate"), (0.1, 0.1)),
     attn_drop_rate=Row((0.2, 0.3), at("model.attn_drop_rate"), (0.2, 0.3)),
+    attn_drop_kind=Row("keys", at("model.attn_drop_kind"), "keys"),
     drop_path_rate=Row(0.3, at("model.drop_path_rate"), 0.3),
     label_smoothing=Row(
         0.2,

@@ -40,6 +40,7 @@ def plain_linear(x, kernel, bias):
 #: name -> own form, plain form, shapes of the arguments
 CASES: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array], list[tuple[int, ...]]]] = {
     "gelu": (operations.gelu, lambda x: jax.nn.gelu(x, approximate=False), [(2, 3, 5)]),
+    "swish": (operations.swish, jax.nn.silu, [(2, 3, 5)]),
     "matmul to more": (operations.matmul, jnp.matmul, [(2, 3, 4), (4, 6)]),
     "matmul to fewer": (operations.matmul, jnp.matmul, [(2, 3, 6), (6, 4)]),
     "matmul of many": (operations.matmul, jnp.matmul, [(2, 4200, 8), (8, 9)]),
