@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from linnaeus_jax.mistakes import InputError
+from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.layers import Dropout
 from linnaeus_jax.registry import MODELS
@@ -88,16 +89,11 @@ def trunk_reason(trunk: Any) -> str:
     return ""
 
 
-def build_trunk(trunk: Trunk, shared: Mapping[str, Any], **given: Any) -> ModelFamily:
-    """The model of one trunk, without heads and metadata.
-
-    Args:
-      shared: those of `SHARED`.
-      given: further fields of the model.
-    """
+def build_trunk(trunk: Trunk, **given: Any) -> ModelFamily:
+    """The model of one trunk, without heads and metadata; `given`: further fields of it."""
     family = MODELS[trunk.family]
     section: dict[str, Any] = {"type": trunk.family, "variant": trunk.variant}
-    own = dict.fromkeys(family.keys.values()) | {key: value for key, value in shared.items() if value is not None}
+    own = dict.fromkeys(family.keys.values()) | {"depthwise_impl": "auto"}
     own |= {"drop_rate": 0.0, **dict(trunk.settings)}  # features are dropped when they are joined
     for key in family.keys.values():
         *parts, last = key.split(".")
@@ -141,6 +137,13 @@ class Joined(ModelFamily):
         rate = rate[0] if isinstance(rate, tuple | list) else rate
         if not 0.0 <= rate < 1.0:
             raise InputError(f"model.drop_rate = {rate!r} is out of range; it must be within [0, 1)")
+        if fields["depthwise_impl"] not in DEPTHWISE_IMPLS:
+            choices = ", ".join(DEPTHWISE_IMPLS)
+            raise InputError(f"model.depthwise_impl = {fields['depthwise_impl']!r} is unknown; choose one of {choices}")
+        if not 0.0 <= (fields["drop_path_rate"] or 0.0) < 1.0:
+            raise InputError(
+                f"model.drop_path_rate = {fields['drop_path_rate']!r} is out of range; it must be within [0, 1)"
+            )
         trunks = tuple(Trunk(*trunk) for trunk in fields["trunks"])
         built = cls(**{**fields, "trunks": trunks, "drop_rate": rate}, **given)
         for place in range(len(trunks)):
@@ -148,15 +151,16 @@ class Joined(ModelFamily):
         return built
 
     @nn.nowrap
-    def trunk(self, place: int, **changed: Any) -> ModelFamily:
+    def trunk(self, place: int) -> ModelFamily:
         """The model of one trunk by itself."""
         fields = ("img_size", "dtype", "remat", "missing_metadata")
-        given = {"parent": None, **{name: getattr(self, name) for name in fields}}
-        return build_trunk(self.trunks[place], {name: getattr(self, name) for name in SHARED}, **given | changed)
+        made = build_trunk(self.trunks[place], parent=None, **{name: getattr(self, name) for name in fields})
+        shared = {name: getattr(self, name) for name in SHARED if hasattr(made, name)}
+        return made.clone(**{name: value for name, value in shared.items() if value is not None})
 
     def setup(self) -> None:
-        names = [self.trunk_name(place) for place in range(len(self.trunks))]
-        self.members = [self.trunk(place, parent=self, name=name) for place, name in enumerate(names)]
+        members = enumerate(map(self.trunk, range(len(self.trunks))))
+        self.members = [trunk.clone(parent=self, name=self.trunk_name(place)) for place, trunk in members]
         self.drop = Dropout(self.drop_rate, name="drop")
         self.setup_classifier()
 
