@@ -51,6 +51,12 @@ def features_of(model: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, pretrained_settings(model)["features"]))
 
 
+def sources_in_words(model: Mapping[str, Any]) -> str:
+    """The key that names weights with its value, for messages."""
+    key = "features" if features_of(model) else "pretrained"
+    return f"model.{key} = {pretrained_settings(model)[key]!r}"
+
+
 def sources() -> tuple[str, ...]:
     """Values of model.pretrained_source; "": the kind that the names in the file are of."""
     return ("", *WEIGHT_FORMATS)

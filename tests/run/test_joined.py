@@ -60,7 +60,9 @@ def test_what_is_stored_belongs_to_the_weights_of_all(tmp_path, sources):
     config = config_of(tmp_path, sources)
     directory = RunDirectory(tmp_path / "run")
     experiment = build_experiment(config, directory, write=False, initial_weights=read_initial_weights)
+    assert experiment.program.stored is not None
     assert experiment.program.stored.shape == (1, 2560)
+    assert experiment.weights is not None
     rows = experiment.program.settings.optimizer.rows
     stage_of = type(experiment.program.model).stage_of
     assert {stage_of(row.name) for row in rows if row.optimizer != "frozen"} == {"heads", "metadata"}
@@ -121,4 +123,5 @@ def test_heads_on_two_trunks_from_sources_to_a_bundle(tmp_path, sources):
         config, RunDirectory(tmp_path / "x"), write=False, initial_weights=read_initial_weights
     )
     assert config.model.type == "Joined"
+    assert experiment.weights is not None
     assert not experiment.weights.coverage.of("initial", "other shape")

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -58,11 +59,19 @@ def configured(sources, **keys):
     return config
 
 
+def settled(config):
+    """The sources that a configuration names, after it has taken over what they need."""
+    state, _ = adopt_source(config)
+    assert state is not None
+    return state
+
+
 def test_trunks_and_pictures_become_the_configuration(sources):
     config = configured(sources, model__type="EfficientNet", model__variant="lite0", aug__mean=(0.1, 0.1, 0.1))
-    state, (line, *others) = adopt_source(config)
-    assert not others
-    assert "model.type = Joined" in line
+    state, (taken, replaced) = adopt_source(config)
+    assert state is not None
+    assert "defaults: model.trunks = ((EfficientNet, tiny, ()" in taken
+    assert "whatever the configuration file says: model.type = Joined, model.variant = sources, aug.mean" in replaced
     assert (config.model.type, config.model.variant, config.data.img_size) == ("Joined", "sources", 96)
     assert (tuple(config.aug.mean), tuple(config.aug.std)) == ((0, 0, 0), (1, 1, 1))  # each trunk has its own
     lite = ("EfficientNet", "tiny", (), (127 / 255,) * 3, (128 / 255,) * 3)
@@ -77,12 +86,12 @@ def test_trunks_and_pictures_become_the_configuration(sources):
 
 def test_every_trunk_gives_what_it_gives_alone(sources):
     config = configured(sources)
-    state, _ = adopt_source(config)
+    state = settled(config)
     model = model_of(config.model, size=64)
     done = read_weights(config.model, model, CLASSES, state)
     params, statistics = done.merged(*trees(model, seed=9))
     variables = {"params": params, **statistics}
-    picture = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), np.uint8)
+    picture = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), np.uint8))
     found = model.apply(variables, normalize(picture, config.aug.mean, config.aug.std), method="encode_image")
     assert found.shape == (2, 2560)
     for place, trunk in enumerate(map(trunk_of, state.parts)):
@@ -101,7 +110,7 @@ def test_every_trunk_gives_what_it_gives_alone(sources):
 
 def test_what_became_of_every_array_is_told_for_each_trunk(sources):
     config = configured(sources)
-    state, _ = adopt_source(config)
+    state = settled(config)
     model = model_of(config.model, size=64)
     done = read_weights(config.model, model, CLASSES, state)
     coverage = done.coverage
@@ -204,7 +213,7 @@ def test_sources_that_are_no_trunks_are_named(sources, tmp_path):
 def test_a_family_that_the_user_insists_on_is_an_error(sources):
     config, _ = load_config(["--config=mformer_v1_sm", "--config.model.type=EfficientNet"])
     config.model.features = tuple(map(str, sources))
-    state, _ = adopt_source(config)
+    state = settled(config)
     model = model_of(section(**TINY))
     with pytest.raises(UserError, match=r"model\.features needs model\.type = 'Joined', but it is 'EfficientNet'"):
         read_weights(config.model, model, CLASSES, state)
@@ -217,7 +226,7 @@ def test_a_file_that_lacks_an_array_is_named_with_its_own_names(sources, tmp_pat
     with pytest.raises(UserError, match=r"the blocks of .*less.safetensors are those of no variant of EfficientNet"):
         adopt_source(config)
     save_file({name: array for name, array in arrays.items() if "_blocks.3._depthwise" not in name}, path)
-    state, _ = adopt_source(config)
+    state = settled(config)
     with pytest.raises(UserError, match=r"less.safetensors .*missing in the file: _blocks.3._depthwise"):
         read_weights(config.model, model_of(config.model, size=64), CLASSES, state)
 
