@@ -255,6 +255,9 @@ def model() -> Section:
             # side in pixels of the pictures that SAME padding is computed for; 0: that of the data; None: the variant's
             nominal_size=placeholder(int),
         ),
+        # ---- Joined
+        # trunks whose features are concatenated, each (family, variant, settings, mean, std); model.features sets them
+        trunks=(),
         # ---- heads and how they are computed
         classification=dict(
             heads=ConfigDict(),
@@ -268,6 +271,8 @@ def model() -> Section:
         # from which a new run takes its initial weights: a file (.safetensors, .pth, .tflite), a run, a bundle,
         # package:NAME, hf:OWNER/REPO[/FILE] or timm:NAME; empty: random ones
         pretrained="",
+        # two or more of these instead: their trunks beside each other, their features concatenated for the heads
+        features=(),
         # kind of the weights; empty: by the names in the file; metaformer and stitched_convnext_ropevit must be named
         pretrained_source="",
         pretrained_convnext="",  # file of the ConvNeXt weights, with pretrained_source = stitched_convnext_ropevit

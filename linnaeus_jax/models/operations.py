@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import export, lax
 
 from linnaeus_jax import backend
 
@@ -198,7 +198,10 @@ patch_conv.defvjp(_patch_conv_fwd, _patch_conv_bwd)
 
 def once(x: jax.Array) -> jax.Array:
     """`x`, which CPU programs compute once and in its own order, whoever reads it transposed."""
-    return lax.platform_dependent(x, cpu=_through_a_loop, default=lambda x: x) if x.size >= WORTH_A_LOOP else x
+    open_ended = any(map(export.is_symbolic_dim, x.shape))  # a program for any number of rows
+    if not open_ended and x.size < WORTH_A_LOOP:
+        return x
+    return lax.platform_dependent(x, cpu=_through_a_loop, default=lambda x: x)
 
 
 def together(kept: tuple[jax.Array, ...], *gradients: jax.Array) -> tuple[jax.Array, ...]:

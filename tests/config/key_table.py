@@ -364,6 +364,16 @@ add(
     mlp_ratio=Row((2.0, 3.0), shape("stage_4.0.mlp.fc1.weight"), (128, 384), V0),
     stride_seqs=Row(((1, 1), (2,)), refused("model.attention_stages.stride_seqs"), True, V0),
 )
+TRUNK = ("EfficientNet", "tiny", (), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+add(
+    "model",
+    trunks=Row(
+        (TRUNK, TRUNK),
+        at("model.trunks.1.variant"),
+        "tiny",
+        {**VARIANT, "model.type": "Joined", "model.variant": "sources"},
+    ),
+)
 add(
     "model.efficientnet",
     nominal_size=Row(96, at("model.nominal_size"), 96, {**VARIANT, "model.type": "EfficientNet"}),
@@ -568,6 +578,7 @@ def weights_of(what: str, without: str = "") -> Callable[[Site], Any]:
 add(
     "model",
     pretrained=Row("w.pth", Site.read_weights, ["w.pth"]),
+    features=Row(("c", "r"), Site.read_weights, ["c", "r"]),
     pretrained_source=Row(
         "metaformer", lambda s: s.initial_weights().coverage.counts(), given=WEIGHTS | {"model.type": "mFormerV0"}
     ),
