@@ -62,6 +62,7 @@ gelu.defvjp(_gelu_fwd, _gelu_bwd)
 @jax.custom_vjp
 def swish(x: jax.Array) -> jax.Array:
     """x * sigmoid(x) (Ramachandran et al. 2017); the backward pass needs `x` alone."""
+    # The product has the dtype of x: where XLA stores it for several readers, it stores what is computed last.
     return x * lax.logistic(x.astype(wide(x.dtype))).astype(x.dtype)
 
 
@@ -72,8 +73,7 @@ def _swish_fwd(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _swish_bwd(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
     x_wide = x.astype(wide(x.dtype))
     share = lax.logistic(x_wide)
-    # The product has the dtype of x: where XLA stores it for several readers, it stores what was computed last.
-    return (grad * (share * (1.0 + x_wide * (1.0 - share))).astype(x.dtype),)
+    return ((share * (1.0 + x_wide * (1.0 - share)) * grad).astype(x.dtype),)
 
 
 swish.defvjp(_swish_fwd, _swish_bwd)
