@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-STRENGTHS = (0.001, 0.003, 0.01, 0.03)
+STRENGTHS = (0.001, 0.003, 0.01)
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     label, predicted, probability, of_label, fine = [], [], [], [], None
     for rank, taxon in zip(ranks, taxa, strict=True):
         classes, y = np.unique(taxon, return_inverse=True)
-        tried = [LogisticRegression(C=c, max_iter=300).fit(x[train], y[train]) for c in STRENGTHS]
+        tried = [LogisticRegression(C=c, max_iter=100).fit(x[train], y[train]) for c in STRENGTHS]
         scores = [one.score(x[val], y[val]) for one in tried]
         best = tried[int(np.argmax(scores))]
         print(f"{rank}: " + ", ".join(f"C={c} {100 * s:.1f} %" for c, s in zip(STRENGTHS, scores)))

@@ -102,7 +102,7 @@ def _by_count(arrays: Arrays, rank: str) -> list[dict[str, Any]]:
     return [
         {
             "from": low,
-            "classes": int((np.digitize(count, COUNTS[1:]) == place).sum()),
+            "classes": int(((np.digitize(count, COUNTS[1:]) == place) & (count > 0)).sum()),
             "rows": int((group == place).sum()),
             "accuracy": _digits(right[group == place].mean()),
         }

@@ -189,7 +189,7 @@ def settings(place: Place, trunk: str, changed: Mapping[str, Any]) -> dict[str, 
 def train(built: Path, work: Path, flags: Mapping[str, Any], seed: int) -> Cost:
     """Trains by the configuration of a data set and other settings."""
     command = ["linnaeus_jax.main", f"--config={built / 'config.py'}", f"--workdir={work}"]
-    for key, value in (flags | {"train.seed": seed}).items():
+    for key, value in (dict(flags) | {"train.seed": seed}).items():
         command.append(f"--config.{key}={value}")
     return run(command, work.with_suffix(".log"))
 
@@ -199,7 +199,8 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict
     work = place.out / place.name / f"{name}-{seed}"
     result = place.result(name, seed)
     result.parent.mkdir(parents=True, exist_ok=True)
-    before, cost, extra = Cost(), Cost(), {}
+    before, cost = Cost(), Cost()
+    extra: dict[str, Any] = {}
     arrays = work.with_name(f"{work.name}.npz")
     if row.how == "pictures":
         built, before = pixels(place, row.side)
@@ -244,11 +245,19 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict
         "machine": machine_info(),
         "cost": cost.to_json(),
         "cost_of_pixels_and_features": before.to_json(),
+        "pictures": pictures_of(split),
         **extra,
         "figures": figures.figures(figures.read(result.with_suffix(".npz"))),
     }
     write_atomically(result, json.dumps(report, indent=1) + "\n")
     return report
+
+
+def pictures_of(labels_file: Path) -> dict[str, int]:
+    """How many pictures each side has; those with the same bytes as another one were left out."""
+    with h5py.File(labels_file) as file:
+        side = file["split"][:]
+    return {name: int((side == place).sum()) for place, name in enumerate(SIDES)}
 
 
 def tasks_of(built: Path) -> list[str]:

@@ -87,8 +87,9 @@ def _tuned(trunk: str, blocks: int, minutes: float, **settings: Any) -> Row:
 def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any) -> Row:
     changed = {key.replace("__", "."): value for key, value in settings.items()}
     model = {"model.type": kind, "model.variant": variant, "model.pretrained": "", "train.tune": "full"}
+    own = {"data.meta.active": False, "train.epochs": 20}
     title = f"{kind}-{variant} from nothing, {size} px"
-    return Row(title, (), "pictures", model | {"train.epochs": 20} | changed, size, minutes)
+    return Row(title, (), "pictures", model | own | changed, size, minutes)
 
 
 ROWS: dict[str, Row] = {
@@ -103,7 +104,10 @@ ROWS: dict[str, Row] = {
     "last5-lite0": _tuned("lite0", 5, 25),
     "last6-lite2": _tuned("lite2", 6, 60),
     # one change at a time, beside head-lite0
-    "head-lite0-conditional": _head("lite0", "conditional heads", model__classification__head="ConditionalClassifier"),
+    "head-lite0-dates": _head("lite0", "with metadata", data__meta__active=True),
+    "head-lite0-views4": Row(
+        "Lite0, head, 4 augmented views", ("lite0",), "pictures", HEAD | {"train.tune_views": 4}, 0, 12
+    ),
     "head-lite0-gradnorm": _head("lite0", "GradNorm", loss__grad_weighting__task__type="gradnorm"),
     "nothing-v1-tiny": _nothing("mFormerV1", "tiny", 96, 10),
     "nothing-v0-tiny": _nothing("mFormerV0", "tiny", 96, 20),

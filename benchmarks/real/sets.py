@@ -200,7 +200,7 @@ def _leaf(data: Path) -> Iterator[Found]:
 
 
 def _fish(data: Path) -> Iterator[Found]:
-    counts = Counter()
+    counts: Counter[int] = Counter()
     for number, (species, family) in enumerate(FISH):
         for path in sorted((data / "fish_image" / f"fish_{number + 1:02}").glob("*.png")):
             counts[number] += 1

@@ -1,11 +1,11 @@
 """Answers that hold the truth as often as asked for: split conformal prediction over the nodes of the taxonomy.
 
-The answer to a picture is a taxon of its most probable path, or nothing, which stands for all taxa. A least probability
-of the answer makes these sets nested: the higher it is, the coarser the answer. The score of a row with a known label is
-the probability of the coarsest taxon of its path that is wrong, 0 where none is: from just above it on, the answer holds
-the truth. Of n scores, the one in place ceil((n + 1) level) is the threshold; where new pictures are exchangeable with
-the rows, the answer above it holds the truth with a probability of at least `level` (Vovk et al. 2005; with the nodes of
-a hierarchy as the sets: Mortier et al. 2025, arXiv 2501.19038).
+The answer to a picture is a taxon of its most probable path, or nothing, which stands for all taxa. A least
+probability of the answer makes these sets nested: the higher it is, the coarser the answer. The score of a row with a
+known label is the probability of the coarsest taxon of its path that is wrong, 0 where none is: from just above it on,
+the answer holds the truth. Of n scores, the one in place ceil((n + 1) level) is the threshold; where new pictures are
+exchangeable with the rows, the answer above it holds the truth with a probability of at least `level` (Vovk et al.
+2005; with the nodes of a hierarchy as the sets: Mortier et al. 2025, arXiv 2501.19038).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def least_confidence(found: Mapping[str, float], rows: int, level: float) -> flo
     if str(per_cent) not in found:
         needed = -(-per_cent // (100 - per_cent))
         raise UserError(
-            f"coverage {level:g} needs at least {needed} validation rows labelled at the finest rank, and the thresholds "
-            f"of this model were measured on {rows}; ask for less, or train with more validation rows"
+            f"coverage {level:g} needs at least {needed} validation rows labelled at the finest rank, and the "
+            f"thresholds of this model were measured on {rows}; ask for less, or train with more validation rows"
         )
     return float(np.nextafter(found[str(per_cent)], 2.0))
