@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,8 +182,9 @@ def count_table(data: Mapping[str, Any]) -> str:
     lows, lines = [*figures.COUNTS], []
     for split, row, one in _with(data, "paths"):
         by = {each["from"]: each for each in one["by_count"]}
-        lines.append([split, ROWS[row].title, *(f"{100 * by[low]['accuracy']:.1f}" if low in by else "" for low in lows)])
-    names = [f"{low}–{high - 1}" for low, high in zip(lows, lows[1:])] + [f"{lows[-1]} or more"]
+        cells = [f"{100 * by[low]['accuracy']:.1f}" if low in by else "" for low in lows]
+        lines.append([split, ROWS[row].title, *cells])
+    names = [f"{low}–{high - 1}" for low, high in pairwise(lows)] + [f"{lows[-1]} or more"]
     return table(["split", "", *names], lines)
 
 
@@ -210,7 +212,7 @@ def text(data: Mapping[str, Any], found: Results) -> str:
         for seeds in rows.values()
         for one in seeds
     }
-    said = "; ".join(f"{cpu}, {cores} cores, Python {python}, JAX {jax}" for cpu, cores, python, jax in sorted(machines))
+    said = "; ".join(f"{cpu}, {cores} cores, Python {python}, JAX {x}" for cpu, cores, python, x in sorted(machines))
     sets = table(
         ["set", "pictures", "classes", "licence", "from"],
         [

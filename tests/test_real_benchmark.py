@@ -189,7 +189,7 @@ def test_every_result_has_the_figures_of_its_rows():
         arrays = figures.read(path.with_suffix(".npz"))
         assert len(arrays["label"]) == result["pictures"]["test"]
         assert figures.figures(arrays) == result["figures"], path.name
-        assert "/" not in json.dumps(result["settings"] if "settings" in result else {})
+        assert "/" not in json.dumps(result.get("settings", {}))
 
 
 def test_the_page_is_what_the_results_say():

@@ -83,7 +83,7 @@ def summary_lines(
     where = "" if out is None else f"{out}: "
     least = f"at {options.min_confidence:g} or more"
     if coverage is not None:
-        least = f"for a coverage of {coverage:g}, at {options.min_confidence:.3f} or more"
+        least = f"for a coverage of {coverage:g}, at {options.min_confidence:.4g} or more"
     lines = [f"{where}{read:,} pictures predicted, {least}: {', '.join(answers) or 'none'}"]
     components = [component.name for component in bundle.encoder.components]
     if components and read:
