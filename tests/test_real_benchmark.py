@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.real import figures, making
-from benchmarks.real.__main__ import checked_rows, expected_minutes
+from benchmarks.real.__main__ import checked_rows, expected_minutes, main
 from benchmarks.real.rows import ROWS, TRUNKS
 from benchmarks.real.sets import FISH_COUNTS, SETS, SPLITS, PublicSet, Rows, read
 from docs import make_results
@@ -172,6 +172,33 @@ def test_rows_by_name(tmp_path):
     assert 0 < twice - once < once
 
 
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    def said(*arguments: str) -> tuple[int | str | None, str, str]:
+        monkeypatch.setattr("sys.argv", ["real", *arguments])
+        try:
+            status: int | str | None = main()
+        except SystemExit as end:
+            status = end.code
+        out = capsys.readouterr()
+        return status, out.out, out.err
+
+    assert "usage: python -m benchmarks.real" in said("--help")[1]
+    pictures, classes = small_clone("leaf", tmp_path)
+    where = ("--data", str(tmp_path), "--out", str(tmp_path / "out"), "--results", str(tmp_path / "results"))
+    status, _, error = said("leaf", *where)
+    assert status == 1
+    assert error.startswith("leaf: 3 of 990 pictures are in ")
+    assert said("leaf", *where, "--seeds", "0,x")[::2] == (1, "--seeds is '0,x'; give numbers such as 0,1,2\n")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setitem(SETS, "leaf", dataclasses.replace(SETS["leaf"], pictures=pictures, classes=classes))
+    for name in ("head-lite0-0", "head-lite0-1"):
+        touch(tmp_path / "results" / "leaf", f"{name}.json")
+    status, out, _ = said("leaf", "head-lite0", *where, "--seeds", "0,1")
+    assert status == 0
+    assert "licence: none stated; silhouettes" in out
+    assert "0 of 2 results are to be made, about " in out
+
+
 def test_a_program_that_fails_is_told(tmp_path):
     with pytest.raises(UserError, match=r"(?s)python -m linnaeus_jax\.tools\.bundle\nended with 2; .*--from-weights"):
         making.run(["linnaeus_jax.tools.bundle"], tmp_path / "log")
@@ -249,12 +276,12 @@ def test_short_form(tmp_path, monkeypatch):
     of = short_set(Path(directory))
     rows = read(of, Path(directory))
     place = making.Place("short", rows, "official", Path(directory), tmp_path / "out", tmp_path / "results", "")
-    row = dataclasses.replace(ROWS["head-lite0"], settings=ROWS["head-lite0"].settings | {"train.epochs": 30})
+    row = dataclasses.replace(ROWS["head-lite0"], settings=dict(ROWS["head-lite0"].settings) | {"train.epochs": 30})
     report = making.make_row(place, "head-lite0", row, 0, "")
     assert report["pictures"] == {"train": 324, "val": 36, "test": 144}
     found = report["figures"]
     assert found["raw"]["fine"]["accuracy"] > 0.7
     assert found["paths"]["kind"]["accuracy"] > 0.9
-    assert found["conformal"]["coverage"] > 0.75
+    assert found["conformal"]["coverage"] > 0.6  # 36 validation rows, and other pictures than those of the test
     assert place.result("head-lite0", 0).is_file()
     assert figures.figures(figures.read(place.result("head-lite0", 0).with_suffix(".npz"))) == found

@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,6 @@ class Place:
     out: Path
     results: Path
     weights: str
-    say: Any = field(default=print)
 
     def result(self, row: str, seed: int) -> Path:
         """The JSON file of a row."""
@@ -97,11 +96,15 @@ def run(command: Sequence[str], log: Path) -> Cost:
     return Cost(usage.ru_utime + usage.ru_stime, time.perf_counter() - started, usage.ru_maxrss / 1024)
 
 
-def once(path: Path, make: Any) -> Cost:
-    """The cost of what is at `path`, made now by `make()` unless it was before; kept beside it."""
+def once(path: Path, make: Callable[[], Cost], *, goes_on: bool = False) -> Cost:
+    """The cost of what is at `path`, made now by `make()` unless it was before; kept beside it.
+
+    Args:
+      goes_on: what an ended program has left is of use to its next start, whose cost alone counts then.
+    """
     kept = path.with_name(f"{path.name}.cost.json")
     if not kept.is_file():
-        if path.is_dir():
+        if path.is_dir() and not goes_on:
             shutil.rmtree(path)
         write_atomically(kept, json.dumps(vars(make())))
     return Cost(**json.loads(kept.read_text()))
@@ -222,7 +225,7 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict
         if row.how == "head":
             given |= {"data.h5.images_path": str(made[0][0]), "env.plugins": str(PLUGIN)}
         flags = settings(place, row.trunks[0], given) if row.trunks else given | {"data.img_size": row.side}
-        cost.add(once(work, lambda: train(built, work, flags, seed)))
+        cost.add(once(work, lambda: train(built, work, flags, seed), goes_on=True))
         bundle = work.with_name(f"{work.name}-bundle")
         cost.add(
             run(["benchmarks.real.judging", str(work), str(bundle), str(arrays)], work.with_suffix(".judging.log"))
