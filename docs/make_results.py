@@ -33,13 +33,18 @@ HEADS = {
     "fish": "Fish4Knowledge: 70 % training, 10 % validation, 20 % test, whole trajectories, drawn by seed",
     "cifar10": "CIFAR-10: the split of the authors, a tenth of the training rows for validation",
 }
-#: split and row -> text for what was wanted and is not there
+_HEADS = ("head-lite0", "head-lite2", "control-lite0", "control-lite2")
+_TUNED = ("last5-lite0", "last6-lite2")
+_NOTHING = ("nothing-v1-tiny-64", "nothing-v0-tiny-64", "nothing-lite0-64")
+#: rows that have a line even if they are not measured
 WANTED = {
-    "grocery": ("last5-lite0", "last6-lite2", "control-lite2-insects", "nothing-v1-tiny", "nothing-lite0"),
-    "plants": ("last5-lite0", "last6-lite2", "control-lite2-insects", "head-insects"),
-    "leaf": ("last5-lite0",),
-    "fish": ("head-lite0", "control-lite0", "nothing-v1-tiny", "nothing-lite0"),
-    "cifar10": ("nothing-v1-tiny", "nothing-v0-tiny", "nothing-lite0"),
+    "grocery": (*_HEADS, "control-lite2-insects", *_TUNED, "nothing-v1-tiny-96", "nothing-lite0-96"),
+    "plants": (*_HEADS, "head-insects", "control-lite2-insects", *_TUNED),
+    "plants-time": ("head-lite0", "head-lite2"),
+    "plants-time-control": ("head-lite0", "head-lite2"),
+    "leaf": ("head-lite0", "control-lite0", "last5-lite0"),
+    "fish": ("head-lite0", "control-lite0", *_NOTHING),
+    "cifar10": _NOTHING,
 }
 
 Results = dict[str, dict[str, list[dict[str, Any]]]]  # split -> row -> one for each seed
@@ -130,19 +135,20 @@ def accuracy_tables(data: Mapping[str, Any]) -> str:
         ranks = SETS[SPLITS[split][0]].ranks
         columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
         lines = []
-        for row, one in data.get(split, {}).items():
+        for row in ROWS:
+            one = data.get(split, {}).get(row)
+            if one is None:
+                if row in WANTED[split]:
+                    lines.append([ROWS[row].title, "not measured yet", *[""] * (len(columns) - 2)])
+                continue
             cells = [percent(one["raw"][rank]["accuracy"]) for rank in ranks]
             cells += [percent(one["raw"][ranks[0]]["macro_accuracy"]), ", ".join(map(str, one["seeds"]))]
             lines.append([ROWS[row].title, *cells])
-        for row in WANTED.get(split, ()):
-            if row not in data.get(split, {}):
-                lines.append([ROWS[row].title, "not measured yet", *[""] * (len(columns) - 2)])
-        if not lines:
-            continue
         sides = next(iter(data[split].values()))["pictures"] if split in data else {}
         rows = ", ".join(f"{count:,} {side}" for side, count in sides.items())
-        parts.append(f"### {heading}\n\n{f'Pictures: {rows}.' if rows else ''}\n\n{table(columns, lines)}")
-    return "\n".join(parts).replace("\n\n\n", "\n\n")
+        pictures = f"Pictures: {rows}.\n\n" if rows else ""
+        parts.append(f"### {heading}\n\n{pictures}{table(columns, lines)}")
+    return "\n".join(parts)
 
 
 def coarser_table(data: Mapping[str, Any]) -> str:

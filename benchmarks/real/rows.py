@@ -109,7 +109,7 @@ ROWS: dict[str, Row] = {
         "Lite0, head, 4 augmented views", ("lite0",), "pictures", HEAD | {"train.tune_views": 4}, 0, 12
     ),
     "head-lite0-gradnorm": _head("lite0", "GradNorm", loss__grad_weighting__task__type="gradnorm"),
-    "nothing-v1-tiny": _nothing("mFormerV1", "tiny", 96, 10),
-    "nothing-v0-tiny": _nothing("mFormerV0", "tiny", 96, 20),
-    "nothing-lite0": _nothing("EfficientNet", "lite0", 96, 20),
+    **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (64, 96)},
+    **{f"nothing-v0-tiny-{size}": _nothing("mFormerV0", "tiny", size, 20) for size in (64, 96)},
+    **{f"nothing-lite0-{size}": _nothing("EfficientNet", "lite0", size, 20) for size in (64, 96)},
 }
