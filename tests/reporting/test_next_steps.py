@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from linnaeus_jax.checks import config_errors
-from linnaeus_jax.config import load_config
+from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.config.tree import assign
@@ -26,6 +26,8 @@ def record(root: Path, *epochs: dict[str, Any], **settings: Any) -> RunRecord:
     config = load_config(["--config=quickstart"])[0]
     for key, value in settings.items():
         assign(config, tuple(key.split("__")), value)
+    if config.model.type == "EfficientNet":
+        config.model.convnext_stages = get_config().model.convnext_stages
     write_json(root / "config.json", plain(config))
     rows = [Row("epoch", 10 * n, n, 0.0, values) for n, values in enumerate(epochs)]
     return RunRecord(root, tuple(rows))
