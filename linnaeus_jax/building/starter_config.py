@@ -266,7 +266,8 @@ def _within(budget: Budget, rows: int, img_size: int, batch_size: int, ways: Seq
     needed = []
     for way in ways:
         least = least_epochs(way.tune)
-        wanted = max(min(round(way.updates / max(rows // batch_size, 1)), 150), least)
+        most = 60 if way.storing else 150  # few rows would be seen so often that they are learned by heart
+        wanted = max(min(round(way.updates / max(rows // batch_size, 1)), most), least)
         times = {"storing": way.storing, "of_epoch": way.of_epoch}
         found = fitted(budget.seconds, **times, views=way.views, wanted=wanted, least=least)
         if found is not None:

@@ -12,7 +12,7 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import config_difference, plain
 from linnaeus_jax.reporting.class_tables import worst_class_rows
 from linnaeus_jax.reporting.run_record import RunRecord
-from linnaeus_jax.reporting.verdicts import OVERFITTING, accuracy, accuracy_curve, rising_losses
+from linnaeus_jax.reporting.verdicts import OVERFITTING, accuracy, accuracy_curve, baselines, rising_losses
 from linnaeus_jax.taxonomy.ranks import task_name
 
 #: most suggestions at once
@@ -100,7 +100,7 @@ def _larger_trunk(run: RunRecord) -> Iterator[Suggestion]:
         return
     settings = {"model__variant": "lite2", "model__pretrained": "package:efficientnet-lite2", "data__img_size": 260}
     yield Suggestion(
-        "a larger trunk and larger pictures, twice the time: build the data set again with --size 260 --force, then",
+        "a larger trunk and larger pictures, 2.5 times the time: build the data set again with --size 260 --force, then",
         _again(run, "lite2", **settings),
     )
 
@@ -110,8 +110,20 @@ def _longer(run: RunRecord) -> Iterator[Suggestion]:
     epochs = run.config["train"]["epochs"]
     last_third = [value for epoch, value in curve if epoch < curve[-1][0] - epochs / 3] if curve else []
     if last_third and curve[-1][1] == max(value for _, value in curve) and curve[-1][1] - last_third[-1] > GROWING:
-        gain = f"{curve[-1][1] - last_third[-1]:.1f} points in the last third of the epochs"
-        yield Suggestion(f"still growing, {gain}: twice as many", _again(run, "longer", train__epochs=2 * epochs))
+        why = (
+            f"still growing, {curve[-1][1] - last_third[-1]:.1f} points in the last third of the epochs: twice as many"
+        )
+    elif _below_features(run):
+        why = "a simple classifier knows more from the same features before any training: twice the epochs"
+    else:
+        return
+    yield Suggestion(why, _again(run, "longer", train__epochs=2 * epochs))
+
+
+def _below_features(run: RunRecord) -> bool:
+    """Whether frozen features tell more at some rank."""
+    reached = ((accuracy(run, "val/", task), share) for task, share in baselines(run).get("features", {}).items())
+    return any(found is not None and found < share for found, share in reached)
 
 
 def _against_overfitting(run: RunRecord) -> Iterator[Suggestion]:

@@ -13,6 +13,7 @@ from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.config.tree import assign
+from linnaeus_jax.data.baselines import BASELINES_FILE
 from linnaeus_jax.files import write_json
 from linnaeus_jax.reporting.metrics_log import Row
 from linnaeus_jax.reporting.next_steps import MOST, suggestion_lines, suggestions
@@ -33,7 +34,11 @@ def record(root: Path, *epochs: dict[str, Any], **settings: Any) -> RunRecord:
     return RunRecord(root, tuple(rows))
 
 
-LITE0 = {"model__type": "EfficientNet", "model__variant": "lite0", "model__pretrained": "package:efficientnet-lite0"}
+LITE0: dict[str, Any] = {
+    "model__type": "EfficientNet",
+    "model__variant": "lite0",
+    "model__pretrained": "package:efficientnet-lite0",
+}
 LITE0 |= {"data__img_size": 224}
 
 
@@ -72,6 +77,13 @@ def test_what_is_tried_next_follows_the_numbers_and_can_be_typed(tmp_path, setti
             config, workdir = load_config(arguments)
             assert Path(workdir or "").parent == tmp_path
             assert config_errors(config) == []
+
+
+def test_a_run_below_its_own_frozen_features_trains_longer(tmp_path):
+    run = record(tmp_path, {ACCURACY: 60.0}, data__img_size=48, train__epochs=6)
+    for share, wanted in ((59.0, []), (61.0, ["--config.train.epochs=12"])):
+        write_json(tmp_path / BASELINES_FILE, {"percent": {"features": {"taxa_L10": share}}})
+        assert [one.command.split()[-1] for one in suggestions(run)] == wanted
 
 
 def test_small_classes_that_are_badly_known_are_named(tmp_path):

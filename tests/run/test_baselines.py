@@ -134,5 +134,5 @@ def test_what_enters_a_block_goes_through_the_rest_of_the_trunk(tmp_path):
         assert vectors is not None
         found.append(vectors(experiment.inputs.dataset.val, experiment.inputs.dataset.val.rows)[0])
         percents.append(measured(experiment, state)["percent"]["features"])
-    np.testing.assert_allclose(*found, atol=2e-2)
+    np.testing.assert_allclose(found[0], found[1], atol=2e-2)
     assert all(0 <= percents[0][task] <= 100 for task in TASKS)
