@@ -100,7 +100,7 @@ def _larger_trunk(run: RunRecord) -> Iterator[Suggestion]:
         return
     settings = {"model__variant": "lite2", "model__pretrained": "package:efficientnet-lite2", "data__img_size": 260}
     yield Suggestion(
-        "a larger trunk and larger pictures, 2.5 times the time: build the data set again with --size 260 --force, then",
+        "a larger trunk and pictures, 2.5 times the time: build the data set again with --size 260 --force, then",
         _again(run, "lite2", **settings),
     )
 
