@@ -96,9 +96,11 @@ def test_values_and_gradients_in_float64(name):
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["gelu", "layer norm", "rotation", "logits"])
-def test_narrow_numbers_are_summed_in_float32(name):
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", ["gelu", "layer norm", "linear", "rotation", "logits"])
+def test_narrow_numbers_are_summed_in_float32(name, backend, monkeypatch):
     """Values and gradients of bfloat16 arguments, next to those of the same numbers in float32."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     own, plain, shapes = CASES[name]
     rng = np.random.default_rng(1)
     arguments = [jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in shapes]
@@ -141,3 +143,24 @@ def test_once_takes_any_number_of_rows():
     (rows,) = jax.export.symbolic_shape("b")
     made = jax.export.export(jax.jit(lambda x: operations.once(x + 1)))(jax.ShapeDtypeStruct((rows, 3), np.float32))
     np.testing.assert_array_equal(made.call(np.zeros((2, 3), np.float32)), np.ones((2, 3)))
+
+
+@pytest.mark.parametrize(("name", "needed"), [("layer norm", 0), ("linear", 3), ("rotation", 0)])
+def test_sums_are_products_on_a_cpu_alone(name, needed, monkeypatch):
+    """Elsewhere a product with ones would be a kernel of its own, which reads again what it sums."""
+    own, _, shapes = CASES[name]
+    arguments = [jnp.ones(shape, jnp.bfloat16) for shape in shapes]
+    if name == "rotation":
+        arguments[1] = arguments[1].astype(jnp.float32)  # angles
+
+    def products(backend, platform):
+        monkeypatch.setattr(jax, "default_backend", lambda: backend)
+
+        def gradients(*arguments):
+            y, pullback = jax.vjp(own, *arguments)
+            return y, pullback(y)
+
+        lowered = jax.jit(gradients).trace(*arguments).lower(lowering_platforms=(platform,))
+        return lowered.as_text().count("dot_general")
+
+    assert products("gpu", "cuda") == needed < products("cpu", "cpu")
