@@ -65,7 +65,7 @@ ENTRY %main (q: f32[1000,64], i: s32[], w: bf16[64,32], image: bf16[2,8,8,4], k:
   %rows = f32[8,64]{1,0} fusion(%q, /*index=1*/%i), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/rows"}
   %narrow = bf16[8,64]{1,0} convert(%rows)
   %product = bf16[8,32]{1,0} fusion(%narrow, %w), kind=kCustom, calls=%inner
-  %conv = (bf16[2,8,8,6]{3,2,1,0}, u8[4096]{0}) custom-call(%image, %k), dim_labels=b01f_o01i->b01f, custom_call_target="FORWARD"
+  %conv = (bf16[2,8,8,6]{3,2,1,0}, u8[4096]{0}) custom-call(%image, %k), dim_labels=b01f_o01i->b01f, FORWARD
   %sum = f32[8,64]{1,0} all-reduce(%rows), replica_groups={}
   %start = (s32[], f32[8,64]{1,0}) tuple(%i, %sum)
   %loop = (s32[], f32[8,64]{1,0}) while(%start), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
@@ -73,7 +73,7 @@ ENTRY %main (q: f32[1000,64], i: s32[], w: bf16[64,32], image: bf16[2,8,8,4], k:
   %y = f32[8,64]{1,0} get-tuple-element(%other), index=1
   ROOT %z = f32[8,64]{1,0} conditional(%i, %y, %y), branch_computations={%free, %dear}, metadata={op_name="jit(f)/if"}
 }
-""".replace("FORWARD", "__cudnn$convForward")
+""".replace("FORWARD", 'custom_call_target="__cudnn$convForward"')
 
 
 def of(kernels: list[Kernel], kind: str) -> list[Kernel]:

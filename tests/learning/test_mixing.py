@@ -186,7 +186,8 @@ def test_gate_switch_and_share_follow_their_laws():
 def test_lam_follows_a_symmetric_beta_distribution(alpha):
     n = 100_000
     lam = np.asarray(jax.jit(mixing.symmetric_beta, static_argnums=2)(jax.random.key(3), alpha, (n,)), np.float64)
-    assert np.isfinite(lam).all() and lam.min() >= 0 and lam.max() <= 1
+    assert lam.min() >= 0
+    assert lam.max() <= 1  # and so none is NaN
     law = stats.beta(alpha, alpha)
     variance = 1 / (4 * (2 * alpha + 1))
     moments = {1: 0.0, 2: variance, 3: 0.0, 4: 3 * variance**2 * (2 * alpha + 1) / (2 * alpha + 3)}
