@@ -66,7 +66,8 @@ def lowered(settings: dict[str, Any], built: Built, placement: Placement) -> Ite
     columns = {key: jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for key, value in batch.items()}
     image = columns["image"]
     if name == "predict":
-        logits = forward_pass(evaluation.model, evaluation.preprocessing)
+        model: Any = evaluation.model
+        logits = forward_pass(model, evaluation.preprocessing)
         variables = {"params": state.params, **state.model_state}
         jitted = jax.jit(logits, in_shardings=(whole, by_row, by_row, by_row), out_shardings=by_row)
         yield name, jitted.lower(variables, image, columns["meta"], columns["meta_valid"]), 0

@@ -102,7 +102,7 @@ def _gradients_of_product(
     rows = tuple(range(x.ndim - 1))
     contract = ((rows, rows), ((), ()))
     # CPU programs transpose the left operand in memory: it shall be the narrower one, and computed before that.
-    if x.shape[-1] <= grad.shape[-1]:
+    if x.shape[-1] <= grad.shape[-1] or jax.default_backend() != "cpu":
         grad_kernel = lax.dot_general(once(x), grad, contract, precision)
     else:  # the barrier, or the compiler exchanges the operands
         grad_kernel = lax.optimization_barrier(lax.dot_general(once(grad), x, contract, precision)).T
