@@ -16,6 +16,8 @@ from benchmarks import gpu_program, gpu_worker
 from benchmarks.gpu_kernels import Kernel, figures, listing
 from benchmarks.gpu_program import Options
 
+#: share of the state that an update copies
+MOST_COPIED = 0.02
 PEAKS = {"bf16": 1e12, "f32": 5e11}
 STORED = Path(__file__).parent / "golden" / "gpu_program.json"
 #: what is compared with stored figures
@@ -151,6 +153,7 @@ def test_an_update_for_an_h100() -> None:
     assert found["largest_float32_product_mflop"] < MOST_FLOAT32_MFLOP
     assert found["unknown_loops"] == found["conditionals"] == []  # the host would wait for each
     assert found["aliased_mb"] == found["donated_mb"]  # every byte of the state is written over
+    assert found["copied_mb"] < MOST_COPIED * found["donated_mb"]
     version = metadata.version("jaxlib")
     if os.environ.get("UPDATE_GOLDEN"):
         STORED.write_text(json.dumps({"jaxlib": version} | {name: found[name] for name in FIGURES}, indent=1) + "\n")
