@@ -19,6 +19,8 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from linnaeus_jax import backend
+
 #: elements from which a leaf is never joined; smaller ones are never split over devices either
 JOINED_BELOW = 2**16
 _ROW = 512  # elements of a leaf that are reduced at once
@@ -44,7 +46,7 @@ def worth_joining() -> bool:
     On a GPU not: the update of a leaf, of its moments and of its average are one kernel, where cutting the leaf from
     joined vectors takes one for each of them. Where it is read again later a copy is made besides.
     """
-    return jax.default_backend() != "gpu"
+    return backend.target() != "gpu"
 
 
 def global_norm(tree: Any) -> jax.Array:

@@ -17,6 +17,8 @@ from jax import export, lax
 
 from linnaeus_jax import backend
 
+from linnaeus_jax import backend
+
 PrecisionLike = Any
 #: numbers of an array below which computing it twice costs less than a loop
 WORTH_A_LOOP = 2**16
@@ -102,7 +104,7 @@ def _gradients_of_product(
     rows = tuple(range(x.ndim - 1))
     contract = ((rows, rows), ((), ()))
     # CPU programs transpose the left operand in memory: it shall be the narrower one, and computed before that.
-    if x.shape[-1] <= grad.shape[-1] or jax.default_backend() != "cpu":
+    if x.shape[-1] <= grad.shape[-1] or backend.target() != "cpu":
         grad_kernel = lax.dot_general(once(x), grad, contract, precision)
     else:  # the barrier, or the compiler exchanges the operands
         grad_kernel = lax.optimization_barrier(lax.dot_general(once(grad), x, contract, precision)).T
@@ -273,7 +275,7 @@ def _sum(axes: int | tuple[int, ...], product: Callable[..., jax.Array], *factor
     numbers is read. Elsewhere it is a reduction, which XLA fuses with what makes the numbers; a product it does not.
     """
     dtype = wide(factors[0].dtype)
-    if factors[0].dtype != dtype and jax.default_backend() == "cpu":
+    if factors[0].dtype != dtype and backend.target() == "cpu":
         return product(*factors, preferred_element_type=dtype)
     terms = [factor.astype(dtype) for factor in factors]
     return jnp.sum(functools.reduce(jnp.multiply, terms), axis=axes, keepdims=axes == -1)

@@ -125,7 +125,7 @@ def _turn_bwd(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.
     turned, angles = saved
     by_angle = grad.astype(angles.dtype) * _quarter_turn(turned)
     batch, *shape = by_angle.shape
-    if jax.default_backend() == "cpu":  # where XLA sums over the first axis twenty times slower than by a product
+    if backend.target() == "cpu":  # where XLA sums over the first axis twenty times slower than by a product
         by_angle = (jnp.ones((1, batch), by_angle.dtype) @ by_angle.reshape(batch, -1)).reshape(1, *shape)
     else:
         by_angle = by_angle.sum(0, keepdims=True)

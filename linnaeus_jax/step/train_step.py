@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from linnaeus_jax import backend
 from linnaeus_jax.learning import gradnorm, losses, optimizers
 from linnaeus_jax.learning.branches import computed_if
 from linnaeus_jax.learning.joining import global_norm
@@ -200,7 +201,7 @@ def grad_sums(
 
     rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
     # XLA on CPU runs convolutions inside a while loop on one thread, so there the loop is unrolled.
-    unroll = micro_batches - 1 if jax.default_backend() == "cpu" else 1
+    unroll = micro_batches - 1 if backend.target() == "cpu" else 1
     return jax.lax.scan(body, first, rest, unroll=unroll)[0]
 
 
