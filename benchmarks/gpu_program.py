@@ -155,6 +155,13 @@ def row(label: str, found: Mapping[str, Any]) -> dict[str, Any]:
     return {"program": label, **single, **lists, "convolutions": convolutions, "collectives": collectives}
 
 
+def table(found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each figure, with a column for each program."""
+    lines = {label: row(label, one) for label, one in found.items()}
+    names = [name for name in next(iter(lines.values())) if name != "program"]
+    return [{"figure": name} | {label: line[name] for label, line in lines.items()} for name in names]
+
+
 def ratios(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A line for each program that both have, and each figure that differs: before, after, after / before."""
     lines: list[dict[str, Any]] = []
@@ -239,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     typed = sys.argv[1:] if argv is None else argv
     command = shlex.join(["python", "-m", "benchmarks.gpu_program", *typed])
     details = {"programs": found} | ({"baseline": before} if before else {})
-    print(write_results(args.name, [row(label, one) for label, one in found.items()], command, details))
+    print(write_results(args.name, table(found), command, details))
 
 
 def _print(lines: Sequence[Mapping[str, Any]]) -> None:

@@ -108,6 +108,8 @@ def test_figures_of_a_program() -> None:
     assert found["unknown_loops"] == ["jit(f)/until"]
     assert found["collectives"]["all-reduce"]["kernels"] == 1
     assert found["mb_per_picture"] == round(sum(sums["mb_per_picture"] for sums in found["kinds"].values()), 3)
+    lines = {line["figure"]: line["one"] for line in gpu_program.table({"one": found})}
+    assert (lines["kernels"], lines["unknown_loops"], lines["convolutions"]) == (10, 1, "1 bf16 x bf16")
     assert found["roof_ms"] == pytest.approx(2 * found["mb_per_picture"], abs=0.002)  # bytes alone count at 1 GB/s
 
 
