@@ -17,8 +17,6 @@ from jax import export, lax
 
 from linnaeus_jax import backend
 
-from linnaeus_jax import backend
-
 PrecisionLike = Any
 #: numbers of an array below which computing it twice costs less than a loop
 WORTH_A_LOOP = 2**16
