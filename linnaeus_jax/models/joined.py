@@ -78,9 +78,10 @@ def trunk_reason(trunk: Any) -> str:
     if known.variants and variant not in known.variants:
         return f"{variant!r} is no variant of {family}; choose one of {', '.join(known.variants)}"
     if not isinstance(settings, tuple) or not all(
-        isinstance(pair, tuple) and len(pair) == 2 and pair[0] in known.keys.values() for pair in settings
+        isinstance(pair, tuple) and len(pair) == 2 and pair[0] in known.keys.values() and isinstance(pair[1], int)
+        for pair in settings
     ):
-        return f"its settings must be pairs of a key and a value, of the keys {', '.join(known.keys.values())}"
+        return f"its settings must be pairs of a key and a whole number, of the keys {', '.join(known.keys.values())}"
     for name, values in zip(("mean", "std"), moments, strict=True):
         numbers = isinstance(values, tuple) and len(values) == 3
         numbers = numbers and all(isinstance(value, int | float) and abs(value) < 1e3 for value in values)

@@ -193,6 +193,13 @@ def _ids(value: Any) -> bool:
     return all(isinstance(ids, list) and all(_whole(taxon, -1) for taxon in ids) for ids in lists)
 
 
+def _settings(value: Any) -> bool:
+    def fits(item: Any) -> bool:
+        return _whole(item) or (isinstance(item, list) and all(isinstance(each, list) and each for each in item))
+
+    return isinstance(value, dict) and all(map(fits, value.values()))
+
+
 #: key of the facts that is used -> (what it must be, in words)
 _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("model", "variant"), (lambda value: isinstance(value, str), "a text")),
@@ -200,7 +207,7 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "img_size": (_sizes, "[height, width] in pixels"),
     "classes": (_ids, "{task: [taxon ids]}"),
     "head types": (lambda value: isinstance(value, dict) and _texts(list(value.values())), "{task: name}"),
-    SETTINGS: (lambda value: isinstance(value, dict), "{key: value}"),
+    SETTINGS: (_settings, "{key: whole number, or list of lists}"),
     "original": (lambda value: isinstance(value, bool), "true or false"),
 }
 

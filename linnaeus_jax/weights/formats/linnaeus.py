@@ -60,7 +60,8 @@ class LinnaeusFormat(WeightFormat):
         """See `WeightFormat.settings`; a file of several trunks says which."""
         if file.facts.get("model") != JOINED:
             return {}
-        own: dict[str, Any] = frozen(file.facts.get(SETTINGS, {}))
+        trunks = file.facts.get(SETTINGS, {}).get("trunks")
+        own = {} if trunks is None else {"trunks": frozen(trunks)}
         return {"type": JOINED, "variant": file.facts.get("variant", ""), **own}
 
     def preprocessing(self, file: StateFile) -> Preprocessing | None:
