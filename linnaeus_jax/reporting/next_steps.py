@@ -67,7 +67,7 @@ def _lower_rate(run: RunRecord) -> Iterator[Suggestion]:
 
 def _pretrained(run: RunRecord) -> Iterator[Suggestion]:
     model, size = run.config["model"], run.config["data"]["img_size"]
-    if model.get("pretrained") or size < SMALLEST:
+    if any(model.get(key) for key in ("pretrained", "features", "trunks")) or size < SMALLEST:
         return
     default = plain(get_config())["model"]
     given = {section: model.get(section, {}) for section in OF_FAMILIES}

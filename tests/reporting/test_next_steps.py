@@ -47,6 +47,7 @@ LITE0 |= {"data__img_size": 224}
     [
         ({"data__img_size": 224}, [{}], ["--config.model.pretrained=package:efficientnet-lite0", "train.tune=last:5"]),
         ({"data__img_size": 48}, [{}], []),
+        ({"data__img_size": 224, "model__features": ("package:efficientnet-lite0",)}, [{}], []),
         ({**LITE0, "train__tune": "head"}, [{}], ["--config.train.tune=last:5", "--config.model.variant=lite2"]),
         ({**LITE0, "train__tune": "last:5"}, [{}], ["--config.model.variant=lite2"]),
         ({"data__img_size": 48, "train__epochs": 6}, [{ACCURACY: 10.0 + n} for n in range(6)], ["train.epochs=12"]),
