@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-STRENGTHS = (0.001, 0.003, 0.01)
+STRENGTHS = (0.003, 0.01, 0.03, 0.1)
 
 
 def main(argv: list[str]) -> int:
