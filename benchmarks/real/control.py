@@ -20,8 +20,11 @@ STRENGTHS = (0.003, 0.01, 0.03, 0.1)
 
 def main(argv: list[str]) -> int:
     """Writes the arrays of `figures` that there are without calibration."""
-    from sklearn.linear_model import LogisticRegression
-
+    try:
+        from sklearn.linear_model import LogisticRegression
+    except ImportError:
+        print("scikit-learn is not installed: pip install -e '.[bench]'", file=sys.stderr)
+        return 1
     labels, out = Path(argv[0]), Path(argv[1])
     tasks, ranks = argv[2].split(","), argv[3].split(",")
     x = np.concatenate([np.load(path) for path in argv[4:]], axis=1).astype(np.float32)
