@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     label, predicted, probability, of_label, fine = [], [], [], [], None
     for rank, taxon in zip(ranks, taxa, strict=True):
         classes, y = np.unique(taxon, return_inverse=True)
-        tried = [LogisticRegression(C=c, max_iter=100).fit(x[train], y[train]) for c in STRENGTHS]
+        tried = [LogisticRegression(C=c, max_iter=1000).fit(x[train], y[train]) for c in STRENGTHS]
         scores = [one.score(x[val], y[val]) for one in tried]
         best = tried[int(np.argmax(scores))]
         print(f"{rank}: " + ", ".join(f"C={c} {100 * s:.1f} %" for c, s in zip(STRENGTHS, scores)))
