@@ -204,6 +204,14 @@ def test_a_program_that_fails_is_told(tmp_path):
         making.run(["linnaeus_jax.tools.bundle"], tmp_path / "log")
 
 
+@pytest.mark.parametrize("tasks", [("taxa_L10", "taxa_L20"), ("taxa_fine", "taxa_coarse", "taxa_kind")])
+def test_ranks_of_a_data_set(tasks, tmp_path):
+    source = "from linnaeus_jax.config.defaults import get_config as default\n\n\ndef get_config():\n"
+    source += f"    config = default()\n    config.data.task_keys_h5 = {tasks!r}\n    return config\n"
+    (tmp_path / "config.py").write_text(source)
+    assert making.tasks_of(tmp_path) == list(tasks)
+
+
 # ---- what is published
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -264,9 +265,6 @@ def pictures_of(labels_file: Path) -> dict[str, int]:
 
 
 def tasks_of(built: Path) -> list[str]:
-    """Names of the label columns of a data set, finest first."""
-    with h5py.File(built / "labels.h5") as file:
-        found = [
-            (int(column.attrs["rank_place"]), name) for name, column in file.items() if "rank_place" in column.attrs
-        ]
-    return [name for _, name in sorted(found)]
+    """Names of the label columns of a data set, finest first, as its configuration has them."""
+    config = runpy.run_path(str(built / "config.py"))["get_config"]()
+    return list(config.data.task_keys_h5)
