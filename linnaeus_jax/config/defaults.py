@@ -263,6 +263,8 @@ def model() -> Section:
             use_grn=False,  # global response normalisation in the blocks, as in V2; V2 has no layer scale
             # patch: 4x4 patches; overlap, overlap_tiered, overlap_act: two 3x3 convolutions, as some weights need
             stem="patch",
+            act="gelu",  # activation: gelu, gelu_tanh or silu
+            kernel_sizes=(),  # sides of the depthwise kernels: one number, or one per stage; empty: 7
             norm_eps=1e-6,  # epsilon of the norms
             head_norm_eps=placeholder(float),  # that of the last norm; None: norm_eps
             head_norm_first=False,  # the last norm acts before the mean over the picture, not after it

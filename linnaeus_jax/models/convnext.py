@@ -10,10 +10,21 @@ import jax
 import jax.numpy as jnp
 
 from linnaeus_jax.models.initial import constant, parameter, zeros
-from linnaeus_jax.models.layers import Conv2d, Dtype, Gelu, LayerNorm, Linear, Residual, drop_path_scales
+from linnaeus_jax.models.layers import (
+    Conv2d,
+    Dtype,
+    Gelu,
+    GeluTanh,
+    LayerNorm,
+    Linear,
+    Residual,
+    Swish,
+    drop_path_scales,
+)
 from linnaeus_jax.models.operations import wide
 
 CONVNEXT_EPS = 1e-6
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": Gelu, "gelu_tanh": GeluTanh, "silu": Swish}
 STEMS = ("patch", "overlap", "overlap_tiered", "overlap_act")
 
 
@@ -21,7 +32,7 @@ class Stem(nn.Module):
     """Makes a map of a quarter of the picture's sides: [B, H, W, in] -> [B, H // 4, W // 4, features].
 
     `kind` is "patch", 4x4 patches without overlap, or two 3x3 convolutions of stride 2, after which a map has
-    ceil(H / 4) rows: "overlap", "overlap_tiered" (the first with half of the features) or "overlap_act" (with GELU
+    ceil(H / 4) rows: "overlap", "overlap_tiered" (the first with half of the features) or "overlap_act" (with `act`
     between them). LayerNorm follows. Children are named by their position.
     """
 
@@ -29,6 +40,7 @@ class Stem(nn.Module):
     dtype: Dtype = jnp.float32
     epsilon: float = CONVNEXT_EPS
     kind: str = "patch"
+    act: str = "gelu"
 
     @nn.compact
     def __call__(self, image: jax.Array) -> jax.Array:
@@ -38,7 +50,7 @@ class Stem(nn.Module):
             first, last = tiered(self.features) if self.kind == "overlap_tiered" else self.features, 2
             x = Conv2d(first, 3, 2, 1, dtype=self.dtype, name="0")(image)
             if self.kind == "overlap_act":
-                x, last = Gelu(name="1")(x), 3
+                x, last = ACTIVATIONS[self.act](name="1")(x), 3
             x = Conv2d(self.features, 3, 2, 1, dtype=self.dtype, name=str(last - 1))(x)
         return LayerNorm(epsilon=self.epsilon, dtype=self.dtype, name=str(last))(x)
 
@@ -89,7 +101,7 @@ class GlobalResponseNorm(nn.Module):
 class ConvNeXtBlock(nn.Module):
     """x + drop_path(gamma * pw2(GELU(pw1(LN(dwconv7x7(x)))))); without gamma where `layer_scale` <= 0.
 
-    With `use_grn` a `GlobalResponseNorm` follows GELU.
+    With `use_grn` a `GlobalResponseNorm` follows GELU, in place of which `act` may be another of `ACTIVATIONS`.
     """
 
     layer_scale: float = 1e-6
@@ -97,19 +109,28 @@ class ConvNeXtBlock(nn.Module):
     dtype: Dtype = jnp.float32
     epsilon: float = CONVNEXT_EPS
     use_grn: bool = False
+    act: str = "gelu"
+    kernel_size: int = 7
 
     @nn.compact
     def __call__(self, x_BHWC: jax.Array, scale_B: jax.Array | None = None) -> jax.Array:
         dim = x_BHWC.shape[-1]
         y = Conv2d(
-            dim, 7, padding=3, depthwise=True, depthwise_impl=self.depthwise_impl, dtype=self.dtype, name="dwconv"
+            dim,
+            self.kernel_size,
+            padding=self.kernel_size // 2,
+            depthwise=True,
+            depthwise_impl=self.depthwise_impl,
+            dtype=self.dtype,
+            name="dwconv",
         )(x_BHWC)
         y = LayerNorm(epsilon=self.epsilon, dtype=self.dtype, name="norm")(y)
         hidden = Linear(4 * dim, dtype=self.dtype, name="pwconv1")(y)
-        y = Gelu(name="act")(hidden)
+        y = ACTIVATIONS[self.act](name="act")(hidden)
         if self.use_grn:
             y = GlobalResponseNorm(dtype=self.dtype, name="grn")(y)
-        y = Linear(dim, dtype=self.dtype, name="pwconv2")(y, gelu_of=None if self.use_grn else hidden)
+        is_gelu = self.act == "gelu" and not self.use_grn
+        y = Linear(dim, dtype=self.dtype, name="pwconv2")(y, gelu_of=hidden if is_gelu else None)
         if self.layer_scale > 0:
             gamma = parameter(self, "gamma", constant(self.layer_scale), (dim,))
             y = y * gamma.astype(self.dtype)[None, None, None]

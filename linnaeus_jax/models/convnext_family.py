@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 
 from linnaeus_jax.models.block_row import BlockRow, mean_of
-from linnaeus_jax.models.convnext import STEMS, ConvNeXtBlock, Downsample, Stem
+from linnaeus_jax.models.convnext import ACTIVATIONS, STEMS, ConvNeXtBlock, Downsample, Stem
 from linnaeus_jax.models.layers import Dropout, Gelu, LayerNorm, Linear
 from linnaeus_jax.registry import MODELS
 
@@ -55,6 +55,8 @@ class ConvNeXt(BlockRow):
       layer_scale_init_value: initial scale of each block's branch; 0: no such parameter, as in V2.
       use_grn: global response normalisation within the blocks, as in V2.
       stem: one of `STEMS`.
+      act: activation, one of `ACTIVATIONS`.
+      kernel_sizes: sides of the depthwise kernels, one number for all stages or one for each; odd.
       norm_eps: epsilon of the norms but the last.
       head_norm_eps: that of the last one; None: `norm_eps`.
       head_norm_first: the last norm acts before the mean over the picture, not after it.
@@ -66,9 +68,11 @@ class ConvNeXt(BlockRow):
     layer_scale_init_value: float
     use_grn: bool
     stem: str
+    act: str
     norm_eps: float
     head_norm_first: bool
     head_hidden_size: int
+    kernel_sizes: tuple[int, ...] = (7,)
     head_norm_eps: float | None = None
 
     variants: ClassVar = VARIANTS
@@ -76,7 +80,16 @@ class ConvNeXt(BlockRow):
         **{field: f"convnext_stages.{field}" for field in ("dims", "depths", "layer_scale_init_value")},
         **{
             field: f"convnext.{field}"
-            for field in ("use_grn", "stem", "norm_eps", "head_norm_eps", "head_norm_first", "head_hidden_size")
+            for field in (
+                "use_grn",
+                "stem",
+                "act",
+                "kernel_sizes",
+                "norm_eps",
+                "head_norm_eps",
+                "head_norm_first",
+                "head_hidden_size",
+            )
         },
         **{field: field for field in ("drop_rate", "drop_path_rate", "depthwise_impl")},
     }
@@ -94,8 +107,15 @@ class ConvNeXt(BlockRow):
             value = getattr(self, field)
             if not all(type(each) is int and 1 <= each <= most for each in value):
                 yield f"model.convnext_stages.{field} = {value!r}; whole numbers from 1 to {most} are needed"
-        if self.stem not in STEMS:
-            yield f"model.convnext.stem = {self.stem!r} is unknown; choose one of {', '.join(STEMS)}"
+        for field, choices in (("stem", STEMS), ("act", tuple(ACTIVATIONS))):
+            if (value := getattr(self, field)) not in choices:
+                yield f"model.convnext.{field} = {value!r} is unknown; choose one of {', '.join(choices)}"
+        odd = all(type(size) is int and 1 <= size <= 31 and size % 2 for size in self.kernel_sizes)
+        if not odd or len(self.kernel_sizes) not in (1, len(self.dims)):
+            yield (
+                f"model.convnext.kernel_sizes = {self.kernel_sizes!r}; one odd number from 1 to 31 is needed, or one "
+                "for each stage"
+            )
         for field in ("norm_eps", "head_norm_eps"):
             if (eps := getattr(self, field)) is not None and not 0 < eps <= 1:
                 yield f"model.convnext.{field} = {eps!r} is out of range; it must be within (0, 1]"
@@ -116,7 +136,7 @@ class ConvNeXt(BlockRow):
         def before(stage: int) -> nn.Module:
             settings = {"dtype": self.dtype, "epsilon": self.norm_eps, "name": f"downsample_layers.{stage}"}
             if stage == 0:
-                return Stem(self.dims[0], kind=self.stem, **settings)
+                return Stem(self.dims[0], kind=self.stem, act=self.act, **settings)
             return Downsample(self.dims[stage], names=("0", "1"), **settings)
 
         self.downsample = [before(stage) for stage in range(len(self.dims))]
@@ -127,6 +147,8 @@ class ConvNeXt(BlockRow):
                 self.dtype,
                 self.norm_eps,
                 self.use_grn,
+                self.act,
+                self.kernel_sizes[-1] if len(self.kernel_sizes) == 1 else self.kernel_sizes[stage],
                 name=f"stages.{stage}.{block}",
             )
             for stage, depth in enumerate(self.depths)
