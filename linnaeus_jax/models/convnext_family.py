@@ -72,8 +72,8 @@ class ConvNeXt(BlockRow):
     norm_eps: float
     head_norm_first: bool
     head_hidden_size: int
-    kernel_sizes: tuple[int, ...] = (7,)
-    head_norm_eps: float | None = None
+    kernel_sizes: tuple[int, ...]
+    head_norm_eps: float | None
 
     variants: ClassVar = VARIANTS
     keys: ClassVar = {
@@ -93,6 +93,11 @@ class ConvNeXt(BlockRow):
         },
         **{field: field for field in ("drop_rate", "drop_path_rate", "depthwise_impl")},
     }
+
+    @classmethod
+    def settings(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ModelFamily.settings`."""
+        return {"kernel_sizes": (7,), "head_norm_eps": None, **super().settings(model)}
 
     @nn.nowrap
     def errors(self) -> Iterator[str]:
