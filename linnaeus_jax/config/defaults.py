@@ -254,6 +254,9 @@ def model() -> Section:
         efficientnet=dict(
             # side in pixels of the pictures that SAME padding is computed for; 0: that of the data; None: the variant's
             nominal_size=placeholder(int),
+            # same: TensorFlow's padding; symmetric: as much on all sides, as in weights made with PyTorch; None: same
+            padding=placeholder(str),
+            norm_eps=placeholder(float),  # epsilon of the norms; None: 1e-3 with same, 1e-5 with symmetric padding
         ),
         # ---- Joined
         # trunks whose features are concatenated, each (family, variant, settings, mean, std); model.features sets them

@@ -29,6 +29,8 @@ from linnaeus_jax.models.mbconv import MBConv
 from linnaeus_jax.registry import MODELS
 
 EPSILON, MOMENTUM = 1e-3, 0.01
+#: how convolutions are padded -> epsilon of the norms that goes with it
+PADDINGS = {"same": EPSILON, "symmetric": 1e-5}
 SQUEEZE = 0.25
 #: (blocks, kernel, stride of the first, expansion, features) of each stage at width and depth 1
 Stage = tuple[int, int, int, int, int]
@@ -114,7 +116,8 @@ class EfficientNet(BlockRow):
     """The network.
 
     `nominal_size` is that of the pictures for which TensorFlow's SAME padding is computed: at another size it would
-    differ by a pixel wherever a map has an odd side. 0: that of the pictures at hand.
+    differ by a pixel wherever a map has an odd side. 0: that of the pictures at hand. `conv_padding` is one of
+    `PADDINGS`: TensorFlow's, or as much on all sides; `norm_eps` None the epsilon that goes with it.
     """
 
     stages: tuple[Stage, ...]
@@ -122,18 +125,31 @@ class EfficientNet(BlockRow):
     depth: float
     lite: bool
     nominal_size: int
+    conv_padding: str
+    norm_eps: float | None
 
     rate_of_last: ClassVar = False
     variants: ClassVar = VARIANTS
     keys: ClassVar = {
         "nominal_size": "efficientnet.nominal_size",
+        "conv_padding": "efficientnet.padding",
+        "norm_eps": "efficientnet.norm_eps",
         **{field: field for field in ("drop_rate", "drop_path_rate", "depthwise_impl")},
     }
+
+    @classmethod
+    def settings(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ModelFamily.settings`."""
+        return {"conv_padding": "same", "norm_eps": None, **super().settings(model)}
 
     @nn.nowrap
     def errors(self) -> Iterator[str]:
         """See `BlockRow.errors`."""
         yield from super().errors()
+        if self.conv_padding not in PADDINGS:
+            yield f"model.efficientnet.padding = {self.conv_padding!r} is unknown; choose one of {', '.join(PADDINGS)}"
+        if self.norm_eps is not None and not 0 < self.norm_eps <= 1:
+            yield f"model.efficientnet.norm_eps = {self.norm_eps!r} is out of range; it must be within (0, 1]"
         if self.nominal_size != 0 and self.nominal_size < MIN_SIZE:
             yield f"model.efficientnet.nominal_size = {self.nominal_size} must be {MIN_SIZE} or more, or 0"
 
@@ -152,11 +168,15 @@ class EfficientNet(BlockRow):
         first, last = self.widths()
         size = (self.nominal_size,) * 2 if self.nominal_size else self.img_size
 
+        epsilon = PADDINGS[self.conv_padding] if self.norm_eps is None else self.norm_eps
+
         def padding(kernel: int, stride: int) -> Padding:
+            if self.conv_padding == "symmetric":
+                return ((kernel // 2,) * 2,) * 2
             return same_padding(size[0], kernel, stride), same_padding(size[1], kernel, stride)
 
         self.stem = Conv2d(first, 3, 2, padding(3, 2), **convolution, name="_conv_stem")
-        self.stem_norm = BatchNorm2d(epsilon=EPSILON, momentum=MOMENTUM, dtype=self.dtype, name="_bn0")
+        self.stem_norm = BatchNorm2d(epsilon=epsilon, momentum=MOMENTUM, dtype=self.dtype, name="_bn0")
         activation = Relu6 if self.lite else Swish
         self.stem_act, self.last_act = activation(name="act_stem"), activation(name="act_head")
         blocks: list[MBConv] = []
@@ -173,7 +193,7 @@ class EfficientNet(BlockRow):
                     expansion=expansion,
                     squeeze=0.0 if self.lite else SQUEEZE,
                     activation=activation,
-                    epsilon=EPSILON,
+                    epsilon=epsilon,
                     momentum=MOMENTUM,
                     name=f"_blocks.{len(blocks)}",
                 )
@@ -181,7 +201,7 @@ class EfficientNet(BlockRow):
                 size = strided_size(size, step)
         self.blocks = blocks
         self.last = Conv2d(last, 1, **convolution, name="_conv_head")
-        self.last_norm = BatchNorm2d(epsilon=EPSILON, momentum=MOMENTUM, dtype=self.dtype, name="_bn1")
+        self.last_norm = BatchNorm2d(epsilon=epsilon, momentum=MOMENTUM, dtype=self.dtype, name="_bn1")
         self.drop = Dropout(self.drop_rate, name="drop")
         self.setup_classifier()
 

@@ -10,8 +10,9 @@ are fitted on them, so that probabilities are what they say, and README.md tells
 must be where the run's configuration says; --without-data does without them, and without calibration.
 
 --from-weights makes a bundle of a published classifier as it is, without any training: a file of weights, or a name as
-model.pretrained takes it. --labels is a text file with the scientific name of each class, one a line; genera follow
-from the names, and "background" becomes "unknown". Nothing is measured.
+model.pretrained takes it. --labels is a text file with the scientific name of each class, one a line; it is not needed
+where the description beside the weights names them. Genera follow from the names, and "background" becomes "unknown".
+Nothing is measured.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
 
     setup_logging(None, process=1, level="WARNING", data_level="WARNING")
     published = bool(options.from_weights)
-    if published == (options.run is not None) or published != (options.labels is not None):
+    if published == (options.run is not None) or (options.labels is not None and not published):
         raise UserError("give either a run directory, or --from-weights FILE with --labels FILE")
     check_out(options.out, force=options.force)
     if published:

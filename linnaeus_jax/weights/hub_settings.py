@@ -382,11 +382,9 @@ def asked(settings: HubSettings, path: Path, missing: Sequence[str] = ASKED) -> 
     Args:
       missing: keys of the configuration that are not given.
     """
-    given = " ".join(f"--config.{key}={'SIDE' if key == 'data.img_size' else 'R,G,B'}" for key in missing)
     why = settings.reason or (
         f"{settings.where} does not say how" if settings.files else f"none of {', '.join(DESCRIPTIONS)} lies beside it"
     )
-    return (
-        f"how pictures were prepared for {path} is not known: {why}; put the description of its source there, or give "
-        f"{given} (and data.resize_mode, data.interpolation, data.crop_fraction where they are others)"
-    )
+    given = " ".join(f"--config.{key}={'SIDE' if key == 'data.img_size' else 'R,G,B'}" for key in missing)
+    also = f", or give {given} (and data.resize_mode, data.interpolation, data.crop_fraction)" if missing else ""
+    return f"how pictures were prepared for {path} is not known: {why}; put its source's description there{also}"

@@ -221,7 +221,6 @@ FIXED: dict[str, Callable[[], dict[str, np.ndarray]]] = {
     "efficientnet_tf_lite": lambda: of_efficientnet("tf_efficientnet_lite0", 0.25, 0.4, **TF),
     "efficientnet_lite": lambda: of_efficientnet("efficientnet_lite0", 0.25, 0.4),
     "efficientnet_tf_b0": lambda: of_efficientnet("tf_efficientnet_b0", 1.0, 1.0, **TF),
-    "efficientnet_b0": lambda: of_efficientnet("efficientnet_b0", 1.0, 1.0),
 }
 
 

@@ -62,7 +62,7 @@ def recorded(fixtures: Path, name: str) -> Recorded:
     return Recorded(arrays, {key: value for key, value in found.items() if "its_" in key or "ures_" in key}, texts)
 
 
-def read(path: Path, **keys: Any) -> tuple[StateFile, ModelFamily, Import]:
+def read(path: Path, size: int = 64, **keys: Any) -> tuple[StateFile, ModelFamily, Import]:
     """The file, the model that it makes of a default configuration, and what is taken; `keys` of the section."""
     file, config = read_state(path), get_config()
     adopted = adopt(config, needs_of(file))
@@ -71,7 +71,7 @@ def read(path: Path, **keys: Any) -> tuple[StateFile, ModelFamily, Import]:
     for key, value in keys.items():
         config.model[key] = value
     model = build_model(
-        config.model, components=(), num_classes={task: len(ids) for task, ids in CLASSES.items()}, img_size=64
+        config.model, components=(), num_classes={task: len(ids) for task, ids in CLASSES.items()}, img_size=size
     )
     return file, model, read_pretrained(config.model, model, CLASSES, file)
 
@@ -84,13 +84,13 @@ def compiled(model: ModelFamily) -> Any:
 
 def check(path: Path, outputs: dict[str, np.ndarray], **keys: Any) -> float:
     """Compares features and logits; returns the largest relative difference."""
-    file, model, done = read(path, **keys)
-    assert not done.problems
-    params, state = done.merged(*trees(model))
-    run = compiled(model)
-    classifier, worst = format_of(file).classifier(file), 0.0
+    worst = 0.0
     for size in SIZES:
-        features = np.asarray(run({"params": params, **state}, pictures(size)))
+        file, model, done = read(path, size, **keys)
+        assert not done.problems
+        params, state = done.merged(*trees(model))
+        features = np.asarray(compiled(model)({"params": params, **state}, pictures(size)))
+        classifier = format_of(file).classifier(file)
         pairs = [(features, outputs[f"features_{size}"])]
         if classifier is not None:
             pairs.append((features @ classifier[0].T + classifier[1], outputs[f"logits_{size}"]))
@@ -103,5 +103,17 @@ def check(path: Path, outputs: dict[str, np.ndarray], **keys: Any) -> float:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_convnext_computes_what_its_source_computes(fixtures, tmp_path, name):
+    source = recorded(fixtures, name)
+    print(f"{name}: {check(source.write(tmp_path), source.outputs):.1e}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "efficientnet_tf_lite",
+        *(pytest.param(f"efficientnet_{name}", marks=pytest.mark.slow) for name in ("lite", "tf_b0")),
+    ],
+)
+def test_efficientnet_computes_what_timm_computes(fixtures, tmp_path, name):
     source = recorded(fixtures, name)
     print(f"{name}: {check(source.write(tmp_path), source.outputs):.1e}")
