@@ -47,11 +47,20 @@ def main(argv: Sequence[str]) -> None:
     from linnaeus_jax.inference.from_weights import bundle_from_weights
     from linnaeus_jax.inference.measuring import calibrated, measure, read_rows
     from linnaeus_jax.reporting.logs import console, setup_logging
+    from linnaeus_jax.weights.hub_settings import hub_settings
+    from linnaeus_jax.weights.locating import FETCHED, scheme_of
 
     setup_logging(None, process=1, level="WARNING", data_level="WARNING")
     published = bool(options.from_weights)
-    if published == (options.run is not None) or (options.labels is not None and not published):
-        raise UserError("give either a run directory, or --from-weights FILE with --labels FILE")
+    named = (
+        published
+        and options.labels is None
+        and (scheme_of(options.from_weights) in FETCHED or hub_settings(options.from_weights).labels)
+    )
+    if published == (options.run is not None) or published != (options.labels is not None or bool(named)):
+        raise UserError(
+            "give either a run directory, or --from-weights FILE with --labels FILE, unless its description names them"
+        )
     check_out(options.out, force=options.force)
     if published:
         bundle = bundle_from_weights(options.from_weights, options.labels)

@@ -24,6 +24,8 @@ SCHEMES = {
     "hf": "a repository and perhaps a file of it, as in hf:OWNER/REPO/FILE",
     "timm": "the name of a model, such as timm:tf_efficientnet_lite0.in1k",
 }
+#: those that are fetched from the hub
+FETCHED = ("hf", "timm")
 #: files of a repository that are looked for where none is named; the last two are OpenCLIP's
 HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
@@ -67,7 +69,7 @@ def located(name: str | Path, key: str = "model.pretrained") -> str | Path:
 def located_with_description(name: str | Path, key: str = "model.pretrained") -> str | Path:
     """As `located`; of a file of the hub, what `hub_settings` reads lies beside it then, as far as it can be had."""
     path = located(name, key)
-    if scheme_of(str(name)) in ("hf", "timm"):
+    if scheme_of(str(name)) in FETCHED:
         import huggingface_hub
 
         repository, folder = _repository(str(name))

@@ -71,8 +71,8 @@ class TimmEfficientNetFormat(WeightFormat):
         if not _padding(file) and value_of(settings, "efficientnet.padding") is None:
             problems.append(
                 f"how the convolutions of {file.path} were padded is not known, since no {DESCRIPTIONS[0]} of timm "
-                "lies beside it: put it there, or set model.efficientnet.padding, to 'same' for a name that begins with tf_ "
-                "(with model.efficientnet.nominal_size=0), else to 'symmetric'"
+                "lies beside it: put it there, or set model.efficientnet.padding, to 'same' where its name begins with "
+                "tf_ (then also model.efficientnet.nominal_size=0), else to 'symmetric'"
             )
         return problems
 
