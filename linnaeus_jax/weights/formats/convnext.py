@@ -211,8 +211,7 @@ class ConvNeXtFormat(WeightFormat):
         weight, bias = (found.get(f"classifier.{leaf}") for leaf in ("weight", "bias"))
         if weight is None or weight.ndim < 2:
             return None
-        weight = weight.reshape(len(weight), -1)
-        return weight, np.zeros(len(weight), np.float32) if bias is None else bias
+        return weight.reshape(len(weight), -1), np.zeros(len(weight), np.float32) if bias is None else bias
 
     def map(
         self,
