@@ -47,22 +47,23 @@ def test_global_response_norm_of_a_channel_that_is_zero_everywhere():
 
 
 def test_a_trunk_that_is_cut_computes_the_same():
-    keys = {"convnext__use_grn": True, "convnext__head_norm_first": True, "convnext__kernel_sizes": (3,)}
+    keys = {"convnext__use_grn": True, "convnext__head_norm_first": True, "convnext__kernel_sizes": (1,)}
+    keys |= {"convnext_stages__dims": (8, 16, 32), "convnext_stages__depths": (1, 1, 2)}
     model, image = build(**SETTINGS, variant="test", depthwise_impl="lax", **keys), np.ones((1, 32, 32, 3), np.float32)
-    assert model.trunk_blocks == 5
+    assert model.trunk_blocks == 4
     shapes = jax.eval_shape(model.init, jax.random.key(0), image)
     rng = np.random.default_rng(0)
     variables = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
 
     def all_ways(x: Any) -> Any:
         whole = model.apply(variables, x, method="encode_image")
-        inner = [model.apply(variables, x, block, method="enter") for block in (0, 2, 5)]
-        parts = [model.apply(variables, x, n, method="encode_from") for x, n in zip(inner, (0, 2, 5))]
+        inner = [model.apply(variables, x, block, method="enter") for block in (2, 3, 4)]
+        parts = [model.apply(variables, x, n, method="encode_from") for x, n in zip(inner, (2, 3, 4))]
         return whole, inner, parts
 
     whole, inner, parts = jax.jit(all_ways, compiler_options=FAST)(image)
     # block 2 is the first of the third stage: what enters it is not yet made smaller
-    assert [x.shape[1:] for x in inner] == [(8, 8, 8), (4, 4, 16), (64,)]
+    assert [x.shape[1:] for x in inner] == [(4, 4, 16), (2, 2, 32), (32,)]
     for part in parts:
         np.testing.assert_allclose(part, whole, rtol=1e-5, atol=1e-5)
 
