@@ -10,6 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import logging
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +66,16 @@ def located(name: str | Path, key: str = "model.pretrained") -> str | Path:
     where = f"{key} = {str(name)!r}"
     if scheme == "package":
         return _of_package(rest, where)
-    return _of_hub(f"timm/{rest}" if scheme == "timm" else rest, where)
+    with _hub_is_asked():
+        return _of_hub(f"timm/{rest}" if scheme == "timm" else rest, where)
 
 
 def located_with_description(name: str | Path, key: str = "model.pretrained") -> str | Path:
     """As `located`; of a file of the hub, what `hub_settings` reads lies beside it then, as far as it can be had."""
-    path = located(name, key)
-    if scheme_of(str(name)) in FETCHED:
+    if scheme_of(str(name)) not in FETCHED:
+        return located(name, key)
+    with _hub_is_asked():
+        path = located(name, key)
         import huggingface_hub
 
         repository, folder = _repository(str(name))
@@ -77,6 +83,29 @@ def located_with_description(name: str | Path, key: str = "model.pretrained") ->
             with contextlib.suppress(Exception):  # there is none; or it cannot be had, and what it says is asked for
                 huggingface_hub.hf_hub_download(repository, f"{folder}{file}")
     return path
+
+
+@contextlib.contextmanager
+def _hub_is_asked() -> Iterator[None]:
+    """Keeps the hub's library from a line for every attempt; its settings are restored afterwards."""
+    with contextlib.suppress(ImportError):  # which is told where it is needed
+        import huggingface_hub.constants
+        import huggingface_hub.utils.logging  # noqa: F401  # which sets the level when it is imported
+    log, constants = logging.getLogger("huggingface_hub"), sys.modules.get("huggingface_hub.constants")
+    before = log.level, getattr(constants, "HF_HUB_OFFLINE", None)
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before[0])
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = before[1]  # type: ignore[attr-defined]
+
+
+def _ask_no_more() -> None:
+    """Lets the hub's library look only into its cache, instead of waiting again for a network that is not there."""
+    if constants := sys.modules.get("huggingface_hub.constants"):
+        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 def _repository(name: str) -> tuple[str, str]:
@@ -118,6 +147,7 @@ def _of_hub(name: str, where: str) -> Path:
             return Path(huggingface_hub.hf_hub_download(repository, file))
         except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
             unreachable = error
+            _ask_no_more()
         except errors.EntryNotFoundError:
             continue
         except errors.RepositoryNotFoundError as error:
@@ -142,6 +172,6 @@ def _of_hub(name: str, where: str) -> Path:
 
 def _by_hand(repository: str, file: str) -> str:
     return (
-        f"fetch https://huggingface.co/{repository}/resolve/main/{file} on another machine, put it on this one, and "
-        "give its path"
+        f"fetch https://huggingface.co/{repository}/resolve/main/{file} on another machine, put it on this one, with "
+        "the repository's config.json beside it, and give its path"
     )
