@@ -79,7 +79,8 @@ def check_pictures(file: StateFile, source: str, config: ConfigDict) -> None:
 def adopt(config: ConfigDict, needs: Mapping[str, Any], forced: Collection[str] = ()) -> Adopted:
     """Sets, in place, what weights need where the configuration has its defaults and nobody gave the key.
 
-    A variant that a configuration sets is one of its family, so it goes with the family.
+    A variant that a configuration sets is one of its family, so it goes with the family. Of weights of another family
+    than the user set, none of the family's keys is taken; `read_pretrained` then says what to do.
 
     Args:
       forced: keys that take the weights' value even where a configuration file has another.
@@ -89,8 +90,8 @@ def adopt(config: ConfigDict, needs: Mapping[str, Any], forced: Collection[str] 
     for key, value in needs.items():
         value = frozen(value)
         mine = value_of(config, key)
-        if mine == value:
-            continue
+        if mine == value or (key.startswith("model.") and "model.type" in adopted.kept):
+            continue  # the keys of a family say nothing of another
         of_family = key == "model.variant" and "model.type" in adopted.taken
         own = mine != value_of(default, key) and not of_family
         if key in given or (own and key not in forced):

@@ -181,8 +181,8 @@ def _check_architecture(
     found = file.facts.get("model") or architecture_of(file.arrays)
     if found and found != family:
         hints = (other.hint for other in WEIGHT_FORMATS.entries.values() if found in other.signs and other.hint)
-        fix = f"set model.type = {found!r}" if found in MODELS or file.facts else "no source of this program reads it"
-        fix = next(hints, fix)
+        own = f"set model.type = {found!r}" if found in MODELS or file.facts else ""
+        fix = ", or ".join(filter(None, (next(hints, ""), own))) or "no source of this program reads it"
         raise UserError(f"{file.path} looks like {found}, but model.type is {family!r}; {fix}, or give another file")
     if found and not source and not file.facts:
         for name, other in WEIGHT_FORMATS.entries.items():

@@ -227,3 +227,11 @@ def test_a_text_tower_alone(tmp_path, fixtures):
     assert file is not None
     with pytest.raises(UserError, match="looks like a text tower without its picture tower"):
         read_pretrained(config.model, model_of(config.model, size=64), CLASSES, file)
+
+
+def test_nothing_of_a_family_is_taken_where_the_user_set_another(tmp_path, fixtures):
+    path = recorded(fixtures, "timm").write(tmp_path)
+    flags = [f"--config.model.pretrained={path}", "--config.model.type=mFormerV1"]
+    config, _ = load_config(["--config=mformer_v1_sm", *flags])
+    adopt_source(config)
+    assert (config.model.variant, config.model.convnext_stages.dims, config.data.img_size) == ("sm", (), 64)
