@@ -16,7 +16,7 @@ from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.relative import resize_table
 from linnaeus_jax.registry import MODELS, WEIGHT_FORMATS
 from linnaeus_jax.weights import coverage as cov
-from linnaeus_jax.weights.adopting import name_and_licence, needs_of
+from linnaeus_jax.weights.adopting import known_as, name_and_licence, needs_of
 from linnaeus_jax.weights.bias_tables import TABLE, grid_of
 from linnaeus_jax.weights.classes import ClassRows, RowMatch, classes_of, match_rows
 from linnaeus_jax.weights.coverage import Coverage, Row, first_of, group_of
