@@ -47,7 +47,11 @@ def test_global_response_norm_of_a_channel_that_is_zero_everywhere():
 
 
 def test_a_trunk_that_is_cut_computes_the_same():
-    keys = {"convnext__use_grn": True, "convnext__head_norm_first": True, "convnext__kernel_sizes": (1,)}
+    keys: dict[str, Any] = {
+        "convnext__use_grn": True,
+        "convnext__head_norm_first": True,
+        "convnext__kernel_sizes": (1,),
+    }
     keys |= {"convnext_stages__dims": (8, 16, 32), "convnext_stages__depths": (1, 1, 2)}
     model, image = build(**SETTINGS, variant="test", depthwise_impl="lax", **keys), np.ones((1, 32, 32, 3), np.float32)
     assert model.trunk_blocks == 4
