@@ -219,10 +219,10 @@ def model() -> Section:
         only_last_cls=False,
         # zero: missing metadata become the token of a zero vector; mask: their token is not attended to
         missing_metadata="zero",
-        # ---- mFormerV1
+        # ---- mFormerV1, the first section also of ConvNeXt
         convnext_stages=dict(
-            depths=(),  # blocks of the two ConvNeXt stages; empty: the variant's
-            dims=(),  # widths of all four stages; empty: the variant's
+            depths=(),  # blocks of the two ConvNeXt stages, of ConvNeXt of all; empty: the variant's
+            dims=(),  # widths of all stages; empty: the variant's
             layer_scale_init_value=1e-6,  # initial scale of each block's branch; 0: no such parameter
         ),
         rope_stages=dict(
@@ -254,10 +254,25 @@ def model() -> Section:
         efficientnet=dict(
             # side in pixels of the pictures that SAME padding is computed for; 0: that of the data; None: the variant's
             nominal_size=placeholder(int),
+            # same: TensorFlow's padding; symmetric: as much on all sides, as in weights made with PyTorch; None: same
+            padding=placeholder(str),
+            norm_eps=placeholder(float),  # epsilon of the norms; None: 1e-3 with same, 1e-5 with symmetric padding
         ),
         # ---- Joined
         # trunks whose features are concatenated, each (family, variant, settings, mean, std); model.features sets them
         trunks=(),
+        # ---- ConvNeXt, beside convnext_stages
+        convnext=dict(
+            use_grn=False,  # global response normalisation in the blocks, as in V2; V2 has no layer scale
+            # patch: 4x4 patches; overlap, overlap_tiered, overlap_act: two 3x3 convolutions, as some weights need
+            stem="patch",
+            act="gelu",  # activation: gelu, gelu_tanh or silu
+            kernel_sizes=(),  # sides of the depthwise kernels: one number, or one per stage; empty: 7
+            norm_eps=1e-6,  # epsilon of the norms
+            head_norm_eps=placeholder(float),  # that of the last norm; None: norm_eps
+            head_norm_first=False,  # the last norm acts before the mean over the picture, not after it
+            head_hidden_size=0,  # features of a layer with GELU after the last norm; 0: no such layer
+        ),
         # ---- heads and how they are computed
         classification=dict(
             heads=ConfigDict(),

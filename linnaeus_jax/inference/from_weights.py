@@ -8,6 +8,7 @@ everything else, such as "background", becomes null.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,12 @@ from linnaeus_jax.inference.taxonomy import Taxonomy
 from linnaeus_jax.models.family import build_model
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
-from linnaeus_jax.weights.adopting import known_as
+from linnaeus_jax.weights.adopting import known_as, name_and_licence
 from linnaeus_jax.weights.files import read_state
 from linnaeus_jax.weights.formats.base import format_of
+from linnaeus_jax.weights.hub_settings import HubSettings, asked, hub_settings
 from linnaeus_jax.weights.importing import read_pretrained
-from linnaeus_jax.weights.locating import located
+from linnaeus_jax.weights.locating import located_with_description
 
 TASKS = SPECIES, GENUS = "taxa_L10", "taxa_L20"
 #: names of a class for what is none of the others
@@ -35,6 +37,8 @@ BACKGROUND = ("background", "null", "other")
 #: classes that a file of labels can have
 MOST = 1_000_000
 _LABEL = re.compile(r"(?P<name>[^()]+?)\s*(?:\((?P<common>.*)\))?")
+#: a class of iNaturalist 2021: number, kingdom, phylum, class, order, family, genus, the rest of the name
+_INAT21 = re.compile(r"\d+(?:_[^_\s]+){5}_(?P<genus>[^_\s]+)_(?P<species>\S+)")
 #: of a path: the genus counts nothing, whatever its temperature
 _TEMPERATURES = dict.fromkeys(TASKS, 1.0)
 
@@ -64,6 +68,11 @@ def read_labels(path: Path) -> list[Label]:
         lines = data.decode("latin-1").splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
+    return _checked(lines, path)
+
+
+def _checked(lines: Sequence[str], path: Path) -> list[Label]:
+    """The classes of the lines of a file."""
     if not lines or len(lines) > MOST:
         raise UserError(f"{path} has {len(lines)} lines; one class a line is needed")
     labels: list[Label] = []
@@ -88,6 +97,8 @@ def read_labels(path: Path) -> list[Label]:
 def _label(line: str) -> Label | None:
     if line.casefold() in BACKGROUND or (line and is_unknown(line)):
         return Label("", "", "")
+    if inat21 := _INAT21.fullmatch(line):
+        line = f"{inat21['genus']} {inat21['species'].replace('_', ' ')}"
     match = _LABEL.fullmatch(line)
     if match is None:
         return None
@@ -99,31 +110,35 @@ def _label(line: str) -> Label | None:
     return Label(text, (match["common"] or "").strip(), genus)
 
 
-def bundle_from_weights(source: str, labels: Path) -> Bundle:
+def bundle_from_weights(source: str, labels: Path | None = None) -> Bundle:
     """The classifier of a file of weights, not calibrated.
 
     Args:
       source: a path, or a name as `model.pretrained` takes it.
-      labels: see `read_labels`; in the order of the classifier.
+      labels: see `read_labels`; in the order of the classifier. None: those that a description beside the file has.
 
     Raises:
       UserError: a file that cannot be read, of no kind that has a classifier, or of another number of classes.
     """
-    file = read_state(located(source, "--from-weights"))
+    file = read_state(located_with_description(source, "--from-weights"))
     kind = format_of(file)
-    classifier, pictures = kind.classifier(file), kind.preprocessing(file)
-    if classifier is None or pictures is None:
+    needs, classifier, pictures = kind.settings(file), kind.classifier(file), kind.preprocessing(file)
+    said = hub_settings(file.path) if kind.described else HubSettings()
+    if classifier is None or (pictures is None and not kind.described):
         raise UserError(f"{file.path} holds no classifier that can be used as it is; give published weights that do")
+    if pictures is None:
+        raise UserError(asked(said, file.path, ()))
     weight, bias = classifier
-    names = read_labels(labels)
+    if labels is None and not said.labels:
+        raise UserError(f"nothing beside {file.path} names its classes; give them with --labels FILE")
+    names = read_labels(labels) if labels is not None else _checked(said.labels, said.files[0])
     if len(names) != len(weight):
-        raise UserError(
-            f"{file.path} has {len(weight)} classes, but {labels} has {len(names)} lines; give its own labels"
-        )
+        where = f"{labels} has {len(names)} lines" if labels else f"{said.where} names {len(names)}"
+        raise UserError(f"{file.path} has {len(weight)} classes, but {where}; give its own labels")
     taxonomy, order = _taxonomy(names)
     config = get_config()
     settings = config.model.unlock()
-    for key, value in kind.settings(file).items():
+    for key, value in needs.items():
         config.update_from_flattened_dict({f"model.{key}": value})
     settings.pretrained = str(file.path)
     model = build_model(
@@ -145,10 +160,10 @@ def bundle_from_weights(source: str, labels: Path) -> Bundle:
     for collection, like in abstract_variables(model).items():
         leaves = [name for name, _, _ in named_leaves(like)]
         variables[collection] = params_from_torch({name: arrays[name] for name in leaves}, like)
-    known = known_as(file.sha256)
-    facts = {"title": known.source if known else file.path.stem, "weights": "published"}
-    if known:
-        facts["licence"] = known.licence
+    known, (name, licence) = known_as(file.sha256), name_and_licence(file)
+    facts = {"title": known.source if known else name or file.path.stem, "weights": "published"}
+    if licence:
+        facts["licence"] = licence
     calibration = Calibration(_TEMPERATURES, _TEMPERATURES)
     return Bundle(file.path, settings, model, variables, pictures, MetadataEncoder(()), taxonomy, calibration, facts)
 

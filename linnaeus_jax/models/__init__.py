@@ -1,5 +1,6 @@
 """Models: hierarchical image classifiers that also take metadata, in Flax Linen, channels last."""
 
+from linnaeus_jax.models.convnext_family import ConvNeXt
 from linnaeus_jax.models.efficientnet import EfficientNet
 from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, HierarchicalHead
@@ -10,6 +11,7 @@ from linnaeus_jax.models.names import ParameterInfo, initial_variables, paramete
 
 __all__ = [
     "ClassificationHeads",
+    "ConvNeXt",
     "EfficientNet",
     "HeadSpec",
     "HierarchicalHead",

@@ -10,33 +10,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import initial
-from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS, Padding
-from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.models.block_row import MIN_SIZE, BlockRow, mean_of
+from linnaeus_jax.models.depthwise import Padding
 from linnaeus_jax.models.layers import (
     BatchNorm2d,
     Conv2d,
     Dropout,
     Relu6,
     Swish,
-    drop_path_rates,
-    drop_path_scales,
 )
 from linnaeus_jax.models.mbconv import MBConv
 from linnaeus_jax.registry import MODELS
 
 EPSILON, MOMENTUM = 1e-3, 0.01
+#: how convolutions are padded -> epsilon of the norms that goes with it
+PADDINGS = {"same": EPSILON, "symmetric": 1e-5}
 SQUEEZE = 0.25
-#: smallest picture: five halvings leave one place
-MIN_SIZE = 32
-
 #: (blocks, kernel, stride of the first, expansion, features) of each stage at width and depth 1
 Stage = tuple[int, int, int, int, int]
 EFFICIENTNET: tuple[Stage, ...] = (
@@ -117,11 +112,12 @@ def strided_size(size: tuple[int, int], stride: int) -> tuple[int, int]:
 
 
 @MODELS.register("EfficientNet")
-class EfficientNet(ModelFamily):
-    """The network. `drop_rate` is that of the features before the heads, `drop_path_rate` that of branches.
+class EfficientNet(BlockRow):
+    """The network.
 
     `nominal_size` is that of the pictures for which TensorFlow's SAME padding is computed: at another size it would
-    differ by a pixel wherever a map has an odd side. 0: that of the pictures at hand.
+    differ by a pixel wherever a map has an odd side. 0: that of the pictures at hand. `conv_padding` is one of
+    `PADDINGS`: TensorFlow's, or as much on all sides; `norm_eps` None the epsilon that goes with it.
     """
 
     stages: tuple[Stage, ...]
@@ -129,39 +125,33 @@ class EfficientNet(ModelFamily):
     depth: float
     lite: bool
     nominal_size: int
-    drop_rate: float
-    drop_path_rate: float
-    depthwise_impl: str
+    conv_padding: str
+    norm_eps: float | None
 
+    rate_of_last: ClassVar = False
     variants: ClassVar = VARIANTS
     keys: ClassVar = {
         "nominal_size": "efficientnet.nominal_size",
+        "conv_padding": "efficientnet.padding",
+        "norm_eps": "efficientnet.norm_eps",
         **{field: field for field in ("drop_rate", "drop_path_rate", "depthwise_impl")},
     }
 
     @classmethod
-    def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
-        """See `ModelFamily.build`."""
-        fields = cls.settings(model)
-        rate = fields["drop_rate"]
-        built = cls(**{**fields, "drop_rate": rate[0] if isinstance(rate, Sequence) else rate}, **given)
-        if errors := list(built.errors()):
-            raise InputError("\n".join(errors))
-        return built
+    def settings(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ModelFamily.settings`."""
+        return {"conv_padding": "same", "norm_eps": None, **super().settings(model)}
 
     @nn.nowrap
     def errors(self) -> Iterator[str]:
-        """What cannot work, one line each with key, value and fix."""
-        for field in ("drop_rate", "drop_path_rate"):
-            if not 0.0 <= getattr(self, field) < 1.0:
-                yield f"model.{field} = {getattr(self, field)!r} is out of range; it must be within [0, 1)"
-        if self.depthwise_impl not in DEPTHWISE_IMPLS:
-            choices = ", ".join(DEPTHWISE_IMPLS)
-            yield f"model.depthwise_impl = {self.depthwise_impl!r} is unknown; choose one of {choices}"
+        """See `BlockRow.errors`."""
+        yield from super().errors()
+        if self.conv_padding not in PADDINGS:
+            yield f"model.efficientnet.padding = {self.conv_padding!r} is unknown; choose one of {', '.join(PADDINGS)}"
+        if self.norm_eps is not None and not 0 < self.norm_eps <= 1:
+            yield f"model.efficientnet.norm_eps = {self.norm_eps!r} is out of range; it must be within (0, 1]"
         if self.nominal_size != 0 and self.nominal_size < MIN_SIZE:
             yield f"model.efficientnet.nominal_size = {self.nominal_size} must be {MIN_SIZE} or more, or 0"
-        if min(self.img_size) < MIN_SIZE:
-            yield f"data.img_size = {self.img_size[0]} is out of range; it must be {MIN_SIZE} or more"
 
     @nn.nowrap
     def widths(self) -> tuple[int, int]:
@@ -178,11 +168,15 @@ class EfficientNet(ModelFamily):
         first, last = self.widths()
         size = (self.nominal_size,) * 2 if self.nominal_size else self.img_size
 
+        epsilon = PADDINGS[self.conv_padding] if self.norm_eps is None else self.norm_eps
+
         def padding(kernel: int, stride: int) -> Padding:
+            if self.conv_padding == "symmetric":
+                return ((kernel // 2,) * 2,) * 2
             return same_padding(size[0], kernel, stride), same_padding(size[1], kernel, stride)
 
         self.stem = Conv2d(first, 3, 2, padding(3, 2), **convolution, name="_conv_stem")
-        self.stem_norm = BatchNorm2d(epsilon=EPSILON, momentum=MOMENTUM, dtype=self.dtype, name="_bn0")
+        self.stem_norm = BatchNorm2d(epsilon=epsilon, momentum=MOMENTUM, dtype=self.dtype, name="_bn0")
         activation = Relu6 if self.lite else Swish
         self.stem_act, self.last_act = activation(name="act_stem"), activation(name="act_head")
         blocks: list[MBConv] = []
@@ -199,7 +193,7 @@ class EfficientNet(ModelFamily):
                     expansion=expansion,
                     squeeze=0.0 if self.lite else SQUEEZE,
                     activation=activation,
-                    epsilon=EPSILON,
+                    epsilon=epsilon,
                     momentum=MOMENTUM,
                     name=f"_blocks.{len(blocks)}",
                 )
@@ -207,78 +201,16 @@ class EfficientNet(ModelFamily):
                 size = strided_size(size, step)
         self.blocks = blocks
         self.last = Conv2d(last, 1, **convolution, name="_conv_head")
-        self.last_norm = BatchNorm2d(epsilon=EPSILON, momentum=MOMENTUM, dtype=self.dtype, name="_bn1")
+        self.last_norm = BatchNorm2d(epsilon=epsilon, momentum=MOMENTUM, dtype=self.dtype, name="_bn1")
         self.drop = Dropout(self.drop_rate, name="drop")
         self.setup_classifier()
 
-    @property
-    def trunk_blocks(self) -> int:
-        """See `ModelFamily.trunk_blocks`."""
-        return sum(self.repeats())
+    def _stem(self, image_BHWC: jax.Array, row_weight_B: jax.Array | None, train: bool) -> jax.Array:
+        return self.stem_act(self.stem_norm(self.stem(image_BHWC), train=train, row_weight_B=row_weight_B))
 
-    def encode_image(
-        self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False
-    ) -> jax.Array:
-        """Features [B, D], the mean over the picture, of the compute dtype; it is taken in float32."""
-        x, scales_LB = self._begin(image_BHWC, row_weight_B, train)
-        return self._features(self._run(x, slice(None), scales_LB, row_weight_B, train), row_weight_B, train)
-
-    def encode_from(
-        self, x: jax.Array, block: int, *, row_weight_B: jax.Array | None = None, train: bool = False
-    ) -> jax.Array:
-        """See `ModelFamily.encode_from`."""
-        x = x.astype(self.dtype)
-        if block == self.trunk_blocks:
-            return self._dropped(x, train)
-        scales_LB = self._drop_path_scales(x.shape[0]) if train else None
-        return self._features(self._run(x, slice(block, None), scales_LB, row_weight_B, train), row_weight_B, train)
-
-    def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
-        """See `ModelFamily.enter`."""
-        if block == self.trunk_blocks:
-            return self.encode_image(image_BHWC)
-        x, _ = self._begin(image_BHWC, None, train=False)
-        return self._run(x, slice(block), None, None, train=False)
-
-    def _begin(
-        self, image_BHWC: jax.Array, row_weight_B: jax.Array | None, train: bool
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """What the stem makes of pictures, and the scales of the blocks' branches [blocks, B] in training."""
-        shape = image_BHWC.shape
-        if len(shape) != 4 or shape[-1] != 3 or min(shape[1:3]) < MIN_SIZE:
-            raise ValueError(f"image has shape {shape}; [B, H >= {MIN_SIZE}, W >= {MIN_SIZE}, 3] is needed")
-        x = self.stem(image_BHWC.astype(self.dtype))
-        x = self.stem_act(self.stem_norm(x, train=train, row_weight_B=row_weight_B))
-        return x, self._drop_path_scales(shape[0]) if train else None
-
-    def _drop_path_scales(self, rows: int) -> jax.Array | None:
-        if self.drop_path_rate <= 0:
-            return None
-        (rates,) = drop_path_rates((self.trunk_blocks,), self.drop_path_rate, endpoint=False)
-        return drop_path_scales(self.make_rng("drop_path"), rates, 1, rows)[:, 0]
-
-    def _run(
-        self, x: jax.Array, which: slice, scales_LB: jax.Array | None, row_weight_B: jax.Array | None, train: bool
-    ) -> jax.Array:
-        """Some of the blocks."""
-
-        def call(block: nn.Module, x: jax.Array, scale_B: jax.Array | None, weight_B: jax.Array | None) -> jax.Array:
-            return block(x, scale_B, train=train, row_weight_B=weight_B)
-
-        run = nn.remat(call) if self.remat else call
-        for index in range(self.trunk_blocks)[which]:
-            x = run(self.blocks[index], x, None if scales_LB is None else scales_LB[index], row_weight_B)
-        return x
-
-    def _features(self, x: jax.Array, row_weight_B: jax.Array | None, train: bool) -> jax.Array:
-        x = self.last_act(self.last_norm(self.last(x), train=train, row_weight_B=row_weight_B))
-        mean = jnp.mean(x, axis=(1, 2), dtype=jnp.promote_types(x.dtype, jnp.float32)).astype(self.dtype)
-        return self._dropped(mean, train)
-
-    def _dropped(self, features_BD: jax.Array, train: bool) -> jax.Array:
-        key = self.make_rng("dropout") if train and self.drop_rate > 0 else None
-        dropped: jax.Array = self.drop(features_BD, key)
-        return dropped
+    def _pooled(self, x_BHWC: jax.Array, row_weight_B: jax.Array | None, train: bool) -> jax.Array:
+        x = self.last_act(self.last_norm(self.last(x_BHWC), train=train, row_weight_B=row_weight_B))
+        return mean_of(x, self.dtype)
 
     @staticmethod
     def stage_of(name: str) -> str:

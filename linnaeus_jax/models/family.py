@@ -47,7 +47,7 @@ class ModelFamily(nn.Module, kw_only=True):
       missing_metadata: what stands for a component that is missing or masked: `zero`, the token of a zero vector; or
         `mask`, nothing, since no other token attends to it.
       variants: `model.variant` -> values of fields; empty: the family has no variants and ignores the key. One that
-        suits tests on a CPU is called `tiny`, or comes first.
+        suits tests on a CPU is called `test` or `tiny`, or comes first.
       keys: field -> its key in the `model` section, of a family whose settings stand there; a setting of one such
         family that is given for another is an error.
       layer_index: depth of the parameter with a canonical name, 0 at the input and largest at the heads, for

@@ -177,6 +177,14 @@ class Gelu(nn.Module):
         return operations.gelu(x)
 
 
+class GeluTanh(nn.Module):
+    """GELU by a hyperbolic tangent, which some weights were trained with (Hendrycks & Gimpel 2016)."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x, approximate=True)
+
+
 class Relu(nn.Module):
     """max(x, 0)."""
 

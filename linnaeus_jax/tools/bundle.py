@@ -10,8 +10,9 @@ are fitted on them, so that probabilities are what they say, and README.md tells
 must be where the run's configuration says; --without-data does without them, and without calibration.
 
 --from-weights makes a bundle of a published classifier as it is, without any training: a file of weights, or a name as
-model.pretrained takes it. --labels is a text file with the scientific name of each class, one a line; genera follow
-from the names, and "background" becomes "unknown". Nothing is measured.
+model.pretrained takes it. --labels is a text file with the scientific name of each class, one a line; it is not needed
+where the description beside the weights names them. Genera follow from the names, and "background" becomes "unknown".
+Nothing is measured.
 """
 
 from __future__ import annotations
@@ -46,11 +47,20 @@ def main(argv: Sequence[str]) -> None:
     from linnaeus_jax.inference.from_weights import bundle_from_weights
     from linnaeus_jax.inference.measuring import calibrated, measure, read_rows
     from linnaeus_jax.reporting.logs import console, setup_logging
+    from linnaeus_jax.weights.hub_settings import hub_settings
+    from linnaeus_jax.weights.locating import FETCHED, scheme_of
 
     setup_logging(None, process=1, level="WARNING", data_level="WARNING")
     published = bool(options.from_weights)
-    if published == (options.run is not None) or published != (options.labels is not None):
-        raise UserError("give either a run directory, or --from-weights FILE with --labels FILE")
+    named = (
+        published
+        and options.labels is None
+        and (scheme_of(options.from_weights) in FETCHED or hub_settings(options.from_weights).labels)
+    )
+    if published == (options.run is not None) or published != (options.labels is not None or bool(named)):
+        raise UserError(
+            "give either a run directory, or --from-weights FILE with --labels FILE, unless its description names them"
+        )
     check_out(options.out, force=options.force)
     if published:
         bundle = bundle_from_weights(options.from_weights, options.labels)

@@ -9,10 +9,12 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.tree import assign, frozen, given_keys
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.formats.base import Known, format_of, known_weights
+from linnaeus_jax.weights.hub_settings import ASKED, asked, hub_settings
 
 #: key of the configuration -> its value of a preprocessing
 PICTURE_KEYS: dict[str, Callable[[Preprocessing], Any]] = {
@@ -63,10 +65,22 @@ def needs_of(file: StateFile, source: str = "") -> dict[str, Any]:
     return needs | ({} if pictures is None else {key: of(pictures) for key, of in PICTURE_KEYS.items()})
 
 
+def check_pictures(file: StateFile, source: str, config: ConfigDict) -> None:
+    """Raises UserError where neither the weights nor the configuration say how pictures were prepared."""
+    kind = format_of(file, source)
+    if not kind.described or kind.preprocessing(file) is not None:
+        return
+    default, given = get_config(), given_keys(config)
+    missing = [key for key in ASKED if key not in given and value_of(config, key) == value_of(default, key)]
+    if missing:
+        raise UserError(asked(hub_settings(file.path), file.path, missing))
+
+
 def adopt(config: ConfigDict, needs: Mapping[str, Any], forced: Collection[str] = ()) -> Adopted:
     """Sets, in place, what weights need where the configuration has its defaults and nobody gave the key.
 
-    A variant that a configuration sets is one of its family, so it goes with the family.
+    A variant that a configuration sets is one of its family, so it goes with the family. Of weights of another family
+    than the user set, none of the family's keys is taken; `read_pretrained` then says what to do.
 
     Args:
       forced: keys that take the weights' value even where a configuration file has another.
@@ -76,8 +90,8 @@ def adopt(config: ConfigDict, needs: Mapping[str, Any], forced: Collection[str] 
     for key, value in needs.items():
         value = frozen(value)
         mine = value_of(config, key)
-        if mine == value:
-            continue
+        if mine == value or (key.startswith("model.") and "model.type" in adopted.kept):
+            continue  # the keys of a family say nothing of another
         of_family = key == "model.variant" and "model.type" in adopted.taken
         own = mine != value_of(default, key) and not of_family
         if key in given or (own and key not in forced):
@@ -86,6 +100,16 @@ def adopt(config: ConfigDict, needs: Mapping[str, Any], forced: Collection[str] 
         assign(config, key.split("."), value)
         (adopted.replaced if own else adopted.taken)[key] = value
     return adopted
+
+
+def name_and_licence(file: StateFile, source: str = "") -> tuple[str, str]:
+    """Those of published weights, by their digest or what lies beside them; "" where they are unknown."""
+    if known := known_as(file.sha256):
+        return known.name, known.licence
+    if not format_of(file, source).described:
+        return "", ""
+    settings = hub_settings(file.path)
+    return settings.architecture, settings.licence
 
 
 def known_as(sha256: str) -> Known | None:

@@ -16,13 +16,13 @@ from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.relative import resize_table
 from linnaeus_jax.registry import MODELS, WEIGHT_FORMATS
 from linnaeus_jax.weights import coverage as cov
-from linnaeus_jax.weights.adopting import known_as, needs_of
+from linnaeus_jax.weights.adopting import known_as, name_and_licence, needs_of
 from linnaeus_jax.weights.bias_tables import TABLE, grid_of
 from linnaeus_jax.weights.classes import ClassRows, RowMatch, classes_of, match_rows
 from linnaeus_jax.weights.coverage import Coverage, Row, first_of, group_of
 from linnaeus_jax.weights.files import StateFile, read_state
 from linnaeus_jax.weights.formats.base import Mapped, WeightFormat, architecture_of, format_named, format_of
-from linnaeus_jax.weights.locating import located
+from linnaeus_jax.weights.locating import located_with_description
 from linnaeus_jax.weights.settings import pretrained_settings, setting_errors
 from linnaeus_jax.weights.targets import Target, map_leaves, targets_of
 
@@ -134,7 +134,7 @@ def read_pretrained(
         if misfits and given["pretrained_strict"]:
             raise UserError(misfits)
     mapped = kind.map(files, model, targets, given)
-    known = known_as(files[0].sha256)
+    name, licence = name_and_licence(files[0], source)
     fitted = _Fitting(model, targets, mapped, classes, files[0], classes_of(files[0], given["pretrained_classes"]))
     fitted.fill()
     problems = misfits or fitted.problems()
@@ -152,8 +152,8 @@ def read_pretrained(
         mapped.original,
         fitted.taken_classes(),
         needs_of(files[0], source) if len(files) == 1 else {},
-        known.name if known else "",
-        known.licence if known else "",
+        name,
+        licence,
     )
 
 
@@ -169,7 +169,7 @@ def read_files(given: Mapping[str, Any], said_by: str = "") -> list[StateFile]:
     kind = format_named(given["pretrained_source"])
     if missing := [f"model.{key}" for key in kind.files if not given[key]]:
         raise UserError(f"{missing[0]} is empty; name a file of weights or a run directory there")
-    named = {key: located(given[key], said_by or f"model.{key}") for key in kind.files}
+    named = {key: located_with_description(given[key], said_by or f"model.{key}") for key in kind.files}
     return [read_state(named[key], containers) for key, containers in kind.files.items()]
 
 
@@ -181,8 +181,8 @@ def _check_architecture(
     found = file.facts.get("model") or architecture_of(file.arrays)
     if found and found != family:
         hints = (other.hint for other in WEIGHT_FORMATS.entries.values() if found in other.signs and other.hint)
-        fix = f"set model.type = {found!r}" if found in MODELS or file.facts else "no source of this program reads it"
-        fix = next(hints, fix)
+        own = f"set model.type = {found!r}" if found in MODELS or file.facts else ""
+        fix = ", or ".join(filter(None, (next(hints, ""), own))) or "no source of this program reads it"
         raise UserError(f"{file.path} looks like {found}, but model.type is {family!r}; {fix}, or give another file")
     if found and not source and not file.facts:
         for name, other in WEIGHT_FORMATS.entries.items():

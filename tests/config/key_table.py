@@ -377,6 +377,20 @@ add(
 add(
     "model.efficientnet",
     nominal_size=Row(96, at("model.nominal_size"), 96, {**VARIANT, "model.type": "EfficientNet"}),
+    padding=Row("symmetric", at("model.conv_padding"), "symmetric", {**VARIANT, "model.type": "EfficientNet"}),
+    norm_eps=Row(1e-4, at("model.norm_eps"), 1e-4, {**VARIANT, "model.type": "EfficientNet"}),
+)
+CONVNEXT = {**VARIANT, "model.type": "ConvNeXt", "model.variant": "test"}
+add(
+    "model.convnext",
+    use_grn=Row(True, lambda s: "stages.0.0.grn.gamma" in s.shapes(), True, CONVNEXT),
+    stem=Row("overlap", shape("downsample_layers.0.0.weight"), (3, 3, 3, 8), CONVNEXT),
+    act=Row("silu", at("model.act"), "silu", CONVNEXT),
+    kernel_sizes=Row((3,), shape("stages.0.0.dwconv.weight"), (3, 3, 1, 8), CONVNEXT),
+    norm_eps=Row(1e-5, at("model.norm_eps"), 1e-5, CONVNEXT),
+    head_norm_eps=Row(1e-5, at("model.head_norm_eps"), 1e-5, CONVNEXT),
+    head_norm_first=Row(True, at("model.head_norm_first"), True, CONVNEXT),
+    head_hidden_size=Row(16, lambda s: s.shapes().get("pre_logits.weight"), (64, 16), CONVNEXT),
 )
 add(
     "model.classification",

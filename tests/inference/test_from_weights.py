@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from linnaeus_jax.tools import bundle as bundle_tool
 from linnaeus_jax.weights.importing import read_pretrained
 from tests.weights.helpers import model_of, section
 from tests.weights.make_references import drawn_pictures
+from tests.weights.test_hub_parity import recorded
 from tests.weights.test_tflite import KEYS, file_of, published
 
 LABELS = "Parus major (Great Tit)\nPoecile montanus\nParus minor (Japanese Tit)\nTurdus merula\nbackground\n"
@@ -134,6 +136,57 @@ def test_another_number_of_labels(tmp_path, source):
 def test_the_tool_wants_a_run_or_weights_with_labels(arguments, capsys):
     assert bundle_tool.main(arguments) == 2
     assert "give either a run directory, or --from-weights FILE with --labels FILE" in capsys.readouterr().err
+
+
+# ---- classifiers of hubs
+
+SEVEN = [
+    *("Parus major", "Parus minor", "Pica pica (Magpie)", "background"),
+    "02653_Animalia_Chordata_Aves_Passeriformes_Turdidae_Turdus_merula",
+    "00001_Plantae_Tracheophyta_Liliopsida_Poales_Poaceae_Poa_annua_var",
+    "Turdus pilaris",
+]
+
+
+def of_hub(fixtures, tmp_path, name="timm", **changed) -> Path:
+    """A classifier of seven classes with the description of its source, changed."""
+    path = recorded(fixtures, name).write(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changed))
+    return path
+
+
+def test_a_description_that_names_the_classes_stands_for_labels(fixtures, tmp_path):
+    path = of_hub(fixtures, tmp_path, label_names=SEVEN)
+    out = tmp_path / "bundle"
+    assert bundle_tool.main([str(out), f"--from-weights={path}"]) == 0
+    made = read_bundle(out)
+    names = made.taxonomy.names.name
+    assert names[SPECIES].tolist()[:4] == ["", "Parus major", "Parus minor", "Pica pica"]
+    assert names[SPECIES].tolist()[4:] == ["Turdus merula", "Poa annua var", "Turdus pilaris"]
+    assert made.facts["licence"] == "mit"
+    assert made.preprocessing.crop_fraction == 0.95
+    source = recorded(fixtures, "timm").arrays
+    kernel = made.variables["params"]["head"][SPECIES]["fc"]["kernel"]
+    np.testing.assert_array_equal(kernel[:, 0], source["head.fc.weight"][3])
+    np.testing.assert_array_equal(made.variables["params"]["stages.2.1"]["gamma"], source["stages.2.blocks.1.gamma"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "words"),
+    [
+        ("timm", {"label_names": SEVEN[:6]}, "w.safetensors has 7 classes, but"),
+        ("timm", {"label_names": [*SEVEN[:6], "dog"]}, "config.json:7: 'dog' is no scientific name"),
+        ("timm", {}, "--labels FILE"),
+        ("timm", {"label_names": SEVEN, "pretrained_cfg": {}}, "is not known: "),
+        ("transformers_dinov3", {}, "holds no classifier"),
+    ],
+)
+def test_classifiers_of_hubs_that_cannot_be_used(fixtures, tmp_path, name, changed, words):
+    with pytest.raises(UserError) as caught:
+        bundle_from_weights(str(of_hub(fixtures, tmp_path, name, **changed)))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What every model family keeps to: whatever is registered is tested here, and one family of a plugin beside it.
 
-All variants in shapes alone; numbers at the smallest variant, which a family calls "tiny", with random weights.
+All variants in shapes alone; numbers at the smallest variant, which a family calls "test" or "tiny", with random
+weights.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ class Small(NamedTuple):
 @pytest.fixture(scope="module", params=FAMILIES)
 def small(request) -> Small:
     variants = MODELS[request.param].variants or ("",)
-    variant = "tiny" if "tiny" in variants else next(iter(variants))
+    variant = next((name for name in ("test", "tiny") if name in variants), next(iter(variants)))
     model, rng = build(type=request.param, variant=variant, **SETTINGS), np.random.default_rng(1)
     image, meta = (rng.normal(size=x.shape).astype(np.float32) for x in inputs(4))
     batch = {"image": image, "meta": meta, "valid": np.ones((4, 2), bool), "weight": np.array([1, 1, 1, 0], np.float32)}

@@ -195,7 +195,7 @@ def test_sources_that_are_no_trunks_are_named(sources, tmp_path):
         facts(model, "EfficientNet", "tiny", CLASSES, weights="last", step=1),
     )
     for path, words in (
-        (resnet, "looks like ResNet; trunks of these families can be joined: EfficientNet"),
+        (resnet, "looks like ResNet; trunks of these families can be joined: ConvNeXt, EfficientNet"),
         (nothing, "holds no trunk that is known"),
         (fusing, "'mFormerV1' is no family whose trunk can be joined; choose one of EfficientNet"),
         (copy, f"names {copy} twice"),

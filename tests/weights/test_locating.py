@@ -9,7 +9,7 @@ import types
 import pytest
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.weights.locating import located, name_errors
+from linnaeus_jax.weights.locating import located, located_with_description, name_errors
 from linnaeus_jax.weights.settings import setting_errors
 from tests.weights.helpers import section
 
@@ -89,6 +89,7 @@ ERRORS = {
     name: type(name, (HubError,), {})
     for name in ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "EntryNotFoundError", "RepositoryNotFoundError")
 }
+ERRORS["GatedRepoError"] = type("GatedRepoError", (ERRORS["RepositoryNotFoundError"],), {})
 
 
 @pytest.fixture
@@ -128,6 +129,40 @@ def test_a_file_of_the_hub(hub, tmp_path, name, first):
     assert asked == [first]
 
 
+@pytest.mark.parametrize(
+    ("name", "repository", "folder"),
+    [("hf:a/b", "a/b", ""), ("hf:a/b/deep/w.pth", "a/b", "deep/"), ("timm:x.y", "timm/x.y", "")],
+)
+def test_what_describes_a_file_is_fetched_with_it(hub, tmp_path, name, repository, folder):
+    def outcome(file: str) -> object:
+        return ERRORS["EntryNotFoundError"]() if "clip" in file else str(tmp_path / file)
+
+    asked = hub(outcome)
+    weights = located_with_description(name)
+    assert weights == tmp_path / asked[0][1]
+    files = [f"{folder}{each}" for each in ("config.json", "preprocessor_config.json", "open_clip_config.json")]
+    assert asked[1:] == [(repository, each) for each in files]
+    assert located_with_description("w.pth") == "w.pth"
+
+
+def test_names_of_openclip_are_looked_for_too(hub, tmp_path):
+    asked = hub(lambda file: str(tmp_path / file) if "open_clip" in file else ERRORS["EntryNotFoundError"]())
+    assert located("hf:a/b") == tmp_path / "open_clip_model.safetensors"
+    assert len(asked) == 3
+
+
+def test_weights_under_a_licence_of_their_own_name_its_page(hub):
+    hub(ERRORS["GatedRepoError"]())
+    text = refusal("hf:a/b")
+    assert "asks for consent to its licence; give it on the page https://huggingface.co/a/b" in text
+
+
+def test_a_name_of_timm_without_its_tag(hub):
+    hub(ERRORS["RepositoryNotFoundError"]())
+    assert "timm's names have a tag, such as convnext_tiny.fb_in22k" in refusal("timm:convnext_tiny")
+    assert "tag" not in refusal("timm:convnext_tiny.fb_in22k")
+
+
 def test_the_other_file_of_a_repository(hub, tmp_path):
     asked = hub(lambda file: ERRORS["EntryNotFoundError"]() if file.endswith("tensors") else str(tmp_path / file))
     assert located("hf:a/b") == tmp_path / "pytorch_model.bin"
@@ -140,7 +175,7 @@ def test_the_other_file_of_a_repository(hub, tmp_path):
         (ERRORS["LocalEntryNotFoundError"](), ["hub cannot be reached", "resolve/main/model.safetensors", "its path"]),
         (ERRORS["OfflineModeIsEnabled"](), ["hub cannot be reached", "https://huggingface.co/a/b/resolve/main/"]),
         (ERRORS["RepositoryNotFoundError"](), ["no repository a/b"]),
-        (ERRORS["EntryNotFoundError"](), ["a/b has no model.safetensors or pytorch_model.bin", "hf:a/b/FILE"]),
+        (ERRORS["EntryNotFoundError"](), ["a/b has no model.safetensors or pytorch_model.bin or", "hf:a/b/FILE"]),
         (OSError(28, "No space left on device", "/c"), ["No space left", "resolve/main/model.safetensors"]),
         (RuntimeError("several\nlines"), ["cannot be fetched: several lines"]),
     ],

@@ -3,9 +3,19 @@
 from linnaeus_jax.weights.formats import (  # noqa: I001  # their order counts
     linnaeus,
     metaformer,
+    convnext,
     stitched_convnext_ropevit,
     efficientnet,
     mobilenet_v2_tflite,
+    timm_efficientnet,
 )
 
-__all__ = ["efficientnet", "linnaeus", "metaformer", "mobilenet_v2_tflite", "stitched_convnext_ropevit"]
+__all__ = [
+    "convnext",
+    "efficientnet",
+    "linnaeus",
+    "metaformer",
+    "mobilenet_v2_tflite",
+    "stitched_convnext_ropevit",
+    "timm_efficientnet",
+]

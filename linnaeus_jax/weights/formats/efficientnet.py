@@ -50,15 +50,20 @@ def padding_errors(file: StateFile, variant: str, settings: Mapping[str, Any]) -
     ]
 
 
-def features_of(file: StateFile) -> tuple[int, ...]:
+def features_of(arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
     """Features that every block gives, in order."""
-    found = {int(match[1]): array for name, array in file.arrays.items() if (match := PROJECT.fullmatch(name))}
+    found = {int(match[1]): array for name, array in arrays.items() if (match := PROJECT.fullmatch(name))}
     return tuple(len(found[block]) if found[block].ndim else 0 for block in sorted(found))
 
 
 def beside_the_trunk(name: str) -> str:
     """Why a parameter keeps its initial value that no file of a trunk has; "" for one of the trunk."""
     return "the file has none" if name.startswith(("head.", "fusion.")) else ""
+
+
+def variant_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """The variant that arrays under the model's names are of; "" where there is none."""
+    return _variant(features_of(arrays), not any("._se_reduce." in name for name in arrays))
 
 
 @functools.cache
@@ -111,7 +116,7 @@ class EfficientNetFormat(WeightFormat):
 
     def settings(self, file: StateFile) -> dict[str, Any]:
         """See `WeightFormat.settings`."""
-        variant = _variant(features_of(file), not any("._se_reduce." in name for name in file.arrays))
+        variant = variant_of(file.arrays)
         return {"type": FAMILY} | ({"variant": variant} if variant else {})
 
     def problems(self, file: StateFile, settings: Mapping[str, Any]) -> list[str]:

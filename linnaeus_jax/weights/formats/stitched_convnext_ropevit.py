@@ -18,6 +18,7 @@ from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.formats.base import Mapped, WeightFormat, architecture_of
+from linnaeus_jax.weights.formats.convnext import by_authors_names
 from linnaeus_jax.weights.targets import Target
 
 #: containers of the files, in the order in which they are looked for
@@ -26,16 +27,9 @@ ROPEVIT_CONTAINERS = ("model", "state_dict")
 #: parts of the model that neither file has
 STAYS = re.compile(r"stages\.[3-9]\.|head\.|meta_|cls_token_2$|norm_[12]\.|cl_1_fc\.|aggregate\.|final_norm\.")
 #: parts of the files that have no place in the model
-UNUSED_CONVNEXT = re.compile(r"stages\.[23]\.|norm\.|head\.")
+UNUSED = "unused"
+UNUSED_CONVNEXT = re.compile(rf"stages\.[23]\.|norm\.|classifier\.|pre_logits\.|{UNUSED}")
 UNUSED_ROPEVIT = re.compile(r"patch_embed\.|pos_embed|freqs_t_[xy]$|norm\.|fc_norm\.|head\.|head_dist\.|dist_token")
-#: names of a ConvNeXt in timm -> those of its authors
-TIMM_CONVNEXT = (
-    (re.compile(r"stem\.(\d)\."), r"downsample_layers.0.\1."),
-    (re.compile(r"stages\.(\d)\.downsample\.(\d)\."), r"downsample_layers.\1.\2."),
-    (re.compile(r"stages\.(\d)\.blocks\.(\d+)\.conv_dw\."), r"stages.\1.\2.dwconv."),
-    (re.compile(r"stages\.(\d)\.blocks\.(\d+)\.mlp\.fc([12])\."), r"stages.\1.\2.pwconv\3."),
-    (re.compile(r"stages\.(\d)\.blocks\.(\d+)\."), r"stages.\1.\2."),
-)
 #: the frequencies of a RoPE-ViT, of its authors and in timm
 FREQS = ("freqs", "rope.freqs")
 #: those of the model; its blocks from the file turn by these, so no initial ones may take their place
@@ -104,10 +98,8 @@ def stitched(convnext: StateFile, ropevit: StateFile, targets: dict[str, Target]
 
 
 def _convnext(file: StateFile, mapped: Mapped) -> None:
-    for given, array in file.arrays.items():
-        source, origin = _of_authors(given), f"convnext/{given}"
-        if array.ndim == 4 and array.shape[2:] == (1, 1) and ".pwconv" in source:
-            array = array[:, :, 0, 0]  # timm also has these layers as convolutions of one pixel
+    for given, ours, array in by_authors_names(file.arrays):
+        source, origin = given if ours is None else ours or UNUSED, f"convnext/{given}"
         down = re.fullmatch(r"downsample_layers\.(\d)\.([01])\.(weight|bias)", source)
         if down and down[1] == "0":
             mapped.put(f"stem.{down[2]}.{down[3]}", array, origin)
@@ -120,11 +112,6 @@ def _convnext(file: StateFile, mapped: Mapped) -> None:
             mapped.skipped[origin] = "beyond what is taken from a ConvNeXt"
         else:
             mapped.put(origin, array, origin)  # unknown
-
-
-def _of_authors(name: str) -> str:
-    """The name that the authors of ConvNeXt gave what timm calls `name`; itself where it is another."""
-    return next((pattern.sub(theirs, name, 1) for pattern, theirs in TIMM_CONVNEXT if pattern.match(name)), name)
 
 
 def _table_of(array: np.ndarray) -> np.ndarray:
