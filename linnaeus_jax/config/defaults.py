@@ -216,6 +216,9 @@ def model() -> Section:
         only_last_cls=False,
         # zero: missing metadata become the token of a zero vector; mask: their token is not attended to
         missing_metadata="zero",
+        # how metadata join: tokens, beside the patches; late, added to the finished features, which it leaves as they
+        # are at first; empty: as the family does (mFormerV1, mFormerV0: tokens; others: late)
+        metadata_fusion="",
         # ---- mFormerV1
         convnext_stages=dict(
             depths=(),  # blocks of the two ConvNeXt stages; empty: the variant's
@@ -251,6 +254,31 @@ def model() -> Section:
         efficientnet=dict(
             # side in pixels of the pictures that SAME padding is computed for; 0: that of the data; None: the variant's
             nominal_size=placeholder(int),
+        ),
+        # ---- ViT; None: the variant's. Published weights say what they need
+        vit=dict(
+            patch_size=placeholder(int),  # side of a patch in pixels
+            dim=placeholder(int),  # width of the tokens
+            depth=placeholder(int),  # blocks
+            num_heads=placeholder(int),  # attention heads of each block
+            hidden=placeholder(int),  # width of the MLPs, with swiglu of each of its two halves
+            activation=placeholder(str),  # of the MLPs: gelu, gelu_tanh, quick_gelu or swiglu
+            layer_scale=placeholder(float),  # initial scale of each block's branches; 0: no such parameters
+            epsilon=placeholder(float),  # of the norms
+            qkv_bias=placeholder(bool),  # queries, keys and values have a bias
+            patch_bias=placeholder(bool),  # patches have a bias
+            class_token=placeholder(bool),  # there is a class token
+            registers=placeholder(int),  # tokens beside the class token that nothing is read from
+            # how the learned table of positions is resized for other pictures: antialias, bicubic, or offset, which is
+            # bicubic with another step; empty: there is none
+            positions=placeholder(str),
+            placed_tokens=placeholder(int),  # of class token and registers, how many have an entry in that table
+            rope=placeholder(str),  # DINOv3's rotary positions with periods in float32 or bfloat16; empty: none
+            pre_norm=placeholder(bool),  # a norm before the first block
+            # what becomes the features: the class token, avg, the mean of the patches; or map, pooling by attention
+            pool=placeholder(str),
+            norm=placeholder(str),  # the last norm: of tokens before pooling, of features after it, or none
+            projection=placeholder(int),  # width of a linear map of the features without bias; 0: none
         ),
         # ---- heads and how they are computed
         classification=dict(
