@@ -14,7 +14,7 @@ from linnaeus_jax.files import RunDirectory, read_json, write_json
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.run.saved_weights import run_state_of
-from linnaeus_jax.weights.adopting import PICTURE_KEYS, adopt, needs_of
+from linnaeus_jax.weights.adopting import PICTURE_KEYS, adopt, check_pictures, needs_of
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.importing import Import, read_files, read_pretrained
 from linnaeus_jax.weights.settings import pretrained_settings, reads_weights, setting_errors
@@ -45,6 +45,7 @@ def adopt_source(config: ConfigDict, earlier: RunDirectory | None = None) -> tup
         return None, []
     else:
         file = run_state_of(config.model) or read_files(given)[0]
+        check_pictures(file, given["pretrained_source"], config)
         needs = needs_of(file, given["pretrained_source"]) | _already_square(config)
     return file, adopt(config, needs).lines()
 

@@ -9,10 +9,12 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.tree import assign, given_keys
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.formats.base import Known, format_of, known_weights
+from linnaeus_jax.weights.hub_settings import ASKED, asked, hub_settings
 
 #: key of the configuration -> its value of a preprocessing
 PICTURE_KEYS: dict[str, Callable[[Preprocessing], Any]] = {
@@ -57,6 +59,17 @@ def needs_of(file: StateFile, source: str = "") -> dict[str, Any]:
     return needs | ({} if pictures is None else {key: of(pictures) for key, of in PICTURE_KEYS.items()})
 
 
+def check_pictures(file: StateFile, source: str, config: ConfigDict) -> None:
+    """Raises UserError where neither the weights nor the configuration say how pictures were prepared."""
+    kind = format_of(file, source)
+    if not kind.described or kind.preprocessing(file) is not None:
+        return
+    default, given = get_config(), given_keys(config)
+    missing = [key for key in ASKED if key not in given and value_of(config, key) == value_of(default, key)]
+    if missing:
+        raise UserError(asked(hub_settings(file.path), file.path, missing))
+
+
 def adopt(config: ConfigDict, needs: Mapping[str, Any]) -> Adopted:
     """Sets, in place, what weights need where the configuration has its defaults and nobody gave the key.
 
@@ -76,6 +89,16 @@ def adopt(config: ConfigDict, needs: Mapping[str, Any]) -> Adopted:
             assign(config, key.split("."), value)
             adopted.taken[key] = value
     return adopted
+
+
+def name_and_licence(file: StateFile, source: str = "") -> tuple[str, str]:
+    """Those of published weights, by their digest or what lies beside them; "" where they are unknown."""
+    if known := known_as(file.sha256):
+        return known.name, known.licence
+    if not format_of(file, source).described:
+        return "", ""
+    settings = hub_settings(file.path)
+    return settings.architecture, settings.licence
 
 
 def known_as(sha256: str) -> Known | None:

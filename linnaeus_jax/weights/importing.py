@@ -16,13 +16,13 @@ from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.relative import resize_table
 from linnaeus_jax.registry import MODELS, WEIGHT_FORMATS
 from linnaeus_jax.weights import coverage as cov
-from linnaeus_jax.weights.adopting import known_as, needs_of
+from linnaeus_jax.weights.adopting import name_and_licence, needs_of
 from linnaeus_jax.weights.bias_tables import TABLE, grid_of
 from linnaeus_jax.weights.classes import ClassRows, RowMatch, classes_of, match_rows
 from linnaeus_jax.weights.coverage import Coverage, Row, first_of, group_of
 from linnaeus_jax.weights.files import StateFile, read_state
 from linnaeus_jax.weights.formats.base import Mapped, WeightFormat, architecture_of, format_named, format_of
-from linnaeus_jax.weights.locating import located
+from linnaeus_jax.weights.locating import located_with_description
 from linnaeus_jax.weights.settings import pretrained_settings, setting_errors
 from linnaeus_jax.weights.targets import Target, map_leaves, targets_of
 
@@ -133,7 +133,7 @@ def read_pretrained(
         if misfits and given["pretrained_strict"]:
             raise UserError(misfits)
     mapped = kind.map(files, model, targets, given)
-    known = known_as(files[0].sha256)
+    name, licence = name_and_licence(files[0], source)
     fitted = _Fitting(model, targets, mapped, classes, files[0], classes_of(files[0], given["pretrained_classes"]))
     fitted.fill()
     problems = misfits or fitted.problems()
@@ -151,8 +151,8 @@ def read_pretrained(
         mapped.original,
         fitted.taken_classes(),
         needs_of(files[0], source) if len(files) == 1 else {},
-        known.name if known else "",
-        known.licence if known else "",
+        name,
+        licence,
     )
 
 
@@ -165,7 +165,10 @@ def read_files(given: Mapping[str, Any]) -> list[StateFile]:
     kind = format_named(given["pretrained_source"])
     if missing := [f"model.{key}" for key in kind.files if not given[key]]:
         raise UserError(f"{missing[0]} is empty; name a file of weights or a run directory there")
-    return [read_state(located(given[key], f"model.{key}"), containers) for key, containers in kind.files.items()]
+    return [
+        read_state(located_with_description(given[key], f"model.{key}"), containers)
+        for key, containers in kind.files.items()
+    ]
 
 
 def _check_architecture(

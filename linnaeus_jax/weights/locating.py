@@ -7,6 +7,7 @@ timm:NAME            hf:timm/NAME
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from linnaeus_jax.config.errors import UserError, described
 from linnaeus_jax.weights.files import SUFFIXES
 from linnaeus_jax.weights.formats.base import known_weights
+from linnaeus_jax.weights.hub_settings import DESCRIPTIONS
 
 #: how a name of weights begins -> what must follow
 SCHEMES = {
@@ -22,8 +24,8 @@ SCHEMES = {
     "hf": "a repository and perhaps a file of it, as in hf:OWNER/REPO/FILE",
     "timm": "the name of a model, such as timm:tf_efficientnet_lite0.in1k",
 }
-#: files of a repository that are looked for where none is named
-HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+#: files of a repository that are looked for where none is named; the last two are OpenCLIP's
+HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 def scheme_of(name: str) -> str:
@@ -62,6 +64,26 @@ def located(name: str | Path, key: str = "model.pretrained") -> str | Path:
     return _of_hub(f"timm/{rest}" if scheme == "timm" else rest, where)
 
 
+def located_with_description(name: str | Path, key: str = "model.pretrained") -> str | Path:
+    """As `located`; of a file of the hub, what `hub_settings` reads lies beside it then, as far as it can be had."""
+    path = located(name, key)
+    if scheme_of(str(name)) in ("hf", "timm"):
+        import huggingface_hub
+
+        repository, folder = _repository(str(name))
+        for file in DESCRIPTIONS:
+            with contextlib.suppress(Exception):  # there is none; or it cannot be had, and what it says is asked for
+                huggingface_hub.hf_hub_download(repository, f"{folder}{file}")
+    return path
+
+
+def _repository(name: str) -> tuple[str, str]:
+    """OWNER/REPO of a name of the hub, and the folder of its file with a slash, "" at the top."""
+    scheme, _, rest = name.partition(":")
+    owner, repository, *file = (f"timm/{rest}" if scheme == "timm" else rest).split("/")
+    return f"{owner}/{repository}", "".join(f"{part}/" for part in file[:-1])
+
+
 def _of_package(name: str, where: str) -> Path:
     package = next((known.package for known in known_weights() if known.package and known.name == name), name)
     try:
@@ -82,6 +104,7 @@ def _of_hub(name: str, where: str) -> Path:
     owner, repository, *rest = name.split("/")
     repository = f"{owner}/{repository}"
     candidates = ("/".join(rest),) if rest else HUB_FILES
+    bare = repository.removeprefix("timm/").partition(".")[0]
     if importlib.util.find_spec("huggingface_hub") is None:
         raise UserError(f"{where} needs the package huggingface_hub; install it with: pip install huggingface_hub")
     import huggingface_hub
@@ -96,8 +119,14 @@ def _of_hub(name: str, where: str) -> Path:
         except errors.EntryNotFoundError:
             continue
         except errors.RepositoryNotFoundError as error:
+            if type(error).__name__ == "GatedRepoError":
+                raise UserError(
+                    f"{where}: {repository} asks for consent to its licence; give it on the page "
+                    f"https://huggingface.co/{repository}, then log in with: hf auth login"
+                ) from error
+            tag = "; timm's names have a tag, such as convnext_tiny.fb_in22k" if repository == f"timm/{bare}" else ""
             raise UserError(
-                f"{where}: there is no repository {repository}, or it is not public; check the name"
+                f"{where}: there is no repository {repository}, or it is not public; check the name{tag}"
             ) from error
         except Exception as error:  # of the network, in the classes of whatever library the hub uses
             text = described(error) if isinstance(error, OSError) else " ".join(str(error).split())

@@ -14,6 +14,7 @@ from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import CONTAINERS, StateFile
+from linnaeus_jax.weights.hub_settings import hub_settings
 from linnaeus_jax.weights.targets import Target
 
 #: the kind of everything that no other kind claims: files of this program and of the original
@@ -22,6 +23,10 @@ DEFAULT_FORMAT = "linnaeus"
 FOREIGN = {
     "Swin Transformer": re.compile(r"layers\.0\.blocks\.0\.attn\.qkv\.weight"),
     "ResNet": re.compile(r"layer1\.0\.conv1\.weight"),
+    "a text tower without its picture tower": re.compile(
+        r"(?:text\.)?(?:transformer\.resblocks\.0\.attn\.in_proj_weight|token_embedding\.weight)"
+        r"|text_model\.embeddings\.token_embedding\.weight"
+    ),
 }
 
 
@@ -101,6 +106,8 @@ class WeightFormat:
       by_name: whether `model.pretrained_source` must name it; else its files are recognised by `signs`.
       mark, title: of a kind that must be named: a name that its files have beside those of `family`, and what it is.
       hint: what to do with a file of one of `signs` that was given for another model.
+      described: whether the arrays do not say how pictures were prepared, but descriptions beside the file do, see
+        `hub_settings`; without them it is asked for.
       heads: whether it takes heads, whose classes `model.pretrained_classes` can name.
       known: weights of this kind that can be had.
     """
@@ -112,6 +119,7 @@ class WeightFormat:
     mark: ClassVar[re.Pattern[str] | None] = None
     title: ClassVar[str] = ""
     hint: ClassVar[str] = ""
+    described: ClassVar[bool] = False
     heads: ClassVar[bool] = False
     known: ClassVar[tuple[Known, ...]] = ()
 
@@ -139,7 +147,7 @@ class WeightFormat:
 
     def preprocessing(self, file: StateFile) -> Preprocessing | None:
         """How pictures were prepared for these weights; None: unknown."""
-        return None
+        return hub_settings(file.path).pictures if self.described else None
 
     def classifier(self, file: StateFile) -> tuple[np.ndarray, np.ndarray] | None:
         """Weights [C, D] and biases [C] of the classifier that the source was trained with; None: it has none."""
