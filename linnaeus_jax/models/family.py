@@ -32,8 +32,9 @@ class ModelFamily(nn.Module, kw_only=True):
     A classifier is a trunk, metadata and heads. A family defines the trunk: `setup`, which makes its modules and calls
     `setup_classifier`, and `encode_image`, the part that no metadata enter, apart so that several evaluations of the
     same images under different metadata share it. Metadata join late (`LateFusion`), or the family
-    defines `encode_tokens`, in which they meet the picture; one that has both says so in `fusions`. A family whose `encode_image` is a row of blocks may also
-    define `trunk_blocks`, `enter` and `encode_from`, so that what its first blocks make of a picture is computed once.
+    defines `encode_tokens`, in which they meet the picture; one that has both says so in `fusions`. A family whose
+    `encode_image` is a row of blocks may also define `trunk_blocks`, `enter` and `encode_from`, so that what its first
+    blocks make of a picture is computed once.
     What a family keeps besides parameters, such as running statistics, lies in the collection `batch_stats`; it moves
     where `train` is set and the caller has made it mutable.
     Further fields are settings: those with a default value are the keys `model.<Name>.<field>`, the others stand in

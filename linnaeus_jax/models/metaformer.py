@@ -209,9 +209,7 @@ class MetaFormer(ModelFamily, kw_only=True):
         return self._encode(features, self.checked_meta(meta_BD, features.shape[0]), visible_BN, train)
 
     @nn.nowrap
-    def _encode(
-        self, features: jax.Array, meta_BD: jax.Array, visible_BN: jax.Array | None, train: bool
-    ) -> jax.Array:
+    def _encode(self, features: jax.Array, meta_BD: jax.Array, visible_BN: jax.Array | None, train: bool) -> jax.Array:
         tokens = self._transform(0, features, meta_BD, visible_BN, train)
         tokens = self.norm_1(tokens) if self.norms_patches else tokens
         cls_1, patches = tokens[:, :1], tokens[:, 1 + len(self._token_components) :]

@@ -214,8 +214,8 @@ class TransformerBlock(nn.Module):
 
     `scales_2B` are the multipliers of the two branches (None: 1), `key` that of dropout (None: off), `key_mask_BN` the
     tokens that others may look at (None: all). With `remat` attention and MLP are recomputed in the backward pass, each
-    on its own; norms and sums are kept. `layer_scale` is the initial scale of every channel of both branches (0: no such
-    parameter), `activation` that of the MLP, see `Mlp`.
+    on its own; norms and sums are kept. `layer_scale` is the initial scale of every channel of both branches (0: no
+    such parameter), `activation` that of the MLP, see `Mlp`.
     """
 
     attention_type: type[SelfAttention]

@@ -46,7 +46,12 @@ from linnaeus_jax.models.transformer import (
 from linnaeus_jax.registry import MODELS
 
 #: how a table of positions is resized -> arguments of `bicubic_matrix`; "": there is no table
-POSITIONS: dict[str, dict[str, Any]] = {"": {}, "bicubic": {}, "antialias": {"antialias": True}, "offset": {"offset": 0.1}}
+POSITIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    "bicubic": {},
+    "antialias": {"antialias": True},
+    "offset": {"offset": 0.1},
+}
 #: rotary positions: the precision that the periods are rounded to; "": none
 ROPES = {"": np.float32, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 ROPE_BASE = 100.0
@@ -362,9 +367,7 @@ class ViT(ModelFamily):
         if block == self.trunk_blocks:
             return self.encode_image(image_BHWC)
         patches = self._patches(image_BHWC)
-        tokens: jax.Array = self.blocks(
-            self._tokens(patches), patches.shape[1:3], train=False, which=slice(block)
-        )
+        tokens: jax.Array = self.blocks(self._tokens(patches), patches.shape[1:3], train=False, which=slice(block))
         return tokens
 
     def encode_from(

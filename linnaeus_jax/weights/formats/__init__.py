@@ -3,9 +3,10 @@
 from linnaeus_jax.weights.formats import (  # noqa: I001  # their order counts
     linnaeus,
     metaformer,
+    vit,
     stitched_convnext_ropevit,
     efficientnet,
     mobilenet_v2_tflite,
 )
 
-__all__ = ["efficientnet", "linnaeus", "metaformer", "mobilenet_v2_tflite", "stitched_convnext_ropevit"]
+__all__ = ["efficientnet", "linnaeus", "metaformer", "mobilenet_v2_tflite", "stitched_convnext_ropevit", "vit"]
