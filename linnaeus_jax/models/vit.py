@@ -34,6 +34,7 @@ from linnaeus_jax.models.layers import (
     drop_path_rates,
     weight_init,
 )
+from linnaeus_jax.models.metaformer import MAX_DEPTH, MISSING_METADATA
 from linnaeus_jax.models.relative import Array, bicubic_matrix, resize_grid
 from linnaeus_jax.models.rotary import rotate
 from linnaeus_jax.models.transformer import (
@@ -269,9 +270,17 @@ class ViT(ModelFamily):
             for field, words in choices.items()
             if getattr(self, field) not in words
         }
-        for field in ("patch_size", "dim", "depth", "num_heads", "hidden"):
-            if getattr(self, field) < 1:
-                wrong[field] = "must be 1 or more"
+        least = {**dict.fromkeys(("patch_size", "dim", "depth", "num_heads", "hidden"), 1), "registers": 0}
+        for field, low in least.items():
+            if getattr(self, field) < low:
+                wrong[field] = f"must be {low} or more"
+        if self.depth > MAX_DEPTH:
+            wrong["depth"] = f"must be {MAX_DEPTH} or less"
+        for field in ("layer_scale", "projection"):
+            if not getattr(self, field) >= 0:
+                wrong[field] = "must be 0 or more"
+        if not self.epsilon > 0:
+            wrong["epsilon"] = "must be above 0"
         if not wrong.keys() & {"dim", "num_heads"}:
             multiple = 4 if self.rope else 1
             if self.dim % self.num_heads or self.dim // self.num_heads % multiple:
@@ -282,6 +291,11 @@ class ViT(ModelFamily):
             wrong["pool"] = "needs model.vit.class_token; use 'avg' or 'map'"
         for field, text in wrong.items():
             yield f"model.vit.{field} = {getattr(self, field)!r} {text}"
+        if self.missing_metadata not in MISSING_METADATA:
+            yield (
+                f"model.missing_metadata = {self.missing_metadata!r} is unknown; choose one of "
+                f"{', '.join(MISSING_METADATA)}"
+            )
         for field in ("drop_rate", "attn_drop_rate", "drop_path_rate"):
             if not 0.0 <= getattr(self, field) < 1.0:
                 yield f"model.{field} = {getattr(self, field)!r} is out of range; it must be within [0, 1)"

@@ -19,7 +19,8 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.weights.adopting import adopt, needs_of
-from linnaeus_jax.weights.files import read_state
+from linnaeus_jax.weights.exporting import restored_state
+from linnaeus_jax.weights.files import read_state, write_state
 from linnaeus_jax.weights.formats.base import format_of
 from linnaeus_jax.weights.formats.vit import usual_heads
 from linnaeus_jax.weights.importing import read_pretrained
@@ -80,7 +81,7 @@ def computed(model: Any, params: Any, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(run(pictures(size)))
 
 
-@pytest.mark.parametrize(("index", "case"), enumerate(CASES), ids=CASES)
+@pytest.mark.parametrize(("index", "case"), list(enumerate(CASES)), ids=CASES)
 def test_outputs_are_those_of_the_source(tmp_path, index, case):
     """At the size that the network was made for, and at a larger or a smaller one."""
     published = Published(case, tmp_path)
@@ -138,16 +139,31 @@ def test_an_export_of_another_picture_size_is_resized_too(tmp_path):
     assert done.arrays["patch_embed.pos_embed"].shape == (1, 37, 32)
 
 
+def test_an_export_can_have_the_names_of_its_source(tmp_path):
+    published = Published("hf_siglip", tmp_path)
+    model, _, params = published.taken()
+    arrays = restored_state(model, "ViT", params_to_torch(params), str(published.path))
+    assert {name for name in published.arrays if name.startswith("vision_model.")} == {*arrays}
+    out = tmp_path / "out.safetensors"
+    write_state(out, arrays, {})
+    again = read_state(out)
+    assert {name: array.shape for name, array in again.arrays.items()} == {n: arrays[n].shape for n in arrays}
+    assert type(format_of(again)) is type(format_of(published.file))
+    with pytest.raises(UserError, match=r"--like: .* is no file of a source of a EfficientNet"):
+        restored_state(model, "EfficientNet", {}, str(published.path))
+
+
 # ---- what arrays do not show
 
 
 def test_what_nothing_says_is_asked_for(tmp_path):
     published = Published("open_clip_tower", tmp_path)
     published.keys = {}
-    with pytest.raises(UserError, match=r"model\.vit\.num_heads") as caught:
-        published.taken(**{"vit.num_heads": None, "variant": "tiny"})
-    assert "model.vit.activation='quick_gelu'" in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 2
+    heads, activation = format_of(published.file).problems(published.file, published.section())
+    assert "how many attention heads there are; set model.vit.num_heads (a divisor of 32)" in heads
+    assert "model.vit.activation='quick_gelu'" in activation
+    with pytest.raises(UserError, match=r"model\.vit\.activation='quick_gelu'"):
+        published.taken(**{"vit.num_heads": 4})
 
 
 def test_a_usual_number_of_heads_is_said_to_be_taken():

@@ -337,33 +337,33 @@ class ViTFormat(WeightFormat):
     def settings(self, file: StateFile) -> dict[str, Any]:
         """See `WeightFormat.settings`."""
         fields = fields_of(file)
-        shape = {field: fields.get(field) for field in ("dim", "depth", "patch_size")}
-        same = (name for name, known in VARIANTS.items() if {field: known[field] for field in shape} == shape)
+        shape = {key: fields.get(key) for key in ("dim", "depth", "patch_size")}
+        same = (name for name, known in VARIANTS.items() if {key: known[key] for key in shape} == shape)
         variant = next(same, "tiny")
         usual = VARIANTS[variant]
         return {"type": FAMILY, "variant": variant} | {
-            f"vit.{field}": fields[field] for field in FORM if field in fields and fields[field] != usual[field]
+            f"vit.{key}": fields[key] for key in FORM if key in fields and fields[key] != usual[key]
         }
 
     def problems(self, file: StateFile, settings: Mapping[str, Any]) -> list[str]:
         """See `WeightFormat.problems`; what arrays do not show may be anything."""
         mine, seen, problems = ViT.settings(settings), fields_of(file), []
-        for field in FORM:
-            free = field in _FREE and (field != "activation" or "swiglu" not in (mine[field], seen.get(field)))
-            if field in seen and not free:
-                alike = bool(mine[field]) == bool(seen[field]) if field in _PRESENT else mine[field] == seen[field]
+        for name in FORM:
+            free = name in _FREE and (name != "activation" or "swiglu" not in (mine[name], seen.get(name)))
+            if name in seen and not free:
+                alike = bool(mine[name]) == bool(seen[name]) if name in _PRESENT else mine[name] == seen[name]
                 if not alike:
                     problems.append(
-                        f"model.vit.{field} = {mine[field]!r} does not fit {file.path}: set model.vit.{field} = "
-                        f"{seen[field]!r}"
+                        f"model.vit.{name} = {mine[name]!r} does not fit {file.path}: set model.vit.{name} = "
+                        f"{seen[name]!r}"
                     )
         asked = {
             "num_heads": f"how many attention heads there are; set model.vit.num_heads (a divisor of {seen['dim']})",
             "activation": "whether GELU is plain or the quick approximation; set model.vit.activation='quick_gelu' "
             "(weights of OpenAI) or 'gelu' (of most others)",
         }
-        for field, text in asked.items():
-            if field not in seen and settings["vit"][field] is None:
+        for name, text in asked.items():
+            if name not in seen and settings["vit"][name] is None:
                 problems.append(f"{file.path} does not say {text}, or put the description of its source beside it")
         return problems
 
@@ -541,7 +541,7 @@ def _activation(source: Source, arrays: Arrays, said: HubSettings, hidden: int) 
     first = arrays.get("blocks.0.mlp.fc1.weight")
     word = said.model.get("hidden_act") or said.model.get("act_layer") or ""
     if first is not None and len(first) == 2 * hidden:
-        if word not in ("", "silu", "swiglu"):
+        if said.model.get("use_gated_mlp") and word not in ("", "silu", "swiglu"):
             raise UserError(f"{said.where}: the activation of gated MLPs is {word!r}; this program has silu alone")
         return "swiglu"
     if not word and said.files and source.activation is _never:
