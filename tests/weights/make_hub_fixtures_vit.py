@@ -264,7 +264,7 @@ def hf_cases() -> Iterator[tuple[str, Case]]:
     vision = {**HIDDEN, **MLP, "hidden_act": "gelu"}
     model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=24))
 
-    def tower(x: torch.Tensor, size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def tower(x: torch.Tensor, size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
         found = model.vision_model(pixel_values=x, interpolate_pos_encoding=True).pooler_output
         return found, model.visual_projection(found) if hasattr(model, "visual_projection") else None
 
