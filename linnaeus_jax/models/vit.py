@@ -403,7 +403,7 @@ class ViT(ModelFamily):
         train: bool = False,
     ) -> jax.Array:
         """See `ModelFamily.encode_tokens`; with metadata as tokens these stand between the others and the patches."""
-        if self.metadata_fusion == LATE:
+        if self.metadata_fusion != TOKENS:
             return super().encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
         batch, height, width, _ = features.shape
         visible_BK = self.visible_components(meta_BD, meta_valid_BK, batch)

@@ -198,6 +198,30 @@ def test_unknown_arrays_are_an_error(tmp_path, case):
         Published(case, tmp_path, **{"blocks.0.attn.surprise": np.ones(3, np.float32)}).taken()
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (32, 31), (2, 32, 32)])
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("hf_dinov2", "encoder.layer.1.attention.attention.key.weight"),
+        ("meta_dinov3_bfloat16", "blocks.1.attn.qkv.bias"),
+        ("timm_dinov2_reg", "reg_token"),
+        ("timm_augreg", "pos_embed"),
+        ("open_clip", "visual.proj"),
+        ("hf_siglip", "vision_model.head.attention.in_proj_weight"),
+        ("timm_dinov2_swiglu", "blocks.0.mlp.fc1.weight"),
+        ("timm_augreg", "head.weight"),
+    ],
+)
+def test_arrays_of_wrong_shapes_are_one_error_or_left_out(tmp_path, case, name, shape):
+    published = Published(case, tmp_path, **{name: np.ones(shape, np.float32)})
+    if name in ("head.weight", "visual.proj"):
+        assert format_of(published.file).classifier(published.file) is None
+        published.taken()
+        return
+    with pytest.raises(UserError):
+        published.taken()
+
+
 def test_a_missing_array_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"missing in the file: blocks\.1\.norm2\.weight"):
         Published("hf_dinov2", tmp_path, **{"encoder.layer.1.norm2.weight": None}).taken()
