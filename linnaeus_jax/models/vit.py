@@ -9,7 +9,7 @@ table of positions, which lie in `patch_embed`. Letters of shapes are those of `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import flax.linen as nn
@@ -264,7 +264,13 @@ class ViT(ModelFamily):
     @nn.nowrap
     def errors(self) -> Iterator[str]:
         """What cannot work, one line each with key, value and fix."""
-        choices = {"activation": ACTIVATIONS, "positions": POSITIONS, "rope": ROPES, "pool": POOLS, "norm": NORMS}
+        choices: dict[str, Collection[str]] = {
+            "activation": ACTIVATIONS,
+            "positions": POSITIONS,
+            "rope": ROPES,
+            "pool": POOLS,
+            "norm": NORMS,
+        }
         wrong = {
             field: f"is unknown; choose one of {', '.join(word or repr(word) for word in words)}"
             for field, words in choices.items()
@@ -285,7 +291,7 @@ class ViT(ModelFamily):
             multiple = 4 if self.rope else 1
             if self.dim % self.num_heads or self.dim // self.num_heads % multiple:
                 wrong["num_heads"] = f"must divide dim = {self.dim} into heads of a multiple of {multiple}"
-        if self.placed_tokens not in range(self.prefix_tokens + 1):
+        if "registers" not in wrong and self.placed_tokens not in range(self.prefix_tokens + 1):
             wrong["placed_tokens"] = f"must be 0 to {self.prefix_tokens}, the class token and the registers"
         if self.pool == "token" and not self.class_token:
             wrong["pool"] = "needs model.vit.class_token; use 'avg' or 'map'"
@@ -374,15 +380,13 @@ class ViT(ModelFamily):
         patches = self._patches(image_BHWC)
         if self.metadata_fusion == TOKENS:
             return patches
-        return self._features(self.blocks(self._tokens(patches), patches.shape[1:3], train=train))
+        return self._features(self._run(patches, slice(None), train))
 
     def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
         """See `ModelFamily.enter`."""
         if block == self.trunk_blocks:
             return self.encode_image(image_BHWC)
-        patches = self._patches(image_BHWC)
-        tokens: jax.Array = self.blocks(self._tokens(patches), patches.shape[1:3], train=False, which=slice(block))
-        return tokens
+        return self._run(self._patches(image_BHWC), slice(block), train=False)
 
     def encode_from(
         self, x: jax.Array, block: int, *, row_weight_B: jax.Array | None = None, train: bool = False
@@ -428,6 +432,13 @@ class ViT(ModelFamily):
             raise InputError(f"image has shape {shape}; [B, H >= {least}, W >= {least}, 3] is needed")
         patches: jax.Array = self.patch_embed(image_BHWC.astype(self.dtype))
         return patches
+
+    @nn.nowrap
+    def _run(self, patches_BhwD: jax.Array, which: slice, train: bool) -> jax.Array:
+        """What leaves some of the first blocks, without metadata."""
+        _, height, width, _ = patches_BhwD.shape
+        tokens: jax.Array = self.blocks(self._tokens(patches_BhwD), (height, width), train=train, which=which)
+        return tokens
 
     @nn.nowrap
     def _tokens(self, patches_BhwD: jax.Array) -> jax.Array:

@@ -169,7 +169,7 @@ class _Fields:
         value = self.tree.get(key)
         if value is None:
             return {}
-        pairs = {"side": value} if not isinstance(value, dict | list) else value
+        pairs: Any = {"side": value} if not isinstance(value, dict | list) else value
         pairs = dict(zip(("height", "width"), pairs)) if isinstance(pairs, list) and len(pairs) == 2 else pairs
         fits = isinstance(pairs, dict) and bool(pairs)
         fits = fits and all(type(side) is int and 1 <= side <= MOST for side in pairs.values())
@@ -207,7 +207,6 @@ def _of_timm(path: Path, config: Mapping[str, Any]) -> HubSettings:
     except _Unknown as error:
         pictures, reason = None, str(error)
     labels = fields.texts("label_names") or pretrained.texts("label_names") or pretrained.texts("labels")
-    classes = fields.count("num_classes")
     return HubSettings(
         (path,),
         pictures,
@@ -216,7 +215,7 @@ def _of_timm(path: Path, config: Mapping[str, Any]) -> HubSettings:
         labels,
         fields.text("architecture") or pretrained.text("architecture"),
         {"global_pool": fields.text("global_pool"), **fields.section("model_args").tree},
-        pretrained.count("num_classes") if classes is None else classes,
+        fields.count("num_classes"),
     )
 
 
@@ -321,7 +320,8 @@ def _pictures_of_transformers(fields: _Fields) -> tuple[Preprocessing | None, st
         raise _Unknown(f"{fields.path}: resample = {resample!r} is none of {', '.join(map(str, RESAMPLE))}")
     factor = fields.number("rescale_factor", 1 / 255, 0, 1) if fields.flag("do_rescale", True) else 1.0
     offset = 1.0 if fields.flag("rescale_offset", False) and fields.flag("do_rescale", True) else 0.0
-    mean, std = (0.0,) * 3, (1.0,) * 3
+    mean: tuple[float, ...] = (0.0,) * 3
+    std: tuple[float, ...] = (1.0,) * 3
     if fields.flag("do_normalize", True):
         for key in ("image_mean", "image_std"):
             if fields.tree.get(key) is None:
@@ -384,11 +384,9 @@ def asked(settings: HubSettings, path: Path, missing: Sequence[str] = ASKED) -> 
     Args:
       missing: keys of the configuration that are not given.
     """
-    given = " ".join(f"--config.{key}={'SIDE' if key == 'data.img_size' else 'R,G,B'}" for key in missing)
     why = settings.reason or (
         f"{settings.where} does not say how" if settings.files else f"none of {', '.join(DESCRIPTIONS)} lies beside it"
     )
-    return (
-        f"how pictures were prepared for {path} is not known: {why}; put the description of its source there, or give "
-        f"{given} (and data.resize_mode, data.interpolation, data.crop_fraction where they are others)"
-    )
+    given = " ".join(f"--config.{key}={'SIDE' if key == 'data.img_size' else 'R,G,B'}" for key in missing)
+    also = f", or give {given} (and data.resize_mode, data.interpolation, data.crop_fraction)" if missing else ""
+    return f"how pictures were prepared for {path} is not known: {why}; put its source's description there{also}"
