@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +66,7 @@ class ModelFamily(nn.Module, kw_only=True):
     dtype: Dtype
     remat: bool
     missing_metadata: str
-    metadata_fusion: str
+    metadata_fusion: str = dataclasses.field(default="", metadata={"given": True})
 
     fusions: ClassVar[Sequence[str]] = ()
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -76,8 +77,7 @@ class ModelFamily(nn.Module, kw_only=True):
     def setup_classifier(self) -> None:
         """Makes what is not the trunk's: heads, and the fusion where metadata join late. Called in `setup`."""
         self.head = ClassificationHeads(self.head_specs, name="head")
-        late = type(self).encode_tokens is ModelFamily.encode_tokens or self.metadata_fusion == LATE
-        if self.components and late:
+        if self.components and self.fuses_late:
             self.fusion = LateFusion(dtype=self.dtype, name="fusion")
 
     @classmethod
@@ -144,6 +144,13 @@ class ModelFamily(nn.Module, kw_only=True):
         if meta_valid_BK is None or meta_BD is None:
             return jnp.full(shape, meta_BD is not None)
         return meta_valid_BK.astype(bool)
+
+    @property
+    def fuses_late(self) -> bool:
+        """Whether metadata join beside the finished features."""
+        if type(self).encode_tokens is ModelFamily.encode_tokens:
+            return True
+        return (self.metadata_fusion or next(iter(self.fusions), "")) == LATE
 
     @property
     def meta_dim(self) -> int:
@@ -264,7 +271,7 @@ def entry_block(model: ModelFamily, tune: str) -> int | None:
     """
     if tune == FULL:
         return None
-    if not model.trunk_blocks and model.metadata_fusion == TOKENS and LATE in model.fusions:
+    if not model.trunk_blocks and model.metadata_fusion == TOKENS and model.fusions[0] == LATE:
         raise InputError(
             f"train.tune = {tune!r} needs a trunk that no metadata enter, but model.metadata_fusion is 'tokens'; use "
             "model.metadata_fusion='late', or train.tune='full'"

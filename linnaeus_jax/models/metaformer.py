@@ -181,7 +181,7 @@ class MetaFormer(ModelFamily, kw_only=True):
     @property
     def _token_components(self) -> tuple[tuple[str, int], ...]:
         """The metadata components that are tokens."""
-        return self.components if self.metadata_fusion == TOKENS else ()
+        return () if self.fuses_late else self.components
 
     @property
     def norms_patches(self) -> bool:
@@ -202,7 +202,7 @@ class MetaFormer(ModelFamily, kw_only=True):
         train: bool = False,
     ) -> jax.Array:
         """The transformer part: output of `encode_image` and metadata -> features [B, D] for the heads."""
-        if self.metadata_fusion == LATE:
+        if self.fuses_late:
             features = self._encode(features, jnp.zeros((features.shape[0], 0), self.dtype), None, train)
             return super().encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
         visible_BN = self._visible(meta_BD, meta_valid_BK, features.shape[0])

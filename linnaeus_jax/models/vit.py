@@ -364,21 +364,21 @@ class ViT(ModelFamily):
                 self.num_heads, self.hidden, self.activation, self.epsilon, **shared, name="attn_pool"
             )
         self.proj = Linear(self.projection, use_bias=False, **shared, name="proj") if self.projection else None
-        if self.metadata_fusion == TOKENS:
+        if not self.fuses_late:
             self.meta_heads = [MetaHead(self.dim, **shared, name=f"meta_{n.lower()}_head") for n, _ in self.components]
         self.setup_classifier()
 
     @property
     def trunk_blocks(self) -> int:
         """See `ModelFamily.trunk_blocks`."""
-        return self.depth if self.metadata_fusion == LATE else 0
+        return self.depth if self.fuses_late else 0
 
     def encode_image(
         self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
         """Features [B, D] of the compute dtype; with metadata as tokens the patches [B, h, w, D]."""
         patches = self._patches(image_BHWC)
-        if self.metadata_fusion == TOKENS:
+        if not self.fuses_late:
             return patches
         return self._features(self._run(patches, slice(None), train))
 
@@ -407,7 +407,7 @@ class ViT(ModelFamily):
         train: bool = False,
     ) -> jax.Array:
         """See `ModelFamily.encode_tokens`; with metadata as tokens these stand between the others and the patches."""
-        if self.metadata_fusion != TOKENS:
+        if self.fuses_late:
             return super().encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
         batch, height, width, _ = features.shape
         visible_BK = self.visible_components(meta_BD, meta_valid_BK, batch)
