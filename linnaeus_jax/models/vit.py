@@ -407,15 +407,22 @@ class ViT(ModelFamily):
         train: bool = False,
     ) -> jax.Array:
         """See `ModelFamily.encode_tokens`; with metadata as tokens these stand between the others and the patches."""
-        if self.fuses_late:
-            return super().encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
-        batch, height, width, _ = features.shape
+        if not self.fuses_late:
+            return self._encode_with(features, meta_BD, meta_valid_BK, train)
+        return super().encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
+
+    @nn.nowrap
+    def _encode_with(
+        self, patches_BhwD: jax.Array, meta_BD: jax.Array | None, meta_valid_BK: jax.Array | None, train: bool
+    ) -> jax.Array:
+        """Features [B, D] of patches and tokens of metadata."""
+        batch, height, width, _ = patches_BhwD.shape
         visible_BK = self.visible_components(meta_BD, meta_valid_BK, batch)
         meta_BD, offset, extra = self.checked_meta(meta_BD, batch), 0, []
         for head, (_, columns) in zip(self.meta_heads, self.components):
             extra.append(head(meta_BD[:, offset : offset + columns])[:, None])
             offset += columns
-        tokens = self._tokens(features)
+        tokens = self._tokens(patches_BhwD)
         before, patches = tokens[:, : self.prefix_tokens], tokens[:, self.prefix_tokens :]
         mask_BN = None
         if visible_BK is not None:
