@@ -151,6 +151,15 @@ def server(workspace: Path) -> Image.Image:
         return Image.open(out).convert("RGB")
 
 
+def risk_coverage(_: Path) -> Image.Image:
+    """The curves of the page on results; `python -m docs.make_results` draws them, too."""
+    from docs.make_results import draw, results
+
+    buffer = io.BytesIO()
+    draw(results()).savefig(buffer)
+    return Image.open(buffer)
+
+
 PICTURES: dict[str, Callable[[Path], Image.Image]] = {
     "demo_species.jpg": demo_species,
     "report.jpg": report,
@@ -158,6 +167,7 @@ PICTURES: dict[str, Callable[[Path], Image.Image]] = {
     "dataset.jpg": dataset,
     "gallery.jpg": gallery,
     "server.jpg": server,
+    "risk_coverage.png": risk_coverage,
 }
 
 

@@ -30,7 +30,7 @@ from linnaeus_jax.models.hierarchy import ORPHAN_PRIORS
 from linnaeus_jax.models.metaformer import MISSING_METADATA
 from linnaeus_jax.models.mformer_v0 import COMPATS
 from linnaeus_jax.models.rotary import ROPE_INITS, ROPE_MODES
-from linnaeus_jax.models.transformer import ATTN_IMPLS
+from linnaeus_jax.models.transformer import ATTN_DROP_KINDS, ATTN_IMPLS
 from linnaeus_jax.registry import HEADS, MODELS, SAMPLERS
 from linnaeus_jax.schedules.alternatives import ALTERNATIVES, AlternativeSet
 from linnaeus_jax.weights.settings import ATTN_SCALES, sources
@@ -45,6 +45,7 @@ MORE_CHOICES: dict[str, Sequence[str]] = {
     "model.compat": COMPATS,
     "model.depthwise_impl": DEPTHWISE_IMPLS,
     "model.attn_impl": ATTN_IMPLS,
+    "model.attn_drop_kind": ATTN_DROP_KINDS,
     "model.classification.hierarchy_mode": HIERARCHY_MODES,
     "model.classification.heads.*.type": tuple(HEADS),
     "model.classification.heads.*.routing_strategy": ROUTING_STRATEGIES,

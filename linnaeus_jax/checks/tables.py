@@ -177,6 +177,8 @@ TUPLES = {
         Items(int),
     ),
     **dict.fromkeys([f"model.{name}_stages.stride_seqs" for name in ("conv", "attention")], Items(tuple)),
+    "model.trunks": Items(tuple),
+    "model.features": Items(str),
     **dict.fromkeys(["model.drop_rate", "model.attn_drop_rate"], Items(float)),
     **dict.fromkeys([f"model.{name}_stages.mlp_ratio" for name in ("rope", "attention")], Items(float, lengths=(1, 2))),
     "experiment.wandb.tags": Items(str),

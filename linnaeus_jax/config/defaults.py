@@ -209,6 +209,9 @@ def model() -> Section:
         variant="sm",  # size of the family; the keys below override it where they are set
         drop_rate=(),  # dropout of the transformer stages: one number, or one per stage; empty: the variant's
         attn_drop_rate=(),  # dropout of attention weights: one number, or one per stage; empty: the variant's
+        # weights: each attention weight is dropped on its own; keys: those of all queries of a head to a key together,
+        # which fused attention can do
+        attn_drop_kind="weights",
         # largest rate of stochastic depth, reached at the last block; None: the variant's
         drop_path_rate=placeholder(float),
         label_smoothing=0.1,  # probability spread over the other classes by the loss LabelSmoothingCrossEntropy
@@ -280,6 +283,9 @@ def model() -> Section:
             norm=placeholder(str),  # the last norm: of tokens before pooling, of features after it, or none
             projection=placeholder(int),  # width of a linear map of the features without bias; 0: none
         ),
+        # ---- Joined
+        # trunks whose features are concatenated, each (family, variant, settings, mean, std); model.features sets them
+        trunks=(),
         # ---- heads and how they are computed
         classification=dict(
             heads=ConfigDict(),
@@ -293,6 +299,8 @@ def model() -> Section:
         # from which a new run takes its initial weights: a file (.safetensors, .pth, .tflite), a run, a bundle,
         # package:NAME, hf:OWNER/REPO[/FILE] or timm:NAME; empty: random ones
         pretrained="",
+        # two or more of these instead: their trunks beside each other, their features concatenated for the heads
+        features=(),
         # kind of the weights; empty: by the names in the file; metaformer and stitched_convnext_ropevit must be named
         pretrained_source="",
         pretrained_convnext="",  # file of the ConvNeXt weights, with pretrained_source = stitched_convnext_ropevit

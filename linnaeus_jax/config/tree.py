@@ -92,7 +92,7 @@ def assign(config: ConfigDict, path: Sequence[str], value: Any) -> None:
         if key in FILTER_KEYS and not isinstance(value, Mapping):
             raise TypeError(f"{dotted} = {value!r}: expected a filter, a mapping with a 'type'")
         with node.unlocked():
-            node[key] = _freeze(value)
+            node[key] = frozen(value)
         return
     if kind is ConfigDict:
         raise TypeError(f"{dotted} = {value!r}: this is a section; set one of its keys: {', '.join(node[key])}")
@@ -135,7 +135,7 @@ def _convert(value: Any, kind: type, optional: bool) -> Any:
             return kind()
         raise TypeError
     if kind is tuple:
-        return _freeze(value) if isinstance(value, list | tuple) else (value,)
+        return frozen(value) if isinstance(value, list | tuple) else (value,)
     if isinstance(value, list | tuple | Mapping):
         raise TypeError
     if kind is str:
@@ -149,8 +149,8 @@ def _convert(value: Any, kind: type, optional: bool) -> Any:
     return kind(value)
 
 
-def _freeze(value: Any) -> Any:
+def frozen(value: Any) -> Any:
     """Lists become tuples at every depth."""
     if isinstance(value, Mapping):
-        return {key: _freeze(item) for key, item in value.items()}
-    return tuple(_freeze(item) for item in value) if isinstance(value, list | tuple) else value
+        return {key: frozen(item) for key, item in value.items()}
+    return tuple(frozen(item) for item in value) if isinstance(value, list | tuple) else value

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.parallel import in_order
+from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.bundle import Calibration
 from linnaeus_jax.inference.paths import NONE, Logits, TaxonomyPaths, documented_consistency, log_softmax
 from linnaeus_jax.inference.results import Prediction, Taxon
@@ -33,7 +34,7 @@ class AnswerOptions:
 
     Attributes:
       top_k: taxa of every rank.
-      min_confidence: of the answer.
+      min_confidence: of the answer; of a coverage, just above its threshold.
       consistency: "path": the most probable path and probabilities that agree across ranks; "documented": every rank by
         itself, and null where it contradicts the coarser ones, as the original does.
       allowed: task -> bool [C]; None: all classes.
@@ -106,10 +107,13 @@ class Answers:
         consistency: str = "path",
         restrict: str | int | Iterable[str | int] | None = None,
         always_report: str | int | Iterable[str | int] = (),
+        coverage: float | None = None,
     ) -> AnswerOptions:
         """Checked options.
 
         Args:
+          coverage: instead of `min_confidence`: answer with the finest taxon so that this share of the answers holds
+            the truth; see `conformal`.
           restrict: ids or scientific names; only these taxa, what lies below them and their ancestors are reported,
             with probabilities that are normalised over them.
           always_report: taxa that are reported whatever their probability.
@@ -123,6 +127,14 @@ class Answers:
             raise UserError(f"min_confidence is {min_confidence:g}; give a probability between 0 and 1")
         if consistency not in CONSISTENCY:
             raise UserError(f"consistency is {consistency!r}; choose one of {', '.join(CONSISTENCY)}")
+        if coverage is not None:
+            if restrict is not None or consistency != "path":
+                raise UserError(
+                    "coverage was measured for answers by the best path among all taxa; leave out restrict, and "
+                    "consistency 'documented'"
+                )
+            known = self.calibration
+            min_confidence = conformal.least_confidence(known.coverage, known.coverage_rows, coverage)
         allowed = None if restrict is None else self.taxonomy.allowed(restrict)
         always = tuple(dict.fromkeys(self.taxonomy.find(always_report)))
         return AnswerOptions(int(top_k), float(min_confidence), consistency, allowed, always)

@@ -31,11 +31,15 @@ class Calibration:
       ranks: of every rank by itself.
       paths: of every rank in the product over a path, see `paths`.
       rows: rows that they were fitted on; 0: they were not, and are 1.
+      coverage: of answers, in per cent -> threshold of their probability, see `conformal`.
+      coverage_rows: rows that the thresholds were measured on; 0: they were not.
     """
 
     ranks: Mapping[str, float]
     paths: Mapping[str, float]
     rows: int = 0
+    coverage: Mapping[str, float] = field(default_factory=dict)
+    coverage_rows: int = 0
 
     @classmethod
     def none(cls, tasks: tuple[str, ...]) -> Calibration:

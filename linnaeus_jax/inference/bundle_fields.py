@@ -60,6 +60,10 @@ def _one_of(choices: Sequence[str]) -> tuple[str, Check]:
     return f"one of {', '.join(choices)}", lambda value: _is_text(value) and value in choices
 
 
+def _thresholds(value: Any) -> bool:
+    return _is_object(value) and all(_is_number(p) and 0 <= p <= 1 for p in value.values())
+
+
 def _temperatures(value: Any) -> bool:
     return _is_object(value) and all(_is_number(t) and 1e-3 <= t <= 1e3 for t in value.values())
 
@@ -95,6 +99,8 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "calibration.ranks": ("a temperature from 0.001 to 1000 for each rank", _temperatures),
     "calibration.paths": ("a temperature from 0.001 to 1000 for each rank", _temperatures),
     "calibration.rows": ("a number of rows", _is_count),
+    "calibration.coverage": ("a probability for each level of coverage", _thresholds),
+    "calibration.coverage_rows": ("a number of rows", _is_count),
     "facts.title": ("a text", _is_text),
     "facts.step": ("a number of updates", _is_count),
     "facts.weights": ("a text", _is_text),
@@ -103,7 +109,15 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "facts.taxonomy": ("a text", _is_text),
     "facts.measured": ("an object", _is_object),
 }
-_OPTIONAL = ("facts.", "image.crop_fraction", "plugins", "date_is_midnight", "ranks", "calibration.rows")
+_OPTIONAL = (
+    "facts.",
+    "image.crop_fraction",
+    "plugins",
+    "date_is_midnight",
+    "ranks",
+    "calibration.rows",
+    "calibration.coverage",
+)
 #: settings of models that are lists of widths
 _WIDTHS = ("dims", "embed_dims", "out_channels", "num_heads")
 #: sections without other fields

@@ -40,6 +40,7 @@ from linnaeus_jax.inference.taxonomy_files import CLASS_MAP, TAXONOMY, read_json
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
 from linnaeus_jax.run.saved_weights import BUNDLE_JSON, BUNDLE_WEIGHTS
 from linnaeus_jax.weights.files import read_state, write_state
+from linnaeus_jax.weights.settings import DEFAULTS
 
 WEIGHTS = BUNDLE_WEIGHTS
 #: of the original's bundles
@@ -188,7 +189,7 @@ def check_replaceable(out: Path, what: str, is_one: bool, *, force: bool) -> Non
 
 def _about(bundle: Bundle) -> dict[str, Any]:
     settings = ConfigDict(bundle.settings).to_dict()
-    model = {key: value for key, value in settings.items() if not key.startswith("pretrained")}
+    model = {key: value for key, value in settings.items() if key not in DEFAULTS}
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,

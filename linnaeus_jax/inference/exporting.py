@@ -28,7 +28,7 @@ from linnaeus_jax.inference.bundle_files import check_replaceable
 from linnaeus_jax.inference.forward import forward_pass
 from linnaeus_jax.models.depthwise import BY_PLATFORM
 from linnaeus_jax.models.family import ModelFamily
-from linnaeus_jax.weights.exporting import facts, torch_state
+from linnaeus_jax.weights.exporting import facts, own_settings, torch_state
 from linnaeus_jax.weights.files import IMAGE, write_state
 
 PROGRAM, CLASSES, EXAMPLE, WEIGHTS = "model.jax_export", "classes.json", "example.py", "weights.safetensors"
@@ -95,7 +95,7 @@ def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS
     step, classes = int(bundle.facts.get("step", 0)), {task: ids.tolist() for task, ids in taxonomy.classes.items()}
     which = str(bundle.facts.get("weights", "last"))
     about = facts(bundle.model, settings["type"], settings["variant"], classes, weights=which, step=step)
-    about |= {IMAGE: dataclasses.asdict(bundle.preprocessing)}
+    about |= {IMAGE: dataclasses.asdict(bundle.preprocessing)} | own_settings(settings)
     with replaced_directory(out) as unfinished:
         (unfinished / PROGRAM).write_bytes(program)
         write_json(unfinished / CLASSES, _classes(bundle))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.credits import license_counts
 from linnaeus_jax.data.splits import Split
+from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle import Bundle, Calibration
 from linnaeus_jax.inference.calibration import fit, judge
@@ -123,9 +124,12 @@ def some(logits: Logits, rows: NDArray[np.integer]) -> dict[str, NDArray[np.floa
     return {task: z[rows] for task, z in logits.items()}
 
 
-def calibrated(bundle: Bundle, rows: Rows) -> Bundle:
-    """The bundle with temperatures of all the rows."""
-    return dataclasses.replace(bundle, calibration=fit(rows.logits[WITH], rows.labels, bundle.taxonomy))
+def calibrated(bundle: Bundle, measured: Measured) -> Bundle:
+    """The bundle with temperatures of all the rows, and thresholds of coverage by what other rows gave."""
+    fitted = fit(measured.rows.logits[WITH], measured.rows.labels, bundle.taxonomy)
+    score = conformal.scores(measured.judged[WITH, "paths"], bundle.taxonomy.first)
+    found = dataclasses.replace(fitted, coverage=conformal.thresholds(score), coverage_rows=len(score))
+    return dataclasses.replace(bundle, calibration=found)
 
 
 def _components(loaded: Loaded) -> Sequence[str]:

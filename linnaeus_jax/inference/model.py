@@ -52,6 +52,7 @@ class Model:
         consistency: str = "path",
         restrict: str | int | Iterable[str | int] | None = None,
         always_report: str | int | Iterable[str | int] = (),
+        coverage: float | None = None,
     ) -> list[Prediction]:
         """One prediction per picture, in their order.
 
@@ -60,7 +61,7 @@ class Model:
           latitude, longitude, date, elevation: one value for all pictures or one for each, see `Observation`; None or
             NaN: unknown.
           components: numbers of metadata components by name, for those that are not computed from the above.
-          top_k, min_confidence, consistency, restrict, always_report: see `Answers.options`.
+          top_k, min_confidence, consistency, restrict, always_report, coverage: see `Answers.options`.
 
         Raises:
           PictureError: a picture that cannot be read, with its position.
@@ -72,6 +73,7 @@ class Model:
             consistency=consistency,
             restrict=restrict,
             always_report=always_report,
+            coverage=coverage,
         )
         pictures: list[Any] = [images] if _is_one(images) else list(images)  # type: ignore[arg-type]
         observations = observe(

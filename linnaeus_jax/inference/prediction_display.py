@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from linnaeus_jax.building.text import printable
+from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.bundle import Bundle
 from linnaeus_jax.inference.prediction_files import UNREADABLE, Summary, beside
 from linnaeus_jax.reporting.tables import table
@@ -60,19 +61,30 @@ def _percent(taxon: Mapping[str, Any]) -> str:
     return f"{100 * taxon['probability']:.0f}"
 
 
-def summary_lines(summary: Summary, bundle: Bundle, min_confidence: float, source: str, out: Path | None) -> list[str]:
+def summary_lines(
+    summary: Summary,
+    bundle: Bundle,
+    options: AnswerOptions,
+    source: str,
+    out: Path | None,
+    coverage: float | None = None,
+) -> list[str]:
     """What came of all pictures.
 
     Args:
       source: what metadata were taken from, for people.
       out: the file of predictions, if there is one.
+      coverage: that was asked for.
     """
     read = summary.pictures - summary.unreadable
     ranks = [bundle.taxonomy.ranks[task] for task in bundle.tasks]
     answers = [f"{summary.answers[rank]:,} to {rank}" for rank in ranks if rank in summary.answers]
     answers += [f"{summary.answers['']:,} unknown"] if "" in summary.answers else []
     where = "" if out is None else f"{out}: "
-    lines = [f"{where}{read:,} pictures predicted, at {min_confidence:g} or more: {', '.join(answers) or 'none'}"]
+    least = f"at {options.min_confidence:g} or more"
+    if coverage is not None:
+        least = f"for a coverage of {coverage:g}, at {options.min_confidence:.4g} or more"
+    lines = [f"{where}{read:,} pictures predicted, {least}: {', '.join(answers) or 'none'}"]
     components = [component.name for component in bundle.encoder.components]
     if components and read:
         counts = ", ".join(f"{name} for {summary.inputs.get(name, 0):,}" for name in components)

@@ -245,6 +245,7 @@ class Preparation:
                 consistency=request.consistency,
                 restrict=None if request.restrict is None else tuple(request.restrict),
                 always_report=tuple(request.always_report),
+                coverage=request.coverage,
             )
             encoded = self._encoded(asked)
         except (UserError, ValueError) as error:

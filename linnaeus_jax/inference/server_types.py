@@ -50,6 +50,9 @@ class OptionsIn(Given):
 
     top_k: int = Field(TOP_K, ge=1, le=1000, description="taxa of every rank")
     min_confidence: float = Field(MIN_CONFIDENCE, ge=0, le=1, description="probability that the answer must reach")
+    coverage: float | None = Field(
+        None, ge=0, le=1, description="instead of min_confidence: share of answers that hold the truth, such as 0.9"
+    )
     consistency: Literal["path", "documented"] = "path"
     restrict: TaxonList | None = Field(None, description="taxon ids or scientific names; nothing else is reported")
     always_report: TaxonList = Field(default_factory=list, description="taxa that are reported whatever they get")
@@ -176,6 +179,7 @@ class ModelInformation(BaseModel):
     calibration_rows: int = Field(
         description="validation rows that the probabilities were calibrated on; 0: they are not"
     )
+    coverage_rows: int = Field(description="validation rows that `coverage` was measured on; 0: it was not")
     licence: str | None
     inference_handler_version: str
     artifacts_source_uri: str | None

@@ -186,6 +186,7 @@ class Service:
             default_top_k=TOP_K,
             default_min_confidence=MIN_CONFIDENCE,
             calibration_rows=bundle.calibration.rows,
+            coverage_rows=bundle.calibration.coverage_rows,
             inference_handler_version=f"linnaeus_jax {__version__}",
             artifacts_source_uri=None,
             limits=LimitsOut(

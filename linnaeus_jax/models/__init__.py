@@ -3,6 +3,7 @@
 from linnaeus_jax.models.efficientnet import EfficientNet
 from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, HierarchicalHead
+from linnaeus_jax.models.joined import Joined
 from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.mformer_v1 import MFormerV1
 from linnaeus_jax.models.names import ParameterInfo, initial_variables, parameter_table
@@ -13,6 +14,7 @@ __all__ = [
     "EfficientNet",
     "HeadSpec",
     "HierarchicalHead",
+    "Joined",
     "MFormerV0",
     "MFormerV1",
     "ModelFamily",

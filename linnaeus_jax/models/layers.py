@@ -17,9 +17,11 @@ import numpy as np
 from flax.linen.dtypes import promote_dtype
 from jax import lax
 
-from linnaeus_jax.models import initial, operations
+from linnaeus_jax import backend
+from linnaeus_jax.models import batch_norm, initial, operations
 from linnaeus_jax.models.depthwise import Padding, depthwise_conv
 from linnaeus_jax.models.initial import Initializer
+from linnaeus_jax.models.pooling import max_pool
 
 Dtype = Any
 weight_init = initial.normal(0.02)
@@ -123,16 +125,25 @@ class BatchNorm2d(nn.Module):
         bias = initial.parameter(self, "bias", initial.zeros, shape)
         running_mean = self.variable("batch_stats", "running_mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "running_var", jnp.ones, shape, jnp.float32)
-        x_BHWC = x_BHWC.astype(jnp.float32)
+        one_pass = train and backend.target() != "cpu"
+        x_BHWC = x_BHWC if one_pass else x_BHWC.astype(jnp.float32)
         if not train:
             mean, var = running_mean.value, running_var.value
         else:
-            mean, var, count = batch_moments(x_BHWC, row_weight_B)
+            if one_pass:
+                mean, var, count = batch_norm.one_pass_moments(lax.stop_gradient(x_BHWC), row_weight_B)
+            else:
+                mean, var, count = batch_moments(x_BHWC, row_weight_B)
             if self.is_mutable_collection("batch_stats") and not self.is_initializing():
                 unbiased = var * (count / jnp.maximum(count - 1.0, 1.0))
                 share = jnp.where(count > 0, self.momentum, 0.0)
                 running_mean.value = (1.0 - share) * running_mean.value + share * mean
                 running_var.value = (1.0 - share) * running_var.value + share * unbiased
+        if one_pass:
+            counts_B = jnp.ones(x_BHWC.shape[0]) if row_weight_B is None else row_weight_B > 0
+            share_B = counts_B / jnp.maximum(count, 1.0)
+            inverse = lax.rsqrt(var + self.epsilon)
+            return batch_norm.normalise(x_BHWC, scale, bias, mean, inverse, share_B, self.dtype)
         factor = jax.lax.rsqrt(var + self.epsilon) * scale
         y = (x_BHWC - mean[None, None, None]) * factor[None, None, None] + bias[None, None, None]
         return y.astype(self.dtype)
@@ -155,7 +166,7 @@ class MaxPool2d(nn.Module):
 
     @nn.compact
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
-        return nn.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        return max_pool(x_BHWC)
 
 
 class Gelu(nn.Module):
@@ -203,7 +214,7 @@ class Swish(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jax.nn.silu(x)
+        return jax.nn.silu(x) if backend.target() == "cpu" else operations.swish(x)
 
 
 class Sigmoid(nn.Module):
@@ -263,15 +274,21 @@ def drop_path_scales(key: jax.Array, rates: Sequence[float], branches: int, batc
 
 
 class Dropout(nn.Module):
-    """Inverted dropout (Srivastava et al. 2014) with an explicit key; the identity where `key` is None."""
+    """Inverted dropout (Srivastava et al. 2014) with an explicit key; the identity where `key` is None.
+
+    Values along `shared_axes` are dropped together.
+    """
 
     rate: float
+    shared_axes: tuple[int, ...] = ()
 
     @nn.compact
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
         if key is None or self.rate == 0.0:
             return x
-        keep = jax.random.bernoulli(key, 1.0 - self.rate, x.shape)
+        shared = {axis % x.ndim for axis in self.shared_axes}
+        shape = tuple(1 if axis in shared else length for axis, length in enumerate(x.shape))
+        keep = jax.random.bernoulli(key, 1.0 - self.rate, shape)
         return jnp.where(keep, x / (1.0 - self.rate), jnp.zeros_like(x))
 
 

@@ -20,7 +20,13 @@ from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
 from linnaeus_jax.models.family import LATE, TOKENS, ModelFamily
 from linnaeus_jax.models.initial import parameter
 from linnaeus_jax.models.layers import ClsProjection, Conv1d, LayerNorm, MetaHead, weight_init
-from linnaeus_jax.models.transformer import ATTN_IMPLS, SelfAttention, TransformerStage, check_attn_impl
+from linnaeus_jax.models.transformer import (
+    ATTN_DROP_KINDS,
+    ATTN_IMPLS,
+    SelfAttention,
+    TransformerStage,
+    check_attn_impl,
+)
 
 MIN_SIZE = 32  # five halvings leave one patch
 MAX_DEPTH = 1000  # of one stage; more takes minutes to trace
@@ -53,6 +59,7 @@ class MetaFormer(ModelFamily, kw_only=True):
     scan_layers: bool
     depthwise_impl: str
     attn_impl: str
+    attn_drop_kind: str
     in_chans: int
 
     stage_patterns: ClassVar[Mapping[str, re.Pattern[str]]] = SHARED_STAGES
@@ -169,12 +176,13 @@ class MetaFormer(ModelFamily, kw_only=True):
 
     @nn.nowrap
     def _attention(self, stage: int) -> dict[str, Any]:
-        check_attn_impl(self.attn_impl, self.dtype, self.attn_drop_rate[stage])
+        check_attn_impl(self.attn_impl, self.dtype, self.attn_drop_rate[stage], self.attn_drop_kind)
         return {
             "num_heads": self.num_heads[stage],
             "drop_rate": self.drop_rate[stage],
             "attn_drop_rate": self.attn_drop_rate[stage],
             "attn_impl": self.attn_impl,
+            "attn_drop_kind": self.attn_drop_kind,
             "dtype": self.dtype,
         }
 
@@ -284,6 +292,7 @@ def _errors(model: MetaFormer) -> Iterator[str]:
     if not 0.0 <= model.drop_path_rate < 1.0:
         wrong["drop_path_rate"] = "is out of range; it must be within [0, 1)"
     wrong |= unknown_choices(model, {"depthwise_impl": DEPTHWISE_IMPLS, "attn_impl": ATTN_IMPLS})
+    wrong |= unknown_choices(model, {"attn_drop_kind": ATTN_DROP_KINDS})
     wrong |= unknown_choices(model, {"missing_metadata": MISSING_METADATA})
     if max(model.block_depths) > MAX_DEPTH:
         yield f"the stages have {model.block_depths} blocks, and each may have {MAX_DEPTH}; lower their depths"

@@ -60,6 +60,7 @@ KEYS = {
     "mlp_ratio": "attention_stages.mlp_ratio",
     "drop_rate": "drop_rate",
     "attn_drop_rate": "attn_drop_rate",
+    "attn_drop_kind": "attn_drop_kind",
     "drop_path_rate": "drop_path_rate",
     "compat": "compat",
     "only_last_cls": "only_last_cls",

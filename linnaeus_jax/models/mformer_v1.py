@@ -36,6 +36,7 @@ KEYS = {
     "num_heads": "rope_stages.num_heads",
     "drop_rate": "drop_rate",
     "attn_drop_rate": "attn_drop_rate",
+    "attn_drop_kind": "attn_drop_kind",
     "drop_path_rate": "drop_path_rate",
     "mlp_ratio": "rope_stages.mlp_ratio",
     "rope_mixed": "rope_stages.rope_mixed",

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import export, lax
+
+from linnaeus_jax import backend
 
 PrecisionLike = Any
 #: numbers of an array below which computing it twice costs less than a loop
@@ -55,6 +57,26 @@ def _gelu_bwd(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 
 
 gelu.defvjp(_gelu_fwd, _gelu_bwd)
+
+
+@jax.custom_vjp
+def swish(x: jax.Array) -> jax.Array:
+    """x * sigmoid(x) (Ramachandran et al. 2017); the backward pass needs `x` alone."""
+    # The product has the dtype of x: where XLA stores it for several readers, it stores what is computed last.
+    return x * lax.logistic(x.astype(wide(x.dtype))).astype(x.dtype)
+
+
+def _swish_fwd(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return swish(x), x
+
+
+def _swish_bwd(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+    x_wide = x.astype(wide(x.dtype))
+    share = lax.logistic(x_wide)
+    return ((share * (1.0 + x_wide * (1.0 - share)) * grad).astype(x.dtype),)
+
+
+swish.defvjp(_swish_fwd, _swish_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -113,7 +135,7 @@ linear.defvjp(_linear_fwd, _linear_bwd)
 def linear_of_gelu(
     y: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike = None
 ) -> jax.Array:
-    """y @ kernel + bias where y is `gelu(x)`: the backward pass makes a large y again from x, as GELU's needs x.
+    """y @ kernel + bias where y is `gelu(x)`: on CPUs the backward pass makes a large y again from x, which GELU keeps.
 
     The gradient of the arguments is that of y alone; that of x comes through `gelu`.
     """
@@ -123,7 +145,9 @@ def linear_of_gelu(
 def _linear_of_gelu_fwd(
     y: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike
 ) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
-    kept = (None, x) if x.size >= WORTH_FREEING else (y, None)
+    # XLA on GPU would make both y in the forward pass and store them.
+    made_again = x.size >= WORTH_FREEING and backend.target() == "cpu"
+    kept = (None, x) if made_again else (y, None)
     return linear(y, kernel, bias, precision), (*kept, kernel)
 
 
@@ -174,7 +198,10 @@ patch_conv.defvjp(_patch_conv_fwd, _patch_conv_bwd)
 
 def once(x: jax.Array) -> jax.Array:
     """`x`, which CPU programs compute once and in its own order, whoever reads it transposed."""
-    return lax.platform_dependent(x, cpu=_through_a_loop, default=lambda x: x) if x.size >= WORTH_A_LOOP else x
+    open_ended = any(map(export.is_symbolic_dim, x.shape))  # a program for any number of rows
+    if not open_ended and x.size < WORTH_A_LOOP:
+        return x
+    return lax.platform_dependent(x, cpu=_through_a_loop, default=lambda x: x)
 
 
 def together(kept: tuple[jax.Array, ...], *gradients: jax.Array) -> tuple[jax.Array, ...]:

@@ -7,7 +7,7 @@ and a last row for every pair that contains an extra token.
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import flax.linen as nn
 import jax
@@ -133,9 +133,15 @@ class RelativeAttention(SelfAttention):
     table_grid: tuple[int, int] = (1, 1)
     qkv_bias: bool = False
 
+    learned_bias: ClassVar[bool] = True
+
     @nn.nowrap
-    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+    def _placed(
+        self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         shape = (table_rows(self.table_grid), self.num_heads)
         table = parameter(self, "relative_position_bias_table", weight_init, shape)
-        extra = qk_BN2hd.shape[1] - grid[0] * grid[1]
-        return qk_BN2hd, gathered_bias(resize_table(table, self.table_grid, grid), grid, extra)
+        extra = qk_BN2hd.shape[1] - grid[0] * grid[1] - padding
+        bias = gathered_bias(resize_table(table, self.table_grid, grid), grid, extra)
+        bias = jnp.pad(bias, ((0, 0), (0, padding), (0, padding))) if padding else bias
+        return qk_BN2hd[:, :, 0], qk_BN2hd[:, :, 1], bias

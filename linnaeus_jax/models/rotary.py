@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from linnaeus_jax import backend
 from linnaeus_jax.models.initial import drawn, parameter
 from linnaeus_jax.models.layers import Dtype
 from linnaeus_jax.models.operations import wide
@@ -103,8 +104,10 @@ def _quarter_turn(x: jax.Array) -> jax.Array:
 
 
 def _quarter_turn_by_pairs(x: jax.Array) -> jax.Array:
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
-    return jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(x.shape)
+    # A reversal is computed within what reads it; two stacked halves would be stored.
+    pairs = lax.rev(x.reshape(*x.shape[:-1], -1, 2), (x.ndim,))
+    first = lax.broadcasted_iota(jnp.uint8, pairs.shape, x.ndim) == 0
+    return jnp.where(first, -pairs, pairs).reshape(x.shape)
 
 
 def _quarter_turn_by_product(x: jax.Array) -> jax.Array:
@@ -145,13 +148,20 @@ class RotaryAttention(SelfAttention):
     rope_mixed: bool = True
 
     @nn.nowrap
-    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+    def _placed(
+        self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         head_dim = qk_BN2hd.shape[-1]
         if self.rope_mixed:
             init = freqs_init(self.rope_init, self.rope_theta)
             angles = mixed_angles(parameter(self, "freqs", init, (2, self.num_heads, head_dim // 2)), grid)
         else:
             angles = axial_angles(grid, head_dim, self.rope_theta)[:, None]
-        extra = qk_BN2hd.shape[1] - grid[0] * grid[1]
-        angles = jnp.pad(angles, ((extra, 0), (0, 0), (0, 0)))  # angle 0: extra tokens stay as they are
-        return rotate(qk_BN2hd, angles, self.rope_mode), None
+        extra = qk_BN2hd.shape[1] - grid[0] * grid[1] - padding
+        angles = jnp.pad(angles, ((extra, padding), (0, 0), (0, 0)))  # angle 0: other tokens stay as they are
+        if backend.target() == "cpu":
+            qk_BN2hd = rotate(qk_BN2hd, angles, self.rope_mode)
+            return qk_BN2hd[:, :, 0], qk_BN2hd[:, :, 1], None
+        # each on its own: both are stored where the kernel reads them
+        q, k = (rotate(qk_BN2hd[:, :, which], angles, self.rope_mode) for which in range(2))
+        return q, k, None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
+from linnaeus_jax import backend
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.layers import (
     Dropout,
@@ -31,24 +32,32 @@ from linnaeus_jax.models.layers import (
 from linnaeus_jax.models.operations import wide
 
 ATTN_IMPLS = ("auto", "xla", "cudnn")
+#: what `attn_drop_rate` is the rate of: single weights, or keys for all queries of a head
+ATTN_DROP_KINDS = ("weights", "keys")
 
 
-def check_attn_impl(attn_impl: str, dtype: Dtype, attn_drop_rate: float) -> None:
+def check_attn_impl(attn_impl: str, dtype: Dtype, attn_drop_rate: float, attn_drop_kind: str) -> None:
     """Raises InputError where `model.attn_impl` cannot be had here."""
-    backend, bfloat16 = jax.default_backend(), jnp.dtype(dtype) == jnp.bfloat16
-    if attn_impl == "cudnn" and (backend != "gpu" or not bfloat16 or attn_drop_rate > 0):
+    device, bfloat16 = backend.target(), jnp.dtype(dtype) == jnp.bfloat16
+    drops_weights = attn_drop_rate > 0 and attn_drop_kind == "weights"
+    if attn_impl == "cudnn" and (device != "gpu" or not bfloat16 or drops_weights):
         raise InputError(
-            "model.attn_impl = 'cudnn' needs a GPU, bfloat16 and attn_drop_rate 0 (here: "
-            f"{backend}, {jnp.dtype(dtype)}, {attn_drop_rate}); use 'auto'"
+            "model.attn_impl = 'cudnn' needs a GPU, bfloat16 and attn_drop_rate 0 or attn_drop_kind 'keys' (here: "
+            f"{device}, {jnp.dtype(dtype)}, {attn_drop_rate}, '{attn_drop_kind}'); use 'auto'"
         )
 
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017); a subclass says in `_placed` where the patches are.
 
-    Logits and softmax are float32. `attn_impl`: `cudnn` is the fused kernel (bfloat16 on GPU, no dropout of
-    probabilities), whose gradient `jax.vmap` cannot map and which shows no module its softmax; `xla` is the plain form,
-    exact on every platform; `auto` takes `cudnn` where it can be had and positions are no learned bias, else `xla`.
+    Logits and softmax are float32. `attn_impl`: `cudnn` is the fused kernel (bfloat16 on GPU, no dropout of single
+    weights), whose gradient `jax.vmap` cannot map and which shows no module its softmax; `xla` is the plain form, exact
+    on every platform; `auto` takes `cudnn` where it can be had and positions are no learned bias, else `xla`. The
+    kernel takes a bias in bfloat16.
+
+    `attn_drop_kind`: `weights` drops each attention weight on its own. `keys` drops the weights of all queries of a
+    head to a key together. A weight is dropped with the same probability and scaled alike, but what is left out is a
+    value, so the kernel can be had.
     """
 
     num_heads: int
@@ -56,7 +65,10 @@ class SelfAttention(nn.Module):
     attn_drop_rate: float = 0.0
     attn_impl: str = "auto"
     dtype: Dtype = jnp.float32
+    attn_drop_kind: str = "weights"
     qkv_bias: bool = True
+
+    learned_bias: ClassVar[bool] = False  # whether `_placed` gives a bias
 
     @nn.compact
     def __call__(
@@ -66,31 +78,35 @@ class SelfAttention(nn.Module):
         key: jax.Array | None = None,
         *,
         key_mask_BN: jax.Array | None = None,
+        padding: int = 0,
     ) -> jax.Array:
         """Maps tokens [B, N, D] to [B, N, D].
 
         Args:
-          x_BND: tokens; the last H*W of them are the patches of `grid`.
+          x_BND: tokens; the last H*W of them, but for the padding, are the patches of `grid`.
           grid: (H, W).
           key: of dropout; None: no dropout.
           key_mask_BN: bool [B, N], the tokens that others may look at; None: all.
+          padding: how many tokens behind the patches only fill up their number, see `padding_for`: none looks at them.
         """
         batch, tokens, dim = x_BND.shape
         qkv = Linear(3 * dim, use_bias=self.qkv_bias, dtype=self.dtype, name="qkv")(x_BND)
         qkv = qkv.reshape(batch, tokens, 3, self.num_heads, dim // self.num_heads)
-        qk, bias_hNN = self._placed(qkv[:, :, :2], grid)
+        if padding:  # what the kernel leaves there as gradients is not to be relied on
+            within_N = (jnp.arange(tokens) < tokens - padding)[None, :, None, None, None]
+            qkv = jnp.where(within_N, qkv, jnp.zeros_like(qkv))
+        q, k, bias_hNN = self._placed(qkv[:, :, :2], grid, padding)
         with jax.named_scope("attend"):
-            out = self._attend(qk[:, :, 0], qk[:, :, 1], qkv[:, :, 2], key, bias_hNN, key_mask_BN)
+            out = self._attend(q, k, qkv[:, :, 2], key, bias_hNN, key_mask_BN, padding)
         out = Linear(dim, dtype=self.dtype, name="proj")(out.reshape(batch, tokens, dim))
         return Dropout(self.drop_rate, name="proj_drop")(out, subkey(key, 1))
 
     @nn.nowrap
-    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
-        """Queries and keys [B, N, 2, heads, d] that know their positions, and a float32 bias [heads, N, N] or None.
-
-        Here they know none: the tokens have them.
-        """
-        return qk_BN2hd, None
+    def _placed(
+        self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Queries and keys [B, N, heads, d] that know their positions, and a float32 bias [heads, N, N] or None."""
+        raise NotImplementedError
 
     @nn.nowrap
     def _attend(
@@ -101,34 +117,47 @@ class SelfAttention(nn.Module):
         key: jax.Array | None,
         bias_hNN: jax.Array | None,
         key_mask_BN: jax.Array | None,
+        padding: int,
     ) -> jax.Array:
         scale = q.shape[-1] ** -0.5
-        if self._kernel(q, bias_hNN) == "cudnn":
-            return fused_attention(q, k, v, scale, bias_hNN, key_mask_BN)
+        if self.attn_drop_kind == "keys":
+            v = Dropout(self.attn_drop_rate, shared_axes=(-1,), name="attn_drop")(v, subkey(key, 0))
+        if self.takes_kernel(q.shape[-1]):
+            return fused_attention(q, k, v, scale, bias_hNN, key_mask_BN, padding=padding)
+        if padding:
+            raise ValueError("only the fused kernel needs padding")
         logits = attention_logits(q, k, scale)
         if bias_hNN is not None:
             logits = logits + bias_hNN[None]
         where = None if key_mask_BN is None else key_mask_BN[:, None, None, :]
         probs = Softmax(name="softmax")(logits, where=where)
-        probs = Dropout(self.attn_drop_rate, name="attn_drop")(probs, subkey(key, 0))
+        if self.attn_drop_kind == "weights":
+            probs = Dropout(self.attn_drop_rate, name="attn_drop")(probs, subkey(key, 0))
         # heads first, which XLA on CPU multiplies four times as fast as heads between tokens and channels
         out = jnp.einsum("bhnm,bhmd->bhnd", probs.astype(v.dtype), v.swapaxes(1, 2))
         return out.swapaxes(1, 2)
 
     @nn.nowrap
-    def _kernel(self, q: jax.Array, bias_hNN: jax.Array | None) -> str:
-        """`xla` or `cudnn`, which takes bfloat16 alone, no dropout, and heads of a multiple of 8 up to 128 channels."""
+    def takes_kernel(self, head_dim: int) -> bool:
+        """Whether the fused kernel computes it: bfloat16 alone, and heads of a multiple of 8 up to 128 channels."""
         if self.attn_impl != "auto":
-            return self.attn_impl
-        fits = q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128
-        fits = fits and bias_hNN is None and self.attn_drop_rate == 0.0
-        return "cudnn" if fits and _has_flash_kernels() else "xla"
+            return self.attn_impl == "cudnn"
+        fits = jnp.dtype(self.dtype) == jnp.bfloat16 and head_dim % 8 == 0 and head_dim <= 128
+        drops_weights = self.attn_drop_rate > 0.0 and self.attn_drop_kind == "weights"
+        return fits and not (self.learned_bias or drops_weights) and _has_flash_kernels()
+
+    @nn.nowrap
+    def padding_for(self, tokens: int, dim: int) -> int:
+        """How many tokens to append to `tokens` of `dim` channels: 1 where the kernel would append one in each call."""
+        return tokens % 2 if self.takes_kernel(dim // self.num_heads) else 0
 
 
 def _has_flash_kernels() -> bool:
     """Whether the devices are NVIDIA GPUs from Ampere on."""
-    if jax.default_backend() != "gpu":
+    if backend.target() != "gpu":
         return False
+    if jax.default_backend() != "gpu":  # traced for one that is elsewhere
+        return True
     device = jax.local_devices()[0]
     return "rocm" not in device.client.platform_version and float(getattr(device, "compute_capability", "8.0")) >= 8.0
 
@@ -168,19 +197,25 @@ def fused_attention(
     bias_hNN: jax.Array | None = None,
     key_mask_BN: jax.Array | None = None,
     *,
+    padding: int = 0,
     implementation: Literal["xla", "cudnn"] = "cudnn",
 ) -> jax.Array:
     """softmax(scale * q k + bias) v of [B, N, heads, d] in one kernel, see `jax.nn.dot_product_attention`.
 
     cuDNN has a backward pass for even N only, so an odd number of tokens gets one more that is beyond the length of
-    every row. Tokens that nobody may look at are beyond it, too, once keys and values are in another order, which a
-    softmax does not see: a mask would be a bias of every row, whose gradient cuDNN does not have.
+    every row; callers that have appended it themselves say so by `padding`, and use no gradient of it. Tokens that
+    nobody may look at are beyond it, too, once keys and values are in another order, which a softmax does not see: a
+    mask would be a bias of every row, whose gradient cuDNN does not have. Their gradient is 0.
 
     Raises:
       ValueError: a bias and a mask together.
     """
     batch, tokens = q.shape[:2]
-    lengths_B = jnp.full(batch, tokens, jnp.int32)
+    if odd := tokens % 2:
+        q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
+        bias_hNN = None if bias_hNN is None else jnp.pad(bias_hNN, ((0, 0), (0, 1), (0, 1)))
+        key_mask_BN = None if key_mask_BN is None else jnp.pad(key_mask_BN, ((0, 0), (0, 1)))
+    lengths_B = None
     if key_mask_BN is not None:
         if bias_hNN is not None:
             raise InputError(
@@ -189,21 +224,18 @@ def fused_attention(
             )
         visible_first = jnp.argsort(~key_mask_BN, axis=1, stable=True)[..., None, None]
         k, v = (jnp.take_along_axis(x, visible_first, axis=1) for x in (k, v))
-        visible_B = key_mask_BN.sum(axis=1, dtype=jnp.int32)
-    else:
-        visible_B = lengths_B
-    if odd := tokens % 2:
-        q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
-        bias_hNN = None if bias_hNN is None else jnp.pad(bias_hNN, ((0, 0), (0, 1), (0, 1)))
-    all_count = not odd and key_mask_BN is None
+        lengths_B = key_mask_BN.sum(axis=1, dtype=jnp.int32)
+        within = (jnp.arange(k.shape[1])[None] < lengths_B[:, None])[..., None, None]
+        k, v = (jnp.where(within, x, jnp.zeros_like(x)) for x in (k, v))  # and so the gradients are
+    elif odd or padding:
+        lengths_B = jnp.full(batch, tokens - padding, jnp.int32)
     out = jax.nn.dot_product_attention(
         q,
         k,
         v,
         None if bias_hNN is None else bias_hNN[None].astype(q.dtype),
         scale=scale,
-        query_seq_lengths=None if all_count else lengths_B,
-        key_value_seq_lengths=None if all_count else visible_B,
+        key_value_seq_lengths=lengths_B,
         implementation=implementation,
     )
     return out[:, :tokens]
@@ -213,9 +245,9 @@ class TransformerBlock(nn.Module):
     """Pre-norm transformer block: attention, then MLP, each with its own residual sum and drop path.
 
     `scales_2B` are the multipliers of the two branches (None: 1), `key` that of dropout (None: off), `key_mask_BN` the
-    tokens that others may look at (None: all). With `remat` attention and MLP are recomputed in the backward pass, each
-    on its own; norms and sums are kept. `layer_scale` is the initial scale of every channel of both branches (0: no
-    such parameter), `activation` that of the MLP, see `Mlp`.
+    tokens that others may look at (None: all), `padding` how many of the last are none. With `remat` attention and MLP
+    are recomputed in the backward pass, each on its own; norms and sums are kept. `layer_scale` is the initial scale of
+    every channel of both branches (0: no such parameter), `activation` that of the MLP, see `Mlp`.
     """
 
     attention_type: type[SelfAttention]
@@ -236,6 +268,7 @@ class TransformerBlock(nn.Module):
         key: jax.Array | None,
         *,
         key_mask_BN: jax.Array | None = None,
+        padding: int = 0,
     ) -> jax.Array:
         dim, dtype, drop_rate = x_BND.shape[-1], self.attention["dtype"], self.attention["drop_rate"]
         scales = (None, None) if scales_2B is None else (scales_2B[0], scales_2B[1])
@@ -244,7 +277,7 @@ class TransformerBlock(nn.Module):
         mlp = Mlp(int(dim * self.mlp_ratio + 1e-6), dim, drop_rate, dtype, self.activation, name="mlp")
 
         def call_attn(module: nn.Module, x: jax.Array, key: jax.Array | None, mask: jax.Array | None) -> jax.Array:
-            return module(x, grid, key, key_mask_BN=mask)
+            return module(x, grid, key, key_mask_BN=mask, padding=padding)
 
         def call_mlp(module: nn.Module, x: jax.Array, key: jax.Array | None) -> jax.Array:
             return module(x, key)
@@ -291,7 +324,10 @@ class TransformerStage(nn.Module):
           key_mask_BN: bool [B, N], the tokens that others may look at; None: all.
           which: the blocks that are run.
         """
-        depth = len(self.drop_path_rates)
+        depth, tokens = len(self.drop_path_rates), x_BND.shape[1]
+        if padding := self.attention_type(**self.attention, parent=None).padding_for(tokens, x_BND.shape[2]):
+            x_BND = jnp.pad(x_BND, ((0, 0), (0, padding), (0, 0)))
+            key_mask_BN = None if key_mask_BN is None else jnp.pad(key_mask_BN, ((0, 0), (0, padding)))
         scales_L2B: jax.Array | None = None
         keys_L: jax.Array | None = None
         if train and any(self.drop_path_rates):
@@ -301,13 +337,14 @@ class TransformerStage(nn.Module):
         run = range(depth)[which]
         if self.scan and run and not self.is_initializing():
             drops = jax.tree.map(lambda x: x[which], (scales_L2B, keys_L))
-            return self._scan(x_BND, grid, run, drops, key_mask_BN)
+            x_BND = self._scan(x_BND, grid, run, drops, key_mask_BN, padding)
+            return x_BND[:, :tokens] if padding else x_BND
         for i in run:
             block = self._block(str(i), prevent_cse=True)
             scales_2B = None if scales_L2B is None else scales_L2B[i]
             key = None if keys_L is None else keys_L[i]
-            x_BND = block(x_BND, grid, scales_2B, key, key_mask_BN=key_mask_BN)
-        return x_BND
+            x_BND = block(x_BND, grid, scales_2B, key, key_mask_BN=key_mask_BN, padding=padding)
+        return x_BND[:, :tokens] if padding else x_BND
 
     @nn.nowrap
     def _block(self, name: str, *, prevent_cse: bool) -> TransformerBlock:
@@ -328,13 +365,14 @@ class TransformerStage(nn.Module):
         which: range,
         drops_L: tuple[jax.Array | None, jax.Array | None],
         key_mask_BN: jax.Array | None,
+        padding: int,
     ) -> jax.Array:
         def stacked(variables: dict) -> dict:
             blocks = [variables["params"][str(i)] for i in which]
             return {"params": {"layer": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}}
 
         def one(block: nn.Module, x: jax.Array, drops: tuple) -> tuple[jax.Array, None]:
-            return block(x, grid, *drops, key_mask_BN=key_mask_BN), None
+            return block(x, grid, *drops, key_mask_BN=key_mask_BN, padding=padding), None
 
         def run(stage: TransformerStage, x: jax.Array) -> jax.Array:
             block = stage._block("layer", prevent_cse=False)

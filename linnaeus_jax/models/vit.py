@@ -15,47 +15,23 @@ from typing import Any, ClassVar, Self
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.family import LATE, TOKENS, ModelFamily
-from linnaeus_jax.models.initial import parameter
-from linnaeus_jax.models.layers import (
-    ACTIVATIONS,
-    Conv2d,
-    Dtype,
-    LayerNorm,
-    Linear,
-    MetaHead,
-    Mlp,
-    Residual,
-    Softmax,
-    drop_path_rates,
-    weight_init,
-)
+from linnaeus_jax.models.layers import ACTIVATIONS, LayerNorm, Linear, MetaHead, drop_path_rates
 from linnaeus_jax.models.metaformer import MAX_DEPTH, MISSING_METADATA
-from linnaeus_jax.models.relative import Array, bicubic_matrix, resize_grid
-from linnaeus_jax.models.rotary import rotate
-from linnaeus_jax.models.transformer import (
-    ATTN_IMPLS,
-    SelfAttention,
-    TransformerStage,
-    attention_logits,
-    check_attn_impl,
+from linnaeus_jax.models.transformer import ATTN_DROP_KINDS, ATTN_IMPLS, TransformerStage, check_attn_impl
+from linnaeus_jax.models.vit_parts import (
+    POSITIONS,
+    ROPES,
+    AttentionPool,
+    PatchEmbed,
+    PlacedAttention,
+    resize_positions,
 )
 from linnaeus_jax.registry import MODELS
 
-#: how a table of positions is resized -> arguments of `bicubic_matrix`; "": there is no table
-POSITIONS: dict[str, dict[str, Any]] = {
-    "": {},
-    "bicubic": {},
-    "antialias": {"antialias": True},
-    "offset": {"offset": 0.1},
-}
-#: rotary positions: the precision that the periods are rounded to; "": none
-ROPES = {"": np.float32, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
-ROPE_BASE = 100.0
 POOLS, NORMS = ("token", "avg", "map"), ("tokens", "features", "none")
 TABLE = "patch_embed.pos_embed"
 
@@ -93,121 +69,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "l16": _variant(1024, 24, 16, 16),
     "l14": _variant(1024, 24, 16, 14),
 }
+#: fields that other families have, too
+SHARED_KEYS = ("drop_rate", "attn_drop_rate", "attn_drop_kind", "drop_path_rate", "attn_impl", "scan_layers")
 #: fields that stand in the section `model.vit`
 FORM = tuple(VARIANTS["tiny"])
-
-
-def resize_positions(table_1ND: Array, placed: int, old: tuple[int, int], new: tuple[int, int], how: str) -> Array:
-    """A table of positions of the grid `old` for the grid `new`; its first `placed` entries are kept.
-
-    Args:
-      table_1ND: float [1, placed + h * w, D], of NumPy or JAX.
-      how: one of `POSITIONS`.
-    """
-    if old == new:
-        return table_1ND
-    along_y, along_x = (bicubic_matrix(a, b, **POSITIONS[how]) for a, b in zip(old, new))
-    dim = table_1ND.shape[2]
-    resized = resize_grid(table_1ND[0, placed:].reshape(*old, dim), along_y, along_x).reshape(1, -1, dim)
-    join = np.concatenate if isinstance(table_1ND, np.ndarray) else jnp.concatenate
-    return join([table_1ND[:, :placed], resized], axis=1)
-
-
-def rope_angles(grid: tuple[int, int], head_dim: int, rope: str) -> np.ndarray:
-    """Angles of DINOv3 (Siméoni et al. 2025) in radians, float32 [h * w, d / 2]: half turn with y, half with x.
-
-    Places run from -1 to 1 along each side, whatever the grid; the periods are 100 ** (4 k / d) for k < d / 4.
-    """
-    periods = np.float32(ROPE_BASE) ** (np.arange(head_dim // 4, dtype=np.float32) / np.float32(head_dim // 4))
-    periods = periods.astype(ROPES[rope]).astype(np.float32)
-    sides = [(np.arange(side, dtype=np.float32) + np.float32(0.5)) / np.float32(side) * 2 - 1 for side in grid]
-    places = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2, 1)
-    angles = np.float32(2 * np.pi) * places / periods
-    return angles.reshape(len(places), -1).astype(np.float32)
-
-
-class PlacedAttention(SelfAttention):
-    """Self-attention whose patches are turned by `rope_angles`, as far as `rope` says so."""
-
-    rope: str = ""
-
-    @nn.nowrap
-    def _placed(self, qk_BN2hd: jax.Array, grid: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
-        if not self.rope:
-            return qk_BN2hd, None
-        angles = rope_angles(grid, qk_BN2hd.shape[-1], self.rope)[:, None]
-        extra = qk_BN2hd.shape[1] - len(angles)
-        return rotate(qk_BN2hd, jnp.asarray(np.pad(angles, ((extra, 0), (0, 0), (0, 0)))), "rotary"), None
-
-
-class PatchEmbed(nn.Module):
-    """Patches, class token and registers with their positions; `grid` is that of the table."""
-
-    features: int
-    patch_size: int
-    grid: tuple[int, int]
-    use_bias: bool
-    class_token: bool
-    registers: int
-    positions: str
-    placed_tokens: int
-    dtype: Dtype = jnp.float32
-
-    def setup(self) -> None:
-        self.proj = Conv2d(
-            self.features, self.patch_size, self.patch_size, use_bias=self.use_bias, dtype=self.dtype, name="proj"
-        )
-        if self.class_token:
-            self.cls_token = parameter(self, "cls_token", weight_init, (1, 1, self.features))
-        if self.registers:
-            self.reg_token = parameter(self, "reg_token", weight_init, (1, self.registers, self.features))
-        if self.positions:
-            entries = self.placed_tokens + self.grid[0] * self.grid[1]
-            self.pos_embed = parameter(self, "pos_embed", weight_init, (1, entries, self.features))
-
-    def __call__(self, image_BHWC: jax.Array) -> jax.Array:
-        """Patches [B, h, w, D] with their positions; places at the border that fill no patch are left out."""
-        x_BhwD: jax.Array = self.proj(image_BHWC)
-        if not self.positions:
-            return x_BhwD
-        grid = x_BhwD.shape[1:3]
-        table = resize_positions(self.pos_embed, self.placed_tokens, self.grid, (grid[0], grid[1]), self.positions)
-        return x_BhwD + table[:, self.placed_tokens :].reshape(1, *x_BhwD.shape[1:]).astype(self.dtype)
-
-    def prefix(self) -> jax.Array:
-        """Class token and registers with their positions, [1, n, D]."""
-        tokens = [self.cls_token] if self.class_token else []
-        tokens += [self.reg_token] if self.registers else []
-        prefix = jnp.concatenate([*tokens, jnp.zeros((1, 0, self.features))], axis=1)
-        if self.positions and self.placed_tokens:
-            prefix = prefix.at[:, : self.placed_tokens].add(self.pos_embed[:, : self.placed_tokens])
-        return prefix.astype(self.dtype)
-
-
-class AttentionPool(nn.Module):
-    """One learned query looks at all tokens, then an MLP: [B, N, D] -> [B, D] (Zhai et al. 2022)."""
-
-    num_heads: int
-    hidden: int
-    activation: str
-    epsilon: float
-    dtype: Dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, x_BND: jax.Array) -> jax.Array:
-        batch, tokens, dim = x_BND.shape
-        latent = parameter(self, "latent", weight_init, (1, 1, dim)).astype(self.dtype)
-        heads = (self.num_heads, dim // self.num_heads)
-        q = Linear(dim, dtype=self.dtype, name="q")(latent).reshape(1, 1, *heads)
-        kv = Linear(2 * dim, dtype=self.dtype, name="kv")(x_BND).reshape(batch, tokens, 2, *heads)
-        q = jnp.broadcast_to(q, (batch, 1, *heads))
-        probs = Softmax(name="softmax")(attention_logits(q, kv[:, :, 0], heads[1] ** -0.5)).astype(kv.dtype)
-        out = jnp.einsum("bhnm,bhmd->bhnd", probs, kv[:, :, 1].swapaxes(1, 2)).swapaxes(1, 2)
-        x = Linear(dim, dtype=self.dtype, name="proj")(out.reshape(batch, 1, dim))
-        y = LayerNorm(self.epsilon, dtype=self.dtype, name="norm")(x)
-        y = Mlp(self.hidden, dim, dtype=self.dtype, activation=self.activation, name="mlp")(y)
-        pooled: jax.Array = Residual(name="residual")(x, y)
-        return pooled[:, 0]
 
 
 @MODELS.register("ViT")
@@ -239,6 +104,7 @@ class ViT(ModelFamily):
     projection: int
     drop_rate: float
     attn_drop_rate: float
+    attn_drop_kind: str
     drop_path_rate: float
     attn_impl: str
     scan_layers: bool
@@ -247,7 +113,7 @@ class ViT(ModelFamily):
     fusions: ClassVar = (LATE, TOKENS)
     keys: ClassVar = {
         **{field: f"vit.{field}" for field in FORM},
-        **{field: field for field in ("drop_rate", "attn_drop_rate", "drop_path_rate", "attn_impl", "scan_layers")},
+        **{field: field for field in SHARED_KEYS},
     }
 
     @classmethod
@@ -305,8 +171,9 @@ class ViT(ModelFamily):
         for field in ("drop_rate", "attn_drop_rate", "drop_path_rate"):
             if not 0.0 <= getattr(self, field) < 1.0:
                 yield f"model.{field} = {getattr(self, field)!r} is out of range; it must be within [0, 1)"
-        if self.attn_impl not in ATTN_IMPLS:
-            yield f"model.attn_impl = {self.attn_impl!r} is unknown; choose one of {', '.join(ATTN_IMPLS)}"
+        for field, words in {"attn_impl": ATTN_IMPLS, "attn_drop_kind": ATTN_DROP_KINDS}.items():
+            if getattr(self, field) not in words:
+                yield f"model.{field} = {getattr(self, field)!r} is unknown; choose one of {', '.join(words)}"
         if min(self.img_size) < self.patch_size:
             yield (
                 f"data.img_size = {self.img_size[0]} is out of range; it must be {self.patch_size} or more, the side "
@@ -324,7 +191,7 @@ class ViT(ModelFamily):
         return size[0] // self.patch_size, size[1] // self.patch_size
 
     def setup(self) -> None:
-        check_attn_impl(self.attn_impl, self.dtype, self.attn_drop_rate)
+        check_attn_impl(self.attn_impl, self.dtype, self.attn_drop_rate, self.attn_drop_kind)
         shared = {"dtype": self.dtype}
         self.patch_embed = PatchEmbed(
             self.dim,
@@ -345,6 +212,7 @@ class ViT(ModelFamily):
                 "num_heads": self.num_heads,
                 "drop_rate": self.drop_rate,
                 "attn_drop_rate": self.attn_drop_rate,
+                "attn_drop_kind": self.attn_drop_kind,
                 "attn_impl": self.attn_impl,
                 "qkv_bias": self.qkv_bias,
                 "rope": self.rope,

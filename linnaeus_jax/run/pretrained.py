@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.run.saved_weights import run_state_of
 from linnaeus_jax.weights.adopting import PICTURE_KEYS, adopt, check_pictures, needs_of
 from linnaeus_jax.weights.files import StateFile
-from linnaeus_jax.weights.importing import Import, read_files, read_pretrained
-from linnaeus_jax.weights.settings import pretrained_settings, reads_weights, setting_errors
+from linnaeus_jax.weights.importing import Import, read_files
+from linnaeus_jax.weights.joining import FORCED, joined_needs, joined_state, read_weights
+from linnaeus_jax.weights.settings import features_of, pretrained_settings, reads_weights, setting_errors
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -39,15 +41,25 @@ def adopt_source(config: ConfigDict, earlier: RunDirectory | None = None) -> tup
       UserError: they cannot be had or read.
     """
     given, file = pretrained_settings(config.model), None
+    features = features_of(config.model)
     if earlier is not None:
         needs = (_recorded(earlier) or {}).get("needs", {})
-    elif not given["pretrained"] or setting_errors(config.model):
+    elif not (given["pretrained"] or features) or setting_errors(config.model):
         return None, []
+    elif features:
+        file = joined_state([_one(given, name) for name in features])
+        needs = joined_needs(file.parts) | _already_square(config)
     else:
         file = run_state_of(config.model) or read_files(given)[0]
         check_pictures(file, given["pretrained_source"], config)
         needs = needs_of(file, given["pretrained_source"]) | _already_square(config)
-    return file, adopt(config, needs).lines()
+    return file, adopt(config, needs, FORCED if features else ()).lines()
+
+
+def _one(given: Mapping[str, Any], name: str) -> StateFile:
+    """One source of several: a run, a bundle or a file."""
+    alone = {**given, "features": (), "pretrained": name}
+    return run_state_of(alone, "model.features") or read_files(alone, "model.features")[0]
 
 
 def _already_square(config: ConfigDict) -> dict[str, Any]:
@@ -74,8 +86,10 @@ def read_initial_weights(
     """
     if not reads_weights(config.model):
         return None
+    if features_of(config.model) and source is None:
+        source, _ = adopt_source(config)
     classes = {task: ids.tolist() for task, ids in dataset.classes.items()}
-    return read_pretrained(config.model, model, classes, source or run_state_of(config.model))
+    return read_weights(config.model, model, classes, source or run_state_of(config.model))
 
 
 def loaded_names(run: RunDirectory) -> frozenset[str] | None:
@@ -116,7 +130,7 @@ def record(weights: Import | None, metadata: Path, *, details: bool) -> None:
         return
     write_json(path, weights.to_json())
     for file in weights.files:
-        about = f"; {weights.about}" if weights.about else ""
+        about = f"; {file.about}" if file.about else ""
         log.info("initial weights of %s (SHA-256 %s%s)", file.path, file.sha256, about)
     log.info("%s; see %s", weights.coverage.summary(), path)
     if details:

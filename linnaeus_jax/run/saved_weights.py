@@ -21,7 +21,7 @@ from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.retention import best_checkpoint
-from linnaeus_jax.weights.exporting import facts, torch_state
+from linnaeus_jax.weights.exporting import facts, own_settings, torch_state
 from linnaeus_jax.weights.files import FACTS, IMAGE, StateFile, read_state
 from linnaeus_jax.weights.importing import pretrained_is_run
 from linnaeus_jax.weights.settings import pretrained_settings
@@ -64,8 +64,8 @@ class SavedWeights:
     def facts(self) -> dict[str, Any]:
         """What an exported file says about its weights."""
         about = self.settings["type"], self.settings["variant"], self.classes
-        pictures = dataclasses.asdict(self.preprocessing)
-        return facts(self.model, *about, weights=self.weights, step=self.step) | {IMAGE: pictures}
+        pictures, own = dataclasses.asdict(self.preprocessing), own_settings(self.settings)
+        return facts(self.model, *about, weights=self.weights, step=self.step) | {IMAGE: pictures} | own
 
     def torch_state(self) -> dict[str, np.ndarray]:
         """All arrays under PyTorch's names, see `weights.exporting`."""
@@ -171,10 +171,13 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
     )
 
 
-def run_state_of(model: Mapping[str, Any]) -> StateFile | None:
+def run_state_of(model: Mapping[str, Any], key: str = "model.pretrained") -> StateFile | None:
     """The weights of the run or bundle that `model.pretrained` of a `model` section names; None: it is no directory.
 
     Of a run its best checkpoint counts, and the moving average where it kept one; another is exported to a file first.
+
+    Args:
+      key: what names it, for messages.
 
     Raises:
       UserError: as of `read_run`.
@@ -188,7 +191,7 @@ def run_state_of(model: Mapping[str, Any]) -> StateFile | None:
         return read_run(path).state_file()
     except UserError as error:
         raise UserError(
-            f"model.pretrained: {error}. Another checkpoint than the best is exported to a file with "
+            f"{key}: {error}. Another checkpoint than the best is exported to a file with "
             "python -m linnaeus_jax.tools.export_weights RUN out.safetensors --checkpoint=newest"
         ) from error
 
@@ -214,7 +217,7 @@ def _bundle_state(path: Path) -> StateFile:
             "tasks": list(ids),
             "classes": classes,
             IMAGE: about["image"],
-        }
+        } | own_settings(about["model"])
     except (OSError, LookupError, AttributeError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise

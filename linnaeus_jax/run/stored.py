@@ -38,7 +38,7 @@ from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.process import compiler_options
 from linnaeus_jax.step.rng import stream
 from linnaeus_jax.step.state import TrainState
-from linnaeus_jax.weights.settings import reads_weights
+from linnaeus_jax.weights.settings import reads_weights, sources_in_words
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -156,7 +156,7 @@ def _checked(values: np.ndarray, batch: Batch, experiment: Experiment) -> np.nda
         row = batch["row"][: len(values)][read & ~finite][0]
         raise UserError(
             f"what the trunk makes of the picture of row {row} is not finite in float16; look at the weights of "
-            f"model.pretrained = {experiment.config.model.pretrained!r}"
+            f"{sources_in_words(experiment.config.model)}"
         )
     return np.where(read.reshape(-1, *(1,) * (values.ndim - 1)), values, np.float16(np.nan))
 

@@ -64,7 +64,8 @@ def main(argv: Sequence[str]) -> None:
         with tools.progress_bar("validation batches") as progress:
             rows = read_rows(bundle, progress)
         with console.status("fitting temperatures"):
-            bundle, measured = calibrated(bundle, rows), measure(rows, bundle.taxonomy)
+            measured = measure(rows, bundle.taxonomy)
+            bundle = calibrated(bundle, measured)
         bundle = dataclasses.replace(bundle, facts={**facts, "measured": summary(measured)})
     write_bundle(bundle, options.out, functools.partial(write_card, bundle, measured), force=options.force)
     which = "as published"

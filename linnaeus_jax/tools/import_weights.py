@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> None:
     from linnaeus_jax.run.pretrained import adopt_source
     from linnaeus_jax.weights.converting import converted
     from linnaeus_jax.weights.files import check_target, write_state
-    from linnaeus_jax.weights.importing import read_pretrained
+    from linnaeus_jax.weights.joining import read_weights
     from linnaeus_jax.weights.settings import reads_weights, setting_errors
 
     setup_logging(None, process=1, level="INFO", data_level="WARNING")  # the table alone goes to the standard output
@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
         settings.pretrained_strict = False  # the table is printed before anything is refused
     with Console(stderr=True).status("fitting them to the model ..."):
         model, classes, origin = model_for(config, source)
-        done = read_pretrained(settings, model, classes, source)
+        done = read_weights(settings, model, classes, source)
     show(done, [*lines, origin], as_json=options.json)
     if strict and done.problems:
         raise UserError(done.problems)
@@ -147,7 +147,7 @@ def show(done: Import, lines: Sequence[str], *, as_json: bool) -> None:
         print(json.dumps(done.to_json(), indent=1))
         return
     for file in done.files:
-        notes = f" ({'; '.join(filter(None, (done.about, *file.notes)))})" if done.about or file.notes else ""
+        notes = f" ({'; '.join(filter(None, (file.about, *file.notes)))})" if file.about or file.notes else ""
         print(shown(f"{file.path}, sha256 {file.sha256[:16]}{notes}"))
     for text in (done.coverage.table(), *lines):
         print(shown(text))

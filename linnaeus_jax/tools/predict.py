@@ -61,7 +61,14 @@ def argument_parser() -> argparse.ArgumentParser:
 
     answers = parser.add_argument_group("answers")
     answers.add_argument("--top-k", type=int, default=5, help="taxa of each rank that are listed (5)")
-    answers.add_argument("--min-confidence", type=float, default=0.5, help="least probability of an answer (0.5)")
+    least = answers.add_mutually_exclusive_group()
+    least.add_argument("--min-confidence", type=float, default=0.5, help="least probability of an answer (0.5)")
+    least.add_argument(
+        "--coverage",
+        type=float,
+        metavar="SHARE",
+        help="instead: the finest taxon so that this share of the answers, such as 0.9, holds the truth",
+    )
     answers.add_argument(
         "--restrict",
         type=Path,
@@ -151,6 +158,7 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
         "consistency": args.consistency,
         "restrict": sorted(taxa_of(args.restrict)) if args.restrict else None,
         "always_report": taxa_of(args.always_report) if args.always_report else [],
+        **({} if args.coverage is None else {"coverage": args.coverage}),
         "shard": args.shard or "",
         "gallery": args.gallery is not None,
     }
@@ -191,6 +199,7 @@ def options_of(args: argparse.Namespace, model: Model) -> AnswerOptions:
         consistency=args.consistency,
         restrict=taxa_of(args.restrict) if args.restrict else None,
         always_report=taxa_of(args.always_report) if args.always_report else (),
+        coverage=args.coverage,
     )
 
 
@@ -230,7 +239,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         summary = predict(args, model, jobs, options, exif, about)
     source = f"the table {args.meta}" if args.meta is not None else "EXIF data" if exif else "no source"
-    for line in summary_lines(summary, model.bundle, args.min_confidence, source, args.out):
+    for line in summary_lines(summary, model.bundle, options, source, args.out, args.coverage):
         _say(line)
     if args.explain is not None:
         explain(args.explain, model, jobs, options, exif)

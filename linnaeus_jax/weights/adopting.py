@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.tree import assign, given_keys
+from linnaeus_jax.config.tree import assign, frozen, given_keys
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.formats.base import Known, format_of, known_weights
@@ -33,17 +33,23 @@ class Adopted(NamedTuple):
     Attributes:
       taken: now set to what the weights need.
       kept: as the user set them, though the weights need another value: (the user's, the weights').
+      replaced: now set to what the weights need, though a configuration file had another value.
     """
 
     taken: dict[str, Any]
     kept: dict[str, tuple[Any, Any]]
+    replaced: dict[str, Any]
 
     def lines(self) -> list[str]:
         """One line for people about each of the two, where there is anything to say."""
         lines = []
-        if self.taken:
-            shown = ", ".join(f"{key} = {_shown(value)}" for key, value in self.taken.items())
-            lines.append(f"of the weights, because the configuration leaves them at their defaults: {shown}")
+        for values, why in (
+            (self.taken, "because the configuration leaves them at their defaults"),
+            (self.replaced, "whatever the configuration file says"),
+        ):
+            if values:
+                shown = ", ".join(f"{key} = {_shown(value)}" for key, value in values.items())
+                lines.append(f"of the weights, {why}: {shown}")
         if self.kept:
             shown = ", ".join(f"{key} = {_shown(mine)}" for key, (mine, _) in self.kept.items())
             flags = " ".join(f"--config.{key}={_flag(theirs)}" for key, (_, theirs) in self.kept.items())
@@ -70,24 +76,28 @@ def check_pictures(file: StateFile, source: str, config: ConfigDict) -> None:
         raise UserError(asked(hub_settings(file.path), file.path, missing))
 
 
-def adopt(config: ConfigDict, needs: Mapping[str, Any]) -> Adopted:
+def adopt(config: ConfigDict, needs: Mapping[str, Any], forced: Collection[str] = ()) -> Adopted:
     """Sets, in place, what weights need where the configuration has its defaults and nobody gave the key.
 
     A variant that a configuration sets is one of its family, so it goes with the family.
+
+    Args:
+      forced: keys that take the weights' value even where a configuration file has another.
     """
     default, given = get_config(), given_keys(config)
-    adopted = Adopted({}, {})
+    adopted = Adopted({}, {}, {})
     for key, value in needs.items():
-        value = tuple(value) if isinstance(value, list) else value
+        value = frozen(value)
         mine = value_of(config, key)
         if mine == value:
             continue
         of_family = key == "model.variant" and "model.type" in adopted.taken
-        if key in given or (mine != value_of(default, key) and not of_family):
+        own = mine != value_of(default, key) and not of_family
+        if key in given or (own and key not in forced):
             adopted.kept[key] = mine, value
-        else:
-            assign(config, key.split("."), value)
-            adopted.taken[key] = value
+            continue
+        assign(config, key.split("."), value)
+        (adopted.replaced if own else adopted.taken)[key] = value
     return adopted
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.weights.coverage import INITIAL, OTHER_SHAPE
-from linnaeus_jax.weights.exporting import facts
+from linnaeus_jax.weights.exporting import facts, own_settings
 from linnaeus_jax.weights.importing import HEAD, Import
 
 
@@ -34,6 +34,7 @@ def converted(
                 classes[head["task"]] = ids if mask is None else [taxon for taxon, on in zip(ids, mask) if on]
     left = [row.name for row in done.coverage.of(INITIAL, OTHER_SHAPE)]
     about = facts(model, settings["type"], settings["variant"], classes, weights="imported", step=0)
+    about |= own_settings(settings)
     del about["head types"]  # those of the config, which the weights need not have been trained with
     about |= {
         "tasks": [task for task in about["tasks"] if task in tasks],

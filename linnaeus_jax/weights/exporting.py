@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 from linnaeus_jax import __version__
+from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.models.family import ModelFamily
-from linnaeus_jax.weights.files import read_state, write_state
+from linnaeus_jax.models.joined import SHARED, Joined, can_be_joined
+from linnaeus_jax.registry import MODELS
+from linnaeus_jax.weights.files import SETTINGS, read_state, write_state
 from linnaeus_jax.weights.formats.base import format_of
 from linnaeus_jax.weights.formats.linnaeus import torch_state
 from linnaeus_jax.weights.locating import located
 
-__all__ = ["facts", "restored_state", "torch_state", "write_state"]
+__all__ = ["facts", "own_settings", "restored_state", "torch_state", "write_state"]
 
 
 def restored_state(
@@ -38,6 +41,21 @@ def restored_state(
             f"--like: {file.path} is no file of a source of a {model_type}; give one that the run began with"
         )
     return found
+
+
+def own_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file says of its trunk beside `facts`: {"settings": {key within the `model` section: value}}.
+
+    So the trunk can stand beside others, and one that is made of several can be built again. {}: nothing but family and
+    variant decides what the trunk computes, or it cannot stand beside others.
+    """
+    family = MODELS.entries.get(settings["type"])
+    if family is None or not (can_be_joined(family) or issubclass(family, Joined)):
+        return {}
+    keys = [key for key in family.keys.values() if key not in ("drop_rate", *SHARED)]
+    found = {key: value_of(settings, key) for key in keys}
+    found = {key: value for key, value in found.items() if value is not None and value not in ((), [])}
+    return {SETTINGS: found} if found else {}
 
 
 def facts(

@@ -32,6 +32,8 @@ SUFFIXES = (".safetensors", *TORCH_SUFFIXES, tflite_files.SUFFIX)
 FACTS = "linnaeus_jax"
 #: key within it: the fields of `data.preprocessing.Preprocessing`
 IMAGE = "image"
+#: key within it: {key within the `model` section: value} of what the trunk needs beside family and variant
+SETTINGS = "settings"
 #: key within the metadata of a .tflite file: its `Graph`
 GRAPH = "graph"
 #: where the parameters of a training checkpoint lie, in the order in which they are looked for
@@ -50,6 +52,7 @@ class StateFile:
       arrays: name -> array as the file has it, without the prefixes of wrappers; floating point is float32.
       metadata: of a .safetensors file; where this program wrote it, `metadata["linnaeus_jax"]` is a dict, see `facts`.
       notes: what a reader should know: which container was taken, which prefixes were left out.
+      parts: the files, where this stands for several, which are read for one model; it has no arrays of its own then.
     """
 
     path: Path
@@ -57,6 +60,7 @@ class StateFile:
     arrays: dict[str, np.ndarray]
     metadata: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    parts: tuple[StateFile, ...] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -198,6 +202,7 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "img_size": (_sizes, "[height, width] in pixels"),
     "classes": (_ids, "{task: [taxon ids]}"),
     "head types": (lambda value: isinstance(value, dict) and _texts(list(value.values())), "{task: name}"),
+    SETTINGS: (lambda value: isinstance(value, dict), "{key: value}"),
     "original": (lambda value: isinstance(value, bool), "true or false"),
 }
 

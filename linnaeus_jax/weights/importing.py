@@ -16,7 +16,7 @@ from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.relative import resize_table
 from linnaeus_jax.registry import MODELS, WEIGHT_FORMATS
 from linnaeus_jax.weights import coverage as cov
-from linnaeus_jax.weights.adopting import name_and_licence, needs_of
+from linnaeus_jax.weights.adopting import known_as, name_and_licence, needs_of
 from linnaeus_jax.weights.bias_tables import TABLE, grid_of
 from linnaeus_jax.weights.classes import ClassRows, RowMatch, classes_of, match_rows
 from linnaeus_jax.weights.coverage import Coverage, Row, first_of, group_of
@@ -38,6 +38,12 @@ class SourceFile(NamedTuple):
     path: str
     sha256: str
     notes: tuple[str, ...]
+
+    @property
+    def about(self) -> str:
+        """Name and licence of published weights, "" of others."""
+        known = known_as(self.sha256)
+        return f"{known.name}, {known.licence}" if known else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +75,6 @@ class Import:
     needs: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     licence: str = ""
-
-    @property
-    def about(self) -> str:
-        """Name and licence, as far as they are known."""
-        return ", ".join(filter(None, (self.name, self.licence)))
 
     def merged(self, params: Any, model_state: Any) -> tuple[Any, Any]:
         """Both trees with what was imported, as numpy arrays like the given ones; the rest keeps its initial value.
@@ -156,8 +157,11 @@ def read_pretrained(
     )
 
 
-def read_files(given: Mapping[str, Any]) -> list[StateFile]:
+def read_files(given: Mapping[str, Any], said_by: str = "") -> list[StateFile]:
     """The files that the keys `pretrained*` name, one for each key of their kind.
+
+    Args:
+      said_by: what named them, for messages; the keys themselves by default.
 
     Raises:
       UserError: none is named, or one cannot be had or read.
@@ -165,10 +169,8 @@ def read_files(given: Mapping[str, Any]) -> list[StateFile]:
     kind = format_named(given["pretrained_source"])
     if missing := [f"model.{key}" for key in kind.files if not given[key]]:
         raise UserError(f"{missing[0]} is empty; name a file of weights or a run directory there")
-    return [
-        read_state(located_with_description(given[key], f"model.{key}"), containers)
-        for key, containers in kind.files.items()
-    ]
+    named = {key: located_with_description(given[key], said_by or f"model.{key}") for key in kind.files}
+    return [read_state(named[key], containers) for key, containers in kind.files.items()]
 
 
 def _check_architecture(

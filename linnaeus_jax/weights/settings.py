@@ -13,9 +13,10 @@ from linnaeus_jax.weights.formats.base import WeightFormat, format_named
 from linnaeus_jax.weights.locating import name_errors
 
 ATTN_SCALES = ("standard", "squared")
-#: the keys that begin with this word, and their values where no weights are read
+#: the keys that say where weights come from, and their values where none are read
 DEFAULTS: dict[str, Any] = {
     "pretrained": "",
+    "features": (),
     "pretrained_source": "",
     "pretrained_convnext": "",
     "pretrained_ropevit": "",
@@ -42,7 +43,18 @@ def pretrained_settings(model: Mapping[str, Any]) -> dict[str, Any]:
 def reads_weights(model: Mapping[str, Any]) -> bool:
     """Whether a `model` section names a file of weights."""
     given = pretrained_settings(model)
-    return any(given[key] for key in SOURCE_FILES)
+    return bool(given["features"]) or any(given[key] for key in SOURCE_FILES)
+
+
+def features_of(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """Sources of the trunks of a `model` section that names several, see `model.features`."""
+    return tuple(map(str, pretrained_settings(model)["features"]))
+
+
+def sources_in_words(model: Mapping[str, Any]) -> str:
+    """The key that names weights with its value, for messages."""
+    key = "features" if features_of(model) else "pretrained"
+    return f"model.{key} = {pretrained_settings(model)[key]!r}"
 
 
 def sources() -> tuple[str, ...]:
@@ -54,12 +66,15 @@ def setting_errors(model: Mapping[str, Any]) -> list[str]:
     """What contradicts itself in the keys `pretrained*` of a `model` section: one line each with key, value and fix."""
     given, family = pretrained_settings(model), model["type"]
     source = given["pretrained_source"]
-    if addresses := {key: str(given[key]) for key in FILES if ADDRESS.match(str(given[key]))}:
+    named = [(key, str(given[key])) for key in FILES] + [("features", name) for name in features_of(model)]
+    if addresses := [(key, path) for key, path in named if ADDRESS.match(path)]:
         return [
             f"model.{key} = {redacted(path)!r} is an address; files are read from this machine alone: download it, and "
             "give the path"
-            for key, path in addresses.items()
+            for key, path in addresses
         ]
+    if given["features"]:
+        return list(_features_errors(given))
     if source not in sources():
         choices = ", ".join(map(repr, sources()))
         return [f"model.pretrained_source = {source!r} is unknown; choose one of {choices}"]
@@ -84,6 +99,28 @@ def setting_errors(model: Mapping[str, Any]) -> list[str]:
             f"model.pretrained_source = {source!r}, which takes no heads; empty it"
         )
     return errors
+
+
+def _features_errors(given: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the names of several sources, and which keys exclude them."""
+    names = [str(name) for name in given["features"]]
+    if len(names) < 2:
+        yield (
+            f"model.features = {tuple(names)!r} names one source; two or more are needed: name one alone in "
+            "model.pretrained"
+        )
+    if not all(names):
+        yield f"model.features = {tuple(names)!r} has an empty name; leave it out"
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"model.features names {name!r} twice; leave one out"
+    for name in names:
+        yield from name_errors(name, "model.features")
+    for key in DEFAULTS:
+        if given[key] != DEFAULTS[key] and key not in ("features", "pretrained_strict"):
+            yield (
+                f"model.{key} = {given[key]!r} and model.features exclude each other; leave one of the two out, on the "
+                f"command line with --config.model.{key}={DEFAULTS[key]}"
+            )
 
 
 def _file_errors(given: Mapping[str, Any], kind: WeightFormat) -> Iterator[str]:

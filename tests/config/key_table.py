@@ -318,6 +318,7 @@ add(
     variant=Row("md", at("model.rope_depths"), (10, 2), VARIANT),
     drop_rate=Row((0.1,), at("model.drop_rate"), (0.1, 0.1)),
     attn_drop_rate=Row((0.2, 0.3), at("model.attn_drop_rate"), (0.2, 0.3)),
+    attn_drop_kind=Row("keys", at("model.attn_drop_kind"), "keys"),
     drop_path_rate=Row(0.3, at("model.drop_path_rate"), 0.3),
     label_smoothing=Row(
         0.2,
@@ -363,6 +364,16 @@ add(
     num_heads=Row((2, 2), shape("stage_3.0.attn.relative_position_bias_table"), (10, 2), V0),
     mlp_ratio=Row((2.0, 3.0), shape("stage_4.0.mlp.fc1.weight"), (128, 384), V0),
     stride_seqs=Row(((1, 1), (2,)), refused("model.attention_stages.stride_seqs"), True, V0),
+)
+TRUNK = ("EfficientNet", "tiny", (), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+add(
+    "model",
+    trunks=Row(
+        (TRUNK, TRUNK),
+        at("model.trunks.1.variant"),
+        "tiny",
+        {**VARIANT, "model.type": "Joined", "model.variant": "sources"},
+    ),
 )
 add(
     "model.efficientnet",
@@ -596,6 +607,7 @@ def weights_of(what: str, without: str = "") -> Callable[[Site], Any]:
 add(
     "model",
     pretrained=Row("w.pth", Site.read_weights, ["w.pth"]),
+    features=Row(("c", "r"), Site.read_weights, ["c", "r"]),
     pretrained_source=Row(
         "metaformer", lambda s: s.initial_weights().coverage.counts(), given=WEIGHTS | {"model.type": "mFormerV0"}
     ),

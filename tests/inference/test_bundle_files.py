@@ -153,6 +153,8 @@ WRONG: dict[tuple[Any, ...], list[Any]] = {
     ("calibration", "ranks"): [{}, {"taxa_L10": 1}, [1, 1, 1]],
     ("calibration", "paths", "taxa_L10"): [0, -1, float("nan"), float("inf"), "1", None, True],
     ("calibration", "rows"): [-1, "many", 1.5],
+    ("calibration", "coverage"): [[], {"90": 1.5}, {"90": "0.5"}, {"90": float("nan")}, 0.9],
+    ("calibration", "coverage_rows"): [-1, "many", 1.5],
     ("files",): [[], {}],
     ("files", "taxonomy.json"): [None, "x", 1],
 }

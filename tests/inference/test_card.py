@@ -69,7 +69,8 @@ def test_texts_of_data_are_no_markup():
 
 
 def test_card(bundle, rows, tmp_path):
-    fitted, measured = calibrated(bundle, rows), measure(rows, bundle.taxonomy)
+    measured = measure(rows, bundle.taxonomy)
+    fitted = calibrated(bundle, measured)
     fitted = dataclasses.replace(fitted, facts={**bundle.facts, "licence": "CC BY 4.0", "measured": summary(measured)})
     write_bundle(fitted, tmp_path / "b", lambda directory: write_card(fitted, measured, directory))
     read = read_bundle(tmp_path / "b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from PIL import Image
 
 from linnaeus_jax.inference import model as models
 from linnaeus_jax.inference import predicting
+from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle_files import write_bundle
 from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.tools import predict
@@ -38,7 +40,7 @@ def shared(model, monkeypatch, tmp_path, pictures) -> Path:
 
     def one(bundle, buckets):
         same = copy.copy(model)
-        same.bundle = bundle
+        same.bundle, same.answers = bundle, Answers(bundle.taxonomy, bundle.calibration)
         return same
 
     monkeypatch.setattr(models, "Model", one)
@@ -70,6 +72,25 @@ def test_answers_are_printed(shared, trained, capsys):
     assert "1 of 9 pictures cannot be read" in result.out
     assert "broken.jpg" in result.out
     assert [path.name for path in shared.iterdir()] == ["photos"]
+
+
+def test_answers_for_a_coverage(shared, trained, bundle, capsys):
+    result = run(capsys, trained, "photos", "--coverage", "0.9")
+    assert result.status == 2
+    assert "coverage 0.9 needs thresholds that were measured on validation rows, and this model has none" in result.err
+    with pytest.raises(SystemExit):
+        run(capsys, trained, "photos", "--coverage", "0.9", "--min-confidence", "0.4")
+    measured = dataclasses.replace(bundle.calibration, coverage={"90": 0.9998}, coverage_rows=9)
+    write_bundle(dataclasses.replace(bundle, calibration=measured), shared / "measured")
+    result = run(capsys, "measured", "photos", "--coverage", "0.9", "--out", "a.csv")
+    assert result.status == 0
+    assert "8 pictures predicted, for a coverage of 0.9, at 0.9998 or more: 8 unknown" in result.out
+    assert {row["answer_name"] for row in read("a.csv")} == {"unknown"}
+    again = run(capsys, "measured", "photos", "--out", "a.csv")
+    assert again.status == 2
+    assert "--force" in again.err
+    result = run(capsys, "measured", "photos", "--coverage", "0.95")
+    assert "needs at least 19 validation rows labelled at the finest rank" in result.err
 
 
 def test_a_file_with_a_table_and_what_is_said_of_it(shared, trained, capsys):

@@ -118,6 +118,7 @@ JPEG = encoded(np.random.default_rng(2).integers(0, 256, (60, 60, 3), dtype=np.u
         (422, "picture: Extra inputs", {"files": form(JPEG), "data": {"picture": "/etc/passwd"}}),
         (422, "latitude", {"files": form(JPEG), "data": {"latitude": "north"}}),
         (422, "min_confidence", {"files": form(JPEG), "data": {"min_confidence": "2"}}),
+        (422, "measured on validation rows", {"files": form(JPEG), "data": {"coverage": "0.9"}}),
         (422, "does not know 1 of 2 taxa", {"files": form(JPEG), "data": {"restrict": "Parus, Ursus"}}),
         (422, "metadata is no JSON", {"files": form(JPEG), "data": {"metadata": "{"}}),
         (422, "2 observations for 1", {"files": form(JPEG), "data": {"metadata": "[{}, {}]"}}),

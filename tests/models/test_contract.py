@@ -56,6 +56,12 @@ DEAD: dict[str, dict[str, str]] = {
         f"_blocks.{block}._bn2.bias": "the 1x1 convolutions that follow pass it on to BatchNorms, which take it away"
         for block in range(10)
     },
+    "Joined": {
+        f"trunks_{place}._blocks.{block}._bn2.bias": "as in an EfficientNet"
+        for place in (0, 1)
+        for block in range(10)
+        if (place, block) not in ((1, 6), (1, 8))  # of these the branch of one row is dropped, so that rows differ
+    },
     "mFormerV0": {
         "aggregate.bias": "the LayerNorm that follows takes away what is added to all channels",
         "stage_1.0._bn2.bias": "the 1x1 convolution that follows passes it on to a BatchNorm, which takes it away",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 from jax import export
 
 from benchmarks.traffic import as_on_gpu, operations
+from linnaeus_jax.models import transformer
+from linnaeus_jax.models.relative import RelativeAttention
 from linnaeus_jax.models.rotary import RotaryAttention
-from linnaeus_jax.models.transformer import fused_attention
+from linnaeus_jax.models.transformer import SelfAttention, TransformerStage, fused_attention
 
 SCALE = 0.5
 
@@ -67,10 +71,134 @@ def test_a_bias_and_a_mask_together_are_refused() -> None:
         fused_attention(x, x, x, SCALE, bias, jnp.ones((1, 4), bool))
 
 
-def kernels(dtype: Any, **options: Any) -> int:
+@pytest.fixture
+def kernel_without_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused form, computed by XLA, leaves garbage as gradients of keys and values that are beyond the length."""
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+    def spoilt(x: jax.Array, lengths_B: jax.Array | None, tokens: int) -> jax.Array:
+        return x
+
+    def pullback(tokens: int, lengths_B: jax.Array | None, grad: jax.Array) -> Any:
+        beyond = jnp.arange(tokens)[None] >= (tokens if lengths_B is None else lengths_B[:, None])
+        return jnp.where(beyond[..., None, None], jnp.nan, grad), None
+
+    spoilt.defvjp(lambda x, lengths_B, tokens: (x, lengths_B), pullback)
+    plain_form = jax.nn.dot_product_attention
+
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, *rest: Any, **options: Any) -> jax.Array:
+        lengths_B = options["key_value_seq_lengths"]
+        k, v = (spoilt(x, lengths_B, x.shape[1]) for x in (k, v))
+        return plain_form(q, k, v, *rest, **{**options, "implementation": "xla"})
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attention)
+
+
+GRID = (2, 2)
+KINDS: dict[type[SelfAttention], dict[str, Any]] = {RotaryAttention: {}, RelativeAttention: {"table_grid": GRID}}
+
+
+def stage_of(kind: type[SelfAttention], impl: str, rates: tuple[float, ...], **options: Any) -> TransformerStage:
+    settings = {"num_heads": 2, "drop_rate": 0.0, "attn_drop_rate": 0.0, "dtype": jnp.float32, **KINDS[kind]}
+    return TransformerStage(kind, {**settings, "attn_impl": impl}, rates, mlp_ratio=1.0, **options)
+
+
+def stage_run(kind: type[SelfAttention], impl: str, x: jax.Array, mask: jax.Array | None, **options: Any) -> Any:
+    """(output, gradients) of a stage of one block with random parameters."""
+    stage = stage_of(kind, impl, (0.4,), **options)
+    rng = np.random.default_rng(2)
+    shapes = jax.eval_shape(lambda key: stage.init(key, x, GRID, train=False), jax.random.key(0))["params"]
+    params = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes)
+    cotangent = jnp.asarray(rng.normal(size=x.shape), jnp.float32)
+
+    @jax.jit
+    def both(params: Any, x: jax.Array) -> Any:
+        def run(params: Any, x: jax.Array) -> Any:
+            rngs = {"drop_path": jax.random.key(3)}
+            return stage.apply({"params": params}, x, GRID, train=True, key_mask_BN=mask, rngs=rngs)
+
+        out, pullback = jax.vjp(run, params, x)
+        return out, pullback(cotangent)
+
+    return both(params, x)
+
+
+@pytest.mark.usefixtures("kernel_without_device")
+@pytest.mark.parametrize(
+    ("kind", "tokens", "masked", "options"),
+    [
+        (RelativeAttention, 7, False, {}),
+        (RotaryAttention, 7, True, {"scan": True, "remat": True}),
+    ],
+)
+def test_a_stage_that_is_padded_once_is_the_plain_one(kind: Any, tokens: int, masked: bool, options: Any) -> None:
+    """Values and gradients, those of the bias tables too; and nothing of a gradient beyond the length is used."""
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, tokens, 16)), jnp.float32)
+    mask = jnp.ones((2, tokens), bool).at[0, 1].set(False).at[1, 1:3].set(False) if masked else None
+    found, expected = (stage_run(kind, impl, x, mask, **options) for impl in ("cudnn", "xla"))
+    assert found[0].shape == x.shape
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * max(1.0, float(jnp.abs(other).max())))
+
+
+@pytest.mark.usefixtures("kernel_without_device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_padded_once_in_a_stage(kind: type[SelfAttention], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+    original = transformer.fused_attention
+
+    def note(q: jax.Array, *rest: Any, padding: int, **options: Any) -> jax.Array:
+        sizes.append((q.shape[1], padding))
+        return original(q, *rest, padding=padding, **options)
+
+    monkeypatch.setattr(transformer, "fused_attention", note)
+    stage = stage_of(kind, "cudnn", (0.0, 0.0))
+    for tokens in (7, 6):
+        x = jnp.zeros((1, tokens, 16))
+        out, _ = jax.eval_shape(lambda x: stage.init_with_output(jax.random.key(0), x, GRID, train=False), x)
+        assert out.shape == x.shape
+    assert sizes == [(8, 1), (8, 1), (6, 0), (6, 0)]
+
+
+@pytest.mark.usefixtures("kernel_without_device")
+def test_dropped_keys_are_dropped_for_all_queries_of_a_head() -> None:
+    """The whole value of a token in a head is left out, or 1 / (1 - rate) of it taken: the same draws in both forms."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 32)), jnp.float32)
+    seen: list[tuple[jax.Array, Any]] = []
+
+    def collect(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        out = call(*args, **kwargs)
+        if context.module.name == "attn_drop":
+            seen.append((args[0], out))
+        return out
+
+    def run(impl: str, **options: Any) -> Any:
+        module = RotaryAttention(4, rope_mixed=False, attn_drop_kind="keys", attn_impl=impl, **options)
+        return module.apply(variables, x, (2, 3), jax.random.key(1))
+
+    kernels = {"qkv": (32, 96), "proj": (32, 32)}
+    variables = {
+        "params": {
+            name: {"kernel": jnp.cos(jnp.arange(float(a * b))).reshape(a, b), "bias": jnp.zeros(b)}
+            for name, (a, b) in kernels.items()
+        }
+    }
+    with nn.intercept_methods(collect):
+        plain, fused = (run(impl, attn_drop_rate=0.5) for impl in ("xla", "cudnn"))
+    assert len(seen) == 2
+    np.testing.assert_allclose(plain, fused, atol=1e-5)
+    for values, out in seen:
+        kept = np.asarray(out / values)
+        assert set(kept.ravel()) == {0.0, 2.0}
+        np.testing.assert_array_equal(kept, np.broadcast_to(kept[..., :1], (2, 6, 4, 8)))
+        assert 0.2 < kept[..., 0].mean() / 2 < 0.8
+    np.testing.assert_allclose(run("xla"), run("cudnn"), atol=1e-5)
+
+
+def kernels(dtype: Any, kind: type[SelfAttention] = RotaryAttention, **options: Any) -> int:
     """Fused kernels of value and gradient of an attention over 3 + 4 tokens, as traced for a GPU."""
     x, grid = jnp.zeros((2, 7, 32), dtype), (2, 2)
-    module = RotaryAttention(num_heads=2, dtype=dtype, **options)
+    module: Any = kind(num_heads=2, dtype=dtype, **KINDS[kind], **options)
 
     def loss(variables: Any) -> jax.Array:
         out: Any = module.apply(variables, x, grid)
@@ -87,18 +215,26 @@ def test_auto_takes_the_kernel_where_it_can() -> None:
     assert kernels(jnp.bfloat16, attn_impl="xla") == 0
     assert kernels(jnp.float32) == 0
     assert kernels(jnp.bfloat16, attn_drop_rate=0.1) == 0
+    assert kernels(jnp.bfloat16, attn_drop_rate=0.1, attn_drop_kind="keys") == 2
 
 
-def test_the_kernel_and_its_gradient_lower_for_cuda() -> None:
+def test_a_learned_bias_takes_the_kernel_where_it_is_asked_for() -> None:
+    assert kernels(jnp.bfloat16, RelativeAttention) == 0
+    assert kernels(jnp.bfloat16, RelativeAttention, attn_impl="cudnn") == 2
+
+
+@pytest.mark.parametrize(("bias", "kind"), [(False, "fmhaSoftmax"), (True, "fmhaScaleBiasSoftmax")])
+def test_the_kernel_and_its_gradient_lower_for_cuda(bias: bool, kind: str) -> None:
     """579 tokens: 577 of a picture of 384 pixels and two of metadata."""
     x = jax.ShapeDtypeStruct((2, 579, 6, 64), jnp.bfloat16)
-    names = [f"__cudnn$fmhaSoftmax{which}" for which in ("", "Backward")]
+    arguments = (x, x, x, *([jax.ShapeDtypeStruct((6, 579, 579), jnp.float32)] if bias else []))
+    names = [f"__cudnn${kind}{which}" for which in ("", "Backward")]
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
 
-    def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return fused_attention(q, k, v, SCALE).astype(jnp.float32).sum()
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+        return fused_attention(q, k, v, SCALE, bias).astype(jnp.float32).sum()
 
-    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    gradient = jax.jit(jax.grad(loss, argnums=tuple(range(len(arguments)))))
     with as_on_gpu():
-        text = export.export(gradient, platforms=["cuda"], disabled_checks=checks)(x, x, x).mlir_module()
+        text = export.export(gradient, platforms=["cuda"], disabled_checks=checks)(*arguments).mlir_module()
     assert all(f"@{name}(" in text for name in names)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from linnaeus_jax import backend
 from linnaeus_jax.models.heads import head_specs
 from linnaeus_jax.models.layers import drop_path_rates, drop_path_scales
 from linnaeus_jax.models.names import named_leaves
@@ -306,6 +307,7 @@ def test_optional_parts_leave_out_their_parameters():
         ({"rope_stages__rope_init": "x"}, "rope_init = 'x'"),
         ({"rope_stages__rope_theta": 0.0}, "rope_theta = 0.0 is out of range; it must be above 0"),
         ({"attn_impl": "flash"}, "attn_impl = 'flash'"),
+        ({"attn_drop_kind": "rows"}, "attn_drop_kind = 'rows' is unknown; choose one of weights, keys"),
         ({"depthwise_impl": "x"}, "depthwise_impl = 'x'"),
         ({"drop_path_rate": 1.0}, r"drop_path_rate = 1.0 is out of range; it must be within \[0, 1\)"),
         ({"convnext_stages__layer_scale_init_value": -1.0}, "layer_scale_init_value = -1.0 is out of range"),
@@ -333,6 +335,9 @@ def test_options_of_heads():
 def test_fused_attention_needs_a_gpu():
     with pytest.raises(ValueError, match=r"attn_impl = 'cudnn' needs a GPU"):
         shapes(tiny(attn_impl="cudnn"))
+    with backend.tracing_for("gpu"):
+        with pytest.raises(ValueError, match=r"attn_drop_kind 'keys' \(here: gpu, bfloat16, 0.1, 'weights'\)"):
+            shapes(tiny(attn_impl="cudnn", attn_drop_rate=0.1, dtype=jnp.bfloat16))
 
 
 def test_unknown_type():

@@ -40,6 +40,7 @@ def plain_linear(x, kernel, bias):
 #: name -> own form, plain form, shapes of the arguments
 CASES: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array], list[tuple[int, ...]]]] = {
     "gelu": (operations.gelu, lambda x: jax.nn.gelu(x, approximate=False), [(2, 3, 5)]),
+    "swish": (operations.swish, jax.nn.silu, [(2, 3, 5)]),
     "matmul to more": (operations.matmul, jnp.matmul, [(2, 3, 4), (4, 6)]),
     "matmul to fewer": (operations.matmul, jnp.matmul, [(2, 3, 6), (6, 4)]),
     "matmul of many": (operations.matmul, jnp.matmul, [(2, 4200, 8), (8, 9)]),
@@ -133,3 +134,10 @@ def test_no_loop_stands_in_a_program_for_other_platforms():
         for platform in ("cpu", "cuda")
     ]
     assert loops == [True, False]
+
+
+def test_once_takes_any_number_of_rows():
+    """A program that is exported has no size by which its worth could be judged."""
+    (rows,) = jax.export.symbolic_shape("b")
+    made = jax.export.export(jax.jit(lambda x: operations.once(x + 1)))(jax.ShapeDtypeStruct((rows, 3), np.float32))
+    np.testing.assert_array_equal(made.call(np.zeros((2, 3), np.float32)), np.ones((2, 3)))

@@ -13,16 +13,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.tree import frozen
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.heads import HeadSpec
 from linnaeus_jax.models.hierarchy import Parents
+from linnaeus_jax.models.joined import FAMILY as JOINED
 from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.models.relative import relative_position_index
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.bias_tables import TABLE, grid_of
-from linnaeus_jax.weights.files import IMAGE, StateFile
+from linnaeus_jax.weights.files import IMAGE, SETTINGS, StateFile
 from linnaeus_jax.weights.formats.base import DEFAULT_FORMAT, Mapped, WeightFormat
 from linnaeus_jax.weights.targets import Target
 
@@ -53,6 +55,13 @@ class LinnaeusFormat(WeightFormat):
     def setting_errors(self, given: Mapping[str, Any], family: str) -> list[str]:
         """See `WeightFormat.setting_errors`."""
         return [] if family == "mFormerV1" else super().setting_errors(given, family)
+
+    def settings(self, file: StateFile) -> dict[str, Any]:
+        """See `WeightFormat.settings`; a file of several trunks says which."""
+        if file.facts.get("model") != JOINED:
+            return {}
+        own: dict[str, Any] = frozen(file.facts.get(SETTINGS, {}))
+        return {"type": JOINED, "variant": file.facts.get("variant", ""), **own}
 
     def preprocessing(self, file: StateFile) -> Preprocessing | None:
         """See `WeightFormat.preprocessing`; runs, bundles and exports say it."""

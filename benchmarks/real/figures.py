@@ -1,0 +1,115 @@
+"""What is kept of every test row, and the figures that follow from it alone.
+
+A result has `NAME.npz` beside its `NAME.json`; arrays are [N, T], ranks finest first, where nothing else is said:
+
+label, int16; `KIND/predicted`, int16, and `KIND/probability` and `KIND/of_label`, float16, the probability of the
+answer and the logarithm of that of the label, where KIND is "raw" (each rank by itself, not calibrated), "ranks" (each
+rank by itself, calibrated) or "paths" (the most probable path, calibrated); `summed/predicted`, the best coarser
+classes by sums of the probabilities of the finest head; `conformal/rank`, int8 [N], the rank of the answer at
+`CONFORMAL`, T for none, and `conformal/right`, bool [N]; `count/RANK`, int32 [C], training rows of each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.metrics.judged import MEASURES, Judged, coverage_and_risk
+
+KINDS = ("raw", "ranks", "paths")
+#: coverage of the conformal answers
+CONFORMAL = 0.9
+#: classes are told apart by how many training rows they have: from each of these on
+COUNTS = (0, 10, 20, 50, 100, 200)
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def packed(judged: Judged, kind: str) -> dict[str, NDArray[Any]]:
+    """Judged rows as they are kept."""
+    return {
+        f"{kind}/predicted": judged.predicted.astype(np.int16),
+        f"{kind}/probability": judged.probability.astype(np.float16),
+        f"{kind}/of_label": np.log(np.maximum(judged.of_label, 1e-12)).astype(np.float16),
+    }
+
+
+def read(path: Path) -> dict[str, NDArray[Any]]:
+    """Arrays of a file."""
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
+
+
+def unpacked(arrays: Arrays, kind: str) -> Judged:
+    """The judged rows that were kept."""
+    label = arrays["label"].astype(np.int32)
+    predicted = arrays[f"{kind}/predicted"].astype(np.int32)
+    probability = arrays[f"{kind}/probability"].astype(np.float64)
+    of_label = np.exp(arrays[f"{kind}/of_label"].astype(np.float64))
+    return Judged(np.arange(len(label)), label, label >= 0, predicted, probability, of_label)
+
+
+def figures(arrays: Arrays) -> dict[str, Any]:
+    """All figures of a result, by rank, as JSON types: shares, not per cent; 5 digits."""
+    ranks = [str(rank) for rank in arrays["ranks"]]
+    found: dict[str, Any] = {"rows": len(arrays["label"])}
+    for kind in KINDS:
+        if f"{kind}/predicted" not in arrays:
+            continue
+        judged = unpacked(arrays, kind)
+        values = {name: measure(judged) for name, measure in MEASURES.items()}
+        values["risk_coverage_area"] = np.array([_area(judged, place) for place in range(len(ranks))])
+        values["macro_accuracy"] = np.array([_macro(judged, place) for place in range(len(ranks))])
+        found[kind] = {
+            rank: {name: _digits(value[place]) for name, value in values.items()} for place, rank in enumerate(ranks)
+        }
+    if "summed/predicted" in arrays:
+        right = arrays["summed/predicted"] == arrays["label"]
+        found["summed"] = {rank: {"accuracy": _digits(right[:, place].mean())} for place, rank in enumerate(ranks)}
+    found["by_count"] = _by_count(arrays, ranks[0])
+    if "conformal/rank" in arrays:
+        answered = arrays["conformal/rank"]
+        shares = np.bincount(answered, minlength=len(ranks) + 1) / len(answered)
+        found["conformal"] = {
+            "level": CONFORMAL,
+            "coverage": _digits(arrays["conformal/right"].mean()),
+            "answered": dict(zip([*ranks, "none"], map(_digits, shares), strict=True)),
+        }
+    return found
+
+
+def _area(judged: Judged, place: int) -> float:
+    """Mean risk over all coverages."""
+    return float(np.mean(coverage_and_risk(judged, place)[1]))
+
+
+def _macro(judged: Judged, place: int) -> float:
+    """Accuracy of each class, averaged over the classes that have test rows."""
+    label, right = judged.label[:, place], judged.right[:, place]
+    rows = np.bincount(label)
+    return float(np.mean((np.bincount(label, right) / np.maximum(rows, 1))[rows > 0]))
+
+
+def _by_count(arrays: Arrays, rank: str) -> list[dict[str, Any]]:
+    """Accuracy at the finest rank by how many training rows the class has."""
+    label, count = arrays["label"][:, 0], arrays[f"count/{rank}"]
+    right = arrays["raw/predicted"][:, 0] == label
+    group = np.digitize(count[label], COUNTS[1:])
+    return [
+        {
+            "from": low,
+            "classes": int(((np.digitize(count, COUNTS[1:]) == place) & (count > 0)).sum()),
+            "rows": int((group == place).sum()),
+            "accuracy": _digits(right[group == place].mean()),
+        }
+        for place, low in enumerate(COUNTS)
+        if (group == place).any()
+    ]
+
+
+def _digits(value: float) -> float:
+    return round(float(value), 5)

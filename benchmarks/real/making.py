@@ -1,0 +1,272 @@
+"""Making a row: pixels and features once for a set, then training, bundle and answers, each a process of its own.
+
+Every step leaves a file that appears when it is whole, so that the same command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from benchmarks.common import machine_info
+from benchmarks.real import figures
+from benchmarks.real.rows import HEAD, TRUNKS, Row
+from benchmarks.real.sets import SIDES, Rows
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.files import write_atomically
+
+PLUGIN = Path(__file__).with_name("features.py")
+
+
+@dataclass
+class Cost:
+    """What processes took: CPU-seconds of user and system, seconds, peak memory in MB of the largest."""
+
+    cpu: float = 0.0
+    wall: float = 0.0
+    peak: float = 0.0
+
+    def add(self, other: Cost) -> None:
+        self.cpu, self.wall, self.peak = self.cpu + other.cpu, self.wall + other.wall, max(self.peak, other.peak)
+
+    def to_json(self) -> dict[str, float]:
+        """CPU-minutes, minutes, megabytes."""
+        return {
+            "cpu_minutes": round(self.cpu / 60, 2),
+            "minutes": round(self.wall / 60, 2),
+            "peak_mb": round(self.peak),
+        }
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one set under one split is made.
+
+    Attributes:
+      name: of the split, as `sets.SPLITS` has it.
+      scheme: how its rows are split.
+      out: everything that is made.
+      weights: folder of the .tflite files.
+    """
+
+    name: str
+    rows: Rows
+    scheme: str
+    data: Path
+    out: Path
+    results: Path
+    weights: str
+
+    def result(self, row: str, seed: int) -> Path:
+        """The JSON file of a row."""
+        return self.results / self.name / f"{row}-{seed}.json"
+
+
+def run(command: Sequence[str], log: Path) -> Cost:
+    """Runs a program; its output goes to a file.
+
+    Raises:
+      UserError: it failed; the message has the last lines.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    with log.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-m", *command], stdout=file, stderr=subprocess.STDOUT)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise UserError(f"python -m {' '.join(command)}\nended with {process.returncode}; its last lines:\n{last}")
+    return Cost(usage.ru_utime + usage.ru_stime, time.perf_counter() - started, usage.ru_maxrss / 1024)
+
+
+def once(path: Path, make: Callable[[], Cost], *, goes_on: bool = False) -> Cost:
+    """The cost of what is at `path`, made now by `make()` unless it was before; kept beside it.
+
+    Args:
+      goes_on: what an ended program has left is of use to its next start, whose cost alone counts then.
+    """
+    kept = path.with_name(f"{path.name}.cost.json")
+    if not kept.is_file():
+        if path.is_dir() and not goes_on:
+            shutil.rmtree(path)
+        write_atomically(kept, json.dumps(vars(make())))
+    return Cost(**json.loads(kept.read_text()))
+
+
+def pixels(place: Place, size: int) -> tuple[Path, Cost]:
+    """The data set of all rows at one size, built by `build_dataset`; the side of each row is that of seed 0."""
+    folder = place.out / place.rows.of.name / f"pixels-{size}"
+
+    def make() -> Cost:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        table = folder.with_suffix(".csv")
+        place.rows.write(table, place.rows.sides(place.scheme, 0))
+        command = ["linnaeus_jax.tools.build_dataset", "--table", table, "--pictures", place.data, "--out", folder]
+        command += ["--ranks", ",".join(place.rows.of.ranks), "--names", "plain", "--split", "given"]
+        command += ["--size", size, "--force"]
+        return run(list(map(str, command)), folder.with_suffix(".log"))
+
+    return folder, once(folder, make)
+
+
+def labels(place: Place, built: Path, seed: int) -> Path:
+    """The labels file of a data set with the sides of one seed."""
+    path = place.out / place.name / f"labels-{built.name}-{seed}.h5"
+    if not path.is_file():
+        with_sides(place, built, path, place.rows.sides(place.scheme, seed))
+    return path
+
+
+def with_sides(place: Place, built: Path, path: Path, sides: Sequence[str]) -> None:
+    """A copy of a data set's labels file with other sides."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    side = {Path(name).as_posix(): SIDES.index(each) for name, each in zip(place.rows.paths, sides, strict=True)}
+    unfinished = path.with_suffix(".part")
+    shutil.copyfile(built / "labels.h5", unfinished)
+    with h5py.File(unfinished, "r+") as file:
+        names = [name.decode() for name in file["img_identifiers"][:]]
+        file["split"][:] = [side[name] for name in names]
+    unfinished.rename(path)
+
+
+def features(place: Place, trunk: str) -> tuple[Path, Cost]:
+    """float16 [rows, D] of what a trunk makes of every picture as it is, in a .npy file, and what it cost.
+
+    They are what a run of one epoch stores of its training and validation rows, which together are all rows here.
+    """
+    built, cost = pixels(place, TRUNKS[trunk].size)
+    path = place.out / place.rows.of.name / f"features-{trunk}.npy"
+
+    def make() -> Cost:
+        work = path.with_suffix("")
+        both = work.with_name(f"{work.name}.h5")
+        sides = ["train" if side == "train" else "val" for side in place.rows.sides(place.scheme, 0)]
+        with_sides(place, built, both, sides)
+        flags = settings(place, trunk, HEAD | {"train.epochs": 1, "data.h5.labels_path": str(both)})
+        took = train(built, work, flags, seed=0)
+        with h5py.File(both) as file:
+            side = file["split"][:]
+        stored = {
+            k: np.fromfile(work / "stored" / f"{name}.bin", np.float16) for k, name in enumerate(("train", "val"))
+        }
+        width = stored[0].size // int((side == 0).sum())
+        values = np.empty((len(side), width), np.float16)
+        for k, one in stored.items():
+            values[side == k] = one.reshape(-1, width)
+        unfinished = path.with_suffix(".part.npy")
+        np.save(unfinished, values)
+        unfinished.rename(path)
+        shutil.rmtree(work)
+        return took
+
+    mine = once(path, make)
+    cost.add(mine)
+    return path, cost
+
+
+def settings(place: Place, trunk: str, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Config keys of a row that begins from a trunk."""
+    source = TRUNKS[trunk]
+    given = {f"model.{key}": value for key, value in source.settings.items()}
+    given |= {"model.pretrained": source.weights.format(weights=place.weights), "data.img_size": source.size}
+    return given | {"data.meta.active": False} | dict(changed)
+
+
+def train(built: Path, work: Path, flags: Mapping[str, Any], seed: int) -> Cost:
+    """Trains by the configuration of a data set and other settings."""
+    command = ["linnaeus_jax.main", f"--config={built / 'config.py'}", f"--workdir={work}"]
+    for key, value in (dict(flags) | {"train.seed": seed}).items():
+        command.append(f"--config.{key}={value}")
+    return run(command, work.with_suffix(".log"))
+
+
+def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict[str, Any]:
+    """Makes a row and writes its JSON file and the arrays beside it; returns what the file says."""
+    work = place.out / place.name / f"{name}-{seed}"
+    result = place.result(name, seed)
+    result.parent.mkdir(parents=True, exist_ok=True)
+    before, cost = Cost(), Cost()
+    extra: dict[str, Any] = {}
+    arrays = work.with_name(f"{work.name}.npz")
+    if row.how == "pictures":
+        built, before = pixels(place, row.side)
+    else:
+        built, _ = pixels(place, TRUNKS[row.trunks[0]].size)
+        made = [features(place, trunk) for trunk in row.trunks]
+        for _, each in made:
+            before.add(each)
+    split = labels(place, built, seed)
+    if row.how == "control":
+        tasks = ",".join(tasks_of(built))
+        ranks = ",".join(place.rows.of.ranks)
+        paths = [str(path) for path, _ in made]
+        cost.add(
+            run(["benchmarks.real.control", str(split), str(arrays), tasks, ranks, *paths], work.with_suffix(".log"))
+        )
+    else:
+        given = {"data.h5.labels_path": str(split)} | dict(row.settings)
+        if row.how == "head":
+            given |= {"data.h5.images_path": str(made[0][0]), "env.plugins": str(PLUGIN)}
+        flags = settings(place, row.trunks[0], given) if row.trunks else given | {"data.img_size": row.side}
+        cost.add(once(work, lambda: train(built, work, flags, seed), goes_on=True))
+        bundle = work.with_name(f"{work.name}-bundle")
+        cost.add(
+            run(["benchmarks.real.judging", str(work), str(bundle), str(arrays)], work.with_suffix(".judging.log"))
+        )
+        extra["bundle_mb"] = round(sum(f.stat().st_size for f in bundle.rglob("*") if f.is_file()) / 1e6, 1)
+        extra["settings"] = {key: value for key, value in row.settings.items() if key not in ("env.plugins",)}
+    shutil.copyfile(arrays, result.with_suffix(".npz"))
+    report = {
+        "set": place.name,
+        "title": place.rows.of.title,
+        "repository": place.rows.of.repository,
+        "licence": place.rows.of.licence,
+        "split": place.scheme,
+        "row": name,
+        "row_title": row.title,
+        "seed": seed,
+        "pixels": row.side,
+        "command": command,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine_info(),
+        "cost": cost.to_json(),
+        "cost_of_pixels_and_features": before.to_json(),
+        "pictures": pictures_of(split),
+        **extra,
+        "figures": figures.figures(figures.read(result.with_suffix(".npz"))),
+    }
+    write_atomically(result, json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def pictures_of(labels_file: Path) -> dict[str, int]:
+    """How many pictures each side has; those with the same bytes as another one were left out."""
+    with h5py.File(labels_file) as file:
+        side = file["split"][:]
+    return {name: int((side == place).sum()) for place, name in enumerate(SIDES)}
+
+
+def tasks_of(built: Path) -> list[str]:
+    """Names of the label columns of a data set, finest first."""
+    with h5py.File(built / "labels.h5") as file:
+        found = [
+            (int(column.attrs["rank_place"]), name) for name, column in file.items() if "rank_place" in column.attrs
+        ]
+    return [name for _, name in sorted(found)]

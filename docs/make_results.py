@@ -1,0 +1,283 @@
+"""Writes docs/results.md, its picture and benchmarks/results/real/summary.json from the results of `benchmarks.real`.
+
+python -m docs.make_results
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+from benchmarks.common import RESULTS
+from benchmarks.real import figures
+from benchmarks.real.rows import ROWS
+from benchmarks.real.sets import SETS, SPLITS
+
+FOLDER = Path(__file__).parent
+REAL = RESULTS / "real"
+SUMMARY = REAL / "summary.json"
+PAGE, CURVES = FOLDER / "results.md", FOLDER / "pictures" / "risk_coverage.png"
+HEADS = {
+    "grocery": "Grocery Store: the split of the authors",
+    "plants": "Campus plants: 72 % training, 8 % validation, 20 % test, drawn by seed",
+    "plants-time": "Campus plants by time: tested from 2023, trained and validated before",
+    "plants-time-control": "Campus plants at random, with as many rows of each side as by time",
+    "leaf": "Leaf: 70 % training, 10 % validation, 20 % test of each species, drawn by seed",
+    "fish": "Fish4Knowledge: 70 % training, 10 % validation, 20 % test, whole trajectories, drawn by seed",
+    "cifar10": "CIFAR-10: the split of the authors, a tenth of the training rows for validation",
+}
+_HEADS = ("head-lite0", "head-lite2", "control-lite0", "control-lite2")
+_TUNED = ("last5-lite0", "last6-lite2")
+_NOTHING = ("nothing-v1-tiny-64", "nothing-v0-tiny-64", "nothing-lite0-64")
+#: rows that have a line even if they are not measured
+WANTED = {
+    "grocery": (*_HEADS, "control-lite2-insects", *_TUNED, "nothing-v1-tiny-96", "nothing-lite0-96"),
+    "plants": (*_HEADS, "head-insects", "control-lite2-insects", *_TUNED),
+    "plants-time": ("head-lite0", "head-lite2"),
+    "plants-time-control": ("head-lite0", "head-lite2"),
+    "leaf": ("head-lite0", "control-lite0", "last5-lite0"),
+    "fish": ("head-lite0", "control-lite0", *_NOTHING),
+    "cifar10": _NOTHING,
+}
+
+Results = dict[str, dict[str, list[dict[str, Any]]]]  # split -> row -> one for each seed
+
+
+def results() -> Results:
+    """All results, in the order of `SPLITS` and `ROWS`."""
+    found: Results = {}
+    for split in SPLITS:
+        for row in ROWS:
+            seeds = sorted((REAL / split).glob(f"{row}-[0-9]*.json"), key=lambda path: int(path.stem.split("-")[-1]))
+            for path in seeds:
+                if path.stem.rpartition("-")[0] == row:
+                    found.setdefault(split, {}).setdefault(row, []).append(json.loads(path.read_text()))
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and sample deviation; None for the deviation of one value."""
+    deviation = round(statistics.stdev(values), 5) if len(values) > 1 else None
+    return {"mean": round(statistics.fmean(values), 5), "deviation": deviation}
+
+
+def summary(found: Results) -> dict[str, Any]:
+    """Means over the seeds of every number that a table holds."""
+    return {split: {row: _row(seeds) for row, seeds in rows.items()} for split, rows in found.items()}
+
+
+def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    first = seeds[0]["figures"]
+    out: dict[str, Any] = {"seeds": [one["seed"] for one in seeds], "title": seeds[0]["row_title"]}
+
+    def over(path: Iterable[str | int]) -> dict[str, Any]:
+        values = []
+        for one in seeds:
+            node = one
+            for key in path:
+                node = node[key]
+            values.append(float(node))  # type: ignore[arg-type]
+        return spread(values)
+
+    for kind in (*figures.KINDS, "summed"):
+        if kind in first:
+            out[kind] = {
+                rank: {name: over(("figures", kind, rank, name)) for name in values}
+                for rank, values in first[kind].items()
+            }
+    if "conformal" in first:
+        out["conformal"] = {
+            "coverage": over(("figures", "conformal", "coverage")),
+            "answered": {
+                rank: over(("figures", "conformal", "answered", rank)) for rank in first["conformal"]["answered"]
+            },
+        }
+    out["by_count"] = [
+        {"from": each["from"], "rows": each["rows"], "accuracy": each["accuracy"]} for each in first["by_count"]
+    ]
+    out["pictures"] = seeds[0]["pictures"]
+    out["cost"] = {name: over(("cost", name)) for name in seeds[0]["cost"]}
+    before = [one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds]
+    out["before"] = {"cpu_minutes": spread(before[:1])}
+    if "bundle_mb" in seeds[0]:
+        out["bundle_mb"] = over(("bundle_mb",))
+    return out
+
+
+def percent(value: Mapping[str, Any]) -> str:
+    """A share in per cent, with its deviation."""
+    mean = f"{100 * value['mean']:.1f}"
+    return mean if value["deviation"] is None else f"{mean} ± {100 * value['deviation']:.1f}"
+
+
+def plain(digits: int) -> Callable[[Mapping[str, Any]], str]:
+    """A mean with so many digits behind the point."""
+    return lambda value: f"{value['mean']:.{digits}f}"
+
+
+def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """As Markdown."""
+    rows = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *(f"| {' | '.join(line)} |" for line in lines)]
+    return "\n".join(rows) + "\n"
+
+
+def accuracy_tables(data: Mapping[str, Any]) -> str:
+    """Accuracy at each rank, a table for each split; what was wanted and is not there has its line."""
+    parts = []
+    for split, heading in HEADS.items():
+        ranks = SETS[SPLITS[split][0]].ranks
+        columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
+        lines = []
+        for row in ROWS:
+            one = data.get(split, {}).get(row)
+            if one is None:
+                if row in WANTED[split]:
+                    lines.append([ROWS[row].title, "not measured yet", *[""] * (len(columns) - 2)])
+                continue
+            cells = [percent(one["raw"][rank]["accuracy"]) for rank in ranks]
+            cells += [percent(one["raw"][ranks[0]]["macro_accuracy"]), ", ".join(map(str, one["seeds"]))]
+            lines.append([ROWS[row].title, *cells])
+        sides = next(iter(data[split].values()))["pictures"] if split in data else {}
+        rows = ", ".join(f"{count:,} {side}" for side, count in sides.items())
+        pictures = f"Pictures: {rows}.\n\n" if rows else ""
+        parts.append(f"### {heading}\n\n{pictures}{table(columns, lines)}")
+    return "\n".join(parts)
+
+
+def coarser_table(data: Mapping[str, Any]) -> str:
+    """Coarser ranks by a head of their own, by sums of the finest head, and in the most probable path."""
+    lines = []
+    for split, row, one in _with(data, "summed"):
+        for rank in list(one["raw"])[1:]:
+            cells = [percent(one[kind][rank]["accuracy"]) if kind in one else "" for kind in ("raw", "summed", "paths")]
+            lines.append([split, ROWS[row].title, rank, *cells])
+    return table(["split", "", "rank", "own head", "sums", "path"], lines)
+
+
+def answers_table(data: Mapping[str, Any]) -> str:
+    """Calibration, risk and coverage, at the finest rank."""
+    lines = []
+    for split, row, one in _with(data, "paths"):
+        rank = next(iter(one["raw"]))
+        ece, nll, area = (
+            [one[kind][rank][name] for kind in ("raw", "paths")] for name in ("ece", "nll", "risk_coverage_area")
+        )
+        cells = [" → ".join(map(percent, ece)), " → ".join(map(plain(3), nll)), " → ".join(map(plain(3), area))]
+        lines.append([split, ROWS[row].title, rank, *cells])
+    return table(["split", "", "rank", "ECE %", "NLL", "area under risk–coverage"], lines)
+
+
+def coverage_table(data: Mapping[str, Any]) -> str:
+    """What answers for a coverage of 90 % gave."""
+    lines = []
+    for split, row, one in _with(data, "conformal"):
+        said = [f"{rank} {percent(share)}" for rank, share in one["conformal"]["answered"].items()]
+        lines.append([split, ROWS[row].title, percent(one["conformal"]["coverage"]), "; ".join(said)])
+    return table(["split", "", "hold the truth %", "answered at, %"], lines)
+
+
+def count_table(data: Mapping[str, Any]) -> str:
+    """Accuracy of the first seed by how many training rows a class has."""
+    lows, lines = [*figures.COUNTS], []
+    for split, row, one in _with(data, "paths"):
+        by = {each["from"]: each for each in one["by_count"]}
+        cells = [f"{100 * by[low]['accuracy']:.1f}" if low in by else "" for low in lows]
+        lines.append([split, ROWS[row].title, *cells])
+    names = [f"{low}–{high - 1}" for low, high in pairwise(lows)] + [f"{lows[-1]} or more"]
+    return table(["split", "", *names], lines)
+
+
+def cost_table(data: Mapping[str, Any]) -> str:
+    """What a row costs."""
+    lines = []
+    for split, rows in data.items():
+        for row, one in rows.items():
+            cost = one["cost"]
+            size = plain(1)(one["bundle_mb"]) if "bundle_mb" in one else ""
+            cells = [plain(1)(one["before"]["cpu_minutes"]), plain(1)(cost["cpu_minutes"]), plain(0)(cost["peak_mb"])]
+            lines.append([split, ROWS[row].title, *cells, size])
+    return table(["split", "", "pixels and features, once", "a seed", "peak MB", "bundle MB"], lines)
+
+
+def _with(data: Mapping[str, Any], what: str) -> Iterable[tuple[str, str, dict[str, Any]]]:
+    return ((split, row, one) for split, rows in data.items() for row, one in rows.items() if what in one)
+
+
+def text(data: Mapping[str, Any], found: Results) -> str:
+    """The page."""
+    machines = {
+        (one["machine"]["cpu"], one["machine"]["cores"], one["machine"]["python"], one["machine"]["versions"]["jax"])
+        for rows in found.values()
+        for seeds in rows.values()
+        for one in seeds
+    }
+    said = "; ".join(f"{cpu}, {cores} cores, Python {python}, JAX {x}" for cpu, cores, python, x in sorted(machines))
+    sets = table(
+        ["set", "pictures", "classes", "licence", "from"],
+        [
+            [
+                one.title,
+                f"{one.pictures:,}",
+                ", ".join(f"{count} {rank}" for count, rank in zip(one.classes, one.ranks)),
+                one.licence,
+                f"[{one.repository.split('/', 1)[1]}](https://{one.repository})",
+            ]
+            for one in SETS.values()
+        ],
+    )
+    filled = (FOLDER / "making" / "results.txt").read_text()
+    for name, part in {
+        "sets": sets,
+        "accuracy": accuracy_tables(data),
+        "coarser": coarser_table(data),
+        "answers": answers_table(data),
+        "coverage": coverage_table(data),
+        "counts": count_table(data),
+        "cost": cost_table(data),
+        "machine": said,
+    }.items():
+        filled = filled.replace("{" + name + "}", part.strip())
+    return filled
+
+
+def draw(found: Results) -> Figure:
+    """Risk over coverage at the finest rank, the first seed of every row."""
+    from matplotlib.figure import Figure
+
+    from linnaeus_jax.metrics.judged import coverage_and_risk
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=90)
+    splits = [split for split in ("grocery", "plants", "leaf") if split in found]
+    for place, split in enumerate(splits):
+        axes = figure.add_subplot(1, len(splits), place + 1)
+        for row, seeds in found[split].items():
+            arrays = figures.read(REAL / split / f"{row}-{seeds[0]['seed']}.npz")
+            kind = "paths" if "paths/predicted" in arrays else "raw"
+            coverage, risk = coverage_and_risk(figures.unpacked(arrays, kind), 0)
+            axes.plot(100 * coverage, 100 * risk, label=ROWS[row].title.replace(" (scikit-learn)", ""))
+        axes.set(title=SETS[split].title, xlabel="answered %", ylabel="errors among them %" if not place else None)
+        axes.set_xlim(0, 100)
+        axes.set_ylim(0)
+        axes.grid(alpha=0.3)
+    figure.axes[-1].legend(fontsize="x-small")
+    return figure
+
+
+def main() -> None:
+    """Writes the three files."""
+    found = results()
+    data = summary(found)
+    SUMMARY.write_text(json.dumps(data, indent=1) + "\n")
+    PAGE.write_text(text(data, found))
+    draw(found).savefig(CURVES, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()

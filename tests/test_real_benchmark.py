@@ -1,0 +1,287 @@
+"""The benchmark on real pictures: its readers, its splits, and every figure that it has published."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.real import figures, making
+from benchmarks.real.__main__ import checked_rows, expected_minutes, main
+from benchmarks.real.rows import ROWS, TRUNKS
+from benchmarks.real.sets import FISH_COUNTS, SETS, SPLITS, PublicSet, Rows, read
+from docs import make_results
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.errors import UserError
+from tests import forks
+
+RESULTS = sorted(make_results.REAL.glob("*/*.json"))
+
+
+# ---- readers and splits
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+
+def small_clone(name: str, folder: Path) -> tuple[int, tuple[int, ...]]:
+    """A few files in the layout of a set; returns how many pictures and classes it has."""
+    folder.mkdir(exist_ok=True)
+    if name == "grocery":
+        pictures = [f"{side}/Fruit/Apple/Gala/Gala_{n}.jpg" for side in ("train", "val", "test") for n in range(2)]
+        touch(folder / "dataset", *pictures)
+        head = "Class Name (str),Class ID (int),Coarse Class Name (str),Coarse Class ID (int)\n"
+        (folder / "dataset" / "classes.csv").write_text(head + "Gala,0,Apple,0\n")
+        for side in ("train", "val", "test"):
+            lines = [f"{path}, 0, 0\n" for path in pictures if path.startswith(side)]
+            (folder / "dataset" / f"{side}.txt").write_text("".join(lines))
+        return 6, (1, 1, 1)
+    if name == "plants":
+        touch(folder / "getImages2", *(f"images_all/{n}.jpg" for n in range(3)))
+        with (folder / "getImages2" / "UCSC_iNat_observations_downloads_only.csv").open("w") as file:
+            file.write("img_path,scientific_name,iNat ID,observed_on,taxon_family_name,taxon_genus_name\n")
+            file.write("images_all/0.jpg,Oxalis smalliana,1,2020-01-01,Oxalidaceae,Oxalis\n")
+            file.write("images_all/1.jpg,Raphanus raphanistrum sativus,2,2023-01-01,Brassicaceae,Raphanus\n")
+            file.write("images_all/2.jpg,Raphanus raphanistrum,3,2024-01-01,Brassicaceae,Raphanus\n")
+        return 3, (2, 2, 2)
+    if name == "leaf":
+        touch(folder / "images", "1.jpg", "2.jpg", "3.jpg")
+        (folder / "train.csv").write_text("id,species,margin1\n1,Acer_Opalus,0\n2,Quercus_x_Turneri,0\n3,Acer_Mono,0\n")
+        return 3, (3, 2)
+    if name == "cifar10":
+        touch(folder, "train/ship/1.jpg", "train/cat/2.jpg", "test/dog/1.jpg")
+        return 3, (3, 2)
+    touch(folder, "fish_image/fish_01/fish_000000009598_05281.png", "README.md")
+    return 1, (1, 1, 1)
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if name != "fish"])
+def test_reading(name, tmp_path):
+    pictures, classes = small_clone(name, tmp_path)
+    small = dataclasses.replace(SETS[name], pictures=pictures, classes=classes)
+    rows = read(small, tmp_path)
+    assert len(rows.paths) == pictures
+    assert all((tmp_path / path).is_file() for path in rows.paths)
+    schemes = {scheme for of, scheme in SPLITS.values() if of == name}
+    for scheme in schemes:
+        table = tmp_path / f"{scheme}.csv"
+        rows.write(table, rows.sides(scheme, 0))
+        with table.open() as file:
+            lines = list(csv.DictReader(file))
+        assert {"picture", "split", *SETS[name].ranks} <= set(lines[0])
+        assert ("date" in lines[0]) == (name == "plants")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_that_is_not_complete_is_refused(name, tmp_path):
+    small_clone(name, tmp_path)
+    with pytest.raises(UserError) as refused:
+        read(SETS[name], tmp_path)
+    said = str(refused.value)
+    assert said.startswith(f"{name}: ")
+    assert SETS[name].repository in said
+    wanted = FISH_COUNTS[0] if name == "fish" else SETS[name].pictures
+    assert f" of {wanted:,} pictures" in said
+    with pytest.raises(UserError, match=re.escape(SETS[name].repository)):
+        read(SETS[name], tmp_path / "nowhere")
+
+
+def test_a_missing_picture_is_named(tmp_path):
+    pictures, classes = small_clone("leaf", tmp_path)
+    (tmp_path / "images" / "2.jpg").unlink()
+    with pytest.raises(UserError, match=r"2 of 3 pictures are in .*, such as images/2\.jpg"):
+        read(dataclasses.replace(SETS["leaf"], pictures=pictures, classes=classes), tmp_path)
+
+
+def drawn_rows(count: int = 600) -> Rows:
+    """Rows of six classes; three pictures belong together, and half are dated from 2023 on."""
+    rng = np.random.default_rng(0)
+    group = np.arange(count) // 3
+    name = rng.choice(6, size=count // 3, p=[0.4, 0.3, 0.15, 0.1, 0.04, 0.01])[group]
+    year = rng.integers(2019, 2027, count)
+    of = dataclasses.replace(SETS["fish"], pictures=count)
+    return Rows(
+        of,
+        tuple(f"{row}.png" for row in range(count)),
+        tuple((f"s{c}", f"g{c // 2}", "f") for c in name),
+        tuple(map(str, group)),
+        tuple(f"{y}-05-01" for y in year),
+        ("",) * count,
+    )
+
+
+@pytest.mark.parametrize("scheme", ["random", "time", "control"])
+def test_sides(scheme):
+    rows = drawn_rows()
+    sides = rows.sides(scheme, 0)
+    assert sides == rows.sides(scheme, 0)
+    if scheme != "time":
+        assert sides != rows.sides(scheme, 1)
+    later = {date >= "2023" for date, side in zip(rows.dates, sides) if side == "test"}
+    count = Counter(sides)
+    if scheme == "random":
+        together = {group: {s for g, s in zip(rows.groups, sides) if g == group} for group in set(rows.groups)}
+        assert {len(each) for each in together.values()} == {1}
+        assert count["test"] / 600 == pytest.approx(0.2, abs=0.03)
+        assert {names[0] for names, side in zip(rows.names, sides) if side == "train"} == {n[0] for n in rows.names}
+    else:
+        assert count["test"] == sum(date >= "2023" for date in rows.dates)
+        assert (later == {True}) == (scheme == "time")
+    assert count["val"] > 0
+
+
+def test_official_sides_are_kept():
+    rows = dataclasses.replace(drawn_rows(), given=("train",) * 300 + ("val",) * 100 + ("test",) * 200)
+    assert rows.sides("official", 3) == list(rows.given)
+    rows = dataclasses.replace(rows, given=("train",) * 400 + ("test",) * 200)
+    assert Counter(rows.sides("official", 3)[400:]) == {"test": 200}
+
+
+# ---- rows
+
+
+def test_rows_set_keys_that_there_are():
+    config = get_config()
+    for name, row in ROWS.items():
+        for key, value in row.settings.items():
+            assert type(value_of(config, key)) in (type(value), int, float), f"{name}: {key}"
+        assert set(row.trunks) <= set(TRUNKS)
+        assert row.side > 0
+
+
+def test_rows_by_name(tmp_path):
+    assert list(checked_rows([], "")) == ["head-lite0", "head-lite2", "control-lite0", "control-lite2"]
+    with pytest.raises(UserError, match="'head-lite9' is no row; choose among head-lite0"):
+        checked_rows(["head-lite9"], "")
+    with pytest.raises(UserError, match="give their folder by --weights"):
+        checked_rows(["head-birds"], "")
+    row = ROWS["head-lite0"]
+    once, twice = (expected_minutes(SETS["plants"], [(row, n) for n in range(count)], tmp_path) for count in (1, 2))
+    assert 0 < twice - once < once
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    def said(*arguments: str) -> tuple[int | str | None, str, str]:
+        monkeypatch.setattr("sys.argv", ["real", *arguments])
+        try:
+            status: int | str | None = main()
+        except SystemExit as end:
+            status = end.code
+        out = capsys.readouterr()
+        return status, out.out, out.err
+
+    assert "usage: python -m benchmarks.real" in said("--help")[1]
+    pictures, classes = small_clone("leaf", tmp_path)
+    where = ("--data", str(tmp_path), "--out", str(tmp_path / "out"), "--results", str(tmp_path / "results"))
+    status, _, error = said("leaf", *where)
+    assert status == 1
+    assert error.startswith("leaf: 3 of 990 pictures are in ")
+    assert said("leaf", *where, "--seeds", "0,x")[::2] == (1, "--seeds is '0,x'; give numbers such as 0,1,2\n")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setitem(SETS, "leaf", dataclasses.replace(SETS["leaf"], pictures=pictures, classes=classes))
+    for name in ("head-lite0-0", "head-lite0-1"):
+        touch(tmp_path / "results" / "leaf", f"{name}.json")
+    status, out, _ = said("leaf", "head-lite0", *where, "--seeds", "0,1")
+    assert status == 0
+    assert "licence: none stated; silhouettes" in out
+    assert "0 of 2 results are to be made, about " in out
+
+
+def test_a_program_that_fails_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"(?s)python -m linnaeus_jax\.tools\.bundle\nended with 2; .*--from-weights"):
+        making.run(["linnaeus_jax.tools.bundle"], tmp_path / "log")
+
+
+# ---- what is published
+
+
+def test_every_result_has_the_figures_of_its_rows():
+    assert RESULTS
+    for path in RESULTS:
+        result = json.loads(path.read_text())
+        assert path.stem == f"{result['row']}-{result['seed']}"
+        assert path.parent.name == result["set"] in SPLITS
+        arrays = figures.read(path.with_suffix(".npz"))
+        assert len(arrays["label"]) == result["pictures"]["test"]
+        assert figures.figures(arrays) == result["figures"], path.name
+        assert "/" not in json.dumps(result.get("settings", {}))
+
+
+def test_the_page_is_what_the_results_say():
+    found = make_results.results()
+    data = make_results.summary(found)
+    assert len([one for rows in found.values() for seeds in rows.values() for one in seeds]) == len(RESULTS)
+    assert json.loads(make_results.SUMMARY.read_text()) == data, "write it anew with python -m docs.make_results"
+    assert make_results.PAGE.read_text() == make_results.text(data, found), "python -m docs.make_results"
+
+
+def numbers(node: object) -> set[float]:
+    """All numbers of a JSON tree."""
+    if isinstance(node, dict):
+        return set().union(*map(numbers, node.values()))
+    if isinstance(node, list):
+        return set().union(*map(numbers, node))
+    return {float(node)} if isinstance(node, int | float) and not isinstance(node, bool) else set()
+
+
+def test_every_number_of_the_page_stands_in_a_file():
+    known = numbers(json.loads(make_results.SUMMARY.read_text()))
+    said = {f"{scale * value:.{digits}f}" for value in known for scale in (1, 100) for digits in (0, 1, 3)}
+    text = re.sub(r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)", "", make_results.PAGE.read_text())
+    decimals = re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", text.split("## Accuracy")[1])
+    assert len(decimals) > 20
+    assert not set(decimals) - said
+
+
+# ---- the short form
+
+
+def short_set(data: Path) -> PublicSet:
+    """504 pictures of the Grocery Store set; the names stand in the paths."""
+
+    def found(folder: Path):
+        for side in ("train", "test"):
+            for line in (folder / f"{side}.txt").read_text().splitlines():
+                path = line.split(",")[0]
+                _, kind, coarse, fine, _ = path.split("/")
+                yield path, (fine, coarse, kind), path, "", side
+
+    return PublicSet("short", "Short", "example.org/short", "MIT", SETS["grocery"].ranks, 504, (18, 5, 3), found)
+
+
+@pytest.mark.slow
+def test_short_form(tmp_path, monkeypatch):
+    """A row from an empty directory: features once, a head, its bundle, answers for a coverage, figures."""
+    if not (directory := os.environ.get("LINNAEUS_PICTURES")):
+        pytest.skip("LINNAEUS_PICTURES names no folder with the 504 pictures of the Grocery Store set")
+
+    def run(command, log):
+        ended = forks.call(command[0], command[1:], log.with_suffix(""), seconds=200)
+        assert ended.status == 0, ended.error[-2000:]
+        return making.Cost(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(making, "run", run)
+    of = short_set(Path(directory))
+    rows = read(of, Path(directory))
+    place = making.Place("short", rows, "official", Path(directory), tmp_path / "out", tmp_path / "results", "")
+    row = dataclasses.replace(ROWS["head-lite0"], settings=dict(ROWS["head-lite0"].settings) | {"train.epochs": 30})
+    report = making.make_row(place, "head-lite0", row, 0, "")
+    assert report["pictures"] == {"train": 324, "val": 36, "test": 144}
+    found = report["figures"]
+    assert found["raw"]["fine"]["accuracy"] > 0.7
+    assert found["paths"]["kind"]["accuracy"] > 0.9
+    assert found["conformal"]["coverage"] > 0.6  # 36 validation rows, and other pictures than those of the test
+    assert place.result("head-lite0", 0).is_file()
+    assert figures.figures(figures.read(place.result("head-lite0", 0).with_suffix(".npz"))) == found
