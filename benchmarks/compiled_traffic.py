@@ -1,4 +1,4 @@
-"""Bytes that every instruction of a compiled program reads and writes, from the text of its HLO.
+"""The instructions of a compiled program, from the text of its HLO, and the bytes that they read and write.
 
 What a fusion computes inside stays in registers; its operands and its result go through memory. The sum is what the
 compiled program moves at most: what two instructions share in a cache is counted for both.
@@ -7,7 +7,7 @@ compiled program moves at most: what two instructions share in a cache is counte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _BITS = {"pred": 8, "bf16": 16, "s4": 4, "u4": 4, "token": 0, "opaque": 0}
@@ -15,7 +15,7 @@ _FREE = frozenset("parameter constant tuple get-tuple-element bitcast after-all 
 _CONTROL = frozenset("while call conditional async-start async-done".split())
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
-_LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\(([^)]*)\)(.*)$")
+_LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\(([^)]*)\)(.*)$")
 _CALLED = re.compile(r"(?:body|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _ROUNDS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -32,20 +32,37 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class _Parsed:
+class Parsed:
+    """One line of the text."""
+
     opcode: str
-    size: int
-    operands: tuple[str, ...]
-    rest: str
+    shape: str
+    operands: tuple[str, ...]  # names; of a parameter its number
+    rest: str  # what stands behind the operands
+    root: bool  # whether its result is that of the computation
+
+    @property
+    def size(self) -> int:
+        """Bytes of the result."""
+        return shape_bytes(self.shape)
+
+    @property
+    def scope(self) -> str:
+        """Scopes and name of the traced operation."""
+        found = _SCOPE.search(self.rest)
+        return found[1] if found else ""
+
+
+Computations = dict[str, dict[str, Parsed]]  # computation -> name -> instruction
 
 
 def instructions(text: str) -> Iterator[Instruction]:
     """What the program that `Compiled.as_text` shows executes; loops of unknown length count as one round."""
-    computations, entry = _parse(text)
+    computations, entry = parse(text)
     yield from _executed(computations, entry, 1)
 
 
-def _executed(computations: Mapping[str, Mapping[str, _Parsed]], name: str, rounds: int) -> Iterator[Instruction]:
+def _executed(computations: Computations, name: str, rounds: int) -> Iterator[Instruction]:
     here = computations.get(name, {})
     for instruction in here.values():
         if instruction.opcode in _FREE:
@@ -60,23 +77,27 @@ def _executed(computations: Mapping[str, Mapping[str, _Parsed]], name: str, roun
                 yield from _executed(computations, called, inner)
             continue
         size = instruction.size + sum(here[operand].size for operand in instruction.operands if operand in here)
-        scope = _SCOPE.search(instruction.rest)
-        yield Instruction(instruction.opcode, scope[1] if scope else "", size * rounds)
+        yield Instruction(instruction.opcode, instruction.scope, size * rounds)
 
 
-def _parse(text: str) -> tuple[dict[str, dict[str, _Parsed]], str]:
+def parse(text: str) -> tuple[Computations, str]:
     """(computation -> name -> instruction, name of the entry)."""
-    computations: dict[str, dict[str, _Parsed]] = {}
-    entry, current = "", dict[str, _Parsed]()
-    for line in text.splitlines():
+    computations: Computations = {}
+    entry, current = "", dict[str, Parsed]()
+    for line in map(_without_comments, text.splitlines()):
         if header := _HEADER.match(line):
             current = computations.setdefault(header[2], {})
             entry = header[2] if header[1] else entry
         elif found := _LINE.match(line):
-            name, shape, opcode, operands, rest = found.groups()
+            root, name, shape, opcode, operands, rest = found.groups()
             names = tuple(operand.split()[-1].lstrip("%") for operand in operands.split(",") if operand.strip())
-            current[name] = _Parsed(opcode, shape_bytes(shape), names, rest)
+            current[name] = Parsed(opcode, shape, names, rest, bool(root))
     return computations, entry
+
+
+def _without_comments(line: str) -> str:
+    """Without the numbers that stand before every fifth operand."""
+    return re.sub(r"/\*.*?\*/", "", line)
 
 
 def shape_bytes(shape: str) -> int:

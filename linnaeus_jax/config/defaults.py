@@ -622,6 +622,9 @@ def metrics() -> Section:
         rarity_percentiles=(1, 5, 25, 50, 75, 90, 95, 99),
         track_null_vs_non_null=False,  # show accuracy and loss apart for rows with and without a label
         null_vs_non_null_tasks=("taxa_L10",),  # ranks of which track_null_vs_non_null shows them
+        # before the first update compute what simple models reach in validation: the commonest class, the colours of
+        # the pictures, the features that train.tune has stored; a run that ends below says so
+        baselines=True,
     )
 
 

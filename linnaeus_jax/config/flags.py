@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import json
 import re
 import shlex
 import traceback
@@ -20,6 +21,7 @@ from linnaeus_jax.config.open_nodes import OPEN_NODES
 from linnaeus_jax.config.paths import nearest_file, other_than_file
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.processes import OPTIONS
+from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, mark_given, nearest_key, shown
 from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key, target_value
 
@@ -33,7 +35,7 @@ USAGE = f"""usage: {COMMAND} --config=FILE[:ARGUMENT] [options]
 
   --config=FILE[:ARGUMENT]     Python file with get_config(); configs/yaml.py:experiment.yaml loads YAML. Names without
                                .py are those of this program's own, from any directory: quickstart, mformer_v1_sm,
-                               yaml:experiment.yaml
+                               yaml:experiment.yaml; or the config.json of a run, to train once more
   --config.a.b=VALUE           override a key; lists as 1,2 or (1,2) or a,b; None unsets
   --workdir=DIR                run directory; by default made from env.output.base_dir and the experiment's names
   --skip-validation            on resume, drop validations that were still pending
@@ -198,8 +200,25 @@ def _parse(text: str, kind: type | None) -> Any:
     return text
 
 
+def _saved(path: Path, given: str) -> ConfigDict:
+    """The configuration of an earlier run."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(tree, dict):
+            raise TypeError(f"it holds {type(tree).__name__}")
+        config = config_from_json(tree)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"--config={given}: not the config.json of a run of this version: {reason}") from error
+    config.unlock()
+    return config
+
+
 def _load_file(given: str) -> ConfigDict:
-    """Runs `get_config` of the Python file in `FILE[:ARGUMENT]`; every failure is one line."""
+    """What `get_config` of the Python file in `FILE[:ARGUMENT]` returns, or what the config.json of a run says; every
+    failure is one line."""
     name, _, argument = given.partition(":")
     path = _shipped(name) or Path(name)
     if path.suffix in (".yaml", ".yml"):
@@ -210,6 +229,8 @@ def _load_file(given: str) -> ConfigDict:
         names = [p.stem for folder in _SHIPPED for p in folder.glob("*.py")]
         near = nearest_file(path) or next(iter(difflib.get_close_matches(name, names, n=1)), None)
         raise ConfigError(f"--config={given}: {problem}" + (f"; did you mean {near}?" if near else ""))
+    if path.suffix == ".json":
+        return _saved(path, given)
     spec = importlib.util.spec_from_file_location(f"linnaeus_jax_config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"--config={given}: not a Python file; it must end in .py")

@@ -81,12 +81,15 @@ def _check_identifiers(path: Path, table: LabelTable) -> None:
         raise MisalignedError(problem)
 
 
-def open_split(config: ConfigDict, split: Split, cache: ImageCache | None = None) -> ImageSource:
+def open_split(
+    config: ConfigDict, split: Split, cache: ImageCache | None = None, *, how: Preprocessing | None = None
+) -> ImageSource:
     """The images of a split: a directory, a file whose suffix names a registered source, or else an HDF5 file.
 
     Args:
       config: of the run.
       cache: for decoded images.
+      how: pictures become square; None: as the configuration says.
 
     Raises:
       OSError, InputError: as `open_images`.
@@ -99,7 +102,7 @@ def open_split(config: ConfigDict, split: Split, cache: ImageCache | None = None
         kind = "h5"
     files = ImageFiles(
         path,
-        Preprocessing.from_config(config),
+        how or Preprocessing.from_config(config),
         split.table,
         data.hybrid.file_extension,
         cache,

@@ -22,9 +22,9 @@ ROWS = 256
 _PIXELS, _ENCODED = "pixels", "encoded files"
 
 
-def sampled_rows(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [at most `ROWS`], ascending: evenly spaced ones of some rows int64 [n] in any order."""
-    places = np.linspace(0, len(rows) - 1, min(len(rows), ROWS)).round().astype(np.int64)
+def sampled_rows(rows: NDArray[np.int64], most: int = ROWS) -> NDArray[np.int64]:
+    """int64 [at most `most`], ascending: evenly spaced ones of some rows int64 [n] in any order."""
+    places = np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(np.int64)
     return np.sort(rows)[places]
 
 

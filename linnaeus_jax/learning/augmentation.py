@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax import backend
 from linnaeus_jax.learning import pixel_ops
 from linnaeus_jax.learning.pixel_ops import FILL, OP_CODE
 from linnaeus_jax.learning.policies import POLICY_NAMES, Policy, get_policy
@@ -187,7 +188,7 @@ def augment(image: jax.Array, row: jax.Array, key: jax.Array, settings: AugmentS
 
 def _one_by_one() -> bool:
     """Whether a stage loops over the images; a loop over a batch that is spread over devices would gather it."""
-    return jax.default_backend() == "cpu" and jax.device_count() == 1
+    return backend.target() == "cpu" and jax.device_count() == 1
 
 
 def _for_each(stage: Callable[..., Any], *args: Any) -> Any:

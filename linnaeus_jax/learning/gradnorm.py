@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax import backend
+
 RULES = ("mult", "paper")
 #: smallest weight of the `paper` rule, whose additive step could cross zero
 MIN_WEIGHT = 1e-3
@@ -50,7 +52,7 @@ def task_gradients(loss_vector_fn: Callable[[Any], tuple[jax.Array, Any]], param
     """
     losses, pullback, aux = jax.vjp(loss_vector_fn, params, has_aux=True)
     units = jnp.eye(losses.shape[0], dtype=losses.dtype)
-    gpu = jax.default_backend() == "gpu"
+    gpu = backend.target() == "gpu"
     (gradients,) = jax.lax.map(pullback, units) if gpu else jax.vmap(pullback)(units)
     return losses, aux, gradients
 

@@ -2,7 +2,8 @@
 
 A model has hundreds of biases, norms and small kernels. What an optimizer does to each is the same few element-wise
 operations: XLA compiles them once for a vector of all, where it would compile them once per leaf. Leaves of
-`JOINED_BELOW` elements or more stay as they are, since copying them would cost memory traffic and save little.
+`JOINED_BELOW` elements or more stay as they are, since copying them would cost memory traffic and save little. On a GPU
+all leaves do, see `worth_joining`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
+
+from linnaeus_jax import backend
 
 #: elements from which a leaf is never joined; smaller ones are never split over devices either
 JOINED_BELOW = 2**16
@@ -35,6 +38,27 @@ class _Part:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+
+def worth_joining() -> bool:
+    """Whether the optimizer's programs become smaller by it.
+
+    On a GPU not: the update of a leaf, of its moments and of its average are one kernel, where cutting the leaf from
+    joined vectors takes one for each of them. Where it is read again later a copy is made besides.
+    """
+    return backend.target() != "gpu"
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """L2 norm of all leaves, float32 []; those that are not joined but small are one vector for it."""
+    leaves = jax.tree.leaves(tree)
+    if not worth_joining():
+        small = [leaf.reshape(-1) for leaf in leaves if leaf.size < JOINED_BELOW]
+        if len(small) > 1:  # the barrier, or each of several sums would look for its numbers in all of them
+            large = [leaf for leaf in leaves if leaf.size >= JOINED_BELOW]
+            leaves = [jax.lax.optimization_barrier(jnp.concatenate(small)), *large]
+    result: jax.Array = optax.tree.norm(leaves)
+    return result
 
 
 class Joining:

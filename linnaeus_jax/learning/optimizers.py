@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.open_nodes import optimizer_group
 from linnaeus_jax.learning.filters import Filter, Parameter, parse_filter
-from linnaeus_jax.learning.joining import Joining
+from linnaeus_jax.learning.joining import Joining, global_norm, worth_joining
 from linnaeus_jax.learning.transforms import FROZEN, OPTIMIZERS, Path, build_transform, is_elementwise
 from linnaeus_jax.mistakes import InputError
 
@@ -179,14 +179,12 @@ def build_optimizer(
     kinds = {path: _agreed(path, members).optimizer for path, members in leaves.items()}
     if "lamb" in kinds.values() and any(len(members) > 1 for members in leaves.values()):
         raise InputError("optimizer 'lamb' scales every layer by its own norm and cannot be used with stacked layers")
-    joining = Joining(
-        {path: members[0][0].shape for path, members in leaves.items()},
-        {
-            path: (kinds[path], row.group, row.weight_decay, factor)
-            for path, [(row, factor), *others] in leaves.items()
-            if not others and is_elementwise(kinds[path])
-        },
-    )
+    alike = {
+        path: (kinds[path], row.group, row.weight_decay, factor)
+        for path, [(row, factor), *others] in leaves.items()
+        if not others and is_elementwise(kinds[path]) and worth_joining()
+    }
+    joining = Joining({path: members[0][0].shape for path, members in leaves.items()}, alike)
     paths = {path: held[0] for path, held in joining.paths().items()}
 
     def assembled(leaf_of: Mapping[Path, Path], joined: Optimizer | None) -> Optimizer:
@@ -331,11 +329,11 @@ def clip(
     Raises:
       ValueError: unknown mode, or "adaptive" without `params`.
     """
-    norm = optax.tree.norm(grads)
+    norm = global_norm(grads)
     if limit <= 0:
         return grads, norm
     if mode == "norm":
-        factor = jnp.minimum(1.0, limit / (norm + 1e-6))
+        factor = clip_factor(norm, limit)
         return jax.tree.map(lambda g: g * factor, grads), norm
     if mode == "adaptive":
         if params is None:
@@ -349,6 +347,11 @@ def clip(
             clipped,
         ), norm
     raise InputError(f"train.clip_mode = {mode!r} is unknown; choose norm or adaptive")
+
+
+def clip_factor(norm: jax.Array, limit: float) -> jax.Array:
+    """What gradients of that global norm are multiplied by, so that their norm is at most `limit`."""
+    return jnp.minimum(1.0, limit / (norm + 1e-6))
 
 
 def _layers(tree: Any, ndim: Any) -> Any:

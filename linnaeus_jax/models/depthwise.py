@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from linnaeus_jax import backend
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.operations import once, together
 
@@ -64,7 +65,7 @@ def depthwise_conv(
     if impl == BY_PLATFORM:
         chosen: jax.Array = lax.platform_dependent(x_BHWC, kernel_KK1C, cpu=shift, default=grouped)
         return chosen
-    form = shift if impl == "shift" or jax.default_backend() == "cpu" else grouped
+    form = shift if impl == "shift" or backend.target() == "cpu" else grouped
     return form(x_BHWC, kernel_KK1C)
 
 

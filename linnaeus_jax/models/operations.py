@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -101,7 +102,7 @@ def _gradients_of_product(
     rows = tuple(range(x.ndim - 1))
     contract = ((rows, rows), ((), ()))
     # CPU programs transpose the left operand in memory: it shall be the narrower one, and computed before that.
-    if x.shape[-1] <= grad.shape[-1]:
+    if x.shape[-1] <= grad.shape[-1] or backend.target() != "cpu":
         grad_kernel = lax.dot_general(once(x), grad, contract, precision)
     else:  # the barrier, or the compiler exchanges the operands
         grad_kernel = lax.optimization_barrier(lax.dot_general(once(grad), x, contract, precision)).T
@@ -265,34 +266,47 @@ def _as_row(x_C: jax.Array, ndim: int) -> jax.Array:
     return x_C.reshape(*(1,) * (ndim - 1), -1)
 
 
-# Sums of narrow numbers are written as products with a wide result, so that no wide copy of the numbers is read.
+def _sum(axes: int | tuple[int, ...], product: Callable[..., jax.Array], *factors: jax.Array) -> jax.Array:
+    """Sums of what the factors, of one dtype, make together, in float32 or wider; an axis -1 stays with size 1.
+
+    On a CPU a sum of narrow numbers is the `product` of matrices that it is equal to, so that no wide copy of the
+    numbers is read. Elsewhere it is a reduction, which XLA fuses with what makes the numbers; a product it does not.
+    """
+    dtype = wide(factors[0].dtype)
+    if factors[0].dtype != dtype and backend.target() == "cpu":
+        return product(*factors, preferred_element_type=dtype)
+    terms = [factor.astype(dtype) for factor in factors]
+    return jnp.sum(functools.reduce(jnp.multiply, terms), axis=axes, keepdims=axes == -1)
 
 
 def _sum_of_row(x: jax.Array) -> jax.Array:
     """Sums over the last axis, which stays with size 1; float32 or wider."""
-    if x.dtype == (dtype := wide(x.dtype)):
-        return jnp.sum(x, axis=-1, keepdims=True)
-    return jnp.einsum("...c,c->...", x, jnp.ones(x.shape[-1:], x.dtype), preferred_element_type=dtype)[..., None]
+
+    def product(x: jax.Array, **dtype: Any) -> jax.Array:
+        return jnp.einsum("...c,c->...", x, jnp.ones(x.shape[-1:], x.dtype), **dtype)[..., None]
+
+    return _sum(-1, product, x)
 
 
 def _product_of_rows(x: jax.Array, y: jax.Array) -> jax.Array:
     """Sums of x * y over the last axis, which stays with size 1; float32 or wider."""
-    if x.dtype == (dtype := wide(x.dtype)):
-        return jnp.sum(x * y, axis=-1, keepdims=True)
-    return jnp.einsum("...c,...c->...", x, y, preferred_element_type=dtype)[..., None]
+    return _sum(-1, lambda x, y, **dtype: jnp.einsum("...c,...c->...", x, y, **dtype)[..., None], x, y)
 
 
 def _sum_of_columns(x: jax.Array) -> jax.Array:
     """Sums [C] over all axes but the last; float32 or wider."""
-    if x.dtype == (dtype := wide(x.dtype)):
-        return jnp.sum(x, axis=tuple(range(x.ndim - 1)))
-    rows = x.reshape(-1, x.shape[-1])
-    return jnp.einsum("n,nc->c", jnp.ones(rows.shape[:1], x.dtype), rows, preferred_element_type=dtype)
+
+    def product(x: jax.Array, **dtype: Any) -> jax.Array:
+        rows = x.reshape(-1, x.shape[-1])
+        return jnp.einsum("n,nc->c", jnp.ones(rows.shape[:1], x.dtype), rows, **dtype)
+
+    return _sum(tuple(range(x.ndim - 1)), product, x)
 
 
 def _product_of_columns(x: jax.Array, y: jax.Array) -> jax.Array:
     """Sums [C] of x * y over all axes but the last; float32 or wider."""
-    if x.dtype == (dtype := wide(x.dtype)):
-        return jnp.sum(x * y, axis=tuple(range(x.ndim - 1)))
-    rows = (z.reshape(-1, z.shape[-1]) for z in (x, y))
-    return jnp.einsum("nc,nc->c", *rows, preferred_element_type=dtype)
+
+    def product(x: jax.Array, y: jax.Array, **dtype: Any) -> jax.Array:
+        return jnp.einsum("nc,nc->c", *(z.reshape(-1, z.shape[-1]) for z in (x, y)), **dtype)
+
+    return _sum(tuple(range(x.ndim - 1)), product, x, y)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from linnaeus_jax.data.baselines import TITLES
 from linnaeus_jax.metrics.names import CHAINS
 from linnaeus_jax.metrics.phases import phase_label
 from linnaeus_jax.metrics.step_logger import clock
@@ -171,3 +172,13 @@ def phase_tables(
             for heading, name, scale, form in measured
         ]
         yield table("" if start else title, ["", *(label(phase).replace(" ", "\n") for phase in part)], rows)
+
+
+def baseline_table(title: str, percents: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> Table:
+    """What simple means reach, one row each; kind -> rank -> percent."""
+    ranks = [task for task in tasks if any(task in of for of in percents.values())]
+    rows = [
+        [TITLES.get(kind, kind), *(f"{of[task]:.1f}" if task in of else "–" for task in ranks)]
+        for kind, of in percents.items()
+    ]
+    return table(title, ["", *(f"{task_name(task)} %" for task in ranks)], rows)

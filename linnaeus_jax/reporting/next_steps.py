@@ -1,9 +1,185 @@
-"""What can be done next with a run, as commands with its paths."""
+"""What can be done next with a run, and what to try for a better one, as commands with its paths."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.saved import config_difference, plain
+from linnaeus_jax.reporting.class_tables import worst_class_rows
+from linnaeus_jax.reporting.run_record import RunRecord
+from linnaeus_jax.reporting.verdicts import OVERFITTING, accuracy, accuracy_curve, baselines, rising_losses
+from linnaeus_jax.taxonomy.ranks import task_name
+
+#: most suggestions at once
+MOST = 5
+#: side of pictures in pixels from which on published weights are of use; blocks that are tuned on stored inputs
+SMALLEST, LAST = 96, 5
+#: training rows below which a class is small, share of its validation rows below which it is badly known, names at once
+FEW_ROWS, BADLY_KNOWN, NAMED = 30, 0.5, 5
+#: points by which accuracy must have grown over the last third of the epochs to go on, and mean gap between confidence
+#: and accuracy from which on probabilities mislead
+GROWING, MISLEADING = 1.0, 0.1
+#: settings of other families, which a change of `model.type` must leave at their defaults
+OF_FAMILIES = ("convnext_stages", "rope_stages")
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One thing to try: why, and the command; "" where there is none."""
+
+    why: str
+    command: str = ""
+
+
+def suggestions(run: RunRecord) -> list[Suggestion]:
+    """What the numbers of a run speak for, at most `MOST` things, the most promising first."""
+    if not run.config:
+        return []
+    return [found for rule in RULES for found in rule(run)][:MOST]
+
+
+def suggestion_lines(run: RunRecord) -> str:
+    """`suggestions` for a terminal; "" for none."""
+    lines = [line for one in suggestions(run) for line in (f"  - {one.why}", f"    {one.command}") if line.strip()]
+    return "\n".join(["what to try next:", *lines]) if lines else ""
+
+
+def _again(run: RunRecord, name: str, **settings: Any) -> str:
+    """The command that trains once more, in a directory of its own, with some keys (`__` for dots) set otherwise."""
+    folder = run.root.with_name(f"{run.root.name}_{name}") if run.root.name not in ("", "..") else Path(name)
+    keys = {key.replace("__", "."): value for key, value in settings.items()}
+    arguments = [shlex.quote(f"--config.{key}={value}") for key, value in keys.items()]
+    start = f"python -m linnaeus_jax.main --config={_quoted(run.root / 'config.json')} --workdir={_quoted(folder)}"
+    return " ".join([start, *arguments])
+
+
+def _lower_rate(run: RunRecord) -> Iterator[Suggestion]:
+    rate = run.config["lr_scheduler"]["base_lr"]
+    if rate and list(rising_losses(run)):
+        why = "the loss rose during the run: a third of the learning rate"
+        yield Suggestion(why, _again(run, "lower_rate", lr_scheduler__base_lr=f"{rate / 3:.3g}"))
+
+
+def _pretrained(run: RunRecord) -> Iterator[Suggestion]:
+    model, size = run.config["model"], run.config["data"]["img_size"]
+    if model.get("pretrained") or size < SMALLEST:
+        return
+    default = plain(get_config())["model"]
+    given = {section: model.get(section, {}) for section in OF_FAMILIES}
+    changed = config_difference({section: default[section] for section in OF_FAMILIES}, given)
+    settings: dict[str, Any] = {"model__type": "EfficientNet", "model__variant": "lite0"}
+    settings |= {"model__pretrained": "package:efficientnet-lite0", "train__tune": f"last:{LAST}"}
+    settings |= {f"model__{key}": _value(old) for key, old, _ in changed if old != "<absent>"}
+    if run.config["schedule"]["mixup"]["prob"]["enabled"]:
+        settings["schedule__mixup__prob__enabled"] = False
+    yield Suggestion(
+        "this model began from nothing: a published trunk knows pictures already (pip install 'linnaeus-jax[weights]')",
+        _again(run, "pretrained", **settings),
+    )
+
+
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _tune_more(run: RunRecord) -> Iterator[Suggestion]:
+    if run.config["train"].get("tune") == "head":
+        yield Suggestion(
+            f"only the heads were trained: train the last {LAST} blocks of the trunk, too",
+            _again(run, f"last_{LAST}", train__tune=f"last:{LAST}"),
+        )
+
+
+def _larger_trunk(run: RunRecord) -> Iterator[Suggestion]:
+    if str(run.config["model"].get("pretrained")) != "package:efficientnet-lite0":
+        return
+    settings = {"model__variant": "lite2", "model__pretrained": "package:efficientnet-lite2", "data__img_size": 260}
+    yield Suggestion(
+        "a larger trunk and pictures, 2.5 times the time: build the data set again with --size 260 --force, then",
+        _again(run, "lite2", **settings),
+    )
+
+
+def _longer(run: RunRecord) -> Iterator[Suggestion]:
+    curve = accuracy_curve(run)
+    epochs = run.config["train"]["epochs"]
+    last_third = [value for epoch, value in curve if epoch < curve[-1][0] - epochs / 3] if curve else []
+    if last_third and curve[-1][1] == max(value for _, value in curve) and curve[-1][1] - last_third[-1] > GROWING:
+        why = (
+            f"still growing, {curve[-1][1] - last_third[-1]:.1f} points in the last third of the epochs: twice as many"
+        )
+    elif _below_features(run):
+        why = "a simple classifier knows more from the same features before any training: twice the epochs"
+    else:
+        return
+    yield Suggestion(why, _again(run, "longer", train__epochs=2 * epochs))
+
+
+def _below_features(run: RunRecord) -> bool:
+    """Whether frozen features tell more at some rank."""
+    reached = ((accuracy(run, "val/", task), share) for task, share in baselines(run).get("features", {}).items())
+    return any(found is not None and found < share for found, share in reached)
+
+
+def _against_overfitting(run: RunRecord) -> Iterator[Suggestion]:
+    tasks = run.config["data"].get("task_keys_h5") or ()
+    training, validation = (accuracy(run, phase, tasks[0]) if tasks else None for phase in ("train/epoch_avg_", "val/"))
+    if training is None or validation is None or training - validation <= OVERFITTING:
+        return
+    train, optimizer = run.config["train"], run.config["optimizer"]
+    settings: dict[str, Any] = {"optimizer__weight_decay": f"{3 * (optimizer['weight_decay'] or 0.01):.3g}"}
+    if train.get("tune", "full") != "full":
+        settings = {"train__tune_views": 2 * (train["tune_views"] or 2)}
+    yield Suggestion(
+        f"it knows the training pictures {training - validation:.0f} points better than others: more pictures, or more "
+        "variation of them",
+        _again(run, "regularised", **settings),
+    )
+
+
+def _more_labels(run: RunRecord) -> Iterator[Suggestion]:
+    task, rows = worst_class_rows(run)
+    few = [
+        f"{name} ({trained} for training, {100 * share:.0f} % right)"
+        for name, _, share, trained in rows
+        if trained is not None and trained < FEW_ROWS and share < BADLY_KNOWN
+    ]
+    if few:
+        more = f" and {len(few) - NAMED} more" if len(few) > NAMED else ""
+        yield Suggestion(f"more pictures of what there are few of ({task_name(task)}): {', '.join(few[:NAMED])}{more}")
+
+
+def _calibrate(run: RunRecord) -> Iterator[Suggestion]:
+    tasks = run.config["data"].get("task_keys_h5") or ()
+    gap = run.last(f"val/ece_{tasks[0]}") if tasks else None
+    if gap is not None and gap > MISLEADING:
+        yield Suggestion(
+            f"probabilities are {100 * gap:.0f} points from the share that is right: a bundle measures temperatures "
+            "that mend that",
+            f"python -m linnaeus_jax.tools.bundle {_quoted(run.root)} {_quoted(_bundle(run.root))}",
+        )
+
+
+#: in the order of what they promise
+RULES = (
+    _lower_rate,
+    _pretrained,
+    _tune_more,
+    _longer,
+    _larger_trunk,
+    _against_overfitting,
+    _more_labels,
+    _calibrate,
+)
+
+
+def _bundle(run: Path) -> Path:
+    return run.with_name(f"{run.name}_bundle") if run.name not in ("", "..") else Path("bundle")
 
 
 def next_steps(run: Path, pictures: Path | None = None, made_by: str = "") -> str:
@@ -14,7 +190,7 @@ def next_steps(run: Path, pictures: Path | None = None, made_by: str = "") -> st
       pictures: a folder of pictures; None: a placeholder stands for it, which is said.
       made_by: the command that makes these pictures.
     """
-    made = _quoted(run.with_name(f"{run.name}_bundle") if run.name not in ("", "..") else Path("bundle"))
+    made = _quoted(_bundle(run))
     folder = "PICTURES" if pictures is None else shlex.quote(str(pictures))
     commands = {
         f"python -m linnaeus_jax.tools.bundle {_quoted(run)} {made}": "the model, with what it needs to be used",

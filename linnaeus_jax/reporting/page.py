@@ -28,7 +28,9 @@ figure img{width:auto;height:96px;max-width:128px;margin:2px 0}
 .map img{min-width:600px}.side>div{min-width:0;max-width:100%}.wide{flex:1 0 100%}
 @media(max-width:700px){.wide-figure img{width:auto;max-width:none;min-width:820px}}
 table.text th{text-align:left}
-ul.warnings{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}.scroll{overflow-x:auto}
+ul.warnings,ul.commands{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}ul.commands li{margin:6px 0}
+code{font:12.5px ui-monospace,Menlo,Consolas,monospace;background:#f4f6f8;padding:1px 4px;overflow-wrap:anywhere}
+.scroll{overflow-x:auto}
 """
 
 

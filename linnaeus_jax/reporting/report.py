@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_difference, flatten, plain
+from linnaeus_jax.data.baselines import BASELINES_FILE, TITLES
 from linnaeus_jax.files import DAMAGED_LOG, UNREADABLE_CHECKPOINTS, read_json, write_atomically
 from linnaeus_jax.metrics.names import CHAINS, result_name
 from linnaeus_jax.metrics.phases import WITHOUT_METADATA, named, phase_label, widest_first
@@ -22,10 +23,11 @@ from linnaeus_jax.metrics.table import BUILT_IN, RISK_LEVELS
 from linnaeus_jax.reporting import class_tables as classes
 from linnaeus_jax.reporting import report_plots as plots
 from linnaeus_jax.reporting.alerts import STALLS_FILE, STARVING, WAIT_SHARE
+from linnaeus_jax.reporting.next_steps import suggestions
 from linnaeus_jax.reporting.page import escaped, note, page, percent, table
 from linnaeus_jax.reporting.report_plots import Runs
 from linnaeus_jax.reporting.run_record import RunRecord, files_fit
-from linnaeus_jax.reporting.verdicts import verdicts
+from linnaeus_jax.reporting.verdicts import accuracy, baselines, verdicts
 from linnaeus_jax.taxonomy.ranks import TASK_PATTERN, in_order, task_name
 
 #: metrics per task of the section on mistakes and confidence
@@ -120,7 +122,7 @@ def status(run: RunRecord) -> str:
 
 def warnings(run: RunRecord) -> list[str]:
     """Everything that a person should look at."""
-    texts = [f"schedule: {text}" for text in run.schedule.get("warnings", ())]
+    texts = [*verdicts(run), *(f"schedule: {text}" for text in run.schedule.get("warnings", ()))]
     skipped = run.last("train/skipped_updates")
     if skipped:
         texts.append(f"updates skipped because of non-finite values: {skipped:.0f}")
@@ -130,7 +132,6 @@ def warnings(run: RunRecord) -> list[str]:
         texts.append(f"non-finite values in {len(bad)} metrics: {', '.join(bad[:5])}{' …' if len(bad) > 5 else ''}")
     if not status(run).startswith("finished"):
         texts.append(status(run))
-    texts += verdicts(run)
     waits = run.series(WAIT_SHARE)[1]
     if len(waits) and np.median(waits) > STARVING:
         share = f"{100 * np.median(waits):.0f} % of the time"
@@ -199,6 +200,19 @@ def warning_list(run: RunRecord, _: Tasks) -> str:
     return f'<ul class="warnings">{items}</ul>' if items else ""
 
 
+@section(
+    "What to try next",
+    "Judged by the numbers of this run; each command has a directory of its own.",
+    per_run=True,
+)
+def to_try(run: RunRecord, _: Tasks) -> str:
+    items = []
+    for one in suggestions(run):
+        command = f"<br><code>{escaped(one.command)}</code>" if one.command else ""
+        items.append(f"<li>{escaped(one.why)}{command}</li>")
+    return f'<ul class="commands">{"".join(items)}</ul>' if items else ""
+
+
 @section("Loss", "Loss per row, averaged over the ranks; that of training is with augmentation, mixing and masking.")
 def loss_curves(runs: Runs, _: Tasks) -> str:
     return plots.losses(runs, phases_of(runs.values()))
@@ -218,6 +232,28 @@ def counted_rows(runs: Runs, tasks: Tasks) -> str:
     return f"Last measurement of each phase; accuracies of a rank are over {rows}."
 
 
+def simple_baselines(run: RunRecord, tasks: Tasks) -> str:
+    """What simple means reach, beside the run; "" where that is not known."""
+    percents = {TITLES.get(kind, kind): of for kind, of in baselines(run).items()}
+    if not percents:
+        return ""
+    percents["this run, last validation"] = {t: x for t in tasks if (x := accuracy(run, "val/", t)) is not None}
+    top = {t: max((of[t] for of in percents.values() if t in of), default=None) for t in tasks}
+    rows = [
+        [label, *((percent(of[t]), "best" if of[t] == top[t] else "") if t in of else None for t in tasks)]
+        for label, of in percents.items()
+    ]
+    kept = (run.json(BASELINES_FILE) or {}).get("rows", {})
+    sample = ", ".join(f"{part:,} of {every:,} rows for {name}" for name, (part, every) in kept.items())
+    text = (
+        "In validation, over the rows that are labelled at a rank: always the commonest class, a kernel classifier on "
+        "colour histograms, and one on features of a trunk that does not train."
+    )
+    if sample:
+        text += f" The classifiers know evenly spaced rows: {sample}."
+    return f"<h4>Simple baselines</h4>{note(text)}{table(['', *(f'{task_name(t)} %' for t in tasks)], rows)}"
+
+
 @section("Results per phase", counted_rows, per_run=True)
 def phase_results(run: RunRecord, tasks: Tasks) -> str:
     rows = []
@@ -230,7 +266,8 @@ def phase_results(run: RunRecord, tasks: Tasks) -> str:
         )
     columns = ["phase", BUILT_IN["loss_unweighted"].heading, *(f"{BUILT_IN[name].label} %" for name in CHAINS)]
     columns += [f"{task_name(task)} %" for task in tasks]
-    return table(columns, [row for row in rows if any(value is not None for value in row[1:])])
+    measured = table(columns, [row for row in rows if any(value is not None for value in row[1:])])
+    return measured + simple_baselines(run, tasks) if measured else ""
 
 
 def worth(run: RunRecord, tasks: Tasks) -> dict[str, list[float | None]]:

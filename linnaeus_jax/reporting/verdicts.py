@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+from linnaeus_jax.data.baselines import BASELINES_FILE, TITLES, commonest_share
 from linnaeus_jax.metrics.phases import phase_label
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.taxonomy.ranks import task_name
@@ -23,17 +24,9 @@ def has_risen(loss: float, lowest: float) -> bool:
 
 
 def verdicts(run: RunRecord) -> Iterator[str]:
-    """One sentence for each thing that the last epoch shows."""
-    for phase, name in LOSSES.items():
-        why = "the model overfits, or " if phase == "val" else ""
-        points = [(row.epoch, float(row.values[name])) for row in run.rows if _holds(row.event, row.values, name)]
-        if points:
-            lowest, last = min(points, key=lambda point: point[1]), points[-1]
-            if has_risen(last[1], lowest[1]):
-                yield (
-                    f"the {phase_label(phase)} loss rose from {lowest[1]:.3g} (epoch {lowest[0]}) to {last[1]:.3g} "
-                    f"(epoch {last[0]}): {why}the learning rate is too high"
-                )
+    """One sentence for each thing that the last epoch shows; what simple means do better comes first."""
+    yield from below_baselines(run)
+    yield from rising_losses(run)
     tasks = run.config.get("data", {}).get("task_keys_h5") or ()
     if not tasks:
         return
@@ -46,12 +39,6 @@ def verdicts(run: RunRecord) -> Iterator[str]:
             f"overfitting: {rank} {training:.1f} % in training and {validation:.1f} % in validation, more than "
             f"{OVERFITTING:g} points apart; more data, augmentation, weight decay or fewer epochs narrow the gap"
         )
-    commonest = commonest_share(run, tasks[0])
-    if commonest is not None and validation <= commonest:
-        yield (
-            f"nothing learned at the rank {rank}: {validation:.1f} % in validation, where always naming the commonest "
-            f"class of the training rows is right for {commonest:.1f} %"
-        )
 
 
 def accuracy(run: RunRecord, start: str, task: str) -> float | None:
@@ -60,15 +47,64 @@ def accuracy(run: RunRecord, start: str, task: str) -> float | None:
     return every if labelled is None else labelled
 
 
-def commonest_share(run: RunRecord, task: str) -> float | None:
-    """How many labelled validation rows, in percent, are of the class with most training rows; None where the run
-    has no counts."""
+def rising_losses(run: RunRecord) -> Iterator[str]:
+    """A sentence for each mean loss that is far above its lowest one."""
+    for phase, name in LOSSES.items():
+        why = "the model overfits, or " if phase == "val" else ""
+        points = [(row.epoch, float(row.values[name])) for row in run.rows if _holds(row.event, row.values, name)]
+        if points:
+            lowest, last = min(points, key=lambda point: point[1]), points[-1]
+            if has_risen(last[1], lowest[1]):
+                yield (
+                    f"the {phase_label(phase)} loss rose from {lowest[1]:.3g} (epoch {lowest[0]}) to {last[1]:.3g} "
+                    f"(epoch {last[0]}): {why}the learning rate is too high"
+                )
+
+
+def below_baselines(run: RunRecord) -> Iterator[str]:
+    """A sentence where the finest rank is not above the commonest class, and one for each simple baseline that is above
+    the run at some rank."""
+    tasks = tuple(run.config.get("data", {}).get("task_keys_h5") or ())
+    reached = {task: found for task in tasks if (found := accuracy(run, "val/", task)) is not None}
+    for kind, percent in baselines(run).items():
+        if kind == "commonest":
+            common = percent.get(tasks[0]) if tasks else None
+            if common is not None and tasks[0] in reached and reached[tasks[0]] <= common:
+                yield (
+                    f"nothing learned at the rank {task_name(tasks[0])}: {reached[tasks[0]]:.1f} % in validation, "
+                    f"where always naming the commonest class of the training rows is right for {common:.1f} %"
+                )
+            continue
+        below = [task for task in reached if task in percent and reached[task] < percent[task]]
+        if below:
+            ranks = ", ".join(
+                f"{task_name(task)} {reached[task]:.1f} % in validation against {percent[task]:.1f} %" for task in below
+            )
+            yield f"below a simple baseline ({TITLES.get(kind, kind)}): {ranks}"
+
+
+def accuracy_curve(run: RunRecord) -> list[tuple[int, float]]:
+    """(epoch, percent) of the finest rank at every validation, over the rows that are labelled there."""
+    tasks = run.config.get("data", {}).get("task_keys_h5") or ()
+    names = [f"val/{kind}acc1_{tasks[0]}" for kind in ("non_null/", "")] if tasks else []
+    name = next((name for name in names if name in run.names), "")
+    return [(row.epoch, float(row.values[name])) for row in run.rows if _holds(row.event, row.values, name)]
+
+
+def baselines(run: RunRecord) -> dict[str, dict[str, float]]:
+    """Kind of baseline -> rank -> percent of the labelled validation rows that it has right; of a run that kept none,
+    the commonest class alone."""
+    kept = run.json(BASELINES_FILE)
+    if kept is not None:
+        return {kind: dict(percent) for kind, percent in kept["percent"].items()}
     counts = run.json("metadata/class_label_counts.json") or {}
-    train, val = (counts.get(split, {}).get(task, ()) for split in ("train", "val"))
-    null = (run.json("assets/class_to_idx.json") or {}).get(task, {}).get("null")
-    known = [(rows, found) for index, (rows, found) in enumerate(zip(train, val)) if index != null]
-    total = sum(found for _, found in known)
-    return 100 * max(known)[1] / total if total else None
+    classes, commonest = run.json("assets/class_to_idx.json") or {}, {}
+    for task, train in counts.get("train", {}).items():
+        null = classes.get(task, {}).get("null")
+        share = commonest_share(train, counts.get("val", {}).get(task, ()), null)
+        if share is not None:
+            commonest[task] = share
+    return {"commonest": commonest} if commonest else {}
 
 
 def _holds(event: str, values: Iterable[str], name: str) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from linnaeus_jax.files import DamagedFileError, RunDirectory
 from linnaeus_jax.reporting.class_tables import class_tables
-from linnaeus_jax.reporting.display import phase_tables
+from linnaeus_jax.reporting.display import baseline_table, phase_tables
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.reporting.metrics_log import MetricsLog, RunError
-from linnaeus_jax.reporting.next_steps import next_steps
+from linnaeus_jax.reporting.next_steps import next_steps, suggestion_lines
 from linnaeus_jax.reporting.report import write_report
 from linnaeus_jax.reporting.run_record import RunRecord, files_fit
 from linnaeus_jax.reporting.sinks import Sinks
-from linnaeus_jax.reporting.verdicts import verdicts
+from linnaeus_jax.reporting.verdicts import baselines, verdicts
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
@@ -45,21 +46,26 @@ def finish(experiment: Experiment, host: HostState, checkpoints: Checkpoints, si
     title = "last results; of a rank, over the rows labelled there"
     for part in phase_tables(title, host.tracker.latest_by_phase(), experiment.inputs.dataset.tasks, console.width):
         console.print(part)
-    _judge(directory, log_file)
+    tried = _judge(directory, log_file, experiment.inputs.dataset.tasks)
     try:
         log.info("report: %s", write_report([directory.root], directory.root / "report.html"))
-        log.info("%s", next_steps(directory.root))
+        for text in filter(None, (tried, next_steps(directory.root))):
+            log.info("%s", text)
     except Exception as error:  # the run itself is done and saved
         log.warning("the report could not be written (%s); try: python -m linnaeus_jax.tools.report", error)
     return final
 
 
-def _judge(directory: RunDirectory, log_file: MetricsLog) -> None:
-    """Says what the numbers of the run say against it."""
+def _judge(directory: RunDirectory, log_file: MetricsLog, tasks: Sequence[str]) -> str:
+    """Says what simple means reach and what the numbers of the run say against it; returns what to try next."""
     try:
         record = RunRecord(directory.root, tuple(log_file.rows()))
         with files_fit([record], "warnings"):
+            if found := baselines(record):
+                console.print(baseline_table("simple baselines in validation, for comparison", found, tasks))
             for text in verdicts(record):
                 log.warning("%s", text)
+            return suggestion_lines(record)
     except (RunError, DamagedFileError, OSError) as error:  # the report meets it, too, and says it
         log.debug("%s", error)
+        return ""

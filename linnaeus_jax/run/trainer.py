@@ -20,6 +20,7 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.models.family import FULL
 from linnaeus_jax.reporting.logs import log_to_files
 from linnaeus_jax.reporting.sinks import Sinks
+from linnaeus_jax.run.baselines import write_baselines
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import Experiment, build_experiment
@@ -87,6 +88,9 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             if config.train.tune != FULL:
                 with interruption.during("storing"):
                     store_inputs(experiment, restored.state, interruption, stalls.watchdog)
+            with interruption.during("computing simple baselines"):
+                write_baselines(experiment, restored.state, restored.step)
+            stalls.watchdog.finished("simple baselines")
             hooks = EpochEndHooks(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
             train(experiment, host, hooks, restored, interruption, skip_validation=config.train.skip_validation)
             return finish(experiment, host, checkpoints, sinks)

@@ -13,6 +13,7 @@ import numpy as np
 from flax import linen as nn
 from ml_collections import ConfigDict
 
+from linnaeus_jax import backend
 from linnaeus_jax.config.derived import gradnorm_enabled, mixes
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.preprocessing import Preprocessing
@@ -109,7 +110,7 @@ def compute_dtype(config: ConfigDict) -> Any:
     """bfloat16 on accelerators and float32 on CPU, unless the config says otherwise."""
     name = config.train.compute_dtype
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        name = "float32" if backend.target() == "cpu" else "bfloat16"
     return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
 
 
@@ -276,7 +277,7 @@ def _may_recompute(config: ConfigDict) -> frozenset[str]:
     remat = config.train.gradient_checkpointing
     given = {"plain": remat.enabled_normal_steps, "gradnorm": remat.enabled_gradnorm_steps}
     # on a CPU recomputation takes time and saves no memory: XLA runs it early
-    return frozenset(name for name, on in given.items() if on is None and jax.default_backend() != "cpu")
+    return frozenset(name for name, on in given.items() if on is None and backend.target() != "cpu")
 
 
 def build_objective(

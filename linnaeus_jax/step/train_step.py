@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from linnaeus_jax import backend
 from linnaeus_jax.learning import gradnorm, losses, optimizers
 from linnaeus_jax.learning.branches import computed_if
+from linnaeus_jax.learning.joining import global_norm
 from linnaeus_jax.metrics.phase import add
 from linnaeus_jax.schedules.values import values_at
 from linnaeus_jax.step import probes
@@ -199,7 +201,7 @@ def grad_sums(
 
     rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
     # XLA on CPU runs convolutions inside a while loop on one thread, so there the loop is unrolled.
-    unroll = micro_batches - 1 if jax.default_backend() == "cpu" else 1
+    unroll = micro_batches - 1 if backend.target() == "cpu" else 1
     return jax.lax.scan(body, first, rest, unroll=unroll)[0]
 
 
@@ -228,7 +230,7 @@ def _optimizer_update(
     limit = settings.clip_limit if settings.clip_mode == "norm" else 0.0
     grads, clipped_norm = optimizers.clip(grads, "norm", limit)
     if limit > 0:
-        clipped_norm = optax.tree.norm(grads)
+        clipped_norm *= optimizers.clip_factor(clipped_norm, limit)
     descent, opt_state = optimizer.transform.update(grads, old.opt_state, old.params)
     updates = optimizer.apply_learning_rates(descent, rates)
     params = optax.apply_updates(old.params, updates)
@@ -249,7 +251,7 @@ def apply(
     optimizer, joining = settings.optimizer, settings.optimizer.joining
     old = Trainable(joining.join(trained), joining.join_state(state.opt_state), joining.join(ema))
     joined_grads = joining.join(sums.grads)
-    norm = optax.tree.norm(joined_grads)
+    norm = global_norm(joined_grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     if objective.recorder is not None:
         finite &= objective.recorder.all_finite(sums.measured.frames)

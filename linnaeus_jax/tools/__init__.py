@@ -71,6 +71,17 @@ def picture(text: str) -> Path:
     return path
 
 
+def minutes(text: str) -> float:
+    """Type of an option that gives a time: "10" -> 10.0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
+    return number
+
+
 def command(*errors: type[Exception], status: int = 2) -> Callable[[Main], Callable[..., int]]:
     """Decorator of a tool's main function: `errors` are the user's too, see `exit_status`."""
 

@@ -29,7 +29,7 @@ from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, B
 from linnaeus_jax.building.plan import NothingUsable, plan_build
 from linnaeus_jax.building.rows import Progress, SourceRows
 from linnaeus_jax.building.scientific_names import MODES
-from linnaeus_jax.building.starter_config import choose_size, has_accelerator, has_weights
+from linnaeus_jax.building.starter_config import Budget, Size, choose_size, has_accelerator, has_weights, machine_speed
 from linnaeus_jax.building.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, RESIZE_MODES
@@ -140,6 +140,12 @@ def argument_parser() -> argparse.ArgumentParser:
     parts.add_argument("--shard", type=shard, metavar="I/N", help="build part I of N, on any machine that sees --out")
     parts.add_argument("--merge", type=int, metavar="N", help="join the N parts, without copying pixels")
     work.add_argument("--threads", type=int, default=0, help="that decode (one for each core)")
+    work.add_argument(
+        "--minutes",
+        type=tools.minutes,
+        metavar="N",
+        help="how long storing and training may take on this machine: config.py is chosen so (half an hour)",
+    )
     work.add_argument("--strict", action="store_true", help="nothing may be rejected, blanked or changed")
     work.add_argument("--force", action="store_true", help="replace the data set that --out holds")
     return parser
@@ -255,13 +261,22 @@ def rejected_listed(out: Path) -> Iterator[None]:
         raise UserError(f"{error}. All are listed in {out}/{REJECTED}") from None
 
 
+def chosen(rows: int, img_size: int, budget: Budget | None) -> Size:
+    """What config.py trains on this machine."""
+    return choose_size(rows, img_size, accelerated=has_accelerator(), pretrained=has_weights(), budget=budget)
+
+
 @tools.command(ValueError)
 def main(argv: Sequence[str]) -> None:
     args = argument_parser().parse_args(argv)
     console = PlainConsole()
+    there = (args.out / SUMMARY).exists() and not args.force
     with tools.progress_bars() as progress, rejected_listed(args.out):
         source = read_source(args, progress)
         plan = plan_build(source, build_options(args, source), read_synonyms(args.synonyms), args.synonyms)
+        if args.minutes is not None:
+            plan = dataclasses.replace(plan, budget=Budget(args.minutes, machine_speed()))
+            chosen(len(plan.candidates) // 2, args.size, plan.budget)  # far too little is said before pictures are read
         if args.force:
             discard(args.out, args.shard, keep_parts=bool(args.merge))
         if args.shard:
@@ -276,7 +291,9 @@ def main(argv: Sequence[str]) -> None:
         return
     for content in summary_tables(finished, args.out):
         console.print(content)
-    size = choose_size(training_rows(finished), args.size, accelerated=has_accelerator(), pretrained=has_weights())
+    size = chosen(training_rows(finished), args.size, plan.budget)
+    if there and args.minutes is not None:
+        console.print(f"{args.out}/config.py stays as it was written; --force makes it anew", soft_wrap=True)
     console.print(f"config.py: model {size.model}, {size.epochs} epochs; {size.remark}", soft_wrap=True)
     console.print(
         f"next: python -m linnaeus_jax.main --config={args.out}/config.py --workdir=runs/mine", soft_wrap=True

@@ -1,6 +1,8 @@
 """Makes a few updates on one batch and a trial checkpoint, and says what training would cost; leaves no run directory.
 
-python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--all] [--config.a.b=c ...]
+python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--all] [--minutes=10] [--config.a.b=c ...]
+
+With --minutes it says which number of views and epochs fits that time on this machine.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from linnaeus_jax import tools
+from linnaeus_jax.building.starter_config import fitted, least_epochs
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reporting.display import eta
@@ -25,11 +28,15 @@ from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.reporting.tables import table
 
 if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
     from linnaeus_jax.learning.optimizers import ParameterRow
     from linnaeus_jax.run.experiment import Experiment
     from linnaeus_jax.step.state import TrainState
 
 TIMED_UPDATES = 5
+#: seconds of starting, validating, saving and reporting that come to what is measured
+BESIDE = 60.0
 
 
 def save_images(path: Path, images: np.ndarray, titles: Sequence[str]) -> None:
@@ -133,6 +140,35 @@ def stored_like(experiment: Experiment, state: TrainState, batch: Mapping[str, A
     return stored, (time.perf_counter() - started) / batch["row"].size
 
 
+def within(minutes: float, config: ConfigDict, *, beside: float, storing: float, of_epoch: float, stored: bool) -> str:
+    """What of a configuration fits a budget, in a line.
+
+    Args:
+      beside, storing, of_epoch: seconds that were measured: of all else, of storing a view of every training row, of an
+        epoch.
+      stored: whether anything is stored.
+
+    Raises:
+      UserError: nothing that is worth while.
+    """
+    train = config.train
+    views, wanted = train.tune_views if stored else 0, train.epochs
+    least = min(wanted, least_epochs(train.tune))
+    times = {"storing": storing, "of_epoch": of_epoch, "beside": beside}
+    found = fitted(60 * minutes, **times, views=views, wanted=wanted, least=least)
+    if found is None:
+        needed = (beside + storing + least * of_epoch) / 60
+        fix = "heads alone (--config.train.tune=head), " if train.tune.startswith("last:") else ""
+        raise UserError(
+            f"--minutes {minutes:g} is too little: storing and {least} epochs take {needed:.1f} minutes on this "
+            f"machine; give more, or take {fix}fewer rows, a smaller picture or a smaller model"
+        )
+    seconds = beside + storing * (1 + found[0]) * stored + found[1] * of_epoch
+    settings = {"train.tune_views": (views, found[0]), "train.epochs": (wanted, found[1])}
+    changed = " ".join(f"--config.{key}={new}" for key, (old, new) in settings.items() if new != old)
+    return f"in {minutes:g} minutes: {f'give {changed}; it takes' if changed else 'it fits as it is:'} {eta(seconds)}"
+
+
 def _identical(left: Any, right: Any) -> bool:
     """Whether two arrays hold the same bits."""
     return np.asarray(left).tobytes() == np.asarray(right).tobytes()
@@ -151,6 +187,7 @@ def main(argv: Sequence[str]) -> None:
     parser = tools.parser("check", __doc__)
     parser.add_argument("--out", type=tools.picture, default="check.png", help="picture of the first images")
     parser.add_argument("--all", action="store_true", help="a row for every parameter instead of every module")
+    parser.add_argument("--minutes", type=tools.minutes, metavar="N", help="what fits this time on this machine")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
     directory = RunDirectory.of(config, None)
@@ -208,6 +245,15 @@ def main(argv: Sequence[str]) -> None:
             f"before them {made:,} views of pictures are stored, at {1 / view_seconds:.0f} a second: "
             f"{eta(made * view_seconds)}, {size / 1e9:.2f} GB"
         )
+    if options.minutes is not None:
+        compiling = sum(step.seconds for step in steps.values())
+        times = {
+            "beside": compiling + view_seconds * len(dataset.val) + BESIDE,
+            "storing": view_seconds * len(dataset.train),
+            "of_epoch": updates * plain,
+        }
+        stored = experiment.program.stored is not None
+        console.print(within(options.minutes, config, **times, stored=stored), soft_wrap=True)
     console.print(trial_checkpoint(experiment, state))
     images = pictures[0][:24]
     finest, dataset = experiment.inputs.dataset.tasks[0], experiment.inputs.dataset

@@ -1,4 +1,4 @@
-"""Two honest baselines on the demo data: what metadata alone, and pixels without features, can tell about the species.
+"""Honest baselines on the demo data: what metadata alone, colours, and pixels without features can tell of the species.
 
     python -m linnaeus_jax.tools.demo_baselines [--data data/demo] [--run runs/demo]
 
@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> None:
         ("nothing (commonest species)", "majority", "", ""),
         ("metadata", "metadata", "", "metadata"),
         ("pixels, linearly", "pixels", "", ""),
+        ("colours", "colours", "", ""),
         ("image", "", "val_mask_meta", "image"),
         ("image and metadata", "", "val", "image+metadata"),
     ):

@@ -46,6 +46,7 @@ from linnaeus_jax.registry import MODELS
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.weights import formats  # noqa: F401  # which registers them
+from linnaeus_jax.weights.backbones import costs_of
 from linnaeus_jax.weights.formats.base import known_weights
 
 #: class counts, finest first, where neither a labels file nor --classes gives any: those of the published sizes
@@ -219,9 +220,8 @@ def show_pretrained(console: Console, *, as_json: bool) -> None:
     """The table of published weights, or the same as JSON."""
     weights = known_weights()
     if as_json:
-        print(
-            json.dumps([{**each._asdict(), "preprocessing": asdict(each.preprocessing)} for each in weights], indent=1)
-        )
+        found = [{**each._asdict(), "preprocessing": asdict(each.preprocessing), **costs_of(each)} for each in weights]
+        print(json.dumps(found, indent=1))
         return
     cells = []
     for each in weights:
@@ -229,17 +229,22 @@ def show_pretrained(console: Console, *, as_json: bool) -> None:
         mean, std = (", ".join(f"{value:.3g}" for value in sorted(set(part))) for part in (pictures.mean, pictures.std))
         name = f"package:{each.name}" if each.package else each.name
         about = f"{pictures.size[0]} px, {pictures.resizing}; mean {mean}, std {std}"
-        cells.append([name, f"{each.megabytes:.1f} MB", each.licence, each.source, about, each.get])
-    columns = ["model.pretrained", "size", "licence", "source", "pictures", "how to get it"]
+        costs = costs_of(each)
+        cost = f"{costs['parameters'] / 1e6:.1f} M, {costs['multiply_adds'] / 1e9:.2f}" if costs else "–"
+        source = f"{each.source}; {each.purpose}" if each.purpose else each.source
+        cells.append([name, f"{each.megabytes:.1f} MB", cost, each.licence, source, about, each.get])
+    columns = ["model.pretrained", "size", "parameters, GMAC", "licence", "source, good for", "pictures"]
+    columns.append("how to get it")
     rows = Table(title="published weights", title_justify="left", show_lines=True)
     for column in columns:
-        rows.add_column(column, overflow="fold")
+        rows.add_column(column, overflow="fold", min_width=26 if column == columns[0] else None)
     for row in cells:
         rows.add_row(*row)
-    (console if console.width >= 140 else Console(width=140)).print(rows)
+    (console if console.width >= 150 else Console(width=150)).print(rows)
     console.print(
         "also: a file (.safetensors, .pth, .tflite), a run, a bundle, hf:OWNER/REPO[/FILE], timm:NAME; "
-        "package:NAME of any package that ships one file of weights",
+        "package:NAME of any package that ships one file of weights. Pictures per second of each: the manual, "
+        '"Which backbone?"',
         soft_wrap=True,
     )
 

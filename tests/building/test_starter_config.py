@@ -11,6 +11,7 @@ from linnaeus_jax.building import starter_config as starter
 from linnaeus_jax.building.starter_config import choose_size, has_accelerator, starter_config
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.preprocessing import Preprocessing
 
@@ -112,6 +113,64 @@ def test_the_size_follows_rows_pictures_and_backend(rows, img_size, accelerated,
         assert size.seconds is not None
         assert size.seconds <= 1920 or size.epochs == 5
         assert "on 2 cores" in size.remark
+
+
+@pytest.mark.parametrize(
+    ("minutes", "speed", "wanted"),
+    [
+        (30, 1, ("last:5", 4, 12)),
+        (10, 1, ("last:5", 4, 12)),
+        (8, 1, ("last:5", 4, 11)),
+        (6, 1, ("last:5", 1, 9)),
+        (4, 1, ("head", 2, 30)),
+        (4, 8, ("last:5", 4, 12)),
+        (40, 0.1, ("head", 2, 30)),
+        (600, 1, ("last:5", 4, 12)),
+    ],
+)
+def test_a_budget_chooses_what_is_trained_and_how_long(tmp_path, minutes, speed, wanted):
+    """And the time that is told keeps within it."""
+    budget = starter.Budget(minutes, speed)
+    size = choose_size(2640, 224, accelerated=False, pretrained=True, budget=budget)
+    assert (size.tune, size.views, size.epochs) == wanted
+    assert size.seconds is not None
+    assert size.seconds <= 60 * minutes
+    assert f"of {minutes:g} minutes" in size.remark
+    assert f"{size.views} views" in size.model
+    how = Preprocessing((224, 224))
+    options: Any = {"preprocessing": how, "picture_folder": "", "sides": "file", "rows": 2640, "accelerated": False}
+    text = starter_config("mine", "mine", TASKS, {}, pretrained=True, budget=budget, **options)
+    (tmp_path / "config.py").write_text(text)
+    config, _ = load_config([f"--config={tmp_path}/config.py"])
+    assert config_errors(config) == []
+    assert (config.train.tune, config.train.tune_views, config.train.epochs) == wanted
+
+
+def test_a_budget_without_weights_shortens_the_training():
+    sizes = [
+        choose_size(2640, 224, accelerated=False, budget=starter.Budget(minutes)).epochs for minutes in (6, 12, 600)
+    ]
+    assert sizes == [8, 20, 37]
+
+
+@pytest.mark.parametrize("pretrained", [False, True])
+@pytest.mark.parametrize("rows", [1, 100, 10**6])
+def test_a_budget_that_nothing_fits_says_what_would(rows, pretrained):
+    options: Any = {"accelerated": False, "pretrained": pretrained}
+    with pytest.raises(UserError, match=r"--minutes 1 is too little for .* takes about \d+ minutes") as caught:
+        choose_size(rows, 224, budget=starter.Budget(1), **options)
+    enough = int(str(caught.value).partition("takes about ")[2].split()[0])
+    assert choose_size(rows, 224, budget=starter.Budget(enough), **options).epochs >= 5
+
+
+def test_an_accelerator_is_not_judged_by_the_times_of_a_cpu():
+    size = choose_size(20_000, 224, accelerated=True, budget=starter.Budget(1))
+    assert size == choose_size(20_000, 224, accelerated=True)
+
+
+def test_the_speed_of_a_machine_is_looked_at_in_a_moment(monkeypatch):
+    monkeypatch.setattr(starter, "_LOOK", 0.01)
+    assert starter.machine_speed() > 0
 
 
 @pytest.mark.parametrize(("platforms", "wanted"), [("cpu", False), ("cuda,cpu", True), ("tpu", True)])

@@ -31,6 +31,7 @@ from flax import linen as nn
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.data import batch_reader, loader
+from linnaeus_jax.data.baselines import BASELINES_FILE
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.debugging import nonfinite
@@ -47,6 +48,7 @@ from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.run import experiment, finish, trainer
 from linnaeus_jax.run import inputs as run_inputs
+from linnaeus_jax.run.baselines import write_baselines
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import UserError, build_experiment, set_up_jax
@@ -464,6 +466,12 @@ class Site:
                 return bad
         return 0
 
+    def baselines(self) -> list[str]:
+        """Which simple baselines the directory of the run has before its first update."""
+        write_baselines(self.run.experiment, None, 0)  # type: ignore[arg-type]
+        path = self.run.experiment.directory.root / BASELINES_FILE
+        return sorted(json.loads(path.read_text())["percent"]) if path.exists() else []
+
     def criterion(self, split: str = "train") -> Any:
         return step_program.build_criteria(self.config, self.dataset, split)["taxa_L10"]
 
@@ -523,7 +531,12 @@ class Site:
             hooks.evaluate(state, {})  # type: ignore[arg-type]
         epoch_end = EpochEnd.of(experiment, host, hooks)
         return SimpleNamespace(
-            levels=levels, epoch_end=epoch_end, host=host, resolved=experiment.resolved, placement=experiment.placement
+            levels=levels,
+            epoch_end=epoch_end,
+            host=host,
+            resolved=experiment.resolved,
+            placement=experiment.placement,
+            experiment=experiment,
         )
 
     @staticmethod

@@ -868,6 +868,7 @@ add(
         True, lambda s: s.run.host.tracker.null_tasks, ("taxa_L10",), {"metrics.track_null_vs_non_null": False}
     ),
     null_vs_non_null_tasks=Row(("taxa_L20",), lambda s: s.run.host.tracker.null_tasks, ("taxa_L20",), group="run"),
+    baselines=Row(False, Site.baselines, [], group="run"),
 )
 
 # ---- debug; tests/debugging/test_session.py shows in a run with everything on that each flag has its say there

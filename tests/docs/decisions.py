@@ -19,6 +19,10 @@ NOT_RUN: dict[str, dict[tuple[str, str], str]] = {
             "gpu",
             "python -m linnaeus_jax.tools.autobatch --config=configs/mformer_v1_sm.py --fractions 0.6,0.8",
         ): "CPUs do not say how much memory they have; tests/run/test_autobatch.py gives it",
+        (
+            "gpu",
+            "python -m benchmarks.train_step --model mFormerV1-sm --img-size 384 --batch 64 --torch",
+        ): "measures a GPU beside PyTorch; tests/test_train_step_benchmark.py measures this machine",
     },
     "docs/wandb_tensorboard.md": {
         (

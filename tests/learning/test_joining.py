@@ -11,7 +11,8 @@ from flax.traverse_util import unflatten_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linnaeus_jax.learning.joining import JOINED_BELOW, Joining, leaf_sizes
+from linnaeus_jax import backend
+from linnaeus_jax.learning.joining import JOINED_BELOW, Joining, global_norm, leaf_sizes
 from linnaeus_jax.learning.optimizers import build_optimizer
 from linnaeus_jax.learning.transforms import is_elementwise
 from linnaeus_jax.registry import OPTIMIZERS
@@ -99,3 +100,19 @@ def test_sizes_of_leaves(sizes, nan, large):
 
 def test_sizes_of_no_leaf():
     assert all(value.shape == (0,) for value in leaf_sizes([]).values())
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_leaves_are_joined_where_that_saves_operations(target):
+    parameters = [Info(".".join(path), path, shape) for path, shape in SHAPES.items()]
+    tree = tree_of(SHAPES)
+    leaves = [np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)]
+    with backend.tracing_for(target):
+        joining = build_optimizer(optimizer_settings(), parameters).joining
+        norm = global_norm(joining.join(tree))
+        sums = str(jax.make_jaxpr(global_norm)(joining.join(tree))).count("reduce_sum")
+    assert (len(joining.paths()) < len(SHAPES)) == (target == "cpu")
+    np.testing.assert_allclose(norm, np.linalg.norm(np.concatenate(leaves)), rtol=1e-6)
+    # on a GPU a kernel for each sum: of what is large, and of all that is small together
+    large = sum(leaf.size >= JOINED_BELOW for leaf in leaves)
+    assert sums == (large + 1 if target == "gpu" else len(joining.paths()))

@@ -182,6 +182,42 @@ def test_gate_switch_and_share_follow_their_laws():
     assert set(np.unique(draws.centre[..., 1])) == set(range(9))
 
 
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 8.0, 100.0])
+def test_lam_follows_a_symmetric_beta_distribution(alpha):
+    n = 100_000
+    lam = np.asarray(jax.jit(mixing.symmetric_beta, static_argnums=2)(jax.random.key(3), alpha, (n,)), np.float64)
+    assert lam.min() >= 0
+    assert lam.max() <= 1  # and so none is NaN
+    law = stats.beta(alpha, alpha)
+    variance = 1 / (4 * (2 * alpha + 1))
+    moments = {1: 0.0, 2: variance, 3: 0.0, 4: 3 * variance**2 * (2 * alpha + 1) / (2 * alpha + 3)}
+    for power, moment in moments.items():  # of the distance from 1/2
+        values = (lam - 0.5) ** power
+        assert abs(values.mean() - moment) < 5 * values.std() / np.sqrt(n)
+    # numbers next to 1 are rounded to it, and 0 where they are below the least float32: both sides one by one
+    least = lam[(lam < 0.5) & (lam > 1e-30)]
+    low = law.cdf(1e-30)
+    assert stats.kstest(least, lambda x: (law.cdf(x) - low) / (0.5 - low)).pvalue > 1e-4
+    above = lam[(lam > 0.5) & (lam < 1 - 1e-5)]
+    rest = law.sf(1 - 1e-5)
+    assert stats.kstest(1 - above, lambda x: (law.cdf(x) - rest) / (0.5 - rest)).pvalue > 1e-4
+    assert stats.binomtest(int((lam < 0.5).sum()), n, 0.5).pvalue > 1e-4
+
+
+def test_draws_belong_to_their_key_and_need_no_loop():
+    """Before a loop of unknown length the host of a GPU waits, and in each round of it."""
+    mix_settings = MixSettings(block=4, mixup=True, cutmix=True, mixup_alpha=0.3)
+
+    def draw(key: jax.Array) -> MixDraws:
+        return mixing.draw_mix(key, 0.5, 4, (8, 8), mix_settings)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    one, again, other = (float(draw(key).lam) for key in (keys[0], keys[0], keys[1]))
+    assert one == again != other
+    lowered = jax.jit(draw).trace(keys[0]).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.while" not in lowered
+
+
 @pytest.mark.parametrize(
     ("mix_settings", "p_mix"),
     [

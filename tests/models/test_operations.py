@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from linnaeus_jax import backend
 from linnaeus_jax.models import operations
 from linnaeus_jax.models.rotary import rotate
 from linnaeus_jax.models.transformer import attention_logits
@@ -96,8 +97,9 @@ def test_values_and_gradients_in_float64(name):
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["gelu", "layer norm", "rotation", "logits"])
-def test_narrow_numbers_are_summed_in_float32(name):
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", ["gelu", "layer norm", "linear", "rotation", "logits"])
+def test_narrow_numbers_are_summed_in_float32(name, target):
     """Values and gradients of bfloat16 arguments, next to those of the same numbers in float32."""
     own, plain, shapes = CASES[name]
     rng = np.random.default_rng(1)
@@ -108,7 +110,8 @@ def test_narrow_numbers_are_summed_in_float32(name):
     wide = [x.astype(jnp.float32) for x in arguments]
     if name == "logits":
         cotangent = cotangent.astype(jnp.float32)
-    ours = with_gradients(own, arguments, cotangent)
+    with backend.tracing_for(target):
+        ours = with_gradients(own, arguments, cotangent)
     theirs = with_gradients(plain, wide, cotangent.astype(jnp.float32))
     for one, other, argument in zip(ours[1], theirs[1], arguments, strict=True):
         assert one.dtype == argument.dtype
@@ -141,3 +144,23 @@ def test_once_takes_any_number_of_rows():
     (rows,) = jax.export.symbolic_shape("b")
     made = jax.export.export(jax.jit(lambda x: operations.once(x + 1)))(jax.ShapeDtypeStruct((rows, 3), np.float32))
     np.testing.assert_array_equal(made.call(np.zeros((2, 3), np.float32)), np.ones((2, 3)))
+
+
+@pytest.mark.parametrize(("name", "needed"), [("layer norm", 0), ("linear", 3), ("rotation", 0)])
+def test_sums_are_products_on_a_cpu_alone(name, needed):
+    """Elsewhere a product with ones would be a kernel of its own, which reads again what it sums."""
+    own, _, shapes = CASES[name]
+    arguments = [jnp.ones(shape, jnp.bfloat16) for shape in shapes]
+    if name == "rotation":
+        arguments[1] = arguments[1].astype(jnp.float32)  # angles
+
+    def products(target, platform):
+        def gradients(*arguments):
+            y, pullback = jax.vjp(own, *arguments)
+            return y, pullback(y)
+
+        with backend.tracing_for(target):
+            lowered = jax.jit(gradients).trace(*arguments).lower(lowering_platforms=(platform,))
+        return lowered.as_text().count("dot_general")
+
+    assert products("gpu", "cuda") == needed < products("cpu", "cpu")

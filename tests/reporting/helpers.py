@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from linnaeus_jax.config.saved import plain
+from linnaeus_jax.data.baselines import BASELINES_FILE
 from linnaeus_jax.files import RunDirectory, write_json
 from linnaeus_jax.metrics import names
 from linnaeus_jax.metrics.info import MetricInfo, per_task
@@ -128,6 +129,10 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
     coverage = {"summary": "168 of 169 arrays of the model are of the file", "counts": {"loaded": 168, "initial": 1}}
     write_json(directory.metadata / "pretrained.json", {**weights, "coverage": coverage})
     write_json(directory.metadata / "class_label_counts.json", {"train": {t: list(range(30)) for t in TASKS}})
+    percent = {"commonest": dict.fromkeys(TASKS, 4.5), "colours": dict.fromkeys(TASKS, 43.9)}
+    write_json(
+        directory.root / BASELINES_FILE, {"rows": {"train": [3000, 9000], "val": [900, 900]}, "percent": percent}
+    )
     unsureness = MetricInfo("unsureness", "1 - p of the best class", "fraction", higher_is_better=False)
     mean_place = per_task("mean_place", "mean place of the label", "", higher=False)
     of_plugins = {"unsureness": unsureness, "mean_place": mean_place}

@@ -59,6 +59,9 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
     text = (run / "report.html").read_text()
     page = Page(text)
     assert page.headings == list(SECTIONS)
+    assert "colours of the pictures alone" in text
+    assert "3,000 of 9,000 rows for train" in text
+    assert "<code>python -m linnaeus_jax.main --config=" in text
     inside = ("#s", "data:image/svg+xml;base64,", "data:image/jpeg;base64,")
     assert all(reference.startswith(inside) for reference in page.references)
     assert "http" not in re.sub(r"base64,[^\"]*", "", text)

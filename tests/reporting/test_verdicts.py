@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from linnaeus_jax.data.baselines import BASELINES_FILE
 from linnaeus_jax.files import write_json
 from linnaeus_jax.reporting.alerts import Watch
 from linnaeus_jax.reporting.metrics_log import Row
@@ -58,6 +59,26 @@ def test_verdicts(tmp_path, epochs, texts):
     assert len(found) == len(texts)
     assert all(one.startswith(text) for one, text in zip(found, texts, strict=True)), found
     assert set(found) <= set(warnings(run))
+
+
+def test_what_simple_means_do_better_is_said_first(tmp_path):
+    """At every rank where they do, and before what the schedule says."""
+    run = record(tmp_path, {TRAIN: 1.0}, {TRAIN: 4.0, VAL_ACCURACY: 41.0, "val/acc1_taxa_L20": 60.0})
+    percent = {
+        "commonest": {"taxa_L10": 30.0, "taxa_L20": 50.0},
+        "colours": {"taxa_L10": 43.9, "taxa_L20": 54.7},
+        "features": {"taxa_L10": 72.3, "taxa_L20": 86.1},
+    }
+    write_json(tmp_path / BASELINES_FILE, {"rows": {"train": [3000, 9000]}, "percent": percent})
+    write_json(tmp_path / "assets" / "schedule_summary.json", {"warnings": ["too short"]})
+    colours, features, rising, *others = warnings(run)
+    assert colours == (
+        "below a simple baseline (colours of the pictures alone): species 41.0 % in validation against 43.9 %"
+    )
+    assert features.startswith("below a simple baseline (frozen features, nothing trained): species 41.0 %")
+    assert "genus 60.0 % in validation against 86.1 %" in features
+    assert "the training loss rose" in rising
+    assert others[0] == "schedule: too short"
 
 
 def test_a_run_without_files_is_judged_by_its_losses_alone(tmp_path):

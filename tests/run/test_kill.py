@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from linnaeus_jax.data.baselines import BASELINES_FILE
 from linnaeus_jax.run.checkpoints import Checkpoints
 from tests.campaign.case import Ended
 from tests.forks import call
@@ -88,6 +89,7 @@ def assert_same_end(interrupted: Path, whole: Path) -> None:
     assert_same_rows(interrupted, whole)
     assert events_of(interrupted) == events_of(whole)
     assert kept(interrupted) == kept(whole)
+    assert (interrupted / BASELINES_FILE).read_bytes() == (whole / BASELINES_FILE).read_bytes()
     states = [json.loads((path / "progress.json").read_text()) for path in (interrupted, whole)]
     assert states[0] == states[1]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
-from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax import tools
+from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.optimizers import ParameterRow
 from linnaeus_jax.reporting.logs import console
@@ -57,3 +61,31 @@ def test_a_wrong_config_is_refused_before_anything_is_read(tmp_path):
     config = tiny_config(tmp_path / "data", train__epochs=0, aug__hflip_prob=2.0)
     with pytest.raises(ConfigError, match=r"(?s)train\.epochs.*aug\.hflip_prob|aug\.hflip_prob.*train\.epochs"):
         build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "storing", "of_epoch", "words"),
+    [
+        (20, 10.0, 20.0, "in 20 minutes: it fits as it is: 0:14:50"),
+        (10, 10.0, 20.0, "in 10 minutes: give --config.train.epochs=25; it takes 0:09:50"),
+        (5, 60.0, 10.0, "in 5 minutes: give --config.train.tune_views=1 --config.train.epochs=12; it takes 0:05:00"),
+    ],
+)
+def test_what_fits_a_budget_is_said_as_arguments(minutes, storing, of_epoch, words):
+    config = get_config()
+    config.train.epochs, config.train.tune = 40, "last:5"
+    times = {"beside": 60.0 if storing > 10 else 40.0, "storing": storing, "of_epoch": of_epoch}
+    assert check.within(minutes, config, **times, stored=True).startswith(words)
+
+
+def test_a_budget_that_nothing_fits_is_one_line():
+    config = get_config()
+    config.train.tune = "last:5"
+    with pytest.raises(UserError, match=r"--minutes 2 is too little: .* 4\.5 minutes .*--config\.train\.tune=head"):
+        check.within(2, config, beside=60.0, storing=50.0, of_epoch=20.0, stored=True)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "ten", "nan", "inf", ""])
+def test_minutes_are_a_number_above_0(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no number of minutes above 0"):
+        tools.minutes(text)

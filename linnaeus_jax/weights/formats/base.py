@@ -82,6 +82,8 @@ class Known(NamedTuple):
       get: how they are had: a command, or the address of a file.
       package: the Python distribution that ships them, if one does.
       sha256: of the file, in hexadecimal.
+      type, variant: of the model that they are of, as `model.type` and `model.variant` call it.
+      purpose: what they are good for, a few words.
     """
 
     name: str
@@ -92,6 +94,9 @@ class Known(NamedTuple):
     get: str
     package: str = ""
     sha256: str = ""
+    type: str = ""
+    variant: str = ""
+    purpose: str = ""
 
 
 class WeightFormat:

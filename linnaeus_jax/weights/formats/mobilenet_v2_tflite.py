@@ -35,10 +35,12 @@ def _pictures(size: int, scale: float, zero_point: float) -> Preprocessing:
     return Preprocessing((size, size), "squash", "lanczos", mean=mean, std=std)
 
 
-def _known(name: str, about: str, megabytes: float, sha256: str) -> Known:
+def _known(name: str, about: str, megabytes: float, sha256: str, purpose: str) -> Known:
     file = f"mobilenet_v2_1.0_224_{name}quant.tflite"
     source = f"Google Coral, {about}"
-    return Known(file, source, megabytes, "Apache-2.0", _pictures(224, 2**-7, 128), f"{ADDRESS}/{file}", "", sha256)
+    model = (FAMILY, VARIANT, purpose)
+    pictures, address = _pictures(224, 2**-7, 128), f"{ADDRESS}/{file}"
+    return Known(file, source, megabytes, "Apache-2.0", pictures, address, "", sha256, *model)
 
 
 def layers() -> Iterator[tuple[str, str, Operation]]:
@@ -68,18 +70,21 @@ class MobileNetV2Format(WeightFormat):
             "on iNaturalist: 964 birds",
             3.6,
             "350fcd8cf1df1560060d464595dfed8b174b05792788052896004848d9ad04f9",
+            "answers for birds without any training; a trunk for birds",
         ),
         _known(
             "inat_insect_",
             "on iNaturalist: 1,021 insects",
             3.7,
             "0ebaeb474dccf56b8b818b014f0d6a8e22b35a45b491a659f0b5405c9c838282",
+            "answers for insects without any training; a trunk for insects",
         ),
         _known(
             "",
             "on ImageNet: 1,000 classes",
             3.6,
             "7aad0c74c5e3c06e5eb3c827e13304fdd68a83da6087d92ee169c24ff9fd4776",
+            "the smallest download",
         ),
     )
 

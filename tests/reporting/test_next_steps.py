@@ -1,0 +1,111 @@
+"""What to try next, judged by the numbers of a run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linnaeus_jax.checks import config_errors
+from linnaeus_jax.config import get_config, load_config
+from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.saved import plain
+from linnaeus_jax.config.tree import assign
+from linnaeus_jax.data.baselines import BASELINES_FILE
+from linnaeus_jax.files import write_json
+from linnaeus_jax.reporting.metrics_log import Row
+from linnaeus_jax.reporting.next_steps import MOST, suggestion_lines, suggestions
+from linnaeus_jax.reporting.run_record import RunRecord
+
+ACCURACY = "val/non_null/acc1_taxa_L10"
+
+
+def record(root: Path, *epochs: dict[str, Any], **settings: Any) -> RunRecord:
+    """A run of the quickstart with these settings (`__` for dots) and a row for each epoch."""
+    config = load_config(["--config=quickstart"])[0]
+    for key, value in settings.items():
+        assign(config, tuple(key.split("__")), value)
+    if config.model.type == "EfficientNet":
+        config.model.convnext_stages = get_config().model.convnext_stages
+    write_json(root / "config.json", plain(config))
+    rows = [Row("epoch", 10 * n, n, 0.0, values) for n, values in enumerate(epochs)]
+    return RunRecord(root, tuple(rows))
+
+
+LITE0: dict[str, Any] = {
+    "model__type": "EfficientNet",
+    "model__variant": "lite0",
+    "model__pretrained": "package:efficientnet-lite0",
+}
+LITE0 |= {"data__img_size": 224}
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs", "words"),
+    [
+        ({"data__img_size": 224}, [{}], ["--config.model.pretrained=package:efficientnet-lite0", "train.tune=last:5"]),
+        ({"data__img_size": 48}, [{}], []),
+        ({**LITE0, "train__tune": "head"}, [{}], ["--config.train.tune=last:5", "--config.model.variant=lite2"]),
+        ({**LITE0, "train__tune": "last:5"}, [{}], ["--config.model.variant=lite2"]),
+        ({"data__img_size": 48, "train__epochs": 6}, [{ACCURACY: 10.0 + n} for n in range(6)], ["train.epochs=12"]),
+        ({"data__img_size": 48, "train__epochs": 6}, [{ACCURACY: 50.0}] * 6, []),
+        (
+            {"data__img_size": 48, "lr_scheduler__base_lr": 3e-3},
+            [{"val/loss_unweighted": 1.0}, {"val/loss_unweighted": 2.0}],
+            ["--config.lr_scheduler.base_lr=0.001"],
+        ),
+        (
+            {"data__img_size": 48},
+            [{"train/epoch_avg_non_null/acc1_taxa_L10": 90.0, ACCURACY: 60.0}],
+            ["it knows the training pictures 30 points better"],
+        ),
+        ({"data__img_size": 48}, [{ACCURACY: 60.0, "val/ece_taxa_L10": 0.2}], ["probabilities are 20 points from"]),
+    ],
+)
+def test_what_is_tried_next_follows_the_numbers_and_can_be_typed(tmp_path, settings, epochs, words):
+    run = record(tmp_path / "a run", *epochs, **settings)
+    found = suggestions(run)
+    said = suggestion_lines(run)
+    assert all(word in said for word in words), said
+    assert bool(found) == bool(words), said
+    assert len(found) <= MOST
+    for one in found:
+        program, *arguments = shlex.split(one.command)[2:]
+        if program == "linnaeus_jax.main":
+            config, workdir = load_config(arguments)
+            assert Path(workdir or "").parent == tmp_path
+            assert config_errors(config) == []
+
+
+def test_a_run_below_its_own_frozen_features_trains_longer(tmp_path):
+    run = record(tmp_path, {ACCURACY: 60.0}, data__img_size=48, train__epochs=6)
+    for share, wanted in ((59.0, []), (61.0, ["--config.train.epochs=12"])):
+        write_json(tmp_path / BASELINES_FILE, {"percent": {"features": {"taxa_L10": share}}})
+        assert [one.command.split()[-1] for one in suggestions(run)] == wanted
+
+
+def test_small_classes_that_are_badly_known_are_named(tmp_path):
+    run = record(tmp_path, {}, data__img_size=48)
+    write_json(tmp_path / "assets" / "class_to_idx.json", {"taxa_L10": {"null": 0, "7": 1, "8": 2, "9": 3}})
+    write_json(tmp_path / "metadata" / "class_label_counts.json", {"train": {"taxa_L10": [0, 5, 7, 500]}})
+    curves = {"val": {"taxa_L10": {"class_counts": [[0, 10, 10, 10], [0, 1, 9, 1]]}}}
+    write_json(tmp_path / "assets" / "validation_curves.json", curves)
+    (one,) = suggestions(run)
+    assert one.why == "more pictures of what there are few of (species): 7 (5 for training, 10 % right)"
+    assert one.command == ""
+
+
+def test_a_run_is_trained_once_more_from_its_own_configuration(tmp_path):
+    record(tmp_path, {}, train__epochs=7, data__task_keys_h5=("taxa_L10", "taxa_L20"))
+    config, _ = load_config([f"--config={tmp_path}/config.json", "--config.train.seed=9"])
+    assert (config.train.epochs, config.train.seed) == (7, 9)
+    assert config.data.task_keys_h5 == ("taxa_L10", "taxa_L20")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"train": {"no_such": 1}}', '{"train": 3}'])
+def test_another_json_file_is_one_line(tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"other\.json"):
+        load_config([f"--config={tmp_path}/other.json"])
