@@ -114,9 +114,11 @@ class Registry(Generic[T]):
 
 
 def options_of(item: Any) -> dict[str, Any]:
-    """Keyword-only arguments of a function, or fields of a dataclass, that have a default value."""
+    """Keyword-only arguments of a function, or fields of a dataclass, that have a default value; but for fields whose
+    metadata say that they are `given`, which other keys of the configuration decide."""
     if dataclasses.is_dataclass(item):
         fields = [field for field in dataclasses.fields(item) if field.init and field.name not in ("parent", "name")]
+        fields = [field for field in fields if not field.metadata.get("given")]
         return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
     parameters = inspect.signature(item).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}

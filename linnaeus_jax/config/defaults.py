@@ -219,6 +219,9 @@ def model() -> Section:
         only_last_cls=False,
         # zero: missing metadata become the token of a zero vector; mask: their token is not attended to
         missing_metadata="zero",
+        # how metadata join: tokens, beside the patches; late, added to the finished features, which it leaves as they
+        # are at first; empty: as the family does (mFormerV1, mFormerV0: tokens; others: late)
+        metadata_fusion="",
         # ---- mFormerV1, the first section also of ConvNeXt
         convnext_stages=dict(
             depths=(),  # blocks of the two ConvNeXt stages, of ConvNeXt of all; empty: the variant's
@@ -257,6 +260,37 @@ def model() -> Section:
             # same: TensorFlow's padding; symmetric: as much on all sides, as in weights made with PyTorch; None: same
             padding=placeholder(str),
             norm_eps=placeholder(float),  # epsilon of the norms; None: 1e-3 with same, 1e-5 with symmetric padding
+        ),
+        # ---- ViT; published weights say what they need
+        vit=dict(
+            patch_size=placeholder(int),  # side of a patch in pixels; None: the variant's
+            dim=placeholder(int),  # width of the tokens; None: the variant's
+            depth=placeholder(int),  # blocks; None: the variant's
+            num_heads=placeholder(int),  # attention heads of each block; None: the variant's
+            hidden=placeholder(int),  # width of the MLPs, with swiglu of each of its two halves; None: the variant's
+            activation=placeholder(str),  # of the MLPs: gelu, gelu_tanh, quick_gelu or swiglu; None: the variant's
+            # initial scale of each block's branches; 0: no such parameters; None: the variant's
+            layer_scale=placeholder(float),
+            epsilon=placeholder(float),  # of the norms; None: the variant's
+            qkv_bias=placeholder(bool),  # queries, keys and values have a bias; None: the variant's
+            patch_bias=placeholder(bool),  # patches have a bias; None: the variant's
+            class_token=placeholder(bool),  # there is a class token; None: the variant's
+            registers=placeholder(int),  # tokens beside the class token that nothing is read from; None: the variant's
+            # how the learned table of positions is resized for other pictures: antialias, bicubic, or offset, which is
+            # bicubic with another step; empty: there is none; None: the variant's
+            positions=placeholder(str),
+            # of class token and registers, how many have an entry in that table; None: the variant's
+            placed_tokens=placeholder(int),
+            # DINOv3's rotary positions with periods in float32 or bfloat16; empty: none; None: the variant's
+            rope=placeholder(str),
+            pre_norm=placeholder(bool),  # a norm before the first block; None: the variant's
+            # what becomes the features: the class token, avg, the mean of the patches; or map, pooling by attention
+            # None: the variant's
+            pool=placeholder(str),
+            # the last norm: of tokens before pooling, of features after it, or none; None: the variant's
+            norm=placeholder(str),
+            # width of a linear map of the features without bias; 0: none; None: the variant's
+            projection=placeholder(int),
         ),
         # ---- Joined
         # trunks whose features are concatenated, each (family, variant, settings, mean, std); model.features sets them

@@ -8,6 +8,7 @@ from linnaeus_jax.models.joined import Joined
 from linnaeus_jax.models.mformer_v0 import MFormerV0
 from linnaeus_jax.models.mformer_v1 import MFormerV1
 from linnaeus_jax.models.names import ParameterInfo, initial_variables, parameter_table
+from linnaeus_jax.models.vit import ViT
 
 __all__ = [
     "ClassificationHeads",
@@ -20,6 +21,7 @@ __all__ = [
     "MFormerV1",
     "ModelFamily",
     "ParameterInfo",
+    "ViT",
     "build_model",
     "initial_variables",
     "parameter_table",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ from linnaeus_jax.registry import MODELS
 
 #: random streams that a model may draw from in training
 RNG_STREAMS = ("dropout", "drop_path", "gumbel")
+#: how metadata join: beside the finished features, or as tokens beside the patches
+LATE, TOKENS = "late", "tokens"
 #: `train.tune` of a run in which everything trains
 FULL = "full"
 
@@ -30,8 +33,9 @@ class ModelFamily(nn.Module, kw_only=True):
     A classifier is a trunk, metadata and heads. A family defines the trunk: `setup`, which makes its modules and calls
     `setup_classifier`, and `encode_image`, the part that no metadata enter, apart so that several evaluations of the
     same images under different metadata share it. Metadata join late (`LateFusion`), or the family
-    defines `encode_tokens`, in which they meet the picture. A family whose `encode_image` is a row of blocks may also
-    define `trunk_blocks`, `enter` and `encode_from`, so that what its first blocks make of a picture is computed once.
+    defines `encode_tokens`, in which they meet the picture; one that has both says so in `fusions`. A family whose
+    `encode_image` is a row of blocks may also define `trunk_blocks`, `enter` and `encode_from`, so that what its first
+    blocks make of a picture is computed once.
     What a family keeps besides parameters, such as running statistics, lies in the collection `batch_stats`; it moves
     where `train` is set and the caller has made it mutable.
     Further fields are settings: those with a default value are the keys `model.<Name>.<field>`, the others stand in
@@ -46,6 +50,8 @@ class ModelFamily(nn.Module, kw_only=True):
       remat: whether the backward pass computes activations again to save memory.
       missing_metadata: what stands for a component that is missing or masked: `zero`, the token of a zero vector; or
         `mask`, nothing, since no other token attends to it.
+      metadata_fusion: `late` or `tokens`; "" in a way that only the family knows.
+      fusions: what `metadata_fusion` may be, the default first; empty: the family has no choice.
       variants: `model.variant` -> values of fields; empty: the family has no variants and ignores the key. One that
         suits tests on a CPU is called `test` or `tiny`, or comes first.
       keys: field -> its key in the `model` section, of a family whose settings stand there; a setting of one such
@@ -60,7 +66,9 @@ class ModelFamily(nn.Module, kw_only=True):
     dtype: Dtype
     remat: bool
     missing_metadata: str
+    metadata_fusion: str = dataclasses.field(default="", metadata={"given": True})
 
+    fusions: ClassVar[Sequence[str]] = ()
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     keys: ClassVar[Mapping[str, str]] = {}
     layer_index: ClassVar[Callable[[Any, str], int] | None] = None
@@ -69,7 +77,7 @@ class ModelFamily(nn.Module, kw_only=True):
     def setup_classifier(self) -> None:
         """Makes what is not the trunk's: heads, and the fusion where metadata join late. Called in `setup`."""
         self.head = ClassificationHeads(self.head_specs, name="head")
-        if self.components and type(self).encode_tokens is ModelFamily.encode_tokens:
+        if self.components and self.fuses_late:
             self.fusion = LateFusion(dtype=self.dtype, name="fusion")
 
     @classmethod
@@ -78,7 +86,7 @@ class ModelFamily(nn.Module, kw_only=True):
 
         Args:
           model: the `model` section.
-          given: `components`, `head_specs`, `img_size`, `dtype`, `remat` and `missing_metadata`.
+          given: `components`, `head_specs`, `img_size`, `dtype`, `remat`, `missing_metadata` and `metadata_fusion`.
 
         Raises:
           ValueError: settings that do not fit, one line each with key, value and fix.
@@ -102,6 +110,47 @@ class ModelFamily(nn.Module, kw_only=True):
     def grids(self, image_size: tuple[int, int]) -> tuple[tuple[int, int], ...]:
         """Grids (h, w) of patches that tables of relative positions belong to, for images of that height and width."""
         return ()
+
+    @nn.nowrap
+    def resized(self, name: str, array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, str] | None:
+        """An array of weights that were trained with pictures of another size, for this model.
+
+        Args:
+          name: canonical name of the leaf.
+          array: what the weights have, in PyTorch's layout.
+          shape: of the leaf.
+
+        Returns:
+          The array and a remark about how; None: its shape does not depend on the size of pictures.
+        """
+        return None
+
+    @nn.nowrap
+    def visible_components(
+        self, meta_BD: jax.Array | None, meta_valid_BK: jax.Array | None, batch: int
+    ) -> jax.Array | None:
+        """Which metadata components are known, bool [B, K]; None: with `missing_metadata` "zero" all count.
+
+        Raises:
+          ValueError: another shape than one per component.
+        """
+        shape = (batch, len(self.components))
+        if meta_valid_BK is not None and meta_valid_BK.shape != shape:
+            raise InputError(
+                f"meta_valid has shape {meta_valid_BK.shape}; [{batch}, {shape[1]}] is needed, one per component"
+            )
+        if self.missing_metadata == "zero" or not self.components:
+            return None
+        if meta_valid_BK is None or meta_BD is None:
+            return jnp.full(shape, meta_BD is not None)
+        return meta_valid_BK.astype(bool)
+
+    @property
+    def fuses_late(self) -> bool:
+        """Whether metadata join beside the finished features."""
+        if type(self).encode_tokens is ModelFamily.encode_tokens:
+            return True
+        return (self.metadata_fusion or next(iter(self.fusions), "")) == LATE
 
     @property
     def meta_dim(self) -> int:
@@ -199,10 +248,8 @@ class ModelFamily(nn.Module, kw_only=True):
         """Output of `encode_image` and metadata -> features [B, D] for the heads; here: late fusion of [B, D]."""
         if not self.components:
             return jnp.asarray(features)
-        batch, known_BK = features.shape[0], None
-        if self.missing_metadata == "mask":
-            known_BK = jnp.full((batch, len(self.components)), meta_BD is not None)
-            known_BK = known_BK if meta_valid_BK is None or meta_BD is None else meta_valid_BK.astype(bool)
+        batch = features.shape[0]
+        known_BK = self.visible_components(meta_BD, meta_valid_BK, batch)
         meta_BD = self.checked_meta(meta_BD, batch)
         if known_BK is not None:
             columns = np.repeat(np.arange(len(self.components)), [count for _, count in self.components])
@@ -224,6 +271,11 @@ def entry_block(model: ModelFamily, tune: str) -> int | None:
     """
     if tune == FULL:
         return None
+    if not model.trunk_blocks and model.metadata_fusion == TOKENS and model.fusions[0] == LATE:
+        raise InputError(
+            f"train.tune = {tune!r} needs a trunk that no metadata enter, but model.metadata_fusion is 'tokens'; use "
+            "model.metadata_fusion='late', or train.tune='full'"
+        )
     if not model.trunk_blocks:
         families = ", ".join(name for name, family in MODELS.entries.items() if family.enter is not ModelFamily.enter)
         raise InputError(
@@ -279,5 +331,18 @@ def build_model(
         dtype=dtype,
         remat=remat,
         missing_metadata=model["missing_metadata"],
+        metadata_fusion=_fusion(family, model),
     )
     return built
+
+
+def _fusion(family: type[ModelFamily], model: Mapping[str, Any]) -> str:
+    """How metadata join: what is given, else the default of the family; "" of one that says nothing of it."""
+    given = model.get("metadata_fusion", "")
+    choices = family.fusions or ((LATE,) if family.encode_tokens is ModelFamily.encode_tokens else ())
+    if given and given not in choices:
+        raise InputError(
+            f"model.metadata_fusion = {given!r} is not for model.type = {model['type']!r}"
+            + (f"; choose one of {', '.join(choices)}" if choices else ", which has its own way; leave it empty")
+        )
+    return str(given or (choices[0] if choices else ""))

@@ -7,7 +7,7 @@ and the overflow detector show them. Activations, softmax and residual sums are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -177,8 +177,16 @@ class Gelu(nn.Module):
         return operations.gelu(x)
 
 
+class QuickGelu(nn.Module):
+    """x * sigmoid(1.702 x), an approximation of GELU (Hendrycks & Gimpel 2016) that some weights were trained with."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * jax.nn.sigmoid(1.702 * x)
+
+
 class GeluTanh(nn.Module):
-    """GELU by a hyperbolic tangent, which some weights were trained with (Hendrycks & Gimpel 2016)."""
+    """The other approximation, x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -289,21 +297,46 @@ def subkey(key: jax.Array | None, index: int) -> jax.Array | None:
     return None if key is None else jax.random.fold_in(key, index)
 
 
+#: activation of an MLP -> its module; with `swiglu` it acts on the first half of what `fc1` gives, which then
+#: multiplies the second half (Shazeer 2020)
+ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {
+    "gelu": Gelu,
+    "quick_gelu": QuickGelu,
+    "gelu_tanh": GeluTanh,
+    "swiglu": Swish,
+}
+
+
 class Mlp(nn.Module):
-    """Linear, GELU, dropout, Linear, dropout over the last axis. `key` None: no dropout."""
+    """Linear, activation, dropout, Linear, dropout over the last axis. `key` None: no dropout."""
 
     hidden: int
     features: int
     drop_rate: float = 0.0
     dtype: Dtype = jnp.float32
+    activation: str = "gelu"
 
     @nn.compact
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        hidden = Linear(self.hidden, dtype=self.dtype, name="fc1")(x)
-        x = Dropout(self.drop_rate, name="drop1")(Gelu(name="act")(hidden), subkey(key, 0))
-        dropped = key is not None and self.drop_rate > 0
-        x = Linear(self.features, dtype=self.dtype, name="fc2")(x, gelu_of=None if dropped else hidden)
+        gated, act = self.activation == "swiglu", ACTIVATIONS[self.activation](name="act")
+        hidden = Linear(self.hidden * (1 + gated), dtype=self.dtype, name="fc1")(x)
+        x = act(hidden[..., : self.hidden]) * hidden[..., self.hidden :] if gated else act(hidden)
+        x = Dropout(self.drop_rate, name="drop1")(x, subkey(key, 0))
+        kept = self.activation == "gelu" and not (key is not None and self.drop_rate > 0)
+        x = Linear(self.features, dtype=self.dtype, name="fc2")(x, gelu_of=hidden if kept else None)
         return Dropout(self.drop_rate, name="drop2")(x, subkey(key, 1))
+
+
+class LayerScale(nn.Module):
+    """A learned factor of every channel (Touvron et al. 2021), `initial` at first."""
+
+    initial: float
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gamma = initial.parameter(self, "gamma", initial.constant(self.initial), x.shape[-1:])
+        return x * gamma.astype(self.dtype).reshape(*(1,) * (x.ndim - 1), -1)
 
 
 class ResNorm(nn.Module):

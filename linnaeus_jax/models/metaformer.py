@@ -15,13 +15,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from linnaeus_jax import backend
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
-from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.models.family import LATE, TOKENS, ModelFamily
 from linnaeus_jax.models.initial import parameter
 from linnaeus_jax.models.layers import ClsProjection, Conv1d, LayerNorm, MetaHead, weight_init
-from linnaeus_jax.models.transformer import ATTN_DROP_KINDS, ATTN_IMPLS, SelfAttention, TransformerStage
+from linnaeus_jax.models.transformer import (
+    ATTN_DROP_KINDS,
+    ATTN_IMPLS,
+    SelfAttention,
+    TransformerStage,
+    check_attn_impl,
+)
 
 MIN_SIZE = 32  # five halvings leave one patch
 MAX_DEPTH = 1000  # of one stage; more takes minutes to trace
@@ -30,7 +35,7 @@ MISSING_METADATA = ("zero", "mask")
 #: groups of parameters that both families have -> canonical names that belong to them
 SHARED_STAGES = {
     "heads.classification_heads": re.compile(r"^head\."),
-    "heads.meta_heads": re.compile(r"^meta_"),
+    "heads.meta_heads": re.compile(r"^(meta_|fusion\.)"),
     "embeddings": re.compile(r"^cls_token"),
     "aggregation": re.compile(r"^(cl_1_fc|aggregate|final_norm|norm)\."),
     "norm_layers": re.compile(r"^norm_[12]\."),
@@ -58,6 +63,7 @@ class MetaFormer(ModelFamily, kw_only=True):
     in_chans: int
 
     stage_patterns: ClassVar[Mapping[str, re.Pattern[str]]] = SHARED_STAGES
+    fusions: ClassVar = (TOKENS, LATE)
 
     @classmethod
     def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
@@ -117,7 +123,7 @@ class MetaFormer(ModelFamily, kw_only=True):
             place = int(entry[1] or entry[2]) + 1, 0
         elif name.startswith("norm_1."):
             place = 3, 0
-        elif re.match(r"(norm_2|final_norm|norm|cl_1_fc|aggregate|head)\.", name):
+        elif re.match(r"(norm_2|final_norm|norm|cl_1_fc|aggregate|fusion|head)\.", name):
             return sum(depths) + 1
         if place is None or place[0] >= len(depths) or place[1] >= depths[place[0]]:
             raise ValueError(f"parameter {name!r} belongs to no layer of a model with {depths} blocks per stage")
@@ -146,7 +152,7 @@ class MetaFormer(ModelFamily, kw_only=True):
         dims = self.token_dims
         self.cls_tokens = [parameter(self, f"cls_token_{s + 1}", weight_init, (1, 1, dims[s])) for s in range(2)]
         self.meta_heads = [
-            [MetaHead(dims[s], self.dtype, name=f"meta_{name.lower()}_head_{s + 1}") for name, _ in self.components]
+            [MetaHead(dims[s], self.dtype, name=f"meta_{n.lower()}_head_{s + 1}") for n, _ in self._token_components]
             for s in range(2)
         ]
         self.transformer_stages = [
@@ -170,13 +176,7 @@ class MetaFormer(ModelFamily, kw_only=True):
 
     @nn.nowrap
     def _attention(self, stage: int) -> dict[str, Any]:
-        device, bfloat16 = backend.target(), jnp.dtype(self.dtype) == jnp.bfloat16
-        drops_weights = self.attn_drop_rate[stage] > 0 and self.attn_drop_kind == "weights"
-        if self.attn_impl == "cudnn" and (device != "gpu" or not bfloat16 or drops_weights):
-            raise InputError(
-                "model.attn_impl = 'cudnn' needs a GPU, bfloat16 and attn_drop_rate 0 or attn_drop_kind 'keys' (here: "
-                f"{device}, {jnp.dtype(self.dtype)}, {self.attn_drop_rate[stage]}, '{self.attn_drop_kind}'); use 'auto'"
-            )
+        check_attn_impl(self.attn_impl, self.dtype, self.attn_drop_rate[stage], self.attn_drop_kind)
         return {
             "num_heads": self.num_heads[stage],
             "drop_rate": self.drop_rate[stage],
@@ -185,6 +185,11 @@ class MetaFormer(ModelFamily, kw_only=True):
             "attn_drop_kind": self.attn_drop_kind,
             "dtype": self.dtype,
         }
+
+    @property
+    def _token_components(self) -> tuple[tuple[str, int], ...]:
+        """The metadata components that are tokens."""
+        return () if self.fuses_late else self.components
 
     @property
     def norms_patches(self) -> bool:
@@ -205,11 +210,17 @@ class MetaFormer(ModelFamily, kw_only=True):
         train: bool = False,
     ) -> jax.Array:
         """The transformer part: output of `encode_image` and metadata -> features [B, D] for the heads."""
+        if self.fuses_late:
+            features = self._encode(features, jnp.zeros((features.shape[0], 0), self.dtype), None, train)
+            return super().encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
         visible_BN = self._visible(meta_BD, meta_valid_BK, features.shape[0])
-        meta_BD = self.checked_meta(meta_BD, features.shape[0])
+        return self._encode(features, self.checked_meta(meta_BD, features.shape[0]), visible_BN, train)
+
+    @nn.nowrap
+    def _encode(self, features: jax.Array, meta_BD: jax.Array, visible_BN: jax.Array | None, train: bool) -> jax.Array:
         tokens = self._transform(0, features, meta_BD, visible_BN, train)
         tokens = self.norm_1(tokens) if self.norms_patches else tokens
-        cls_1, patches = tokens[:, :1], tokens[:, 1 + len(self.components) :]
+        cls_1, patches = tokens[:, :1], tokens[:, 1 + len(self._token_components) :]
         cls_1 = cls_1 if self.norms_patches else self.norm_1(cls_1)
         x = self._enter(patches.reshape(features.shape))
         tokens = self._transform(1, x, meta_BD, visible_BN, train)
@@ -225,7 +236,7 @@ class MetaFormer(ModelFamily, kw_only=True):
         batch, height, width, dim = x_BhwD.shape
         tokens = [jnp.broadcast_to(self.cls_tokens[stage].astype(self.dtype), (batch, 1, dim))]
         offset = 0
-        for head, (_, columns) in zip(self.meta_heads[stage], self.components):
+        for head, (_, columns) in zip(self.meta_heads[stage], self._token_components):
             tokens.append(head(meta_BD[:, offset : offset + columns])[:, None])
             offset += columns
         tokens_BND = jnp.concatenate([*tokens, x_BhwD.reshape(batch, height * width, dim)], axis=1)
@@ -248,16 +259,8 @@ class MetaFormer(ModelFamily, kw_only=True):
     @nn.nowrap
     def _visible(self, meta_BD: jax.Array | None, meta_valid_BK: jax.Array | None, batch: int) -> jax.Array | None:
         """Which extra tokens others may look at, bool [B, 1 + K]; None: all. The class token always is."""
-        shape = (batch, len(self.components))
-        if meta_valid_BK is not None and meta_valid_BK.shape != shape:
-            raise InputError(
-                f"meta_valid has shape {meta_valid_BK.shape}; [{batch}, {shape[1]}] is needed, one per component"
-            )
-        if self.missing_metadata == "zero" or not self.components:
-            return None
-        if meta_valid_BK is None or meta_BD is None:
-            meta_valid_BK = jnp.full(shape, meta_BD is not None)
-        return jnp.concatenate([jnp.ones((batch, 1), bool), meta_valid_BK.astype(bool)], axis=1)
+        visible_BK = self.visible_components(meta_BD, meta_valid_BK, batch)
+        return None if visible_BK is None else jnp.concatenate([jnp.ones((batch, 1), bool), visible_BK], axis=1)
 
 
 def integers(model: MetaFormer, sizes: Mapping[str, int]) -> dict[str, str]:

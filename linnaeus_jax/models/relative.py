@@ -6,6 +6,7 @@ and a last row for every pair that contains an extra token.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, TypeVar
 
 import flax.linen as nn
@@ -64,22 +65,39 @@ def _toeplitz(x: jax.Array, size: int, axis: int) -> jax.Array:
     return jnp.moveaxis(x, (-2, -1), (axis, axis + 1))
 
 
-def bicubic_matrix(old: int, new: int) -> np.ndarray:
-    """Cubic interpolation of `old` equidistant values at `new` places, float64 [new, old] (Keys 1981, a = -0.75).
+def bicubic_matrix(old: int, new: int, *, antialias: bool = False, offset: float = 0.0) -> np.ndarray:
+    """Cubic interpolation of `old` equidistant values at `new` places, float64 [new, old] (Keys 1981).
 
-    Pixel centres are aligned, values beyond the border repeat it, and there is no smoothing before shrinking: what
-    torch calls bicubic with align_corners=False.
+    Pixel centres are aligned. It is what torch calls bicubic with align_corners=False: a = -0.75, values beyond the
+    border repeat it, no smoothing before shrinking; or with `antialias` a = -0.5, weights beyond the border are left
+    out, and shrinking widens the kernel.
+
+    Args:
+      offset: added to `new` where the distance of two places is computed, as some programs do.
     """
-    a = -0.75
-    place = (np.arange(new) + 0.5) * old / new - 0.5
-    first = np.floor(place).astype(int) - 1
+    step = old / (new + offset)
+    width = max(step, 1.0) if antialias else 1.0
+    a = -0.5 if antialias else -0.75
+    place = (np.arange(new)[:, None] + 0.5) * step - 0.5
+    taps = np.arange(-2 * math.ceil(width) - 1, 2 * math.ceil(width) + 3) + np.floor(place).astype(int)
+    distance = np.abs(place - taps) / width
+    inner = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    outer = (((distance - 5) * distance + 8) * distance - 4) * a
+    weights = np.where(distance <= 1, inner, np.where(distance < 2, outer, 0.0))
+    if antialias:
+        weights = np.where((taps >= 0) & (taps < old), weights, 0.0)
+        weights /= weights.sum(axis=1, keepdims=True)
     matrix = np.zeros((new, old))
-    for tap in range(4):
-        distance = np.abs(place - first - tap)
-        inner = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-        outer = (((distance - 5) * distance + 8) * distance - 4) * a
-        np.add.at(matrix, (np.arange(new), np.clip(first + tap, 0, old - 1)), np.where(distance <= 1, inner, outer))
+    np.add.at(matrix, (np.arange(new)[:, None], np.clip(taps, 0, old - 1)), weights)
     return matrix
+
+
+def resize_grid(grid_hwD: Array, along_y: np.ndarray, along_x: np.ndarray) -> Array:
+    """[h, w, D] of NumPy or JAX resized by the matrices [h', h] and [w', w], of the same kind and dtype."""
+    if isinstance(grid_hwD, np.ndarray):
+        return np.einsum("yv,xu,vud->yxd", along_y, along_x, grid_hwD, optimize=True).astype(grid_hwD.dtype)
+    constants = [jnp.asarray(matrix, grid_hwD.dtype) for matrix in (along_y, along_x)]
+    return jnp.einsum("yv,xu,vud->yxd", *constants, grid_hwD, precision="highest")
 
 
 def resize_table(table_Rh: Array, old: tuple[int, int], new: tuple[int, int]) -> Array:
@@ -101,12 +119,9 @@ def resize_table(table_Rh: Array, old: tuple[int, int], new: tuple[int, int]) ->
         return table_Rh
     along_y, along_x = (bicubic_matrix(2 * a - 1, 2 * b - 1) for a, b in zip(old, new))
     grid = table_Rh[:-1].reshape(2 * old[0] - 1, 2 * old[1] - 1, heads)
-    if isinstance(table_Rh, np.ndarray):
-        resized = np.einsum("yv,xu,vuh->yxh", along_y, along_x, grid, optimize=True).astype(table_Rh.dtype)
-        return np.concatenate([resized.reshape(-1, heads), table_Rh[-1:]])
-    constants = [jnp.asarray(matrix, table_Rh.dtype) for matrix in (along_y, along_x)]
-    traced = jnp.einsum("yv,xu,vuh->yxh", *constants, grid, precision="highest")
-    return jnp.concatenate([traced.reshape(-1, heads), table_Rh[-1:]])
+    resized = resize_grid(grid, along_y, along_x).reshape(-1, heads)
+    join = np.concatenate if isinstance(table_Rh, np.ndarray) else jnp.concatenate
+    return join([resized, table_Rh[-1:]])
 
 
 class RelativeAttention(SelfAttention):
@@ -116,8 +131,8 @@ class RelativeAttention(SelfAttention):
     """
 
     table_grid: tuple[int, int] = (1, 1)
+    qkv_bias: bool = False
 
-    qkv_bias: ClassVar[bool] = False
     learned_bias: ClassVar[bool] = True
 
     @nn.nowrap

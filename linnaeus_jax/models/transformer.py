@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
 from linnaeus_jax import backend
 from linnaeus_jax.mistakes import InputError
@@ -20,6 +21,7 @@ from linnaeus_jax.models.layers import (
     Dropout,
     Dtype,
     LayerNorm,
+    LayerScale,
     Linear,
     Mlp,
     Residual,
@@ -32,6 +34,17 @@ from linnaeus_jax.models.operations import wide
 ATTN_IMPLS = ("auto", "xla", "cudnn")
 #: what `attn_drop_rate` is the rate of: single weights, or keys for all queries of a head
 ATTN_DROP_KINDS = ("weights", "keys")
+
+
+def check_attn_impl(attn_impl: str, dtype: Dtype, attn_drop_rate: float, attn_drop_kind: str) -> None:
+    """Raises InputError where `model.attn_impl` cannot be had here."""
+    device, bfloat16 = backend.target(), jnp.dtype(dtype) == jnp.bfloat16
+    drops_weights = attn_drop_rate > 0 and attn_drop_kind == "weights"
+    if attn_impl == "cudnn" and (device != "gpu" or not bfloat16 or drops_weights):
+        raise InputError(
+            "model.attn_impl = 'cudnn' needs a GPU, bfloat16 and attn_drop_rate 0 or attn_drop_kind 'keys' (here: "
+            f"{device}, {jnp.dtype(dtype)}, {attn_drop_rate}, '{attn_drop_kind}'); use 'auto'"
+        )
 
 
 class SelfAttention(nn.Module):
@@ -53,8 +66,8 @@ class SelfAttention(nn.Module):
     attn_impl: str = "auto"
     dtype: Dtype = jnp.float32
     attn_drop_kind: str = "weights"
+    qkv_bias: bool = True
 
-    qkv_bias: ClassVar[bool] = True
     learned_bias: ClassVar[bool] = False  # whether `_placed` gives a bias
 
     @nn.compact
@@ -233,13 +246,17 @@ class TransformerBlock(nn.Module):
 
     `scales_2B` are the multipliers of the two branches (None: 1), `key` that of dropout (None: off), `key_mask_BN` the
     tokens that others may look at (None: all), `padding` how many of the last are none. With `remat` attention and MLP
-    are recomputed in the backward pass, each on its own; norms and sums are kept.
+    are recomputed in the backward pass, each on its own; norms and sums are kept. `layer_scale` is the initial scale of
+    every channel of both branches (0: no such parameter), `activation` that of the MLP, see `Mlp`.
     """
 
     attention_type: type[SelfAttention]
     attention: Mapping[str, Any]  # its arguments
     mlp_ratio: float = 4.0
     remat: bool = False
+    epsilon: float = 1e-5
+    activation: str = "gelu"
+    layer_scale: float = 0.0
     prevent_cse: bool = True
 
     @nn.compact
@@ -257,7 +274,7 @@ class TransformerBlock(nn.Module):
         scales = (None, None) if scales_2B is None else (scales_2B[0], scales_2B[1])
         keys = (subkey(key, 0), subkey(key, 1))
         attn = self.attention_type(**self.attention, name="attn")
-        mlp = Mlp(int(dim * self.mlp_ratio), dim, drop_rate, dtype, name="mlp")
+        mlp = Mlp(int(dim * self.mlp_ratio + 1e-6), dim, drop_rate, dtype, self.activation, name="mlp")
 
         def call_attn(module: nn.Module, x: jax.Array, key: jax.Array | None, mask: jax.Array | None) -> jax.Array:
             return module(x, grid, key, key_mask_BN=mask, padding=padding)
@@ -268,9 +285,11 @@ class TransformerBlock(nn.Module):
         if self.remat:
             call_attn = nn.remat(call_attn, prevent_cse=self.prevent_cse)
             call_mlp = nn.remat(call_mlp, prevent_cse=self.prevent_cse)
-        y = call_attn(attn, LayerNorm(dtype=dtype, name="norm1")(x_BND), keys[0], key_mask_BN)
+        y = call_attn(attn, LayerNorm(self.epsilon, dtype=dtype, name="norm1")(x_BND), keys[0], key_mask_BN)
+        y = LayerScale(self.layer_scale, dtype, name="ls1")(y) if self.layer_scale else y
         x_BND = Residual(name="residual1")(x_BND, y, scales[0])
-        y = call_mlp(mlp, LayerNorm(dtype=dtype, name="norm2")(x_BND), keys[1])
+        y = call_mlp(mlp, LayerNorm(self.epsilon, dtype=dtype, name="norm2")(x_BND), keys[1])
+        y = LayerScale(self.layer_scale, dtype, name="ls2")(y) if self.layer_scale else y
         return Residual(name="residual2")(x_BND, y, scales[1])
 
 
@@ -287,12 +306,24 @@ class TransformerStage(nn.Module):
     mlp_ratio: float = 4.0
     remat: bool = False
     scan: bool = False
+    form: Mapping[str, Any] = FrozenDict()  # further arguments of the blocks
 
     @nn.compact
     def __call__(
-        self, x_BND: jax.Array, grid: tuple[int, int], *, train: bool, key_mask_BN: jax.Array | None = None
+        self,
+        x_BND: jax.Array,
+        grid: tuple[int, int],
+        *,
+        train: bool,
+        key_mask_BN: jax.Array | None = None,
+        which: slice = slice(None),
     ) -> jax.Array:
-        """Maps tokens [B, N, D] to [B, N, D]; `key_mask_BN` bool [B, N]: the tokens others may look at, None: all."""
+        """Maps tokens [B, N, D] to [B, N, D].
+
+        Args:
+          key_mask_BN: bool [B, N], the tokens that others may look at; None: all.
+          which: the blocks that are run.
+        """
         depth, tokens = len(self.drop_path_rates), x_BND.shape[1]
         if padding := self.attention_type(**self.attention, parent=None).padding_for(tokens, x_BND.shape[2]):
             x_BND = jnp.pad(x_BND, ((0, 0), (0, padding), (0, 0)))
@@ -303,10 +334,12 @@ class TransformerStage(nn.Module):
             scales_L2B = drop_path_scales(self.make_rng("drop_path"), self.drop_path_rates, 2, x_BND.shape[0])
         if train and (self.attention["drop_rate"] > 0 or self.attention["attn_drop_rate"] > 0):
             keys_L = jax.random.split(self.make_rng("dropout"), depth)
-        if self.scan and not self.is_initializing():
-            x_BND = self._scan(x_BND, grid, scales_L2B, keys_L, key_mask_BN, padding)
+        run = range(depth)[which]
+        if self.scan and run and not self.is_initializing():
+            drops = jax.tree.map(lambda x: x[which], (scales_L2B, keys_L))
+            x_BND = self._scan(x_BND, grid, run, drops, key_mask_BN, padding)
             return x_BND[:, :tokens] if padding else x_BND
-        for i in range(depth):
+        for i in run:
             block = self._block(str(i), prevent_cse=True)
             scales_2B = None if scales_L2B is None else scales_L2B[i]
             key = None if keys_L is None else keys_L[i]
@@ -316,22 +349,26 @@ class TransformerStage(nn.Module):
     @nn.nowrap
     def _block(self, name: str, *, prevent_cse: bool) -> TransformerBlock:
         return TransformerBlock(
-            self.attention_type, self.attention, self.mlp_ratio, self.remat, prevent_cse=prevent_cse, name=name
+            self.attention_type,
+            self.attention,
+            self.mlp_ratio,
+            self.remat,
+            **self.form,
+            prevent_cse=prevent_cse,
+            name=name,
         )
 
     def _scan(
         self,
         x_BND: jax.Array,
         grid: tuple[int, int],
-        scales_L2B: jax.Array | None,
-        keys_L: jax.Array | None,
+        which: range,
+        drops_L: tuple[jax.Array | None, jax.Array | None],
         key_mask_BN: jax.Array | None,
         padding: int,
     ) -> jax.Array:
-        depth = len(self.drop_path_rates)
-
         def stacked(variables: dict) -> dict:
-            blocks = [variables["params"][str(i)] for i in range(depth)]
+            blocks = [variables["params"][str(i)] for i in which]
             return {"params": {"layer": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}}
 
         def one(block: nn.Module, x: jax.Array, drops: tuple) -> tuple[jax.Array, None]:
@@ -339,7 +376,7 @@ class TransformerStage(nn.Module):
 
         def run(stage: TransformerStage, x: jax.Array) -> jax.Array:
             block = stage._block("layer", prevent_cse=False)
-            scanned = nn.scan(one, variable_axes={True: 0}, split_rngs={True: True}, length=depth)
-            return scanned(block, x, (scales_L2B, keys_L))[0]
+            scanned = nn.scan(one, variable_axes={True: 0}, split_rngs={True: True}, length=len(which))
+            return scanned(block, x, drops_L)[0]
 
         return nn.map_variables(run, "params", trans_in_fn=stacked)(self, x_BND)

@@ -71,6 +71,8 @@ def run_identity(dataset: Dataset, program: Program, images: ImageSource) -> dic
     model["head_specs"] = [_head_identity(spec) for spec in program.model.head_specs]
     if model["missing_metadata"] == "zero":  # as in checkpoints from before there was a choice
         del model["missing_metadata"]
+    if model["metadata_fusion"] in ("", *program.model.fusions[:1]) or not program.model.fusions:
+        del model["metadata_fusion"]
     identity = {
         "ranks": dataset.tasks,
         "classes": {task: ids.tolist() for task, ids in dataset.classes.items()},

@@ -5,15 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from linnaeus_jax import __version__
 from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.joined import SHARED, Joined, can_be_joined
 from linnaeus_jax.registry import MODELS
-from linnaeus_jax.weights.files import SETTINGS, write_state
+from linnaeus_jax.weights.files import SETTINGS, read_state, write_state
+from linnaeus_jax.weights.formats.base import format_of
 from linnaeus_jax.weights.formats.linnaeus import torch_state
+from linnaeus_jax.weights.locating import located
 
-__all__ = ["facts", "own_settings", "torch_state", "write_state"]
+__all__ = ["facts", "own_settings", "restored_state", "torch_state", "write_state"]
+
+
+def restored_state(
+    model: ModelFamily, model_type: str, arrays: Mapping[str, np.ndarray], like: str
+) -> dict[str, np.ndarray]:
+    """The arrays of a model under the names and in the shapes of its source; heads and metadata have none there.
+
+    Args:
+      arrays: canonical name -> array in PyTorch's layout.
+      like: a file of the source, a path or a name as `model.pretrained` takes it.
+
+    Raises:
+      UserError: the file cannot be had, or is of another family.
+    """
+    file = read_state(located(like, "--like"))
+    kind = format_of(file)
+    found = kind.restored(file, model, arrays) if kind.family in ("", model_type) else {}
+    if not found or file.facts:
+        raise UserError(
+            f"--like: {file.path} is no file of a source of a {model_type}; give one that the run began with"
+        )
+    return found
 
 
 def own_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,8 @@ def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mappi
 
     Args:
       arrays: name -> array, in PyTorch's layout if PyTorch is to read them.
-      facts: JSON types, kept as `metadata["linnaeus_jax"]`.
+      facts: JSON types, kept as `metadata["linnaeus_jax"]`; {}: the file says nothing of itself, as one of another
+        program.
 
     Raises:
       UserError: the name does not end in .safetensors, or the file cannot be written.
@@ -123,7 +124,8 @@ def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mappi
             unfinished.touch()
             mode = unfinished.stat().st_mode  # as the umask has it; safetensors lets nobody but the owner read
             try:
-                save_file(packed, unfinished, {"format": "pt", FACTS: json.dumps(dict(facts))})
+                about = {FACTS: json.dumps(dict(facts))} if facts else {}
+                save_file(packed, unfinished, {"format": "pt", **about})
             except SafetensorError as error:  # which has the number of the system's error in its text alone
                 if number := re.search(r"(?:os error|code:) (\d+)", str(error)):
                     raise OSError(int(number[1]), os.strerror(int(number[1]))) from error

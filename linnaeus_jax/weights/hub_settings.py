@@ -214,7 +214,7 @@ def _of_timm(path: Path, config: Mapping[str, Any]) -> HubSettings:
         pretrained.text("license"),
         labels,
         fields.text("architecture") or pretrained.text("architecture"),
-        fields.section("model_args").tree,
+        {"global_pool": fields.text("global_pool"), **fields.section("model_args").tree},
         fields.count("num_classes"),
     )
 
@@ -250,12 +250,14 @@ def _interpolation(fields: _Fields, default: str) -> str:
 
 def _of_open_clip(path: Path, config: Mapping[str, Any]) -> HubSettings:
     fields = _Fields(path, config)
-    vision = fields.section("model_cfg").section("vision_cfg")
+    model = fields.section("model_cfg")
+    vision = model.section("vision_cfg")
     try:
         pictures, reason = _pictures_of_open_clip(fields.section("preprocess_cfg"), vision)
     except _Unknown as error:
         pictures, reason = None, str(error)
-    return HubSettings((path,), pictures, reason, architecture=vision.text("timm_model_name"), model=vision.tree)
+    settings = {"quick_gelu": model.flag("quick_gelu", False), **vision.tree}
+    return HubSettings((path,), pictures, reason, architecture=vision.text("timm_model_name"), model=settings)
 
 
 def _pictures_of_open_clip(fields: _Fields, vision: _Fields) -> tuple[Preprocessing | None, str]:

@@ -227,6 +227,8 @@ class _Fitting:
                 self._take(target, array)
             elif target.name.endswith(TABLE):
                 self._table(target, array)
+            elif resized := self.model.resized(target.name, array, target.shape):
+                self._take(target, resized[0], cov.RESIZED, resized[1])
             else:
                 self._other_shape(target, array)
         for name, array in self.mapped.arrays.items():

@@ -328,6 +328,7 @@ add(
     ),
     only_last_cls=Row(True, lambda s: any(name.startswith("aggregate") for name in s.shapes()), False),
     missing_metadata=Row("mask", at("model.missing_metadata"), "mask"),
+    metadata_fusion=Row("late", at("model.metadata_fusion"), "late"),
     compat=Row("metafg", at("model.norms_patches"), False, V0),
     depthwise_impl=Row("lax", at("model.depthwise_impl"), "lax"),
     attn_impl=Row("xla", at("model.attn_impl"), "xla"),
@@ -391,6 +392,34 @@ add(
     head_norm_eps=Row(1e-5, at("model.head_norm_eps"), 1e-5, CONVNEXT),
     head_norm_first=Row(True, at("model.head_norm_first"), True, CONVNEXT),
     head_hidden_size=Row(16, lambda s: s.shapes().get("pre_logits.weight"), (64, 16), CONVNEXT),
+)
+VIT = {**VARIANT, "model.type": "ViT", "model.variant": "tiny"}
+add(
+    "model.vit",
+    patch_size=Row(32, shape("patch_embed.proj.weight"), (32, 32, 3, 48), VIT),
+    dim=Row(24, shape("patch_embed.cls_token"), (1, 1, 24), VIT),
+    depth=Row(1, lambda s: "blocks.1.norm1.weight" in s.shapes(), False, VIT),
+    num_heads=Row(4, at("model.num_heads"), 4, VIT),
+    hidden=Row(8, shape("blocks.0.mlp.fc1.weight"), (48, 8), VIT),
+    activation=Row("swiglu", shape("blocks.0.mlp.fc1.weight"), (48, 384), VIT),
+    layer_scale=Row(0.1, lambda s: "blocks.0.ls1.gamma" in s.shapes(), True, VIT),
+    epsilon=Row(1e-5, at("model.epsilon"), 1e-5, VIT),
+    qkv_bias=Row(False, lambda s: "blocks.0.attn.qkv.bias" in s.shapes(), False, VIT),
+    patch_bias=Row(False, lambda s: "patch_embed.proj.bias" in s.shapes(), False, VIT),
+    class_token=Row(
+        False,
+        lambda s: "patch_embed.cls_token" in s.shapes(),
+        False,
+        {**VIT, "model.vit.pool": "avg", "model.vit.placed_tokens": 0},
+    ),
+    registers=Row(2, lambda s: s.shapes().get("patch_embed.reg_token"), (1, 2, 48), VIT),
+    positions=Row("", lambda s: "patch_embed.pos_embed" in s.shapes(), False, VIT),
+    placed_tokens=Row(0, at("model.placed_tokens"), 0, VIT),
+    rope=Row("bfloat16", at("model.rope"), "bfloat16", VIT),
+    pre_norm=Row(True, lambda s: "norm_pre.weight" in s.shapes(), True, VIT),
+    pool=Row("map", lambda s: "attn_pool.latent" in s.shapes(), True, VIT),
+    norm=Row("features", lambda s: "fc_norm.weight" in s.shapes(), True, VIT),
+    projection=Row(5, lambda s: s.shapes().get("proj.weight"), (48, 5), VIT),
 )
 add(
     "model.classification",

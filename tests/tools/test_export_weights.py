@@ -9,6 +9,7 @@ from linnaeus_jax.tools import export_weights
 from linnaeus_jax.weights.files import read_state
 from tests.run.saved_run import contents, save_run
 from tests.tiny import tiny_config
+from tests.weights.test_hub_vit import Published
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +32,17 @@ def test_export(saved, tmp_path, capsys):
     assert contents(run) == before
 
 
-def test_errors_write_nothing(saved, tmp_path, capsys):
+def test_errors_write_nothing(saved, tmp_path_factory, tmp_path, capsys):
     run, _ = saved
+    published = Published("hf_dinov2", tmp_path_factory.mktemp("published")).path
     out = tmp_path / "w.safetensors"
     for arguments, words in (
         ([run, tmp_path / "w.pth"], "must end in .safetensors"),
         ([tmp_path, out], "give the directory of a run"),
         ([run, out, "--checkpoint", "7"], "no checkpoint '7'"),
         ([run, out, "--weights", "ema"], "kept no moving average"),
+        ([run, out, "--like", tmp_path / "none.safetensors"], "does not exist"),
+        ([run, out, "--like", published], "is no file of a source of a mFormerV1"),
     ):
         assert export_weights.main([str(argument) for argument in arguments]) == 2
         assert words in capsys.readouterr().err

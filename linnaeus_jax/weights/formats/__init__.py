@@ -4,6 +4,7 @@ from linnaeus_jax.weights.formats import (  # noqa: I001  # their order counts
     linnaeus,
     metaformer,
     convnext,
+    vit,
     stitched_convnext_ropevit,
     efficientnet,
     mobilenet_v2_tflite,
@@ -18,4 +19,5 @@ __all__ = [
     "mobilenet_v2_tflite",
     "stitched_convnext_ropevit",
     "timm_efficientnet",
+    "vit",
 ]

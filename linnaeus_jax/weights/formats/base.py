@@ -158,6 +158,15 @@ class WeightFormat:
         """Weights [C, D] and biases [C] of the classifier that the source was trained with; None: it has none."""
         return None
 
+    def restored(self, file: StateFile, model: ModelFamily, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays of a model under the names and in the shapes that a file of this kind has them.
+
+        Args:
+          file: whose names are taken; what it has beside the model's arrays is left out.
+          arrays: canonical name -> array in PyTorch's layout.
+        """
+        return {name: arrays[name] for name in file.arrays if name in arrays}
+
     def map(
         self,
         files: Sequence[StateFile],
