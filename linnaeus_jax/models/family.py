@@ -20,8 +20,6 @@ from linnaeus_jax.registry import MODELS
 
 #: random streams that a model may draw from in training
 RNG_STREAMS = ("dropout", "drop_path", "gumbel")
-#: `train.tune` of a run in which everything trains
-FULL = "full"
 
 
 class ModelFamily(nn.Module, kw_only=True):
@@ -222,7 +220,7 @@ def entry_block(model: ModelFamily, tune: str) -> int | None:
     Raises:
       InputError: another text, or a model that cannot be cut there.
     """
-    if tune == FULL:
+    if tune == "full":
         return None
     if not model.trunk_blocks:
         families = ", ".join(name for name, family in MODELS.entries.items() if family.enter is not ModelFamily.enter)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from linnaeus_jax.config.derived import STORED_GROUP
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.picture_sample import picture_sample
@@ -27,7 +28,6 @@ from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec
 from linnaeus_jax.files import make_directory
 from linnaeus_jax.learning.augmentation import augment, normalize
-from linnaeus_jax.learning.optimizers import STORED_GROUP
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.display import row_bar
 from linnaeus_jax.run.experiment import Experiment
