@@ -89,7 +89,7 @@ def test_what_is_stored_belongs_to_one_preprocessing(tmp_path):
     ):
         config = config_of(tmp_path, "head", **change)
         experiment = build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
-        keys.append(stored._spec(experiment, experiment.inputs.dataset.val, "weights").key)
+        keys.append(stored.spec_of(experiment, experiment.inputs.dataset.val, "weights").key)
     assert len(set(keys)) == len(keys)
 
 
@@ -105,16 +105,15 @@ def test_what_is_not_finite_is_an_error_and_what_could_not_be_read_is_marked(tmp
         stored._checked(values, batch, experiment)
 
 
-def test_several_processes_are_refused(tmp_path):
-    nobody: Any = None
-    experiment: Any = SimpleNamespace(
-        config=config_of(tmp_path, "head"),
-        program=SimpleNamespace(stored=object()),
-        inputs=None,
-        placement=SimpleNamespace(process_count=2),
-    )
-    with pytest.raises(UserError, match=r"train\.tune = 'head' is for one process, and this run has 2"):
-        stored.store_inputs(experiment, nobody, nobody, nobody)
+def test_runs_that_share_a_folder_store_once_and_one_at_a_time(tmp_path):
+    config = config_of(tmp_path, train__tune_dir=str(tmp_path / "shared"))
+    paths = [stored.stored_path(config, RunDirectory(tmp_path / run), "val", key) for run, key in ("aa", "ba", "bb")]
+    assert paths[0] == paths[1] != paths[2]
+    said = pytest.raises(UserError, match=r"val-a\.bin is being written by another run")
+    with stored._alone(paths[0]), said, stored._alone(paths[1]):
+        pass
+    with stored._alone(paths[1]), stored._alone(paths[2]):
+        pass
 
 
 def moved_of(loaded):
