@@ -15,7 +15,6 @@ Weights, features and pictures are random. `peak_mb` is the most memory that the
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import resource
 import shlex
@@ -102,41 +101,43 @@ def storing(options: argparse.Namespace, folder: Path) -> list[Row]:
     labels, pictures = write_labels(folder / "few.h5", PICTURES), folder / "pictures.h5"
     with h5py.File(pictures, "w") as file:
         file["images"] = np.random.default_rng(0).integers(0, 256, (PICTURES, SIDE, SIDE, 3), np.uint8)
-    rows: list[Row] = []
-    for tune in ("head", "last:5"):
-        config = configured(labels, pictures, 32, train__tune=tune, train__tune_views=1, data__batch_size_val=BATCH)
-        experiment = build_experiment(config, RunDirectory(folder / "storing"), write=False)
-        state, split, number = experiment.initial_state(), experiment.inputs.dataset.train, itertools.count()
-        weights = state.params, state.model_state
-        spec = stored.spec_of(experiment, split, "random")
-        view, interruption, watchdog = stored.view_function(experiment), Interruption(), Watchdog(0.0, print)
+    return [storing_of(tune, labels, pictures, options.pairs) for tune in ("head", "last:5")]
 
-        def ours() -> float:
-            path = folder / f"{next(number)}.bin"
-            start = time.perf_counter()
-            writer = stored.Writer(spec, StoredFile(path, spec), 0)
-            stored.store_split(experiment, view, weights, split, writer, interruption, watchdog)
-            seconds = time.perf_counter() - start
-            path.unlink()
-            return seconds
 
-        model, block = experiment.program.model, experiment.program.objective.block
-        batch = jnp.asarray(np.random.default_rng(0).standard_normal((BATCH, SIDE, SIDE, 3), np.float32))
-        given = {"params": state.params, **state.model_state}
-        forward = jax.jit(lambda given, batch: model.apply(given, batch, block, method="enter"))
-        bare = forward.lower(given, batch).compile(compiler_options(training=False))
+def storing_of(tune: str, labels: Path, pictures: Path, pairs: int) -> Row:
+    """The line of one `train.tune`."""
+    config = configured(labels, pictures, 32, train__tune=tune, train__tune_views=1, data__batch_size_val=BATCH)
+    experiment = build_experiment(config, RunDirectory(labels.parent / "storing"), write=False)
+    state, split = experiment.initial_state(), experiment.inputs.dataset.train
+    weights = state.params, state.model_state
+    spec = stored.spec_of(experiment, split, "random")
+    view, interruption, watchdog = stored.view_function(experiment), Interruption(), Watchdog(0.0, print)
+    path = labels.parent / "stored.bin"
 
-        def theirs() -> float:
-            start = time.perf_counter()
-            for _ in range(PICTURES * spec.views // BATCH):
-                jax.block_until_ready(bare(given, batch))
-            return time.perf_counter() - start
+    def ours() -> float:
+        start = time.perf_counter()
+        writer = stored.Writer(spec, StoredFile(path, spec), 0)
+        stored.store_split(experiment, view, weights, split, writer, interruption, watchdog)
+        seconds = time.perf_counter() - start
+        path.with_suffix(".jsonl").unlink()  # so that all is written again
+        return seconds
 
-        times = compared(ours, theirs, options.pairs).row()
-        ratios = {key: times[key] for key in ("ratio", "ratio_low", "ratio_high", "control")}
-        views_per_s = PICTURES * spec.views / times["f_seconds"]
-        rows.append({"part": f"storing {tune}", "views_per_s": views_per_s, **ratios, "peak_mb": peak_mb()})
-    return rows
+    model, block = experiment.program.model, experiment.program.objective.block
+    batch = jnp.asarray(np.random.default_rng(0).standard_normal((BATCH, SIDE, SIDE, 3), np.float32))
+    given = {"params": state.params, **state.model_state}
+    forward = jax.jit(lambda given, batch: model.apply(given, batch, block, method="enter"))
+    bare = forward.lower(given, batch).compile(compiler_options(training=False))
+
+    def theirs() -> float:
+        start = time.perf_counter()
+        for _ in range(PICTURES * spec.views // BATCH):
+            jax.block_until_ready(bare(given, batch))
+        return time.perf_counter() - start
+
+    times = compared(ours, theirs, pairs).row()
+    ratios = {key: times[key] for key in ("ratio", "ratio_low", "ratio_high", "control")}
+    views_per_s = PICTURES * spec.views / times["f_seconds"]
+    return {"part": f"storing {tune}", "views_per_s": views_per_s, **ratios, "peak_mb": peak_mb()}
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Row]]] = {"head": head, "storing": storing}

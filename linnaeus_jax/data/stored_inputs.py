@@ -184,7 +184,7 @@ class StoredInputs:
         if (places < 0).any():
             raise IndexError(f"{self.path}: row {row[places < 0][0]} is not of this split")
         np.take(self._values, places * self.views + view, axis=0, out=out)
-        ok = ~np.isnan(out.reshape(len(out), -1)[:, 0])
+        ok = ~np.isnan(out[(slice(None), *(0,) * len(self.image_shape))])
         out[~ok] = 0
         return ok
 
