@@ -4,7 +4,7 @@
 
 SIGNAL:UPDATE sends that signal to itself after so many updates; every update then takes half a second, so that the
 processes have time to agree before the run ends by itself. `none` as SIGNAL only takes that time. `stored` as MODEL
-trains the last block of one on what is stored, its parameters split.
+trains the last block of one on what is stored.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
         arm(name, int(count))
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index), initialization_timeout=60)
     if model == "stored":
-        config = test_stored.config_of(Path(data), parallel__fsdp=True, train__epochs=int(epochs))
+        config = test_stored.config_of(Path(data), train__epochs=int(epochs))
     else:
         config = tiny_config(Path(data), model__type=model, train__epochs=int(epochs))
     final = trainer.run(config, Path(workdir))
