@@ -109,6 +109,7 @@ def test_runs_that_share_a_folder_store_once_and_one_at_a_time(tmp_path):
     config = config_of(tmp_path, train__tune_dir=str(tmp_path / "shared"))
     paths = [stored.stored_path(config, RunDirectory(tmp_path / run), "val", key) for run, key in ("aa", "ba", "bb")]
     assert paths[0] == paths[1] != paths[2]
+    paths[0].parent.mkdir()
     said = pytest.raises(UserError, match=r"val-a\.bin is being written by another run")
     with stored._alone(paths[0]), said, stored._alone(paths[1]):
         pass
