@@ -68,7 +68,7 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
             experiment.config.train.tune,
         )
     params = experiment.placement.whole(state.params)
-    weights = _digest_of_weights(experiment, params, state.model_state)
+    weights = _digest_of_weights(experiment, state.replace(params=params))
     specs = {split.name: spec_of(experiment, split, weights) for split in splits}
     log.info(
         "train.tune = %s: storing float16 %s for %s; %.2f GB in %s",
@@ -133,12 +133,12 @@ class Writer:
         self.done += len(values)
 
 
-def _digest_of_weights(experiment: Experiment, params: Any, model_state: Any) -> str:
+def _digest_of_weights(experiment: Experiment, state: TrainState) -> str:
     """Of the parameters and statistics that do not train."""
     rows = experiment.program.settings.optimizer.rows
     frozen = {row.name.rpartition(".")[0] for row in rows if row.group == STORED_GROUP}  # modules
     digest = hashlib.sha256()
-    for tree in (params, model_state.get("batch_stats", {})):
+    for tree in (state.params, state.model_state.get("batch_stats", {})):
         for name, _, leaf in named_leaves(tree):
             if name.rpartition(".")[0] in frozen:
                 digest.update(name.encode())
