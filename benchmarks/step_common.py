@@ -58,10 +58,9 @@ def default_cases() -> tuple[Case, Case]:
     return Case("mFormerV1-tiny", 64, tiny, False), Case("mFormerV1-sm", 224, small, None)
 
 
-def write_labels(path: Path) -> Path:
+def write_labels(path: Path, rows: int = CLASSES[0] * ROWS_PER_SPECIES) -> Path:
     """labels.h5 of a balanced tree with dates and places; a tenth of the values of each kind is missing."""
     rng = np.random.default_rng(0)
-    rows = CLASSES[0] * ROWS_PER_SPECIES
     species = np.arange(rows) % CLASSES[0]
     month = 2 * np.pi * rng.random(rows)
     place = rng.normal(size=(rows, 3))

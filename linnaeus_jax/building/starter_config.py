@@ -82,6 +82,8 @@ _PRETRAINED_NAME = "package:efficientnet-lite0"
 _LAST = 5
 #: `train.tune` -> seconds of a picture in an update, on two cores of a CPU at 224 pixels, and updates
 _TUNED = {f"last:{_LAST}": (0.008, 1000), "head": (0.0006, 3000)}
+#: rows of an update of heads alone
+_HEAD_BATCH = 256
 #: views beside the picture itself; of a view, seconds and with last:5 bytes; most bytes of all
 _VIEWS, _VIEW_SECONDS, _VIEW_BYTES, _MOST_STORED = 4, 0.009, 43_904, 4 * 2**30
 #: seconds per picture of training on two cores of a CPU at 224 pixels; they grow with the area of the pictures
@@ -226,6 +228,10 @@ def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
     fits = rows * (1 + _VIEWS) * _VIEW_BYTES * area <= _MOST_STORED
     tune = f"last:{_LAST}" if fits else "head"
     of_picture, updates = _TUNED[tune]
+    # with few rows an update the optimizer takes most of the time
+    if tune == "head" and rows >= 16 * _HEAD_BATCH:
+        batch_size = _HEAD_BATCH
+        per_epoch = rows // batch_size
     storing = rows * (1 + _VIEWS) * _VIEW_SECONDS * area
     of_epoch = rows * of_picture * area
     epochs = min(max(round(updates / per_epoch), 10), 60)

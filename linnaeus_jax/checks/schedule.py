@@ -8,7 +8,7 @@ from functools import partial
 from ml_collections import ConfigDict
 
 from linnaeus_jax.checks.tables import caught, size_errors, tuple_errors, value_errors
-from linnaeus_jax.config.derived import active_components, gradnorm_enabled
+from linnaeus_jax.config.derived import STORED_GROUP, active_components, gradnorm_enabled, stores_inputs
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.alternatives import all_sets, set_errors
 from linnaeus_jax.schedules.early_stop import parse_metric_name, ranking_key
@@ -40,6 +40,11 @@ def _group_errors(config: ConfigDict) -> Iterator[str]:
     """Schedules of parameter groups that there are not."""
     overrides, groups = config.lr_scheduler.parameter_groups, config.optimizer.parameter_groups
     names = [name for name in groups if name not in ("enabled", "default")] if groups.enabled else []
+    if STORED_GROUP in names and stores_inputs(config):
+        yield (
+            f"optimizer.parameter_groups.{STORED_GROUP} has the name of what does not train with train.tune = "
+            f"{config.train.tune!r}; give it another one"
+        )
     for name in overrides if overrides.enabled else ():
         if name not in ("enabled", "default", *names):
             yield (

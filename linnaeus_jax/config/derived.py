@@ -12,6 +12,8 @@ from linnaeus_jax.registry import MODELS
 
 #: `data.batch_size` where neither key of a batch size is given
 DEFAULT_BATCH_SIZE = 64
+#: group of the parameters that stored inputs have passed already
+STORED_GROUP = "stored"
 
 
 def active_components(meta: Mapping[str, Any]) -> tuple[str, ...]:
@@ -56,6 +58,11 @@ def mixes(config: ConfigDict) -> bool:
     """Whether pictures are ever mixed in training."""
     mixup = config.schedule.mixup
     return mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled) and forms_groups(config.data.sampler.type)
+
+
+def stores_inputs(config: ConfigDict) -> bool:
+    """Whether what the first blocks make of the pictures is stored, and the rest trains on it."""
+    return bool(config.train.tune != "full")
 
 
 def gradnorm_enabled(config: ConfigDict) -> bool:

@@ -43,6 +43,8 @@ def lr_group() -> ConfigDict:
             name=placeholder(str),  # course of the learning rate after warmup
             min_lr=placeholder(float),  # learning rate at the end
             warmup_lr=placeholder(float),  # learning rate of the first update
+            # how long the parameters stay as they are before their course begins; 0: not at all
+            **alternatives("delay", float),
             # length of the rise from warmup_lr to the peak
             **alternatives("warmup", float),
             # of `step`: updates between two drops

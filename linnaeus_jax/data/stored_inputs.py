@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import zlib
@@ -184,7 +185,7 @@ class StoredInputs:
         if (places < 0).any():
             raise IndexError(f"{self.path}: row {row[places < 0][0]} is not of this split")
         np.take(self._values, places * self.views + view, axis=0, out=out)
-        ok = ~np.isnan(out.reshape(len(out), -1)[:, 0])
+        ok = ~np.isnan(out.reshape(len(out), math.prod(self.image_shape))[:, 0])
         out[~ok] = 0
         return ok
 

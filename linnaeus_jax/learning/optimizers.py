@@ -18,6 +18,7 @@ import optax
 from flax.traverse_util import unflatten_dict
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.derived import STORED_GROUP
 from linnaeus_jax.config.open_nodes import optimizer_group
 from linnaeus_jax.learning.filters import Filter, Parameter, parse_filter
 from linnaeus_jax.learning.joining import Joining, global_norm, worth_joining
@@ -25,8 +26,6 @@ from linnaeus_jax.learning.transforms import FROZEN, OPTIMIZERS, Path, build_tra
 from linnaeus_jax.mistakes import InputError
 
 DEFAULT_GROUP = "default"
-#: of parameters that stored inputs have passed already
-STORED_GROUP = "stored"
 #: lower-case parts of names whose matrices are lookup tables or classifiers, not maps between hidden spaces
 _NOT_HIDDEN = ("embed", "token", "table", "head", "classifier")
 

@@ -23,8 +23,6 @@ from linnaeus_jax.registry import MODELS
 RNG_STREAMS = ("dropout", "drop_path", "gumbel")
 #: how metadata join: beside the finished features, or as tokens beside the patches
 LATE, TOKENS = "late", "tokens"
-#: `train.tune` of a run in which everything trains
-FULL = "full"
 
 
 class ModelFamily(nn.Module, kw_only=True):
@@ -269,7 +267,7 @@ def entry_block(model: ModelFamily, tune: str) -> int | None:
     Raises:
       InputError: another text, or a model that cannot be cut there.
     """
-    if tune == FULL:
+    if tune == "full":
         return None
     if not model.trunk_blocks and model.metadata_fusion == TOKENS and model.fusions[0] == LATE:
         raise InputError(

@@ -13,26 +13,29 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
 
+from linnaeus_jax.config.derived import STORED_GROUP
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.picture_sample import picture_sample
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec
-from linnaeus_jax.files import make_directory
+from linnaeus_jax.files import RunDirectory, locked, make_directory
 from linnaeus_jax.learning.augmentation import augment, normalize
-from linnaeus_jax.learning.optimizers import STORED_GROUP
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.display import row_bar
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.identity import training_rows
 from linnaeus_jax.run.interruption import Interruption
+from linnaeus_jax.run.processes import together
 from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.process import compiler_options
@@ -50,17 +53,11 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
     """Stores what training and validation read; `experiment.inputs.stored` has it then.
 
     Raises:
-      UserError: no room on the disk, several processes, or a trunk whose values are not finite.
+      UserError: no room on the disk, another run writes the same files, or a trunk whose values are not finite.
       SystemExit: a signal ended it; what was stored stays.
     """
     program, inputs = experiment.program, experiment.inputs
     assert program.stored is not None
-    if experiment.placement.process_count > 1:
-        raise UserError(
-            f"train.tune = {experiment.config.train.tune!r} is for one process, and this run has "
-            f"{experiment.placement.process_count}; start one, which uses all devices of its host, or set "
-            "train.tune='full'"
-        )
     splits = [split for split in (inputs.dataset.train, inputs.dataset.val) if len(split)]
     splits = [split for split in splits if split.name not in inputs.stored]
     if not splits:  # the data are what a trunk gives
@@ -70,24 +67,70 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
             "train.tune = %s, but model.pretrained names no weights: most of the trunk stays as it was drawn",
             experiment.config.train.tune,
         )
-    make_directory(experiment.directory.stored)
-    weights = _digest_of_weights(experiment, state)
-    specs = {split.name: _spec(experiment, split, weights) for split in splits}
+    params = experiment.placement.whole(state.params)
+    weights = _digest_of_weights(experiment, state.replace(params=params))
+    specs = {split.name: spec_of(experiment, split, weights) for split in splits}
     log.info(
         "train.tune = %s: storing float16 %s for %s; %.2f GB in %s",
         experiment.config.train.tune,
         list(program.stored.shape[1:]),
         ", ".join(f"{spec.rows:,} rows of {name} in {spec.views} views" for name, spec in specs.items()),
         sum(spec.bytes for spec in specs.values()) / 1e9,
-        experiment.directory.stored,
+        stored_path(experiment.config, experiment.directory, "", "").parent,
     )
+    view = view_function(experiment)
     for split in splits:
-        spec, path = specs[split.name], experiment.directory.stored / f"{split.name}.bin"
-        file = StoredFile(path, spec)
-        if file.done < spec.rows:
-            _store(experiment, state, split, file, interruption, watchdog)
+        spec = specs[split.name]
+        path = stored_path(experiment.config, experiment.directory, split.name, spec.key)
+        with contextlib.ExitStack() as closing:
+            file = None
+            with together():
+                if experiment.is_coordinator:
+                    make_directory(path.parent)
+                    if path.parent != experiment.directory.stored:
+                        closing.enter_context(_alone(path))
+                    file = StoredFile(path, spec)
+            first = int(multihost_utils.broadcast_one_to_all(np.int64(0 if file is None else file.done)))
+            if first < spec.rows:
+                writer = Writer(spec, file, first)
+                store_split(experiment, view, (params, state.model_state), split, writer, interruption, watchdog)
+        multihost_utils.sync_global_devices(f"stored {split.name}")  # what process 0 has written is read by all
         source = StoredInputs(path, spec, split.rows, len(inputs.images[split.name]))
         inputs.stored[split.name] = source
+
+
+def stored_path(config: ConfigDict, directory: RunDirectory, split: str, key: str) -> Path:
+    """Where what is stored of a split lies; a folder that runs share holds the files of each of their keys."""
+    shared = config.train.tune_dir
+    return Path(shared) / f"{split}-{key[:16]}.bin" if shared else directory.stored / f"{split}.bin"
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Nobody else looks at a file or writes it in here.
+
+    Raises:
+      UserError: another run does.
+    """
+    with path.with_suffix(".lock").open("a") as file:
+        if locked(file) is False:
+            raise UserError(f"{path} is being written by another run; start this one once that one trains")
+        yield
+
+
+@dataclasses.dataclass
+class Writer:
+    """What all processes know of a file that the first of them writes; `done` rows are written."""
+
+    spec: StoredSpec
+    file: StoredFile | None
+    done: int
+
+    def append(self, values: np.ndarray) -> None:
+        """See `StoredFile.append`."""
+        if self.file is not None:
+            self.file.append(values)
+        self.done += len(values)
 
 
 def _digest_of_weights(experiment: Experiment, state: TrainState) -> str:
@@ -103,7 +146,8 @@ def _digest_of_weights(experiment: Experiment, state: TrainState) -> str:
     return digest.hexdigest()
 
 
-def _spec(experiment: Experiment, split: Split, weights: str) -> StoredSpec:
+def spec_of(experiment: Experiment, split: Split, weights: str) -> StoredSpec:
+    """What is stored of a split; `weights` is the digest of what does not train."""
     program, inputs = experiment.program, experiment.inputs
     assert program.stored is not None
     views = program.views if split.name == inputs.dataset.train.name else 1
@@ -144,7 +188,7 @@ def view_function(experiment: Experiment) -> Callable[..., jax.Array]:
     )
 
 
-def _checked(values: np.ndarray, batch: Batch, experiment: Experiment) -> np.ndarray:
+def _checked(values: np.ndarray, batch: Mapping[str, np.ndarray], experiment: Experiment) -> np.ndarray:
     """What is stored of the first rows of a batch, NaN where a zero image stands for one that could not be read.
 
     Raises:
@@ -161,27 +205,35 @@ def _checked(values: np.ndarray, batch: Batch, experiment: Experiment) -> np.nda
     return np.where(read.reshape(-1, *(1,) * (values.ndim - 1)), values, np.float16(np.nan))
 
 
-def _store(
+def store_split(
     experiment: Experiment,
-    state: TrainState,
+    view: Callable[..., jax.Array],
+    weights: tuple[Any, Any],
     split: Split,
-    file: StoredFile,
+    file: Writer,
     interruption: Interruption,
     watchdog: Watchdog,
 ) -> None:
-    """Writes the rows that are missing, a batch at a time."""
+    """Writes the rows that are missing, a batch at a time; each process computes its share of a batch.
+
+    Args:
+      view: of `view_function`.
+      weights: parameters and statistics.
+
+    Raises:
+      UserError, SystemExit: as of `store_inputs`.
+    """
     inputs, placement = experiment.inputs, experiment.placement
-    params, statistics = placement.whole(state.params), state.model_state
-    view, started, first = view_function(experiment), time.perf_counter(), file.done
+    started, first = time.perf_counter(), file.done
     loader = inputs.eval_loader(split, inputs.images[split.name], first=first)
     with contextlib.closing(loader), row_bar(f"storing {split.name}", file.spec.rows) as shown:
         for batch in watchdog.each(loader, f"a batch to store of {split.name}"):
-            placed = placement.to_device({"image": batch["image"], "row": batch["row"]}, placement.batch)
-            made = [
-                view(params, statistics, placed["image"], placed["row"], np.int32(n)) for n in range(file.spec.views)
-            ]
-            count = min(len(batch["row"]), file.spec.rows - file.done)  # the last batch is padded
-            file.append(_checked(np.stack(fetch(made), axis=1)[:count], batch, experiment))
+            placed = placement.to_device({name: batch[name] for name in ("image", "row", "weight")}, placement.batch)
+            made = [view(*weights, placed["image"], placed["row"], np.int32(n)) for n in range(file.spec.views)]
+            whole = made, {name: placed[name] for name in ("row", "weight")}
+            made, whole_batch = fetch(placement.whole(whole) if placement.process_count > 1 else whole)
+            count = min(len(whole_batch["row"]), file.spec.rows - file.done)  # the last batch is padded
+            file.append(_checked(np.stack(made, axis=1)[:count], whole_batch, experiment))
             shown(file.done)
             if interruption.requested():
                 log.warning(

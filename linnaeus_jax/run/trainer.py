@@ -14,10 +14,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.derived import stores_inputs
 from linnaeus_jax.config.errors import TrainingError, UserError
 from linnaeus_jax.debugging.nonfinite import explained, switched_on
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.models.family import FULL
 from linnaeus_jax.reporting.logs import log_to_files
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.baselines import write_baselines
@@ -85,7 +85,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             restored = restore(experiment, checkpoints, host)
             sinks = stalls.sinks = start(experiment, host, sync, restored.step)
             stalls.watchdog.finished("the start")
-            if config.train.tune != FULL:
+            if stores_inputs(config):
                 with interruption.during("storing"):
                     store_inputs(experiment, restored.state, interruption, stalls.watchdog)
             with interruption.during("computing simple baselines"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -61,6 +61,11 @@ ALTERNATIVES: dict[str, AlternativeSet] = {
     "mix_end": AlternativeSet("schedule.mixup.prob", _keys("end", *_END)),
     "patience": AlternativeSet("train.early_stop", _keys("patience", *_INTERVAL), Choice("steps", 2000)),
 }
+#: durations in the learning-rate overrides of a parameter group -> their keys
+GROUP_KEYS = {
+    "delay": _keys("delay", *_INTERVAL),
+    **{name: ALTERNATIVES[name].keys for name in ("warmup", "decay")},
+}
 #: updates between records where the user names no interval; the tracker stream follows the step stream
 LOG_DEFAULTS = {"step": 50, "console": 100, "wandb": None, "lr": 100, "pipeline": 250}
 for _stream, _interval in LOG_DEFAULTS.items():
@@ -73,8 +78,8 @@ for _stream, _interval in LOG_DEFAULTS.items():
 
 
 def of_group(name: str, group: str) -> AlternativeSet:
-    """The set `name` ("warmup" or "decay") among the learning-rate overrides of one parameter group."""
-    return replace(ALTERNATIVES[name], node=f"lr_scheduler.parameter_groups.{group}", default=OFF)
+    """The set `name` of `GROUP_KEYS` among the learning-rate overrides of one parameter group."""
+    return AlternativeSet(f"lr_scheduler.parameter_groups.{group}", GROUP_KEYS[name])
 
 
 def all_sets(config: ConfigDict) -> Iterator[AlternativeSet]:
@@ -82,7 +87,7 @@ def all_sets(config: ConfigDict) -> Iterator[AlternativeSet]:
     yield from ALTERNATIVES.values()
     for group in config.lr_scheduler.parameter_groups:
         if group != "enabled":
-            yield from (of_group("warmup", group), of_group("decay", group))
+            yield from (of_group(name, group) for name in GROUP_KEYS)
 
 
 def is_mentioned(config: ConfigDict, alternatives: AlternativeSet) -> bool:

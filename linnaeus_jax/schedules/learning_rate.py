@@ -6,6 +6,7 @@ arXiv:1404.5997.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import optax
@@ -26,9 +27,14 @@ def apply_lr_scaling(base_lr: float, effective_batch_size: int, *, reference_bs:
 
 
 def learning_rate(spec: LearningRateSpec) -> optax.Schedule:
-    """Rate of each step: the schedule of the group's kind, or 0 where the peak is 0."""
-    schedule: optax.Schedule = spec.kind(spec) if spec.peak else optax.constant_schedule(0.0)
-    return schedule
+    """Rate of each step: 0 in the delay, then the schedule of the group's kind, or 0 where the peak is 0."""
+    still = optax.constant_schedule(0.0)
+    if not spec.peak:
+        return still
+    whole, delay = spec.total_steps, spec.delay_steps
+    course = dataclasses.replace(spec, delay_steps=0, total_steps=max(1, whole - delay))
+    schedule: optax.Schedule = spec.kind(course)
+    return optax.join_schedules([still, schedule], [delay]) if delay else schedule
 
 
 def build_scheduler(resolved: ResolvedSchedule) -> dict[str, optax.Schedule]:

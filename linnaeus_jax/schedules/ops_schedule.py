@@ -91,7 +91,7 @@ class OpsSchedule:
             metric=metric,
             learning_rate=max((rates[spec.group] for spec in trained), default=math.inf),
             grad_norm=grad_norm,
-            in_warmup=any(last < spec.warmup_steps for spec in trained),
+            in_warmup=any(last < spec.warm_step for spec in trained),
         )
         self.stop_reason = decision.reason
         return decision.stop

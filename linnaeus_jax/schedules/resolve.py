@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.derived import active_components, forms_groups, global_batch_size, gradnorm_enabled
+from linnaeus_jax.config.derived import (
+    STORED_GROUP,
+    active_components,
+    forms_groups,
+    global_batch_size,
+    gradnorm_enabled,
+    stores_inputs,
+)
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.alternatives import (
@@ -68,12 +75,14 @@ class _Resolver:
         groups = self.config.optimizer.parameter_groups
         names = [name for name in groups if name not in ("enabled", "default")] if groups.enabled else []
         names.append("default")
+        if stores_inputs(self.config):
+            names.append(STORED_GROUP)
         return tuple(self._learning_rate(name) for name in names)
 
     def _learning_rate(self, group: str) -> LearningRateSpec:
         scheduler, totals = self.config.lr_scheduler, self.totals
         groups, overrides = self.config.optimizer.parameter_groups, self.config.lr_scheduler.parameter_groups
-        optimizer_group = groups[group] if groups.enabled else ConfigDict()
+        optimizer_group = groups[group] if groups.enabled and group in groups else ConfigDict()
         override = overrides[group] if overrides.enabled and group in overrides else ConfigDict()
 
         def setting(key: str) -> float:
@@ -81,18 +90,19 @@ class _Resolver:
 
         def duration(name: str) -> int:
             group_set = of_group(name, group)  # unset and 0 both mean the global value
-            overridden = bool(override) and choose(self.config, group_set).unit != "off"
-            return self.steps(group_set if overridden else ALTERNATIVES[name])
+            if bool(override) and choose(self.config, group_set).unit != "off":
+                return self.steps(group_set)
+            return self.steps(ALTERNATIVES[name]) if name in ALTERNATIVES else 0
 
         name, options = configured_kind(scheduler, override.get("name") or scheduler.name)
-        frozen = bool(optimizer_group.get("frozen", False))
+        frozen = group == STORED_GROUP or bool(optimizer_group.get("frozen", False))
         multiplier = float(optimizer_group.get("lr_multiplier", 1.0))
         peak = 0.0 if frozen else scheduler.base_lr * multiplier * totals.lr_factor
         for key in ("min_lr", "warmup_lr"):
             if setting(key) > peak and not frozen:
                 self.notes.append(f"group {group!r}: {key} = {setting(key)} is lowered to the peak rate {peak:.4g}")
-        warmup = duration("warmup")
-        span = max(1, totals.total_steps - warmup)
+        delay, warmup = duration("delay"), duration("warmup")
+        span = max(1, totals.total_steps - delay - warmup)
         return LearningRateSpec(
             group=group,
             name=name,
@@ -101,6 +111,7 @@ class _Resolver:
             peak=peak,
             min_lr=min(setting("min_lr"), peak),
             warmup_lr=min(setting("warmup_lr"), peak),
+            delay_steps=delay,
             warmup_steps=warmup,
             total_steps=totals.total_steps,
             decay_rate=setting("decay_rate"),

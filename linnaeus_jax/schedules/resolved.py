@@ -70,6 +70,7 @@ class LearningRateSpec:
     warmup_lr: float
     warmup_steps: int
     total_steps: int
+    delay_steps: int = 0  # before warmup, at rate 0
     decay_steps: int = 0  # step: updates between drops, 0 = no drop; wsd: length of the decay
     decay_rate: float = 1.0  # step: factor of one drop
     stable_steps: int = 0  # wsd: length of the stable phase
@@ -80,7 +81,12 @@ class LearningRateSpec:
     @property
     def decay_span(self) -> int:
         """Updates between the end of warmup and the end of training, at least 1."""
-        return max(1, self.total_steps - self.warmup_steps)
+        return max(1, self.total_steps - self.delay_steps - self.warmup_steps)
+
+    @property
+    def warm_step(self) -> int:
+        """The first update after warmup."""
+        return self.delay_steps + self.warmup_steps
 
     @property
     def kind(self) -> Any:
@@ -94,7 +100,8 @@ class LearningRateSpec:
     def phases(self) -> tuple[tuple[str, int, int], ...]:
         """(name, first step, last step) of each phase that has updates; together they cover 0 .. T-1."""
         result, start = [], 0
-        for name, length in (("warmup", self.warmup_steps), *self.kind.phases(self)):
+        before = ("delay", self.delay_steps), ("warmup", self.warmup_steps)
+        for name, length in (*before, *self.kind.phases(self)):
             end = min(start + length, self.total_steps)
             if end > start:
                 result.append((name, start, end - 1))
@@ -105,7 +112,7 @@ class LearningRateSpec:
         """Steps at which a stepwise schedule lowers the rate."""
         if not self.kind.stepwise or not self.decay_steps:
             return ()
-        return tuple(range(self.warmup_steps + self.decay_steps, self.total_steps, self.decay_steps))
+        return tuple(range(self.warm_step + self.decay_steps, self.total_steps, self.decay_steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +251,7 @@ class ResolvedSchedule:
 
 
 #: fields that schedules stored by earlier versions lack
-_ADDED = {"options"}
+_ADDED = {"options", "delay_steps"}
 
 
 def _build(kind: Any, data: Any) -> Any:

@@ -41,7 +41,9 @@ def _batch_findings(resolved: ResolvedSchedule) -> Iterator[str]:
 
 def _lr_findings(spec: LearningRateSpec, total: int, steps: np.ndarray, rates: np.ndarray) -> Iterator[str]:
     who = f"group {spec.group!r}"
-    if spec.warmup_steps >= total:
+    if spec.delay_steps >= total:
+        yield f"{who}: its delay takes {spec.delay_steps} of {total} updates, so it never trains"
+    elif spec.warm_step >= total:
         yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, so only the ramp is seen"
     elif spec.warmup_steps >= total / 2:
         yield f"{who}: warmup takes {spec.warmup_steps} of {total} updates, half of the run or more"

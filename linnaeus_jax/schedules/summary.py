@@ -106,10 +106,12 @@ def _learning_rate(resolved: ResolvedSchedule, spec: LearningRateSpec) -> list[s
         + ("no floor" if spec.kind.stepwise else f"floor {spec.min_lr:.6g}"),
         f"  warmup {_when(resolved, spec.warmup_steps)}",
     ]
+    if spec.delay_steps:
+        lines.insert(1, f"  stays as it is for {_when(resolved, spec.delay_steps)}")
     for name, first, last in spec.phases():
         length = last - first + 1
         share = _percent(length, spec.total_steps) + " of the run"
-        if name != "warmup":
+        if name not in ("delay", "warmup"):
             share += f", {_percent(length, spec.decay_span)} of the time after warmup"
         lines.append(f"  {name:<8} updates {first} .. {last}  ({length}; {share})")
     if spec.kind.stepwise:

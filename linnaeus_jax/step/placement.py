@@ -136,7 +136,7 @@ class Placement:
 
     def whole(self, tree: Any) -> Any:
         """A device pytree with every array whole on every device; the same one where it is so already."""
-        return self._copy_whole(tree) if self.fsdp else tree
+        return tree if all(x.is_fully_replicated for x in jax.tree.leaves(tree)) else self._copy_whole(tree)
 
     @functools.cached_property
     def _copy_whole(self) -> Callable[[Any], Any]:

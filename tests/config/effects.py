@@ -59,6 +59,7 @@ from linnaeus_jax.run.recorder import LogPoint, NonFiniteError
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import restore
 from linnaeus_jax.run.retention import preserved, retention_policy
+from linnaeus_jax.run.stored import stored_path
 from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.schedules import OpsSchedule, early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
@@ -585,6 +586,9 @@ class Site:
     @property
     def root(self) -> str:
         return str(RunDirectory.of(self.config, None).root)
+
+    def stored_file(self) -> str:
+        return str(stored_path(self.config, RunDirectory(self.output_dir), "val", "0123456789abcdef"))
 
     @property
     def copies(self) -> Any:

@@ -42,6 +42,7 @@ def test_what_is_read_is_what_was_written(tmp_path, values):
     out = np.empty((3, 2, 2), np.float16)
     assert source.read(np.array([9 * 3 + 2, 6 * 3, 3 * 3 + 1]), out).all()
     np.testing.assert_array_equal(out, [values[0, 2], values[6, 0], values[1, 1]])
+    assert source.read(np.array([], int), out[:0]).shape == (0,)  # a process that has only padding of a batch
     with pytest.raises(IndexError, match="row 1 is not of this split"):
         source.read(np.array([3]), out[:1])
     with pytest.raises(IndexError, match="rows 12"):

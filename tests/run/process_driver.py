@@ -3,7 +3,8 @@
     python -m tests.run.process_driver INDEX PORT DATA WORKDIR MODEL EPOCHS [SIGNAL:UPDATE]
 
 SIGNAL:UPDATE sends that signal to itself after so many updates; every update then takes half a second, so that the
-processes have time to agree before the run ends by itself. `none` as SIGNAL only takes that time.
+processes have time to agree before the run ends by itself. `none` as SIGNAL only takes that time. `stored` as MODEL
+trains the last block of one on what is stored.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytest
 
 from linnaeus_jax.run import trainer
 from linnaeus_jax.step.compilation import CompiledStep
+from tests.run import test_stored
 from tests.step import toy
 from tests.tiny import tiny_config
 
@@ -48,7 +50,11 @@ def main() -> None:
         name, count = moment[0].split(":")
         arm(name, int(count))
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index), initialization_timeout=60)
-    final = trainer.run(tiny_config(Path(data), model__type=model, train__epochs=int(epochs)), Path(workdir))
+    if model == "stored":
+        config = test_stored.config_of(Path(data), train__epochs=int(epochs))
+    else:
+        config = tiny_config(Path(data), model__type=model, train__epochs=int(epochs))
+    final = trainer.run(config, Path(workdir))
     Path(f"{workdir}_{index}.json").write_text(json.dumps(final))
 
 

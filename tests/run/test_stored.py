@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.tree import assign
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import stored, trainer
 from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
@@ -28,6 +30,19 @@ def config_of(data, tune="last:1", **overrides):
         config.model[section] = default[section]
     config.model.type, config.model.variant = "EfficientNet", "tiny"
     config.train.tune, config.train.tune_views = tune, 2
+    return config
+
+
+def heads_first(config, delay_steps):
+    """The last blocks of the trunk train later than the heads, and more slowly."""
+    for key, value in {
+        "optimizer.parameter_groups.enabled": True,
+        "optimizer.parameter_groups.trunk.filter": {"type": "stage_based", "stages": ("blocks", "features")},
+        "optimizer.parameter_groups.trunk.lr_multiplier": 0.5,
+        "lr_scheduler.parameter_groups.enabled": True,
+        "lr_scheduler.parameter_groups.trunk.delay_steps": delay_steps,
+    }.items():
+        assign(config, key.split("."), value)
     return config
 
 
@@ -75,7 +90,7 @@ def test_what_is_stored_belongs_to_one_preprocessing(tmp_path):
     ):
         config = config_of(tmp_path, "head", **change)
         experiment = build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
-        keys.append(stored._spec(experiment, experiment.inputs.dataset.val, "weights").key)
+        keys.append(stored.spec_of(experiment, experiment.inputs.dataset.val, "weights").key)
     assert len(set(keys)) == len(keys)
 
 
@@ -91,23 +106,41 @@ def test_what_is_not_finite_is_an_error_and_what_could_not_be_read_is_marked(tmp
         stored._checked(values, batch, experiment)
 
 
-def test_several_processes_are_refused(tmp_path):
-    nobody: Any = None
-    experiment: Any = SimpleNamespace(
-        config=config_of(tmp_path, "head"),
-        program=SimpleNamespace(stored=object()),
-        inputs=None,
-        placement=SimpleNamespace(process_count=2),
-    )
-    with pytest.raises(UserError, match=r"train\.tune = 'head' is for one process, and this run has 2"):
-        stored.store_inputs(experiment, nobody, nobody, nobody)
+def test_runs_that_share_a_folder_store_once_and_one_at_a_time(tmp_path):
+    config = config_of(tmp_path, train__tune_dir=str(tmp_path / "shared"))
+    paths = [stored.stored_path(config, RunDirectory(tmp_path / run), "val", key) for run, key in ("aa", "ba", "bb")]
+    assert paths[0] == paths[1] != paths[2]
+    paths[0].parent.mkdir()
+    said = pytest.raises(UserError, match=r"val-a\.bin is being written by another run")
+    with stored._alone(paths[0]), said, stored._alone(paths[1]):
+        pass
+    with stored._alone(paths[1]), stored._alone(paths[2]):
+        pass
+
+
+def moved_of(loaded):
+    """Stage -> whether each of its parameters has moved, of those that may."""
+    state, first = loaded.state, loaded.experiment.initial_state()
+    stages = defaultdict[str, list[bool]](list)
+    for row, leaf, start in zip(
+        loaded.experiment.program.settings.optimizer.rows,
+        jax.tree.leaves(state.params),
+        jax.tree.leaves(first.params),
+        strict=True,
+    ):
+        moved = not np.array_equal(leaf, start)
+        assert not (moved and row.group == "stored"), row.name
+        if row.group != "stored":
+            stages[type(loaded.experiment.program.model).stage_of(row.name)].append(moved)
+    return stages
 
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_not(tmp_path, monkeypatch):
-    """And what it has learned says the same of pictures as of what was stored of them."""
+    """The last blocks begin to train after the second start. What is learned says the same of pictures as of what was
+    stored of them."""
     data = tmp_path / "data"
-    whole = trainer.run(config_of(data), tmp_path / "whole")
+    whole = trainer.run(heads_first(config_of(data), 9), tmp_path / "whole")
 
     class Stopped(Exception):
         pass
@@ -122,15 +155,16 @@ def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_
 
     monkeypatch.setattr(stored.StoredFile, "append", append_twice)
     with pytest.raises(Stopped):
-        trainer.run(config_of(data), tmp_path / "parts")
+        trainer.run(heads_first(config_of(data), 9), tmp_path / "parts")
     lines = (tmp_path / "parts" / "stored" / "train.jsonl").read_text().splitlines()
     assert [json.loads(line)["rows"] for line in lines[1:]] == [16, 32]
 
-    limited = config_of(data)
+    limited = heads_first(config_of(data), 9)
     limited.debug.early_exit_after_n_optimizer_steps = 7
     trainer.run(limited, tmp_path / "parts")
     assert appended == ["train"] * 6 + ["val"] * 2  # what was stored before was not computed again
-    parts = trainer.run(config_of(data), tmp_path / "parts")
+    assert {stage for stage, moved in moved_of(load(tmp_path / "parts")).items() if any(moved)} == {"heads", "metadata"}
+    parts = trainer.run(heads_first(config_of(data), 9), tmp_path / "parts")
     assert len(appended) == 8
     timed = ("sec", "seconds")
     assert {k: v for k, v in parts.items() if not k.endswith(timed)} == {
@@ -147,11 +181,6 @@ def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_
     assert measured["loss"] == pytest.approx(whole["final_val_loss"], rel=1e-5)
     assert measured["acc1_taxa_L30"] == whole["final_val_acc1_taxa_L30"]
 
-    state, first = loaded.state, loaded.experiment.initial_state()
-    for row, (path, leaf), start in zip(
-        loaded.experiment.program.settings.optimizer.rows,
-        jax.tree_util.tree_flatten_with_path(state.params)[0],
-        jax.tree.leaves(first.params),
-        strict=True,
-    ):
-        assert np.array_equal(leaf, start) == (row.group == "stored"), (row.name, path)
+    moved = moved_of(loaded)
+    assert set(moved) == {"heads", "metadata", "blocks", "features"}
+    assert all(map(all, moved.values())), moved

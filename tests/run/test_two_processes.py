@@ -15,6 +15,7 @@ import pytest
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.trainer import run
 from tests.forks import begin
+from tests.run import test_stored
 from tests.run.test_kill import final_parameters
 from tests.run.test_trainer import rows_of
 from tests.tiny import tiny_config
@@ -64,6 +65,20 @@ def test_two_processes(tmp_path):
         np.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
     steps = [row["global_step"] for row in rows_of(tmp_path / "two") if row["event"] == "train"]
     assert steps == sorted(set(steps))
+
+
+@pytest.mark.slow
+def test_two_processes_store_a_half_each_and_read_all_of_it(tmp_path):
+    config = test_stored.config_of(tmp_path / "data", train__epochs=1)
+    codes, texts = two_processes(tmp_path / "two", "stored", 1)
+    assert codes == [0, 0], texts[0][-3000:] + texts[1][-3000:]
+    alone = run(config, tmp_path / "one")
+    finals = [json.loads((tmp_path / f"two_{index}.json").read_text()) for index in (0, 1)]
+    for final in finals:
+        np.testing.assert_allclose(final["final_val_loss"], alone["final_val_loss"], rtol=1e-4)
+    for name in ("train.bin", "val.bin"):
+        one, two = (np.fromfile(tmp_path / run / "stored" / name, np.float16) for run in ("one", "two"))
+        np.testing.assert_allclose(two, one, atol=2e-3)
 
 
 @pytest.mark.parametrize(

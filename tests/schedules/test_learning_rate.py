@@ -179,3 +179,36 @@ def test_step_schedule_without_decay_is_constant():
     rates = on_host(build_scheduler(resolved))(np.array([0, 19]))["default"]
     np.testing.assert_array_equal(rates, np.float32(resolved.learning_rates[0].peak))
     assert any("never drops" in warning for warning in resolved.warnings)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "step", "wsd"])
+def test_a_group_that_is_delayed_has_the_course_of_a_run_that_begins_later(name):
+    settings = {
+        "lr_scheduler.name": name,
+        "lr_scheduler.warmup_steps": 5,
+        "lr_scheduler.decay_steps": 20,
+        "optimizer.parameter_groups.enabled": True,
+        "optimizer.parameter_groups.trunk.lr_multiplier": 0.5,
+        "lr_scheduler.parameter_groups.enabled": True,
+        "lr_scheduler.parameter_groups.trunk.delay_epochs": 3.0,
+    }
+    resolved = make_schedule(settings, epochs=10)
+    trunk, default = resolved.learning_rates
+    assert (trunk.delay_steps, trunk.decay_span, default.delay_steps) == (30, 65, 0)
+    later = make_schedule({**settings, "lr_scheduler.parameter_groups.trunk.delay_epochs": 0.0}, epochs=7)
+    rates = on_host(build_scheduler(resolved))(np.arange(100))["trunk"]
+    assert not rates[:30].any()
+    np.testing.assert_array_equal(rates[30:], on_host(build_scheduler(later))(np.arange(70))["trunk"])
+    assert trunk.phases()[:2] == (("delay", 0, 29), ("warmup", 30, 34))
+    assert trunk.phases()[-1][2] == 99
+    assert trunk.drops() == tuple(drop + 30 for drop in later.learning_rates[0].drops())
+
+
+def test_a_group_whose_delay_takes_the_whole_run_is_told():
+    settings = {
+        "lr_scheduler.parameter_groups.enabled": True,
+        "lr_scheduler.parameter_groups.default.delay_fraction": 1.0,
+    }
+    resolved = make_schedule(settings, epochs=10)
+    assert any("its delay takes 100 of 100 updates, so it never trains" in text for text in resolved.warnings)
+    assert not on_host(build_scheduler(resolved))(np.arange(100))["default"].any()
