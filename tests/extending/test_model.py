@@ -87,8 +87,8 @@ def test_a_family_may_leave_its_layers_unnumbered(tmp_path, monkeypatch):
     [
         (
             {"model__type": "SmalNet"},
-            "model.type = 'SmalNet' is unknown; choose one of ConvNeXt, EfficientNet, Joined, mFormerV0, mFormerV1, ViT, "
-            "SmallNet",
+            "model.type = 'SmalNet' is unknown; choose one of ConvNeXt, EfficientNet, Joined, mFormerV0, mFormerV1, "
+            "ViT, SmallNet",
         ),
         ({"model__variant": "sm"}, "model.variant = 'sm' is unknown for SmallNet; choose one of narrow, wide"),
         ({"model__SmallNet__meta_width": 0}, "model.SmallNet.meta_width = 0 must be 1 or more"),
