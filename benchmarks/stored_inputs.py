@@ -34,10 +34,8 @@ from ml_collections import ConfigDict
 
 from benchmarks.common import add_names, compared, write_results
 from benchmarks.step_common import BARE, Case, case_config, write_labels
-from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.data.stored_inputs import StoredFile
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.registry import IMAGE_SOURCES
 from linnaeus_jax.run import stored, trainer
 from linnaeus_jax.run.experiment import build_experiment
 from linnaeus_jax.run.interruption import Interruption
@@ -48,25 +46,6 @@ Row = dict[str, Any]
 FEATURES, SIDE, EPOCHS = 1280, 224, 4
 #: pictures that are stored in a round, in batches, beside each of them one augmented view
 PICTURES, BATCH = 256, 64
-
-
-@IMAGE_SOURCES.register("npy")
-class Features:
-    """float16 [rows, D] of a .npy file."""
-
-    copies_only = True
-
-    def __init__(self, files: ImageFiles) -> None:
-        self.values = np.load(files.path, mmap_mode="r")
-        self.image_shape, self.dtype = self.values.shape[1:], self.values.dtype
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """As of `ImageSource`."""
-        np.take(self.values, rows, axis=0, out=out)
-        return np.ones(len(rows), bool)
 
 
 def peak_mb() -> float:
@@ -82,7 +61,9 @@ def configured(labels: Path, images: Path, batch: int, **changes: Any) -> Config
 
 
 def head(options: argparse.Namespace, folder: Path) -> list[Row]:
-    labels, features = write_labels(folder / "labels.h5", options.rows), folder / "features.npy"
+    from benchmarks.real import features as image_source  # noqa: F401  # it registers itself
+
+    labels, features = write_labels(folder / "labels.h5", options.rows), folder / "head.features"
     values = np.lib.format.open_memmap(features, "w+", np.float16, (options.rows, FEATURES))
     rng = np.random.default_rng(0)
     for first in range(0, options.rows, 10_000):

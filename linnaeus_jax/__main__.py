@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb == "completion" and len(rest) == 1 and rest[0] in SHELLS:
         import argcomplete
 
-        print(argcomplete.shellcode(["linnaeus"], shell=rest[0]))
+        print(argcomplete.shellcode(["linnaeus"], True, rest[0]))
         return 0
     if verb not in known:
         near = get_close_matches("train" if verb.startswith("--config") else verb, [*known, "completion"], n=1)

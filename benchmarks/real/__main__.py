@@ -46,7 +46,7 @@ def expected_minutes(of: PublicSet, rows: Sequence[tuple[Row, int]], out: Path) 
     """CPU-minutes of what is not made yet, roughly."""
     minutes, trunks = 0.0, {name for row, _ in rows if row.how != "pictures" for name in row.trunks}
     for name in trunks:
-        if not (out / of.name / f"features-{name}.npy").is_file():
+        if not (out / of.name / f"{name}.features").is_file():
             minutes += of.pictures * (TRUNKS[name].seconds + 0.01) / 60
     return minutes + sum(row.minutes * max(0.5, of.pictures / 5421) for row, _ in rows)
 

@@ -1,6 +1,6 @@
 """Logistic regression of scikit-learn on stored features, one for each rank: a process of its own.
 
-python -m benchmarks.real.control LABELS.h5 OUT.npz TASK,... RANK,... FEATURES.npy ...
+python -m benchmarks.real.control LABELS.h5 OUT.npz TASK,... RANK,... FEATURES ...
 
 Features are standardised by the training rows. The strength of the penalty is the one of `STRENGTHS` with the best
 accuracy on the validation rows, for each rank.

@@ -8,9 +8,9 @@ from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 
-@IMAGE_SOURCES.register("npy")
+@IMAGE_SOURCES.register("features")
 class Features:
-    """float16 [rows of the labels file, D]."""
+    """float16 [rows of the labels file, D], as `np.save` writes them."""
 
     copies_only = True
 
@@ -23,5 +23,5 @@ class Features:
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Copies rows; all can be read."""
-        out[:] = self.values[rows]
+        np.take(self.values, rows, axis=0, out=out)
         return np.ones(len(rows), bool)

@@ -148,12 +148,12 @@ def with_sides(place: Place, built: Path, path: Path, sides: Sequence[str]) -> N
 
 
 def features(place: Place, trunk: str) -> tuple[Path, Cost]:
-    """float16 [rows, D] of what a trunk makes of every picture as it is, in a .npy file, and what it cost.
+    """float16 [rows, D] of what a trunk makes of every picture as it is, in a .features file, and what it cost.
 
     They are what a run of one epoch stores of its training and validation rows, which together are all rows here.
     """
     built, cost = pixels(place, TRUNKS[trunk].size)
-    path = place.out / place.rows.of.name / f"features-{trunk}.npy"
+    path = place.out / place.rows.of.name / f"{trunk}.features"
 
     def make() -> Cost:
         work = path.with_suffix("")
@@ -171,8 +171,9 @@ def features(place: Place, trunk: str) -> tuple[Path, Cost]:
         values = np.empty((len(side), width), np.float16)
         for k, one in stored.items():
             values[side == k] = one.reshape(-1, width)
-        unfinished = path.with_suffix(".part.npy")
-        np.save(unfinished, values)
+        unfinished = path.with_suffix(".part")
+        with unfinished.open("wb") as file:  # a name would get another ending
+            np.save(file, values)
         unfinished.rename(path)
         shutil.rmtree(work)
         return took

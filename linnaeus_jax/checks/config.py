@@ -159,7 +159,8 @@ def _of_other_families(config: ConfigDict) -> list[str]:
         given = tuple(key for key in foreign if value_of(config, key) != value_of(default, key))
         if given:
             owners.setdefault(given, []).append(name)
-    return [_of_another_family(keys, names, config, default) for keys, names in owners.items()]
+    widest = [keys for keys in owners if not any(set(keys) < set(other) for other in owners)]  # each key once
+    return [_of_another_family(keys, owners[keys], config, default) for keys in widest]
 
 
 def _of_another_family(keys: Sequence[str], names: Sequence[str], config: ConfigDict, default: ConfigDict) -> str:

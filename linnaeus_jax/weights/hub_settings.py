@@ -206,6 +206,7 @@ def _of_timm(path: Path, config: Mapping[str, Any]) -> HubSettings:
         pictures, reason = _pictures_of_timm(pretrained) if pretrained.tree.get("input_size") else (None, "")
     except _Unknown as error:
         pictures, reason = None, str(error)
+    pool = fields.text("global_pool")
     labels = fields.texts("label_names") or pretrained.texts("label_names") or pretrained.texts("labels")
     return HubSettings(
         (path,),
@@ -214,7 +215,7 @@ def _of_timm(path: Path, config: Mapping[str, Any]) -> HubSettings:
         pretrained.text("license"),
         labels,
         fields.text("architecture") or pretrained.text("architecture"),
-        {"global_pool": fields.text("global_pool"), **fields.section("model_args").tree},
+        {**({"global_pool": pool} if pool else {}), **fields.section("model_args").tree},
         fields.count("num_classes"),
     )
 

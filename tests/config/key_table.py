@@ -860,7 +860,7 @@ add(
 add(
     "schedule.mixup.cutmix",
     enabled=Row(True, pictures, given={**MIXED, "schedule.mixup.switch_prob": 1.0}),
-    alpha=Row(20.0, pictures, given={**BOTH, "schedule.mixup.switch_prob": 1.0}),
+    alpha=Row(0.1, pictures, given={**BOTH, "schedule.mixup.switch_prob": 1.0}),
     minmax=Row((0.4, 0.5), pictures, given={**BOTH, "schedule.mixup.switch_prob": 1.0}),
 )
 add(

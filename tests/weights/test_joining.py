@@ -197,7 +197,7 @@ def test_sources_that_are_no_trunks_are_named(sources, tmp_path):
     for path, words in (
         (resnet, "looks like ResNet; trunks of these families can be joined: ConvNeXt, EfficientNet"),
         (nothing, "holds no trunk that is known"),
-        (fusing, "'mFormerV1' is no family whose trunk can be joined; choose one of EfficientNet"),
+        (fusing, "'mFormerV1' is no family whose trunk can be joined; choose one of ConvNeXt, EfficientNet"),
         (copy, f"names {copy} twice"),
         (silent, "does not say how its pictures were normalised"),
         (tmp_path / "gone.pth", "gone.pth does not exist"),
