@@ -53,11 +53,17 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
     """Stores what training and validation read; `experiment.inputs.stored` has it then.
 
     Raises:
-      UserError: no room on the disk, another run writes the same files, or a trunk whose values are not finite.
+      UserError: no room on the disk, another run writes the same files, a trunk whose values are not finite, or
+        parameters that several processes split.
       SystemExit: a signal ended it; what was stored stays.
     """
     program, inputs = experiment.program, experiment.inputs
     assert program.stored is not None
+    if experiment.placement.process_count > 1 and experiment.config.parallel.fsdp:
+        raise UserError(
+            f"train.tune = {experiment.config.train.tune!r} with several processes needs whole parameters, but "
+            "parallel.fsdp = True; set parallel.fsdp=False, since little of such a model trains"
+        )
     splits = [split for split in (inputs.dataset.train, inputs.dataset.val) if len(split)]
     splits = [split for split in splits if split.name not in inputs.stored]
     if not splits:  # the data are what a trunk gives

@@ -135,6 +135,18 @@ def moved_of(loaded):
     return stages
 
 
+def test_several_processes_that_split_the_parameters_are_refused(tmp_path):
+    nobody: Any = None
+    experiment: Any = SimpleNamespace(
+        config=config_of(tmp_path, "head", parallel__fsdp=True),
+        program=SimpleNamespace(stored=object()),
+        inputs=None,
+        placement=SimpleNamespace(process_count=2),
+    )
+    with pytest.raises(UserError, match=r"train\.tune = 'head' with several processes .* set parallel\.fsdp=False"):
+        stored.store_inputs(experiment, nobody, nobody, nobody)
+
+
 @pytest.mark.slow
 def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_not(tmp_path, monkeypatch):
     """The last blocks begin to train after the second start. What is learned says the same of pictures as of what was
