@@ -114,7 +114,7 @@ class _Planted(nn.Module):
 @pytest.mark.slow
 def test_a_run_names_the_operation(tmp_path, monkeypatch, capfd, other_layers):
     """The update, the operation and its line reach the user once, in a step that was compiled ahead of time."""
-    monkeypatch.setattr(layers, "Gelu", lambda **kwargs: _Planted(broken=True, **kwargs))
+    monkeypatch.setitem(layers.ACTIVATIONS, "gelu", lambda **kwargs: _Planted(broken=True, **kwargs))
     config = tiny_config(
         tmp_path / "data",
         train__epochs=2,

@@ -170,7 +170,7 @@ class _Steep(nn.Module):
 
 def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, capsys, other_layers):
     """The forward pass is finite; the first bad frame of the backward pass is the last module that has the fault."""
-    monkeypatch.setattr(layers, "Gelu", _Steep)
+    monkeypatch.setitem(layers.ACTIVATIONS, "gelu", _Steep)
     config = tiny_config(
         tmp_path / "data",
         train__epochs=1,

@@ -37,8 +37,11 @@ def test_a_newcomer_has_a_report_after_four_commands(tmp_path, settings):
     )
     typed = [line for line in lines if line not in INSTALLING]
     printed, _ = run("\n".join([*typed[:-1], f"{typed[-1]} {SHORTER}"]), tmp_path, settings)
-    _, found, after = printed.partition("\nreport: runs/mine/report.html\nnext:\n")
-    assert found
+    _, found, after = printed.partition("\nreport: runs/mine/report.html\nwhat to try next:\n")
+    assert found, printed[-3000:]
+    advice, _, after = after.partition("\nnext:\n")
+    assert "--config=runs/mine/config.json" in advice
+    assert after
     assert all(line.startswith("  python -m linnaeus_jax.tools.") for line in after.splitlines())
     report = (tmp_path / "runs" / "mine" / "report.html").read_text()
     assert "Rutilala" in report
