@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
+    from linnaeus_jax.data.preprocessing import Preprocessing
     from linnaeus_jax.models.family import ModelFamily
     from linnaeus_jax.weights.files import StateFile
     from linnaeus_jax.weights.importing import Import
@@ -136,9 +137,21 @@ def main(argv: Sequence[str]) -> None:
     if strict and done.problems:
         raise UserError(done.problems)
     if options.out is not None:
-        arrays, facts = converted(done, model, settings)
+        arrays, facts = converted(done, model, settings, pictures_of(source, config))
         write_state(options.out, arrays, facts)
         print(f"written: {options.out}, {len(arrays)} arrays", file=sys.stderr if options.json else sys.stdout)
+
+
+def pictures_of(source: StateFile | None, config: ConfigDict) -> Preprocessing | None:
+    """How the pictures of the weights were prepared; None: not said. Several trunks take those of the configuration."""
+    from linnaeus_jax.data.preprocessing import Preprocessing
+    from linnaeus_jax.weights.formats.base import format_of
+
+    if source is None:
+        return None
+    if source.parts:
+        return Preprocessing.from_config(config)
+    return format_of(source, config.model.pretrained_source).preprocessing(source)
 
 
 def show(done: Import, lines: Sequence[str], *, as_json: bool) -> None:

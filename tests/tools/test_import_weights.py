@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from linnaeus_jax.run.saved_weights import read_run
 from linnaeus_jax.tools import export_weights, import_weights
-from linnaeus_jax.weights.files import read_state
+from linnaeus_jax.weights.files import IMAGE, read_state
 from linnaeus_jax.weights.importing import read_pretrained
 from tests.npz import load_npz
 from tests.run.saved_run import contents, save_run
@@ -56,6 +56,10 @@ def test_an_export_and_a_run_are_taken_whole(call, saved, tmp_path):
     for name, array in read_state(saved / "w.safetensors").arrays.items():
         np.testing.assert_array_equal(first[name], array)
         np.testing.assert_array_equal(second[name], array)
+    of_export, *of_copies = (
+        read_state(path).facts[IMAGE] for path in (saved / "w.safetensors", *sorted(tmp_path.glob("*.safetensors")))
+    )
+    assert of_copies == [of_export, of_export]  # how pictures were prepared travels with the weights
 
 
 def test_json(call, saved):
