@@ -197,14 +197,15 @@ def test_published_bundles_answer_as_the_reference(tmp_path, fixtures, which):
     out, names = tmp_path / "bundle", path.with_name(f"inat_{which}.txt")
     assert bundle_tool.main([str(out), f"--from-weights={path}", f"--labels={names}"]) == 0
     assert "Apache-2.0" in (out / "README.md").read_text()
-    reference, lines = np.load(fixtures / f"reference_{path.stem}.npz"), read_labels(names)
+    lines = read_labels(names)
     model = linnaeus_jax.load(out)
     species = model.bundle.taxonomy.names.name[SPECIES]
     predictions = model.predict(drawn_pictures(224), min_confidence=0.0)
     paths = TaxonomyPaths(model.bundle.taxonomy.tree)
     logits = model.forward(drawn_pictures(224), np.zeros((24, 0), np.float32), np.zeros((24, 0), bool))
     best = paths(logits, model.bundle.calibration.paths).best[:, 0]
-    assert [str(species[each]) for each in best] == [lines[row].name for row in reference["drawn_best"]]
+    with np.load(fixtures / f"reference_{path.stem}.npz") as reference:
+        assert [str(species[each]) for each in best] == [lines[row].name for row in reference["drawn_best"]]
     assert len(predictions) == 24
     if directory := os.environ.get("LINNAEUS_PICTURES"):
         assert model.predict(sorted(Path(directory).rglob("*.jpg"))[:4])

@@ -392,7 +392,8 @@ def test_the_number_of_devices_may_change(interrupted, tmp_path, monkeypatch):
 def test_what_is_not_trained_on_may_change(finished, tmp_path):
     """Pictures of the validation rows, and how pictures are stored."""
     shutil.copytree(finished[0], tmp_path / "copy")
-    rows = np.load(finished[0] / "run/assets/subset_ids.npz")["rows_train"]
+    with np.load(finished[0] / "run/assets/subset_ids.npz") as subsets:
+        rows = subsets["rows_train"]
     with h5py.File(tmp_path / "copy/data/images.h5", "a") as file:
         images = file["images"][:]
         images[np.setdiff1d(np.arange(len(images)), rows)] = 7

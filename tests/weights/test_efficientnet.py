@@ -169,7 +169,8 @@ def test_published_weights_are_known_by_their_digest(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["lite0", "lite1", "lite2"])
 def test_features_and_best_class_are_those_of_the_reference(fixtures, variant):
-    reference = np.load(fixtures / f"reference_efficientnet-{variant}.npz")
+    with np.load(fixtures / f"reference_efficientnet-{variant}.npz") as file_of_reference:
+        reference = dict(file_of_reference)
     file = read_state(package(f"efficientnet-{variant}"))
     pictures = format_of(file).preprocessing(file)
     assert pictures is not None

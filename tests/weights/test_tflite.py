@@ -204,7 +204,8 @@ def published() -> list[Path]:
 @pytest.mark.skipif(not published(), reason="LINNAEUS_WEIGHTS names no directory with mobilenet_v2_*.tflite")
 @pytest.mark.parametrize("name", ["inat_bird_quant", "inat_insect_quant", "quant"])
 def test_features_and_best_class_are_those_of_the_reference(fixtures, name):
-    reference = np.load(fixtures / f"reference_mobilenet_v2_1.0_224_{name}.npz")
+    with np.load(fixtures / f"reference_mobilenet_v2_1.0_224_{name}.npz") as file_of_reference:
+        reference = dict(file_of_reference)
     path = next(path for path in published() if path.stem == f"mobilenet_v2_1.0_224_{name}")
     file = read_state(path)
     assert getattr(known_as(file.sha256), "name", "") == path.name
