@@ -11,11 +11,11 @@ import pytest
 
 import linnaeus_jax
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference import from_weights
-from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
-from linnaeus_jax.inference.card import write_card
-from linnaeus_jax.inference.from_weights import GENUS, SPECIES, bundle_from_weights, read_labels
+from linnaeus_jax.inference.bundle import from_weights
+from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
+from linnaeus_jax.inference.bundle.from_weights import GENUS, SPECIES, bundle_from_weights, read_labels
 from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
+from linnaeus_jax.inference.quality.card import write_card
 from linnaeus_jax.run.saved_weights import run_state_of
 from linnaeus_jax.tools import bundle as bundle_tool
 from linnaeus_jax.weights.importing import read_pretrained

@@ -16,9 +16,10 @@ import pytest
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.answers import Answered, Answers
-from linnaeus_jax.inference.bundle import Calibration
-from linnaeus_jax.inference.predicting import Part
-from linnaeus_jax.inference.prediction_files import (
+from linnaeus_jax.inference.bundle.bundle import Calibration
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.files.predicting import Part
+from linnaeus_jax.inference.files.prediction_files import (
     FORMATS,
     UNFINISHED,
     UNREADABLE,
@@ -30,8 +31,7 @@ from linnaeus_jax.inference.prediction_files import (
     remove,
     unfinished,
 )
-from linnaeus_jax.inference.prediction_lines import JsonLines, lines_for
-from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.inference.files.prediction_lines import JsonLines, lines_for
 from tests.inference.conftest import small_taxonomy
 
 RANKS = ("family", "genus", "species")

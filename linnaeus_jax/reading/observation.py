@@ -1,0 +1,26 @@
+"""What is known of one picture besides its pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of one picture besides its pixels; None where it is not.
+
+    Attributes:
+      latitude, longitude: degrees, -90 to 90 and -180 to 180.
+      date: a date or a moment of the standard library, NumPy or pandas, or text in the forms of ISO 8601 such as
+        "2024-05-17T10:20+02:00" or "2024-05"; a moment without an offset is in UTC.
+      elevation: metres above the sea.
+      components: name of a component -> its numbers, as in the labels file; they count before the others.
+    """
+
+    latitude: Any = None
+    longitude: Any = None
+    date: Any = None
+    elevation: Any = None
+    components: Mapping[str, Sequence[float]] = field(default_factory=dict)
