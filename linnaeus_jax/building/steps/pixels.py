@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -23,6 +23,7 @@ from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.image_checks import checksum
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.files import crc32_of, journal_entries
 from linnaeus_jax.reading.paths import read_file
 from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, UNREADABLE_PICTURE
 
@@ -76,17 +77,17 @@ class Journal:
             data = stack.enter_context(open(pixels, "rb")) if pixels is not None and pixels.exists() else None
             if data is not None:
                 data.seek(DATA_OFFSET)
-            for line in file:
-                batch, checksum = _batch_of(line)
+            for end, entry in journal_entries(file):
+                batch, checksum = _batch_of(entry)
                 stored = sum(outcome.stored for outcome in batch)
                 if not batch or (most_bytes is not None and journal.written + stored > most_bytes):
                     break
-                content = b"" if data is None else data.read(stored)
-                if data is not None and (len(content) < stored or checksum not in (None, zlib.crc32(content))):
+                found = None if data is None else crc32_of(data, stored)
+                if data is not None and (found is None or checksum not in (None, found)):
                     break
                 journal.outcomes += batch
                 journal.written += stored
-                complete += len(line)
+                complete = end
         os.truncate(path, complete)
         return journal
 
@@ -99,16 +100,15 @@ class Journal:
         self.written += sum(outcome.stored for outcome in batch)
 
 
-def _batch_of(line: bytes) -> tuple[list[Outcome], int | None]:
-    """Outcomes and checksum of a line of the journal; no outcomes where the line is not whole.
+def _batch_of(entry: Any) -> tuple[list[Outcome], int | None]:
+    """Outcomes and checksum of an entry of the journal; no outcomes where it is none.
 
     Earlier versions wrote the outcomes alone.
     """
     try:
-        entry = json.loads(line) if line.endswith(b"\n") else []
         listed, checksum = (entry["outcomes"], entry["crc32"]) if isinstance(entry, dict) else (entry, None)
         return [Outcome(*each) for each in listed], checksum
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return [], None
 
 

@@ -30,7 +30,15 @@ import numpy as np
 import polars as pl
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.files import RunDirectory, locked, make_directory, replaced_file, sha256_of, write_json
+from linnaeus_jax.files import (
+    RunDirectory,
+    journal_entries,
+    locked,
+    make_directory,
+    replaced_file,
+    sha256_of,
+    write_json,
+)
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import BUNDLE_JSON
 from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
@@ -188,11 +196,7 @@ class Unfinished:
         self.summary, lengths = Summary(), dict.fromkeys(files, 0)
         self.changed, self._stamps = "", list[str]()
         whole = 0
-        for line in log:
-            try:
-                entry = json.loads(line)
-            except ValueError:  # cut short
-                break
+        for end, entry in journal_entries(log):
             if any(entry["lengths"][name] > _length(file) for name, file in files.items()):
                 break
             here, stamps = pictures[self.summary.pictures :], entry.get("stamps", [])
@@ -206,7 +210,7 @@ class Unfinished:
             if entry.get("sha256", found := _hexadecimal(digests)) != found:  # earlier versions kept none
                 break
             self._digests, self._stamps = digests, self._stamps + stamps
-            whole, lengths, self.summary = whole + len(line), entry["lengths"], Summary.read(entry["summary"])
+            whole, lengths, self.summary = end, entry["lengths"], Summary.read(entry["summary"])
         for name, file in (*files.items(), (None, log)):
             file.truncate(lengths[name] if name is not None else whole)
         if not whole:
