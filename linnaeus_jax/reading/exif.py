@@ -18,7 +18,7 @@ from PIL import ExifTags, Image
 from linnaeus_jax.data.decoding import open_header
 from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.dates import UNKNOWN_ZONE
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.observation import Observation, is_unset_place
 
 COLUMNS: tuple[str, ...] = ("latitude", "longitude", "date", "time", "elevation")
 _NONE: tuple[str | None, ...] = (None,) * len(COLUMNS)
@@ -80,7 +80,7 @@ def observation_of(data: bytes) -> tuple[Observation, tuple[str, ...]]:
     except Exception:  # as in `exif_of`
         return Observation(), ()
     notes: tuple[str, ...] = ()
-    if latitude is not None and longitude is not None and float(latitude) == float(longitude) == 0:
+    if latitude is not None and longitude is not None and is_unset_place(float(latitude), float(longitude)):
         latitude = longitude = elevation = None
         notes = ("EXIF says latitude 0, longitude 0, as cameras do that have not found their place: it is not used",)
     if date and time and ("+" in time or "-" in time):

@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.encodings import HIGHEST, LOWEST
+from linnaeus_jax.data.encodings import HIGHEST, LOWEST, MOST_LATITUDE, MOST_LONGITUDE, PERIODS, WAVES
 from linnaeus_jax.reading.dates import UNKNOWN_MOMENT, BadDate, Moment, read_moment
 from linnaeus_jax.reading.observation import Observation
 
 _ELEVATION = re.compile(r"elev_(\d+(?:\.\d+)?)_(sin|cos)")
-_MOMENT = re.compile(r"(month|jd|hour)_(sin|cos)")
-#: in the order of `Moment`
-_PERIODS = {"month": 12.0, "jd": 365.25, "hour": 24.0}
+_MOMENT = re.compile(rf"({'|'.join(PERIODS)})_({'|'.join(WAVES)})")
 Wave = Callable[[float], float]
 _WAVES: dict[str, Wave] = {"sin": math.sin, "cos": math.cos}
 _AXES = {"spatial_x": 0, "spatial_y": 1, "spatial_z": 2}
@@ -130,9 +128,9 @@ class MetadataEncoder:
     @cached_property
     def _moments(self) -> tuple[tuple[int, Wave, int, float], ...]:
         """Column, wave, place in a `Moment` and radians per unit of the columns of the date."""
-        kinds, found = list(_PERIODS), enumerate(map(_MOMENT.fullmatch, self._names))
+        kinds, found = list(PERIODS), enumerate(map(_MOMENT.fullmatch, self._names))
         return tuple(
-            (column, _WAVES[match[2]], kinds.index(match[1]), 2 * math.pi / _PERIODS[match[1]])
+            (column, _WAVES[match[2]], kinds.index(match[1]), 2 * math.pi / PERIODS[match[1]])
             for column, match in found
             if match
         )
@@ -231,12 +229,10 @@ def _place(observation: Observation, said: list[str]) -> tuple[float, float] | N
         for value, what in ((observation.latitude, "latitude"), (observation.longitude, "longitude"))
     ]
     latitude, longitude = place
-    if latitude is not None and not -90 <= latitude <= 90:
-        said.append(f"latitude {latitude:g} is not between -90 and 90: the place is not used")
-        return None
-    if longitude is not None and not -180 <= longitude <= 180:
-        said.append(f"longitude {longitude:g} is not between -180 and 180: the place is not used")
-        return None
+    for what, value, most in (("latitude", latitude, MOST_LATITUDE), ("longitude", longitude, MOST_LONGITUDE)):
+        if value is not None and abs(value) > most:
+            said.append(f"{what} {value:g} is not between {-most:g} and {most:g}: the place is not used")
+            return None
     if latitude is None or longitude is None:
         if (latitude is None) != (longitude is None) and not said:  # else the other one is there, but no number
             said.append("only one of latitude and longitude is known: the place is not used")

@@ -1,10 +1,29 @@
-"""What is known of one picture besides its pixels."""
+"""What is known of one picture besides its pixels, and what of it cannot be right."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Text = TypeVar("Text", "pl.Series", "pl.Expr")
+
+
+def is_unset_place(latitude: Any, longitude: Any) -> Any:
+    """Whether degrees are exactly 0, 0: what cameras and tables write that do not know the place.
+
+    Args:
+      latitude, longitude: numbers, or columns of them.
+    """
+    return (latitude == 0) & (longitude == 0)
+
+
+def with_decimal_point(text: Text) -> Text:
+    """Text with the decimal comma of a number, such as "-3,25", as a point; other text stays."""
+    return text.str.replace(r"^([+-]?\d+),(\d+)$", "$1.$2")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, schema
 from linnaeus_jax.reading.columns import Links, link_columns
 from linnaeus_jax.reading.delimited import RecordReader, TextSource, clean_text, find_dialect
+from linnaeus_jax.reading.observation import with_decimal_point
 from linnaeus_jax.reading.schema import Progress
 
 QUOTES = ("csv", "none")
@@ -184,9 +185,7 @@ def read_records(
     """All records of a text file: `line`, the linked standard columns, `reason`, `detail`. None: there are none."""
     frame = joined(map(compact, reader.read(links.positions, width, progress)))
     if frame is not None and reader.dialect.separator == ";":  # as spreadsheets write tables where 1.5 is 1,5
-        decimal = (
-            pl.col(name).str.replace(r"^([+-]?\d+),(\d+)$", "$1.$2") for name in _NUMBERS if name in frame.columns
-        )
+        decimal = (with_decimal_point(pl.col(name)) for name in _NUMBERS if name in frame.columns)
         frame = frame.with_columns(decimal)
     return frame
 

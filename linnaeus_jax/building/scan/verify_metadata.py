@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.scan.findings import Findings, Tally
 from linnaeus_jax.building.scan.label_file import LabelFile, damage_noted
-from linnaeus_jax.data.encodings import elevation_attributes, sinusoidal, unit_sphere
+from linnaeus_jax.data.encodings import (
+    MOST_LATITUDE,
+    MOST_LONGITUDE,
+    elevation_attributes,
+    is_sea_level,
+    sinusoidal,
+    unit_sphere,
+)
 
 #: how far a norm or sin² + cos² may be from 1
 TOLERANCE = 1e-3
@@ -45,8 +52,7 @@ def known_rows(name: str, values: NDArray[np.floating]) -> NDArray[np.bool_]:
     if name.startswith("elevation"):
         if values.shape[1] % 2:  # no (sin, cos) pairs: the reader takes every row as unknown
             return np.zeros(len(values), bool)
-        at_zero = (np.abs(values[:, 0::2]) <= 1e-8).all(axis=1) & (np.abs(values[:, 1::2] - 1) <= 1e-5).all(axis=1)
-        known &= ~at_zero
+        known &= ~is_sea_level(values)
     return known
 
 
@@ -62,7 +68,7 @@ def check_metadata(file: LabelFile, findings: Findings) -> list[ComponentFacts]:
     for name in metadata_sets(file):
         with damage_noted(findings):
             facts.append(_check_set(file, name, findings))
-    for name, limit in (("raw_lat", 90.0), ("raw_lon", 180.0)):
+    for name, limit in (("raw_lat", MOST_LATITUDE), ("raw_lon", MOST_LONGITUDE)):
         with damage_noted(findings):
             _check_range(file, name, limit, findings)
     if file.has("in_region") and file.datasets["in_region"].dtype.kind in "biu":

@@ -18,6 +18,9 @@ from linnaeus_jax.building.steps.options import BuildOptions
 from linnaeus_jax.data.encodings import (
     HIGHEST,
     LOWEST,
+    MOST_LATITUDE,
+    MOST_LONGITUDE,
+    PERIODS,
     SPATIAL_ATTRIBUTES,
     elevation_attributes,
     sinusoidal,
@@ -25,6 +28,7 @@ from linnaeus_jax.data.encodings import (
     unit_sphere,
 )
 from linnaeus_jax.reading.dates import DAY_OR_MONTH, UNKNOWN_MOMENT, BadDate, Reading, read_moment
+from linnaeus_jax.reading.observation import is_unset_place, with_decimal_point
 
 #: metres that stand for 0 m
 SEA_LEVEL = 0.01
@@ -119,7 +123,7 @@ def _number(frame: pl.DataFrame, column: str) -> pl.Series:
         return pl.repeat(None, frame.height, dtype=pl.Float64, eager=True).alias(column)
     text = frame[column].str.strip_chars().str.strip_prefix("+")
     if column in ("latitude", "longitude"):
-        text = text.str.replace(r"^(-?\d+),(\d+)$", "$1.$2")
+        text = with_decimal_point(text)
     values = text.cast(pl.Float64, strict=False)
     return values.fill_nan(None)
 
@@ -146,11 +150,11 @@ def _places(
         .then(pl.lit("only one of latitude and longitude is given"))
         .when(latitude.is_null() | longitude.is_null())
         .then(pl.lit("no number"))
-        .when(~latitude.is_between(-90, 90))
-        .then(pl.lit("latitude beyond 90 degrees"))
-        .when(~longitude.is_between(-180, 180))
-        .then(pl.lit("longitude beyond 180 degrees"))
-        .when((latitude == 0) & (longitude == 0))
+        .when(latitude.abs() > MOST_LATITUDE)
+        .then(pl.lit(f"latitude beyond {MOST_LATITUDE:g} degrees"))
+        .when(longitude.abs() > MOST_LONGITUDE)
+        .then(pl.lit(f"longitude beyond {MOST_LONGITUDE:g} degrees"))
+        .when(is_unset_place(latitude, longitude))
         .then(pl.lit("latitude and longitude are both 0"))
         .when(uncertainty > max_uncertainty)
         .then(pl.format("known to {} m only, more than {} m", uncertainty, pl.lit(f"{max_uncertainty:g}")))
@@ -290,10 +294,10 @@ def encode_moments(moments: NDArray[np.float64], form: str) -> EncodedColumn:
       moments: float64 [N, 3] month, day of the year, hour.
       form: one of `TEMPORAL_FORMS`.
     """
-    turns = [(moments[:, 1] / 365.25, "jd")] if form.startswith("day") else [(moments[:, 0] / 12, "month")]
-    turns += [(moments[:, 2] / 24, "hour")] if form.endswith("hour") else []
-    values = sinusoidal(np.stack([2 * np.pi * turn for turn, _ in turns], axis=1))
-    attributes = sinusoidal_attributes([name for _, name in turns])
+    names = ["jd" if form.startswith("day") else "month", *(["hour"] if form.endswith("hour") else [])]
+    turns = [moments[:, list(PERIODS).index(name)] / PERIODS[name] for name in names]
+    values = sinusoidal(np.stack([2 * np.pi * turn for turn in turns], axis=1))
+    attributes = sinusoidal_attributes(names)
     return EncodedColumn(np.nan_to_num(values, nan=0.0).astype(np.float32), attributes)
 
 

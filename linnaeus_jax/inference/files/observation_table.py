@@ -15,7 +15,7 @@ from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.columns import Links
 from linnaeus_jax.reading.dates import BadDate, read_moment
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.observation import Observation, with_decimal_point
 from linnaeus_jax.reading.paths import is_picture
 from linnaeus_jax.reading.table import TextOptions, read_columns
 from linnaeus_jax.reading.text import printable
@@ -152,9 +152,7 @@ def _check(links: Links, header: Sequence[str], where: str) -> None:
 
 def _observations(frame: pl.DataFrame) -> Iterator[Observation]:
     degrees = [
-        pl.col(name).cast(pl.String).str.replace(r"^([+-]?\d+),(\d+)$", "$1.$2")
-        for name in ("latitude", "longitude")
-        if name in frame.columns
+        with_decimal_point(pl.col(name).cast(pl.String)) for name in ("latitude", "longitude") if name in frame.columns
     ]
     frame = frame.select(pl.col(name).cast(pl.String) for name in _KNOWN if name in frame.columns).with_columns(degrees)
     for row in frame.iter_rows(named=True):
