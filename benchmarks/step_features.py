@@ -107,7 +107,7 @@ def separate_gradients(built: Built, state: Any) -> Callable[[], object]:
 
     def gradient(task: int) -> jax.stages.Compiled:
         def loss(params: Any, batch: dict[str, jax.Array], step: jax.Array) -> tuple[jax.Array, Any]:
-            targets, counts = objective.prepare(batch, step)
+            targets, counts = objective.build_targets(batch, step)
             micro, target = jax.tree.map(lambda x: x[0], (batch, targets))
             losses, measured = objective.task_losses(params, model_state, micro, target, counts, step, jnp.int32(0))
             return losses[task], measured

@@ -60,11 +60,11 @@ FAULTS = [
     *faults(
         "step/train_step.py",
         "tests/step/test_objective.py tests/step/test_train_step.py",
-        ("gradnorm=accepted(gradnorm_state, state.gradnorm)", "gradnorm=gradnorm_state"),
-        ("                labelled,\n                step,", "                counts,\n                step,"),
-        ("jnp.isfinite(norm) & jnp.isfinite(loss)", "jnp.isfinite(norm)"),
+        ("gradnorm=_select(finite, gradnorm_state, state.gradnorm)", "gradnorm=gradnorm_state"),
+        ("            self.labelled,\n", "            self.counts,\n"),
+        ("jnp.isfinite(update.norm) & jnp.isfinite(loss)", "jnp.isfinite(update.norm)"),
         ("in_a_row = jnp.where(finite, 0,", "in_a_row = jnp.where(finite, state.skipped_in_a_row,"),
-        ("model_state=accepted(measured.model_state, state.model_state)", "model_state=state.model_state"),
+        ("model_state=_select(finite, stats.model_state, state.model_state)", "model_state=state.model_state"),
     ),
     *faults(
         "step/evaluation.py",

@@ -27,9 +27,10 @@ import numpy as np
 
 from linnaeus_jax.debugging.analysis import analyse
 from linnaeus_jax.debugging.event_reader import logs_in, parse_event
+from linnaeus_jax.debugging.leaf_sizes import leaf_sizes
 from linnaeus_jax.files import sync, write_atomically, write_json
-from linnaeus_jax.learning.joining import leaf_sizes
-from linnaeus_jax.learning.optimizers import FROZEN, ParameterRow
+from linnaeus_jax.learning.transforms import FROZEN
+from linnaeus_jax.learning.update import ParameterRow
 from linnaeus_jax.reporting.metrics_log import strict
 from linnaeus_jax.step.probes import Probe, ProbeInputs
 

@@ -3,7 +3,7 @@
 The extremes are computed in the graph and leave it as one small array, so this works under jit, grad, `nn.remat`,
 `nn.scan` and sharded batches, and nothing is read back until the caller asks. Gradients are seen by identity functions
 around each call, whose own backward pass measures what comes by and hands it out as the "gradient" of an extra
-argument, the slots.
+argument, the taps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLLECTION = "frames"
 GRADIENTS = "frame_gradients"
 
 
-class GradientSlots(struct.PyTreeNode):
+class CotangentTaps(struct.PyTreeNode):
     """An argument of a loss function whose "gradient" is what the gradient frames show; see `FrameRecorder`.
 
     Attributes:
@@ -43,13 +43,13 @@ class GradientSlots(struct.PyTreeNode):
     calls: tuple[Call, ...] = struct.field(pytree_node=False)
     stacks: tuple[tuple[Path, tuple[int, ...]], ...] = struct.field(pytree_node=False)
 
-    def over_first_axis(self) -> GradientSlots:
+    def over_first_axis(self) -> CotangentTaps:
         """Extremes over gradients that were measured together, e.g. those of several losses by `jax.vmap`."""
 
-        return self.replace(values=jax.tree.map(lambda slot: over_axis(slot, 0), self.values))
+        return self.replace(values=jax.tree.map(lambda tap: over_axis(tap, 0), self.values))
 
     def frames(self, param_grads: Mapping[str, Any]) -> Frames:
-        """The gradient frames, if this is a gradient with respect to slots.
+        """The gradient frames, if this is a gradient with respect to taps.
 
         Args:
           param_grads: gradients of the parameters from the same pass, shown as rows of the modules that own them.
@@ -57,12 +57,12 @@ class GradientSlots(struct.PyTreeNode):
         return pack_gradients(self.calls, self.values, dict(self.stacks), param_grads)
 
 
-class _Listener:
+class _ModuleInterceptor:
     """The interceptor of one pass: sows the extremes of every call and keeps their labels in order of return.
 
     Args:
-      gradients: whether the calls are wrapped to see gradients: None, or True with slots among the variables, or False
-        to make these slots.
+      gradients: whether the calls are wrapped to see gradients: None, or True with taps among the variables, or False
+        to make these taps.
     """
 
     def __init__(self, gradients: bool | None = None) -> None:
@@ -79,7 +79,7 @@ class _Listener:
         self._entered += 1
         entered = self._entered
         watching = self._gradients is not None and method == "__call__"
-        watch = self._watcher(module) if watching else _Watcher(None)
+        watch = self._tap(module) if watching else _CotangentTap(None)
         args = tuple(watch(value, f"input[{i}]") for i, value in enumerate(args)) if watching else args
         self._depth += 1
         try:
@@ -100,15 +100,15 @@ class _Listener:
             self._record(module, args, out, entered, tuple(watch.labels))
         return out
 
-    def _watcher(self, module: nn.Module) -> _Watcher:
+    def _tap(self, module: nn.Module) -> _CotangentTap:
         """What wraps the values of the next call of `module`."""
         if not self._gradients:
-            return _Watcher(None)
-        slots: Any = module.get_variable(GRADIENTS, VARIABLE)
+            return _CotangentTap(None)
+        taps: Any = module.get_variable(GRADIENTS, VARIABLE)
         number = len(module.get_variable(COLLECTION, VARIABLE, ()))
-        if slots is None or number >= len(slots):
+        if taps is None or number >= len(taps):
             raise InputError(_held_back("gradient frames", module, GRADIENTS))
-        return _Watcher(iter(slots[number]))
+        return _CotangentTap(iter(taps[number]))
 
     def _record(
         self, module: nn.Module, args: tuple[Any, ...], out: Any, entered: int, watched: tuple[str, ...]
@@ -136,20 +136,20 @@ class _Listener:
         )
 
 
-class _Watcher:
-    """Wraps the values of one call with its slots, one after the other; without slots it makes them."""
+class _CotangentTap:
+    """Wraps the values of one call with its taps, one after the other; without taps it makes them."""
 
-    def __init__(self, slots: Iterator[jax.Array] | None) -> None:
+    def __init__(self, taps: Iterator[jax.Array] | None) -> None:
         self.labels: list[str] = []
         self.made: list[jax.Array] = []
-        self._slots = slots
+        self._taps = taps
 
     def __call__(self, value: Any, label: str) -> Any:
         if not _has_gradient(value):
             return value
         self.labels.append(label)
-        if self._slots is not None:
-            return _watched(value, next(self._slots))
+        if self._taps is not None:
+            return _watched(value, next(self._taps))
         self.made.append(jnp.zeros((2, len(by_rows(value)))))
         return value
 
@@ -200,16 +200,16 @@ class FrameRecorder:
     values inside lists and dicts and non-parameter variables are not shown. Costs one read of every value; a model that
     is applied without the recorder is traced exactly as before.
 
-    For the gradient frames, the loss takes slots as one more argument::
+    For the gradient frames, the loss takes taps as one more argument::
 
-        slots = recorder.gradient_slots(variables, images)
+        taps = recorder.cotangent_taps(variables, images)
 
-        def loss(params, slots):
-            logits, frames = recorder.apply({"params": params}, images, slots=slots)
+        def loss(params, taps):
+            logits, frames = recorder.apply({"params": params}, images, taps=taps)
             return cross_entropy(logits), frames
 
-        (grads, slot_grads), frames = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, slots)
-        frames = concatenate(frames, slot_grads.frames(grads))
+        (grads, tapped), frames = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, taps)
+        frames = concatenate(frames, tapped.frames(grads))
     """
 
     def __init__(self, model: nn.Module, *, gradients: bool = False) -> None:
@@ -222,14 +222,14 @@ class FrameRecorder:
         variables: Mapping[str, Any],
         *args: Any,
         mutable: Any = False,
-        slots: GradientSlots | None = None,
+        taps: CotangentTaps | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Frames]:
         """As `model.apply`, with the frames of the pass.
 
         Args:
           variables, args, mutable, kwargs: those of `model.apply` (also `rngs`, `method`).
-          slots: of `gradient_slots` for the same model and shapes; only for differentiation.
+          taps: of `cotangent_taps` for the same model and shapes; only for differentiation.
 
         Returns:
           (what `model.apply` returns, frames). No gradient flows through the frames.
@@ -237,37 +237,37 @@ class FrameRecorder:
         Raises:
           ValueError: a lifted transform inside the model does not let the frames out, or `nn.jit` hides their calls.
         """
-        given = variables if slots is None else {**variables, GRADIENTS: slots.values}
-        listener = _Listener(None if slots is None else True)
+        given = variables if taps is None else {**variables, GRADIENTS: taps.values}
+        listener = _ModuleInterceptor(None if taps is None else True)
         with nn.intercept_methods(listener), _branches_explained():
             out, updates = self.model.apply(given, *args, mutable=union_filters(mutable, COLLECTION), **kwargs)
         updates = dict(updates)
         frames = pack(listener.calls, updates.pop(COLLECTION, {}))
         return (out if mutable is False else (out, updates)), frames
 
-    def gradient_slots(
+    def cotangent_taps(
         self, variables: Mapping[str, Any], *args: Any, mutable: Any = False, **kwargs: Any
-    ) -> GradientSlots:
-        """Slots of zeros, from one abstract trace; arguments as for `apply`, arrays or their shapes.
+    ) -> CotangentTaps:
+        """Taps of zeros, from one abstract trace; arguments as for `apply`, arrays or their shapes.
 
         Raises:
           ValueError: as `apply`.
         """
 
-        def made(variables: Mapping[str, Any], args: tuple[Any, ...]) -> GradientSlots:
-            listener = _Listener(gradients=False)
+        def made(variables: Mapping[str, Any], args: tuple[Any, ...]) -> CotangentTaps:
+            listener = _ModuleInterceptor(gradients=False)
             with nn.intercept_methods(listener), _branches_explained():
                 kinds = union_filters(mutable, (COLLECTION, GRADIENTS))
                 _, updates = self.model.apply(variables, *args, mutable=kinds, **kwargs)
             calls = tuple(listener.calls.values())
             stacks = tuple(stacks_of(calls, updates[COLLECTION]).items())
-            return GradientSlots(updates.get(GRADIENTS, {}), calls, stacks)
+            return CotangentTaps(updates.get(GRADIENTS, {}), calls, stacks)
 
-        return jax.tree.map(lambda slot: jnp.zeros(slot.shape, slot.dtype), jax.eval_shape(made, variables, args))
+        return jax.tree.map(lambda tap: jnp.zeros(tap.shape, tap.dtype), jax.eval_shape(made, variables, args))
 
-    def with_gradients(self, frames: Frames, slot_grads: GradientSlots, param_grads: Any) -> Frames:
+    def with_gradients(self, frames: Frames, tapped: CotangentTaps, param_grads: Any) -> Frames:
         """The frames of a pass followed by those of its gradients."""
-        return concatenate(frames, slot_grads.frames(param_grads))
+        return concatenate(frames, tapped.frames(param_grads))
 
     def merge(self, left: Frames, right: Frames) -> Frames:
         """The frames of two micro-batches taken together."""
@@ -283,16 +283,16 @@ def _has_gradient(value: Any) -> bool:
 
 
 @jax.custom_vjp
-def _watched(x: jax.Array, slot: jax.Array) -> jax.Array:
-    """x; the gradient of `slot` [2, n] is the extremes of the gradient of x."""
+def _watched(x: jax.Array, tap: jax.Array) -> jax.Array:
+    """x; the gradient of `tap` [2, n] is the extremes of the gradient of x."""
     return x
 
 
-def _watched_bwd(slot: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return grad, extremes(by_rows(grad)).astype(slot.dtype)
+def _watched_bwd(tap: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return grad, extremes(by_rows(grad)).astype(tap.dtype)
 
 
-_watched.defvjp(lambda x, slot: (x, slot), _watched_bwd)
+_watched.defvjp(lambda x, tap: (x, tap), _watched_bwd)
 
 
 def _values(args: tuple[Any, ...], out: Any) -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from linnaeus_jax.config.errors import TrainingError
-from linnaeus_jax.debugging.frame_recorder import FrameRecorder, GradientSlots
+from linnaeus_jax.debugging.frame_recorder import CotangentTaps, FrameRecorder
 from linnaeus_jax.debugging.frames import Frame, Frames, Row
 from linnaeus_jax.mistakes import InputError
 
@@ -219,12 +219,12 @@ class DebugUnderflowOverflow:
         return out
 
     def record(self, variables: Any, *args: Any, **kwargs: Any) -> tuple[Any, Frames]:
-        """(What `model.apply` returns, frames), to be used inside compiled code; `slots=` as for the recorder."""
+        """(What `model.apply` returns, frames), to be used inside compiled code; `taps=` as for the recorder."""
         return self._recorder.apply(variables, *args, **kwargs)
 
-    def gradient_slots(self, variables: Any, *args: Any, **kwargs: Any) -> GradientSlots:
+    def cotangent_taps(self, variables: Any, *args: Any, **kwargs: Any) -> CotangentTaps:
         """What a loss takes as one more argument to have gradient frames; see `FrameRecorder`."""
-        return self._recorder.gradient_slots(variables, *args, **kwargs)
+        return self._recorder.cotangent_taps(variables, *args, **kwargs)
 
     def check(self, frames: Frames) -> None:
         """Consumes the frames of the next batch; waits for them. Raises as `apply`.

@@ -8,11 +8,13 @@ gradient of the global batch mean, so they do not depend on the number of device
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from linnaeus_jax import backend
 
@@ -28,6 +30,13 @@ class GradNormState(NamedTuple):
     weights: jax.Array  # float32 [T], sum stays what it was initially
     initial_losses: jax.Array  # float32 [T], loss at the task's first measured update
     initialized: jax.Array  # bool [T]
+
+
+class TaskGradients(struct.PyTreeNode):
+    """What GradNorm measures: gradients of the single, unweighted task losses."""
+
+    losses: jax.Array  # float32 [T]
+    grads: Any  # like the parameters, leading [T]; None where frozen
 
 
 def init_gradnorm(weights: Sequence[float] | np.ndarray) -> GradNormState:
@@ -139,3 +148,32 @@ def gradnorm_update(
     metrics = {"avg_norm": average, "loss": losses, "norm": norms, "target": target, "ratio": ratio}
     metrics |= {"weight": new, "weight_delta": new - weights}
     return GradNormState(new, initial, state.initialized | active), metrics
+
+
+@dataclass(frozen=True, eq=False)
+class GradNormSettings:
+    """How GradNorm measures and moves the task weights."""
+
+    shared: Any  # pytree of bools like the parameters: what trains of the trunk, over which norms are taken
+    alpha: float
+    rule: str
+    kappa: float
+    lr: float
+    zero_metadata: bool  # measure without metadata
+    refine: bool  # measure with what hierarchical heads take from the coarser ranks
+    folded: bool  # the measured losses are those that train, so that one pass serves both
+
+    def new_weights(
+        self, state: GradNormState, measured: TaskGradients, counts: jax.Array
+    ) -> tuple[GradNormState, dict[str, jax.Array]]:
+        """New task weights; tasks without a labelled sample (`counts` 0) keep theirs."""
+        return gradnorm_update(
+            state,
+            shared_norms(measured.grads, self.shared),
+            measured.losses,
+            counts > 0,
+            alpha=self.alpha,
+            rule=self.rule,
+            kappa=self.kappa,
+            lr=self.lr,
+        )

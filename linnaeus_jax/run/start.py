@@ -14,7 +14,7 @@ from linnaeus_jax.config.derived import architecture
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.data.dataset import write_assets
 from linnaeus_jax.files import FILES_ONLY, write_json
-from linnaeus_jax.learning.optimizers import FROZEN
+from linnaeus_jax.learning.transforms import FROZEN
 from linnaeus_jax.metrics import table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import PLUGIN_METRICS_FILE

@@ -39,7 +39,7 @@ def stage_images(
 
     @jax.jit
     def model_inputs(arrays: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
-        targets, _ = objective.prepare(arrays, jnp.int32(step))
+        targets, _ = objective.build_targets(arrays, jnp.int32(step))
         first = jax.tree.map(lambda x: x[0], targets)
         return *objective.inputs({k: v[0] for k, v in arrays.items()}, first, jnp.int32(step)), first.lam
 

@@ -1,7 +1,7 @@
 """What the gradient sees: from a batch to the weighted task losses, as pure functions.
 
-`prepare` decides everything about targets (mixing, null inclusion, valid counts) for a whole update from labels and
-partners alone; `task_losses` then does the work of one micro-batch. Because the counts come first, one big batch,
+`build_targets` decides everything about targets (mixing, null inclusion, valid counts) for a whole update from labels
+and partners alone; `task_losses` then does the work of one micro-batch. Because the counts come first, one big batch,
 accumulated micro-batches and sharded batches give the same gradient.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from linnaeus_jax.schedules.resolved import PartialMasking
 from linnaeus_jax.step.rng import stream
 
 Step = jax.Array
+Batch = Mapping[str, jax.Array]
 
 
 class Recorder(Protocol):
@@ -36,12 +37,12 @@ class Recorder(Protocol):
     gradients: bool  # whether the backward pass is recorded, too
 
     def apply(
-        self, variables: Any, *args: Any, mutable: Any = False, slots: Any = None, **kwargs: Any
+        self, variables: Any, *args: Any, mutable: Any = False, taps: Any = None, **kwargs: Any
     ) -> tuple[Any, Any]: ...
 
-    def gradient_slots(self, variables: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> Any: ...
+    def cotangent_taps(self, variables: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> Any: ...
 
-    def with_gradients(self, frames: Any, slot_grads: Any, grads: Any) -> Any: ...
+    def with_gradients(self, frames: Any, tapped: Any, grads: Any) -> Any: ...
 
     def merge(self, left: Any, right: Any) -> Any: ...
 
@@ -58,8 +59,8 @@ class Targets(struct.PyTreeNode):
     null: jax.Array  # bool [A, B, T], whether the (mixed) label is null
 
 
-class Measured(struct.PyTreeNode):
-    """Sums of one micro-batch for the log."""
+class MicroBatchStats(struct.PyTreeNode):
+    """What the log needs of one micro-batch, or of several merged."""
 
     sums: Sums
     meta_valid: jax.Array  # int32 [K]
@@ -67,6 +68,15 @@ class Measured(struct.PyTreeNode):
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows
     sample_losses: jax.Array  # float32 [B, T], neither masked nor weighted
     frames: Any = None  # `debugging.frames.Frames` of the pass, where they are recorded
+
+
+class ModelInputs(NamedTuple):
+    """What the model is given of a micro-batch."""
+
+    image: jax.Array  # float [B, H, W, 3], normalised; or what enters `Objective.block`
+    meta: jax.Array  # float32 [B, D]
+    valid: jax.Array  # bool [B, K], components that are present and not masked
+    masked: jax.Array  # int32 [B], how the metadata of each row were masked, see `meta_masking`
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +120,7 @@ class Objective:
         """Key of a named stream at `step`."""
         return jax.random.fold_in(stream(self.seed, name), step)
 
-    def prepare(self, batch: Mapping[str, jax.Array], step: Step) -> tuple[Targets, jax.Array]:
+    def build_targets(self, batch: Batch, step: Step) -> tuple[Targets, jax.Array]:
         """Targets of the update and the valid count of every task.
 
         Args:
@@ -165,57 +175,73 @@ class Objective:
         self,
         params: Any,
         model_state: Any,
-        micro: Mapping[str, jax.Array],
+        micro: Batch,
         targets: Targets,
         counts: jax.Array,
         step: Step,
         index: jax.Array,
-        slots: Any = None,
-    ) -> tuple[jax.Array, Measured]:
+        taps: Any = None,
+    ) -> tuple[jax.Array, MicroBatchStats]:
         """The micro-batch's share of every task's mean loss.
 
         Args:
           micro, targets: one micro-batch, without the leading axis.
-          counts: float32 [T] of `prepare`.
+          counts: float32 [T] of `build_targets`.
           index: int32 [], which micro-batch of the update.
-          slots: of `gradient_slots`.
+          taps: of `cotangent_taps`.
 
         Returns:
           (float32 [T], what the log needs).
         """
-        image, meta, valid, masked = self.inputs(micro, targets, step)
-        variables, options = self._call(params, model_state, valid, micro["weight"], step, index)
-        (logits, new_state), frames = self._forward(variables, image, meta, slots, **options)
+        inputs = self.inputs(micro, targets, step)
+        variables, options = self._call(params, model_state, inputs.valid, micro["weight"], step, index)
+        if self.recorder is None:
+            (logits, new_state), frames = self.model.apply(variables, inputs.image, inputs.meta, **options), None
+        else:
+            found, frames = self.recorder.apply(variables, inputs.image, inputs.meta, taps=taps, **options)
+            logits, new_state = found
+        logits = {task: logits[task] for task in self.tasks}  # JAX sorts the keys of a dict
         with jax.named_scope("losses"):
             task_losses = self._loss_sums(logits, micro, targets, targets.loss_mask)
         with jax.named_scope("metrics"):
-            measured = Measured(
-                sums=batch_sums(
-                    {task: jax.lax.stop_gradient(logits[task]) for task in self.tasks},
-                    jnp.where(targets.lam[:, None] >= 0.5, micro["label"], targets.partner_label),
-                    micro["weight"],
-                    jax.lax.stop_gradient(task_losses.per_sample),
-                    jnp.zeros_like(micro["weight"]),  # the weighted total is known once per update
-                    null_possible=self.null_possible,
-                    extras=self.extras,
-                    membership={"metadata": masked},
-                    columns={**micro, "meta": meta, "meta_valid": valid},
-                ),
-                meta_valid=(valid & (micro["weight"] > 0)[:, None]).sum(axis=0, dtype=jnp.int32),
-                model_state=new_state,
-                preview=jnp.stack(
-                    [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()], axis=1
-                ),
-                sample_losses=jax.lax.stop_gradient(task_losses.per_sample),
-                frames=frames,
-            )
-        return task_losses.numerator / jnp.maximum(counts, 1.0), measured
+            stats = self._stats(logits, micro, targets, inputs, jax.lax.stop_gradient(task_losses.per_sample))
+        stats = stats.replace(model_state=new_state, frames=frames)
+        return task_losses.numerator / jnp.maximum(counts, 1.0), stats
+
+    def _stats(
+        self,
+        logits: Mapping[str, jax.Array],
+        micro: Batch,
+        targets: Targets,
+        inputs: ModelInputs,
+        sample_losses: jax.Array,
+    ) -> MicroBatchStats:
+        sums = batch_sums(
+            {task: jax.lax.stop_gradient(logits[task]) for task in self.tasks},
+            jnp.where(targets.lam[:, None] >= 0.5, micro["label"], targets.partner_label),
+            micro["weight"],
+            sample_losses,
+            jnp.zeros_like(micro["weight"]),  # the weighted total is known once per update
+            null_possible=self.null_possible,
+            extras=self.extras,
+            membership={"metadata": inputs.masked},
+            columns={**micro, "meta": inputs.meta, "meta_valid": inputs.valid},
+        )
+        return MicroBatchStats(
+            sums=sums,
+            meta_valid=(inputs.valid & (micro["weight"] > 0)[:, None]).sum(axis=0, dtype=jnp.int32),
+            model_state=None,
+            preview=jnp.stack(
+                [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()], axis=1
+            ),
+            sample_losses=sample_losses,
+        )
 
     def labelled_losses(
         self,
         params: Any,
         model_state: Any,
-        micro: Mapping[str, jax.Array],
+        micro: Batch,
         targets: Targets,
         counts: jax.Array,
         step: Step,
@@ -240,7 +266,7 @@ class Objective:
         return self._loss_sums(logits, micro, targets, ~targets.null).numerator / jnp.maximum(counts, 1.0)
 
     def _loss_sums(
-        self, logits: Mapping[str, jax.Array], micro: Mapping[str, jax.Array], targets: Targets, loss_mask: jax.Array
+        self, logits: Mapping[str, jax.Array], micro: Batch, targets: Targets, loss_mask: jax.Array
     ) -> losses.TaskLosses:
         partner_label = targets.partner_label if self.mix is not None else None
         return losses.task_loss_sums(
@@ -254,10 +280,8 @@ class Objective:
             self.class_weights,
         )
 
-    def inputs(
-        self, micro: Mapping[str, jax.Array], targets: Targets, step: Step
-    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Augmented, mixed and masked inputs: normalised image, metadata, validity, and how each row was masked."""
+    def inputs(self, micro: Batch, targets: Targets, step: Step) -> ModelInputs:
+        """Augmented, mixed and masked inputs of the model."""
         if self.block is None:
             with jax.named_scope("augment"):
                 image = augment(micro["image"], micro["row"], self.key("augment", step), self.augmentation)
@@ -296,34 +320,7 @@ class Objective:
                 )
         if self.block is None:
             image = normalize(image, self.preprocessing.mean, self.preprocessing.std)
-        return image, meta, valid, masked
-
-    def _forward(
-        self, variables: Any, image: jax.Array, meta: jax.Array, slots: Any, **options: Any
-    ) -> tuple[tuple[dict[str, jax.Array], Any], Any]:
-        """((training-mode logits per task, in task order, new non-trainable state), frames or None)."""
-        if self.recorder is None:
-            (logits, state), frames = self.model.apply(variables, image, meta, **options), None
-        else:
-            (logits, state), frames = self.recorder.apply(variables, image, meta, slots=slots, **options)
-        return ({task: logits[task] for task in self.tasks}, state), frames  # JAX sorts the keys of a dict
-
-    def gradient_slots(
-        self,
-        params: Any,
-        model_state: Any,
-        micro: Mapping[str, jax.Array],
-        targets: Targets,
-        step: Step,
-        index: jax.Array,
-    ) -> Any:
-        """Zeros with respect to which `task_losses` has the recorded gradients as gradient; None without recorder."""
-        if self.recorder is None or not self.recorder.gradients:
-            return None
-        image, meta, valid, _ = jax.eval_shape(self.inputs, micro, targets, step)
-        valid = jnp.zeros(valid.shape, valid.dtype)  # the slots depend on shapes alone
-        variables, options = self._call(params, model_state, valid, micro["weight"], step, index)
-        return self.recorder.gradient_slots(variables, image, meta, **options)
+        return ModelInputs(image, meta, valid, masked)
 
     def _call(
         self, params: Any, model_state: Any, valid: jax.Array, weight: jax.Array, step: Step, index: jax.Array
@@ -339,3 +336,31 @@ class Objective:
         }
         whole = params if self.gather is None else self.gather(params)
         return {"params": whole, **model_state}, options
+
+    # ---- what a recorder sees, and what several micro-batches come to
+
+    def cotangent_taps(
+        self, params: Any, model_state: Any, micro: Batch, targets: Targets, step: Step, index: jax.Array
+    ) -> Any:
+        """Zeros with respect to which `task_losses` has the recorded gradients as gradient; None without recorder."""
+        if self.recorder is None or not self.recorder.gradients:
+            return None
+        image, meta, valid, _ = jax.eval_shape(self.inputs, micro, targets, step)
+        valid = jnp.zeros(valid.shape, valid.dtype)  # the taps depend on shapes alone
+        variables, options = self._call(params, model_state, valid, micro["weight"], step, index)
+        return self.recorder.cotangent_taps(variables, image, meta, **options)
+
+    def with_tapped(self, stats: MicroBatchStats, tapped: Any, grads: Any) -> MicroBatchStats:
+        """The statistics with frames of the gradients; `tapped`: the gradient with respect to `cotangent_taps`."""
+        if tapped is None or self.recorder is None:
+            return stats
+        return stats.replace(frames=self.recorder.with_gradients(stats.frames, tapped, grads))
+
+    def merge(self, first: MicroBatchStats, later: MicroBatchStats) -> MicroBatchStats:
+        """Statistics of micro-batches, of which `later` is the last; what is shown of single rows is of the first."""
+        merged = jax.tree.map(jnp.add, first, later).replace(
+            model_state=later.model_state, preview=first.preview, sample_losses=first.sample_losses
+        )
+        if self.recorder is not None:
+            merged = merged.replace(frames=self.recorder.merge(first.frames, later.frames))
+        return merged

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from linnaeus_jax.learning.joining import JOINED_BELOW
+from linnaeus_jax.learning.buckets import GATHERED_BELOW
 from linnaeus_jax.step.state import TrainState
 
 
@@ -36,7 +36,7 @@ RUN_AHEAD = 2
 #: fields of the state that `parallel.fsdp` splits
 SPLIT_FIELDS = ("params", "opt_state", "ema")
 #: arrays with fewer numbers stay whole: the optimizer joins them, and a message costs more than what they take
-SPLIT_FROM = JOINED_BELOW
+SPLIT_FROM = GATHERED_BELOW
 
 
 class RunAhead:

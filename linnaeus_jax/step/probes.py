@@ -118,7 +118,7 @@ def measure(probes: Sequence[Probe], inputs: ProbeInputs) -> dict[str, Any]:
     return results
 
 
-def true_after(results: Mapping[str, Any]) -> jax.Array:
+def ordering_token(results: Mapping[str, Any]) -> jax.Array:
     """bool [], always True, computed from every value of `results`: what depends on it runs after the measurements."""
     values = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(results)]
     if not values:

@@ -22,6 +22,7 @@ from linnaeus_jax.learning.augmentation import AugmentSettings
 from linnaeus_jax.learning.class_weights import task_class_weights
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.smoothing import TaxonomySmoothing
+from linnaeus_jax.learning.transforms import FROZEN
 from linnaeus_jax.metrics import custom
 from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.names import split_result
@@ -39,7 +40,7 @@ from linnaeus_jax.step.objective import MaskSettings, Objective, Recorder
 from linnaeus_jax.step.probes import Probe
 from linnaeus_jax.step.rng import stream
 from linnaeus_jax.step.state import IntervalSums, TrainState
-from linnaeus_jax.step.train_step import GradNormSettings, StepSettings, make_train_step
+from linnaeus_jax.step.train_step import StepSettings, make_train_step
 
 #: rows whose predictions probes may show
 PREVIEW_ROWS = 10
@@ -379,7 +380,7 @@ def _gradnorm_settings(
     optimizer: optimizers.Optimizer,
     stage_of: Callable[[str], str],
     head_specs: Sequence[HeadSpec],
-) -> GradNormSettings:
+) -> gradnorm.GradNormSettings:
     weighting = config.loss.grad_weighting.task
     # Measured are the labelled samples alone; that is what trains where null labels never do.
     nulls_left_out = not dataset.null_possible or config.train.phase1_mask_null_loss
@@ -388,7 +389,7 @@ def _gradnorm_settings(
     hierarchical = any(spec.parents for spec in head_specs)
     excluded = parse_filter(weighting.exclude_config, "loss.grad_weighting.task.exclude_config", stage_of=stage_of)
     shared = {
-        parameter.path: row.optimizer != optimizers.FROZEN and not excluded(parameter)
+        parameter.path: row.optimizer != FROZEN and not excluded(parameter)
         for parameter, row in zip(parameters, optimizer.rows, strict=True)
     }
     if not any(shared.values()):
@@ -400,7 +401,7 @@ def _gradnorm_settings(
     mask = jax.tree_util.tree_map_with_path(
         lambda path, _: shared[tuple(key.key for key in path)], optimizer.group_tree
     )
-    return GradNormSettings(
+    return gradnorm.GradNormSettings(
         shared=mask,
         alpha=weighting.alpha,
         rule=weighting.gradnorm_rule,

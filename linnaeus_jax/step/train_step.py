@@ -1,4 +1,8 @@
-"""The train step: `grad_sums` over the micro-batches, then `apply`; with or without the measurement of GradNorm."""
+"""The train step: the gradient of an update, summed over its micro-batches, then `apply`.
+
+The gradient of one micro-batch is that of `objective.task_losses`, weighted. GradNorm's measurement is another function
+for it, see `_measured_gradient`.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,14 @@ import optax
 from flax import struct
 
 from linnaeus_jax import backend
-from linnaeus_jax.learning import gradnorm, losses, optimizers
-from linnaeus_jax.learning.branches import computed_if
-from linnaeus_jax.learning.joining import global_norm
+from linnaeus_jax.learning import gradnorm, losses
+from linnaeus_jax.learning.gradnorm import GradNormSettings, TaskGradients
+from linnaeus_jax.learning.update import Trainable, Update, UpdateSettings, merge_params
 from linnaeus_jax.metrics.phase import add
 from linnaeus_jax.schedules.values import values_at
 from linnaeus_jax.step import probes
-from linnaeus_jax.step.objective import Measured, Objective, Targets
+from linnaeus_jax.step.objective import Batch, MicroBatchStats, Objective, Targets
 from linnaeus_jax.step.state import IntervalSums, TrainState
-
-Batch = Mapping[str, jax.Array]
 
 
 class GradSums(struct.PyTreeNode):
@@ -29,44 +31,8 @@ class GradSums(struct.PyTreeNode):
 
     grads: Any  # like the parameters, None where frozen
     task_losses: jax.Array  # float32 [T], mean over the labels that count
-    measured: Measured
+    measured: MicroBatchStats
     gradnorm: TaskGradients | None = None
-
-
-class TaskGradients(struct.PyTreeNode):
-    """What GradNorm measures: gradients of the single, unweighted task losses."""
-
-    losses: jax.Array  # float32 [T]
-    grads: Any  # like the parameters, leading [T]; None where frozen
-
-
-@dataclass(frozen=True, eq=False)
-class GradNormSettings:
-    """How GradNorm measures and moves the task weights."""
-
-    shared: Any  # pytree of bools like the parameters: what trains of the trunk, over which norms are taken
-    alpha: float
-    rule: str
-    kappa: float
-    lr: float
-    zero_metadata: bool  # measure without metadata
-    refine: bool  # measure with what hierarchical heads take from the coarser ranks
-    folded: bool  # the measured losses are those that train, so that one pass serves both
-
-    def new_weights(
-        self, state: gradnorm.GradNormState, measured: TaskGradients, counts: jax.Array
-    ) -> tuple[gradnorm.GradNormState, dict[str, jax.Array]]:
-        """New task weights; tasks without a labelled sample (`counts` 0) keep theirs."""
-        return gradnorm.gradnorm_update(
-            state,
-            gradnorm.shared_norms(measured.grads, self.shared),
-            measured.losses,
-            counts > 0,
-            alpha=self.alpha,
-            rule=self.rule,
-            kappa=self.kappa,
-            lr=self.lr,
-        )
 
 
 class StepOutputs(struct.PyTreeNode):
@@ -88,16 +54,98 @@ class StepOutputs(struct.PyTreeNode):
 
 
 @dataclass(frozen=True, eq=False)
-class StepSettings:
+class StepSettings(UpdateSettings):
     """Everything static that the application of a gradient depends on."""
 
-    probes: Sequence[probes.Probe]
-    optimizer: optimizers.Optimizer
     learning_rates: Mapping[str, optax.Schedule]  # by group
-    clip_mode: str
-    clip_limit: float
-    ema_decay: float | None
     gradnorm: GradNormSettings | None
+    probes: Sequence[probes.Probe]
+
+
+class _Micro(NamedTuple):
+    """One micro-batch, and what the model keeps besides parameters, as it is before it."""
+
+    batch: Batch  # leading [B]
+    targets: Targets
+    number: jax.Array  # int32 [], which of the update
+    model_state: Any
+
+
+@dataclass(frozen=True, eq=False)
+class _Losses:
+    """The task losses of a micro-batch as a function of what trains; with everything else of the update.
+
+    Attributes:
+      params: those that train, at which the gradient is taken; frozen: the rest of them.
+      counts: float32 [T], valid labels of the whole update.
+      labelled: float32 [T], labelled samples of these rows, for GradNorm.
+      weights: float32 [T], of the tasks.
+    """
+
+    objective: Objective
+    params: Any
+    frozen: Any
+    counts: jax.Array
+    labelled: jax.Array
+    weights: jax.Array
+    step: jax.Array
+
+    def trained(self, micro: _Micro) -> tuple[Any, Any]:
+        """What is differentiated: parameters, and taps that see gradients inside the model where they are recorded."""
+        whole = merge_params(self.params, self.frozen)
+        batch, targets, number, model_state = micro
+        return self.params, self.objective.cotangent_taps(whole, model_state, batch, targets, self.step, number)
+
+    def tasks(self, trained: tuple[Any, Any], micro: _Micro) -> tuple[jax.Array, MicroBatchStats]:
+        """(float32 [T], statistics) of parameters and taps."""
+        params = merge_params(trained[0], self.frozen)
+        batch, targets, number, model_state = micro
+        task_losses, stats = self.objective.task_losses(
+            params, model_state, batch, targets, self.counts, self.step, number, trained[1]
+        )
+        # a micro-batch of nothing but padding, which fills up the last update of an epoch, leaves no trace
+        has_rows = (batch["weight"] > 0).any()
+        return task_losses, stats.replace(model_state=_select(has_rows, stats.model_state, model_state))
+
+    def total(self, trained: tuple[Any, Any], micro: _Micro) -> tuple[jax.Array, tuple[jax.Array, MicroBatchStats]]:
+        """(the weighted loss, what `tasks` gives)."""
+        task_losses, stats = self.tasks(trained, micro)
+        return jnp.vdot(self.weights, task_losses), (task_losses, stats)
+
+    def of_labelled(self, params: Any, micro: _Micro, measure: GradNormSettings) -> tuple[jax.Array, None]:
+        """What GradNorm measures, float32 [T]."""
+        batch, targets, number, model_state = micro
+        return self.objective.labelled_losses(
+            merge_params(params, self.frozen),
+            model_state,
+            batch,
+            targets,
+            self.labelled,
+            self.step,
+            number,
+            zero_metadata=measure.zero_metadata,
+            refine=measure.refine,
+        ), None
+
+
+def _gradient(of: _Losses, micro: _Micro) -> GradSums:
+    """Gradient of the weighted loss of one micro-batch."""
+    (grads, tapped), (task_losses, stats) = jax.grad(of.total, has_aux=True)(of.trained(micro), micro)
+    return GradSums(grads, task_losses, of.objective.with_tapped(stats, tapped, grads))
+
+
+def _measured_gradient(of: _Losses, micro: _Micro, measure: GradNormSettings) -> GradSums:
+    """As `_gradient`, with those of the single tasks."""
+    if not measure.folded:
+        sums = _gradient(of, micro)
+        alone, _, grads = gradnorm.task_gradients(lambda params: of.of_labelled(params, micro, measure), of.params)
+        return sums.replace(gradnorm=TaskGradients(alone, grads))
+    task_losses, stats, (task_grads, tapped) = gradnorm.task_gradients(
+        lambda trained: of.tasks(trained, micro), of.trained(micro)
+    )
+    grads = gradnorm.combine(task_grads, of.weights)
+    stats = of.objective.with_tapped(stats, None if tapped is None else tapped.over_first_axis(), grads)
+    return GradSums(grads, task_losses, stats, TaskGradients(task_losses, task_grads))
 
 
 def grad_sums(
@@ -125,79 +173,21 @@ def grad_sums(
       frozen: the rest of the parameters, see `Optimizer.split_frozen`; None: all train.
     """
     labelled = losses.label_counts(~targets.null, batch["weight"])
+    of = _Losses(objective, params, frozen, counts, labelled, task_weights, step)
 
-    def one(micro: Batch, target: Targets, index: jax.Array, model_state: Any) -> GradSums:
-        whole = optimizers.join_frozen(params, frozen)
-        slots = objective.gradient_slots(whole, model_state, micro, target, step, index)
-
-        def losses_of(subject: tuple[Any, Any]) -> tuple[jax.Array, Measured]:
-            params, slots = subject
-            params = optimizers.join_frozen(params, frozen)
-            task_losses, measured = objective.task_losses(
-                params, model_state, micro, target, counts, step, index, slots
-            )
-            # a micro-batch of nothing but padding, which fills up the last update of an epoch, leaves no trace
-            state = jax.tree.map(
-                lambda new, old: jnp.where((micro["weight"] > 0).any(), new, old), measured.model_state, model_state
-            )
-            return task_losses, measured.replace(model_state=state)
-
-        def total(subject: tuple[Any, Any]) -> tuple[jax.Array, tuple[jax.Array, Measured]]:
-            task_losses, measured = losses_of(subject)
-            return jnp.vdot(task_weights, task_losses), (task_losses, measured)
-
-        def recorded(measured: Measured, grads: Any, slot_grads: Any) -> Measured:
-            if slot_grads is None or objective.recorder is None:
-                return measured
-            return measured.replace(frames=objective.recorder.with_gradients(measured.frames, slot_grads, grads))
-
-        if measure is not None and measure.folded:
-            task_losses, measured, (task_grads, slot_grads) = gradnorm.task_gradients(losses_of, (params, slots))
-            grads = gradnorm.combine(task_grads, task_weights)
-            measured = recorded(measured, grads, None if slot_grads is None else slot_grads.over_first_axis())
-            return GradSums(grads, task_losses, measured, TaskGradients(task_losses, task_grads))
-        (grads, slot_grads), (task_losses, measured) = jax.grad(total, has_aux=True)((params, slots))
-        measured = recorded(measured, grads, slot_grads)
-        if measure is None:
-            return GradSums(grads, task_losses, measured)
-
-        def measured_losses(params: Any) -> tuple[jax.Array, None]:
-            params = optimizers.join_frozen(params, frozen)
-            return objective.labelled_losses(
-                params,
-                model_state,
-                micro,
-                target,
-                labelled,
-                step,
-                index,
-                zero_metadata=measure.zero_metadata,
-                refine=measure.refine,
-            ), None
-
-        alone, _, task_grads = gradnorm.task_gradients(measured_losses, params)
-        return GradSums(grads, task_losses, measured, TaskGradients(alone, task_grads))
-
-    def at(tree: Any, index: int) -> Any:
-        return jax.tree.map(lambda x: x[index], tree)
+    def gradient(micro: _Micro) -> GradSums:
+        return _gradient(of, micro) if measure is None else _measured_gradient(of, micro, measure)
 
     micro_batches = batch["label"].shape[0]
-    first = one(at(batch, 0), at(targets, 0), jnp.int32(0), model_state)
+    first = gradient(_Micro(tree_index(batch, 0), tree_index(targets, 0), jnp.int32(0), model_state))
     if micro_batches == 1:
         return first
 
     def body(total: GradSums, x: tuple[Batch, Targets, jax.Array]) -> tuple[GradSums, None]:
-        part = one(*x, total.measured.model_state)
-        summed = jax.tree.map(jnp.add, total, part)
-        # the model's state goes from one micro-batch to the next, and what is shown of single rows is of the first
-        kept = summed.measured.replace(
-            model_state=part.measured.model_state,
-            preview=total.measured.preview,
-            sample_losses=total.measured.sample_losses,
-        )
-        if objective.recorder is not None:
-            kept = kept.replace(frames=objective.recorder.merge(total.measured.frames, part.measured.frames))
-        return summed.replace(measured=kept), None
+        part = gradient(_Micro(*x, total.measured.model_state))
+        merged = objective.merge(total.measured, part.measured)
+        summed: GradSums = jax.tree.map(jnp.add, total.replace(measured=None), part.replace(measured=None))
+        return summed.replace(measured=merged), None
 
     rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
     # XLA on CPU runs convolutions inside a while loop on one thread, so there the loop is unrolled.
@@ -205,120 +195,46 @@ def grad_sums(
     return jax.lax.scan(body, first, rest, unroll=unroll)[0]
 
 
-class Trainable(NamedTuple):
-    """What an update changes unless it is skipped; `params` and `ema` are None where frozen."""
-
-    params: Any
-    opt_state: Any
-    ema: Any
+def tree_index(tree: Any, index: int) -> Any:
+    """Every leaf's part at `index` of its first axis."""
+    return jax.tree.map(lambda x: x[index], tree)
 
 
-class Updated(NamedTuple):
-    """What one optimizer update makes, small leaves joined."""
-
-    new: Trainable
-    updates: Any  # what it adds to the parameters
-    clipped_norm: jax.Array
-
-
-def _optimizer_update(
-    settings: StepSettings, old: Trainable, step: jax.Array, grads: Any, rates: Mapping[str, jax.Array]
-) -> Updated:
-    """One optimizer update of joined trees; their norm is clipped, if anything of them."""
-    optimizer = settings.optimizer.joined
-    assert optimizer is not None
-    limit = settings.clip_limit if settings.clip_mode == "norm" else 0.0
-    grads, clipped_norm = optimizers.clip(grads, "norm", limit)
-    if limit > 0:
-        clipped_norm *= optimizers.clip_factor(clipped_norm, limit)
-    descent, opt_state = optimizer.transform.update(grads, old.opt_state, old.params)
-    updates = optimizer.apply_learning_rates(descent, rates)
-    params = optax.apply_updates(old.params, updates)
-    ema = None
-    if settings.ema_decay is not None:
-        ema = optimizers.ema_update(old.ema, params, settings.ema_decay, step)
-    return Updated(Trainable(params, opt_state, ema), updates, clipped_norm)
+def _select(condition: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
 def apply(
     objective: Objective, settings: StepSettings, state: TrainState, sums: GradSums, targets: Targets, batch: Batch
 ) -> tuple[TrainState, StepOutputs]:
     """Clips, transforms and applies the gradient, at the learning rates of `state.step`; skips non-finite updates."""
-    weights = state.gradnorm.weights
+    weights, stats = state.gradnorm.weights, sums.measured
     loss = jnp.vdot(weights, sums.task_losses)
-    trained, frozen = settings.optimizer.split_frozen(state.params)
-    ema, frozen_ema = (None, None) if state.ema is None else settings.optimizer.split_frozen(state.ema)
-    optimizer, joining = settings.optimizer, settings.optimizer.joining
-    old = Trainable(joining.join(trained), joining.join_state(state.opt_state), joining.join(ema))
-    joined_grads = joining.join(sums.grads)
-    norm = global_norm(joined_grads)
-    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    update = Update(settings, Trainable(state.params, state.opt_state, state.ema), sums.grads, state.step)
+    finite = jnp.isfinite(update.norm) & jnp.isfinite(loss)
     if objective.recorder is not None:
-        finite &= objective.recorder.all_finite(sums.measured.frames)
+        finite &= objective.recorder.all_finite(stats.frames)
 
-    gradnorm_state = state.gradnorm
-    gradnorm_metrics: dict[str, jax.Array] = {}
+    gradnorm_state, gradnorm_metrics = state.gradnorm, dict[str, jax.Array]()
     if sums.gradnorm is not None and settings.gradnorm is not None:
         labelled = losses.label_counts(~targets.null, batch["weight"])
         gradnorm_state, gradnorm_metrics = settings.gradnorm.new_weights(state.gradnorm, sums.gradnorm, labelled)
 
     rates = values_at(settings.learning_rates, state.step)
-
-    if settings.clip_mode == "adaptive":  # it looks at the units of single leaves
-        clipped, _ = optimizers.clip(sums.grads, "adaptive", settings.clip_limit, params=trained, ndim=optimizer.ndim)
-        joined_grads = joining.join(clipped)
-
-    @jax.jit  # traced once for the probes and the update
-    def update(old: Trainable, step: jax.Array, grads: Any, rates: Mapping[str, jax.Array]) -> Updated:
-        return _optimizer_update(settings, old, step, grads, rates)
-
-    def applied_updates() -> Any:
-        updates = update(old, state.step, joined_grads, rates).updates
-        return joining.split(jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates))
-
-    scheduled, measured = values_at(objective.probabilities.by_name(), state.step), sums.measured
-    inputs = probes.ProbeInputs(
-        step=state.step,
-        params=state.params,
-        grads=sums.grads,
-        loss=loss,
-        task_losses=sums.task_losses,
-        task_weights=weights,
-        counts=losses.label_counts(targets.loss_mask, batch["weight"]),
-        sums=measured.sums,
-        batch=batch,
-        null=targets.null,
-        loss_mask=targets.loss_mask,
-        partner_label=targets.partner_label,
-        lam=targets.lam,
-        probabilities=scheduled,
-        preview=measured.preview,
-        sample_losses=measured.sample_losses,
-        updates=applied_updates,
-    )
+    scheduled = values_at(objective.probabilities.by_name(), state.step)
+    inputs = _probe_inputs(state, sums, loss, targets, batch, scheduled, lambda: update.changes(rates, finite))
     probe_results = probes.measure(settings.probes, inputs)
-
-    # On a CPU a branch of its own is compiled alike with and without probes: its operands, the gradients, are arrays in
-    # memory, and XLA fuses nothing across its border. So probes change no bit of the parameters, and no update of a
-    # whole vector is computed again for each leaf that is cut from it. The branch runs after the probes so that it may
-    # write over the parameters; XLA would copy them for probes that could run later.
-    def updated(kept: tuple[Trainable, jax.Array]) -> tuple[Trainable, jax.Array]:
-        made = update(kept[0], state.step, joined_grads, rates)
-        return made.new, made.clipped_norm
-
-    new, clipped_norm = computed_if(finite & probes.true_after(probe_results), updated, (old, norm))
-
-    def accepted(new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+    # after the probes, so that it may write over the parameters; XLA would copy them for probes that could run later
+    new, clipped_norm = update.new(rates, finite & probes.ordering_token(probe_results))
 
     assert state.interval is not None  # only in a checkpoint
-    interval = _interval(objective, targets, batch, measured, loss, norm, finite)
+    interval = _interval(objective, targets, batch, stats, loss, update.norm, finite)
     skipped = state.skipped + jnp.where(finite, 0, 1)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     outputs = StepOutputs(
         loss=loss,
         task_losses=sums.task_losses,
-        grad_norm=norm,
+        grad_norm=update.norm,
         clipped_norm=clipped_norm,
         finite=finite,
         skipped=skipped,
@@ -328,15 +244,15 @@ def apply(
         interval=interval,
         gradnorm=gradnorm_metrics,
         probes=probe_results,
-        frames=measured.frames,
+        frames=stats.frames,
     )
     new_state = TrainState(
         step=state.step + 1,
-        params=optimizers.join_frozen(joining.split(new.params), frozen),
-        model_state=accepted(measured.model_state, state.model_state),
-        opt_state=joining.split_state(new.opt_state),
-        gradnorm=accepted(gradnorm_state, state.gradnorm),
-        ema=optimizers.join_frozen(joining.split(new.ema), frozen_ema),
+        params=new.params,
+        model_state=_select(finite, stats.model_state, state.model_state),
+        opt_state=new.opt_state,
+        gradnorm=_select(finite, gradnorm_state, state.gradnorm),
+        ema=new.ema,
         skipped=skipped,
         skipped_in_a_row=in_a_row,
         interval=add(state.interval, interval),
@@ -344,17 +260,47 @@ def apply(
     return new_state, outputs
 
 
+def _probe_inputs(
+    state: TrainState,
+    sums: GradSums,
+    loss: jax.Array,
+    targets: Targets,
+    batch: Batch,
+    scheduled: dict[str, jax.Array],
+    updates: Callable[[], Any],
+) -> probes.ProbeInputs:
+    return probes.ProbeInputs(
+        step=state.step,
+        params=state.params,
+        grads=sums.grads,
+        loss=loss,
+        task_losses=sums.task_losses,
+        task_weights=state.gradnorm.weights,
+        counts=losses.label_counts(targets.loss_mask, batch["weight"]),
+        sums=sums.measured.sums,
+        batch=batch,
+        null=targets.null,
+        loss_mask=targets.loss_mask,
+        partner_label=targets.partner_label,
+        lam=targets.lam,
+        probabilities=scheduled,
+        preview=sums.measured.preview,
+        sample_losses=sums.measured.sample_losses,
+        updates=updates,
+    )
+
+
 def _interval(
     objective: Objective,
     targets: Targets,
     batch: Batch,
-    measured: Measured,
+    stats: MicroBatchStats,
     loss: jax.Array,
     norm: jax.Array,
     finite: jax.Array,
 ) -> IntervalSums:
     """The statistics of one update; a skipped one adds its samples but no non-finite number."""
-    sums = dict(measured.sums)
+    sums = dict(stats.sums)
     sums["loss_weighted"] = loss * sums["count"]
     sums = {name: jnp.where(finite | jnp.issubdtype(x.dtype, jnp.integer), x, 0) for name, x in sums.items()}
     null = targets.null & (batch["weight"] > 0)[..., None]
@@ -362,7 +308,7 @@ def _interval(
         sums=sums,
         grad_norm=jnp.where(finite, norm, 0.0),
         updates=finite.astype(jnp.int32),
-        meta_valid=measured.meta_valid,
+        meta_valid=stats.meta_valid,
         null_total=null.sum(axis=(0, 1), dtype=jnp.int32),
         null_included=(null & targets.loss_mask).sum(axis=(0, 1), dtype=jnp.int32),
     )
@@ -374,7 +320,7 @@ def make_train_step(
     """The pure function (state, batch [A, B, ...]) -> (new state, outputs); `measure`: with GradNorm's measurement."""
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepOutputs]:
-        targets, counts = objective.prepare(batch, state.step)
+        targets, counts = objective.build_targets(batch, state.step)
         trained, frozen = settings.optimizer.split_frozen(state.params)
         sums = grad_sums(
             objective,

@@ -30,7 +30,7 @@ from linnaeus_jax.reporting.tables import table
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from linnaeus_jax.learning.optimizers import ParameterRow
+    from linnaeus_jax.learning.update import ParameterRow
     from linnaeus_jax.run.experiment import Experiment
     from linnaeus_jax.step.state import TrainState
 

@@ -375,7 +375,7 @@ class Site:
     def seen(self, update: int = 0) -> dict[str, Any]:
         """What the model sees of the first batch in update `update`: pictures, metadata, and who is masked how."""
         objective, step = self.small_program.objective, jnp.int32(update)
-        targets, _ = objective.prepare(self.batch, step)
+        targets, _ = objective.build_targets(self.batch, step)
         micro = {name: array[0] for name, array in self.batch.items()}
         image, meta, _, masked = objective.inputs(micro, jax.tree.map(lambda x: x[0], targets), step)
         return {"image": rounded(image.mean(axis=-1)), "meta": rounded(meta), "masked": masked.tolist()}

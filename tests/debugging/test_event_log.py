@@ -17,7 +17,7 @@ import pytest
 from linnaeus_jax.debugging import event_log as el
 from linnaeus_jax.debugging.analysis import analyse
 from linnaeus_jax.debugging.event_log import DebugEventLog, EventFacts, event_log_probes
-from linnaeus_jax.learning.optimizers import ParameterRow
+from linnaeus_jax.learning.update import ParameterRow
 from linnaeus_jax.step.probes import ProbeInputs, due, measure
 
 TASKS = ("taxa_L10", "taxa_L20")

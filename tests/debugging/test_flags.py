@@ -16,7 +16,7 @@ from linnaeus_jax.debugging import due_reasons
 from linnaeus_jax.debugging import flags as f
 from linnaeus_jax.debugging.flags import FLAGS, DebugFlags
 from linnaeus_jax.learning.losses import make_criterion, task_loss_sums
-from linnaeus_jax.learning.optimizers import ParameterRow
+from linnaeus_jax.learning.update import ParameterRow
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.schedules.resolved import Interval
 from linnaeus_jax.schedules.triggers import due_at_epoch_end, interval_fires

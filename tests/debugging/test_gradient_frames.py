@@ -67,17 +67,17 @@ def squares(out: Any) -> jax.Array:
 def backward(model: nn.Module, variables: Any, *args: Any, jit: bool = True, **kwargs: Any) -> Frames:
     """Gradient frames of `squares` of the model's output."""
     recorder = FrameRecorder(model)
-    slots = recorder.gradient_slots(variables, *args, **kwargs)
+    taps = recorder.cotangent_taps(variables, *args, **kwargs)
 
-    def step(params, slots, *args):
-        def loss(params, slots):
-            out, frames = recorder.apply({"params": params}, *args, slots=slots, **kwargs)
+    def step(params, taps, *args):
+        def loss(params, taps):
+            out, frames = recorder.apply({"params": params}, *args, taps=taps, **kwargs)
             return squares(out), frames
 
-        (grads, found), _ = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, slots)
+        (grads, found), _ = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, taps)
         return found.frames(grads)
 
-    return (jax.jit(step) if jit else step)(variables["params"], slots, *args)
+    return (jax.jit(step) if jit else step)(variables["params"], taps, *args)
 
 
 def extremes(value):
@@ -172,18 +172,18 @@ def test_first_bad_gradient_is_named(capsys):
     model = Chain()
     variables = model.init(jax.random.key(0), x)
     debug = DebugUnderflowOverflow(model, max_frames_to_save=3)
-    slots = debug.gradient_slots(variables, x)
+    taps = debug.cotangent_taps(variables, x)
 
     @jax.jit
-    def step(params, slots):
-        def loss(params, slots):
-            out, frames = debug.record({"params": params}, x, slots=slots)
+    def step(params, taps):
+        def loss(params, taps):
+            out, frames = debug.record({"params": params}, x, taps=taps)
             return squares(jax.tree.map(lambda y: y + 1, out)), frames
 
-        (grads, found), frames = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, slots)
+        (grads, found), frames = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, taps)
         return concatenate(frames, found.frames(grads))
 
-    frames = step(variables["params"], slots)
+    frames = step(variables["params"], taps)
     with pytest.raises(OverflowDetected) as caught:
         debug.check(frames)
     assert caught.value.frame.name == "root"
@@ -201,11 +201,11 @@ def test_several_losses_at_once():
     variables = model.init(jax.random.key(0), x)
     recorder = FrameRecorder(model)
 
-    def losses(params, slots):
-        return jnp.sum(recorder.apply({"params": params}, x, slots=slots)[0]["y"] ** 2, axis=0)
+    def losses(params, taps):
+        return jnp.sum(recorder.apply({"params": params}, x, taps=taps)[0]["y"] ** 2, axis=0)
 
-    slots = recorder.gradient_slots(variables, x)
-    _, pullback = jax.vjp(losses, variables["params"], slots)
+    taps = recorder.cotangent_taps(variables, x)
+    _, pullback = jax.vjp(losses, variables["params"], taps)
     grads, found = jax.vmap(pullback)(jnp.eye(2))
     together = found.over_first_axis().frames(jax.tree.map(lambda g: g.sum(0), grads)).listing()
     alone = [pullback(cotangent) for cotangent in jnp.eye(2)]

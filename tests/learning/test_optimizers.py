@@ -10,7 +10,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config import defaults, open_nodes
-from linnaeus_jax.learning.optimizers import build_optimizer, clip, ema_update
+from linnaeus_jax.learning.buckets import global_norm
+from linnaeus_jax.learning.optimizers import build_optimizer
+from linnaeus_jax.learning.update import clip_norm, clip_units, ema_update
 from tests.learning.test_filters import Info, load
 
 
@@ -252,20 +254,18 @@ def test_everything_may_be_frozen():
 def test_clipping(golden):
     for j in range(2):
         grads = {str(i): jnp.asarray(golden[f"clip/{j}/in_{i}"]) for i in range(3)}
-        clipped, norm = clip(grads, "norm", float(golden[f"clip/{j}/max"]))
+        norm, limit = global_norm(grads), float(golden[f"clip/{j}/max"])
+        clipped, after = clip_norm(grads, norm, limit)
         np.testing.assert_allclose(norm, golden[f"clip/{j}/norm"], rtol=1e-6)
+        np.testing.assert_allclose(after, min(float(norm), limit), rtol=1e-5)
         for i in range(3):
             np.testing.assert_allclose(clipped[str(i)], golden[f"clip/{j}/out_{i}"], rtol=1e-5, atol=1e-7)
-    assert clip(grads, "norm", 0.0)[0] is grads
+    assert clip_norm(grads, norm, 0.0) == (grads, norm)
     params = {"w": jnp.ones((4, 2)), "b": jnp.zeros((2,))}
     grads = {"w": jnp.array([[3.0, 0.01]] * 4), "b": jnp.ones((2,))}
-    clipped, norm = clip(grads, "adaptive", 0.1, params=params)
-    np.testing.assert_allclose(norm, math.sqrt(38.0004), rtol=1e-6)
+    clipped = clip_units(grads, params, 0.1)
     np.testing.assert_allclose(jnp.linalg.norm(clipped["w"], axis=0), [0.2, 0.02], rtol=1e-5)
-    with pytest.raises(ValueError, match="pass params"):
-        clip(grads, "adaptive", 0.1)
-    with pytest.raises(ValueError, match="clip_mode = 'max'"):
-        clip(grads, "max", 0.1)
+    assert clip_units(grads, params, 0.0) is grads
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3), (3, 3, 4, 5)])
@@ -275,13 +275,12 @@ def test_adaptive_clipping_of_stacked_layers_is_per_layer(shape):
     weights *= jnp.asarray([1.0, 10.0, 100.0]).reshape(-1, *[1] * len(shape))
     infos = [Info(f"blocks.{i}.weight", ("w",), shape) for i in range(3)]
     stacked = build_optimizer(settings(name="sgd"), infos)
-    found, norm = clip({"w": grads}, "adaptive", 0.1, params={"w": weights}, ndim=stacked.ndim)
+    found = clip_units({"w": grads}, {"w": weights}, 0.1, stacked.ndim)
     apart = build_optimizer(settings(name="sgd"), [Info(i.name, (i.name,), shape) for i in infos])
     one_by_one = [dict(zip([row.name for row in apart.rows], x, strict=True)) for x in (grads, weights)]
-    expected, norm_apart = clip(one_by_one[0], "adaptive", 0.1, params=one_by_one[1], ndim=apart.ndim)
+    expected = clip_units(one_by_one[0], one_by_one[1], 0.1, apart.ndim)
     np.testing.assert_array_equal(found["w"], jnp.stack(list(expected.values())))
-    np.testing.assert_allclose(norm, norm_apart, rtol=1e-6)
-    assert not np.allclose(found["w"], clip({"w": grads}, "adaptive", 0.1, params={"w": weights})[0]["w"])
+    assert not np.allclose(found["w"], clip_units({"w": grads}, {"w": weights}, 0.1)["w"])
 
 
 def test_average_warms_up():

@@ -16,7 +16,7 @@ import pytest
 
 from linnaeus_jax.debugging.event_log import EventFacts, event_log_probes
 from linnaeus_jax.debugging.frame_recorder import FrameRecorder
-from linnaeus_jax.learning.optimizers import Optimizer, ParameterRow, join_frozen
+from linnaeus_jax.learning.update import Optimizer, ParameterRow, merge_params
 from linnaeus_jax.run.trainer import run
 from linnaeus_jax.step.train_step import grad_sums
 from tests.step import toy
@@ -46,7 +46,7 @@ def first_update(program, inputs):
     state = jax.jit(program.initial_state)()
     with inputs.train_loader(0, 1) as loader:
         batch = {name: jnp.asarray(x) for name, x in next(loader)[1].items()}
-    return state, batch, *jax.jit(program.objective.prepare)(batch, state.step)
+    return state, batch, *jax.jit(program.objective.build_targets)(batch, state.step)
 
 
 def heads_of(tree):
@@ -124,7 +124,7 @@ def test_no_gradient_of_a_frozen_trunk_is_computed(tmp_path):
     with inputs.train_loader(0, 1) as loader:
         batch = dict(next(loader)[1])
     state = jax.eval_shape(program.initial_state)
-    targets, counts = jax.eval_shape(program.objective.prepare, batch, state.step)
+    targets, counts = jax.eval_shape(program.objective.build_targets, batch, state.step)
     trained, frozen = program.settings.optimizer.split_frozen(state.params)
     assert set(trained) == set(state.params)
     assert len(jax.tree.leaves(trained)) == 6
@@ -239,8 +239,8 @@ def test_split_and_join_are_inverse(tmp_path: Path):
     params = jax.eval_shape(program.initial_state).params
     trained, frozen = program.settings.optimizer.split_frozen(params)
     assert jax.tree.leaves(trained["stem"]) == jax.tree.leaves(frozen["head.taxa_L10"]) == []
-    assert join_frozen(trained, frozen) == params
-    assert join_frozen(params, None) is params
+    assert merge_params(trained, frozen) == params
+    assert merge_params(params, None) is params
 
 
 @pytest.mark.slow

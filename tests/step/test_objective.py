@@ -45,7 +45,7 @@ def test_images_masks_mixing_and_null_labels_are_drawn_anew_at_each_step(tmp_pat
 
     @jax.jit
     def drawn(step):
-        targets, _ = objective.prepare(batch, step)
+        targets, _ = objective.build_targets(batch, step)
         parts = [objective.inputs(at(batch, index), at(targets, index), step) for index in range(2)]
         return targets.draws.lam, targets.loss_mask, [part[0] for part in parts], [part[3] for part in parts]
 
@@ -61,7 +61,7 @@ def test_images_masks_mixing_and_null_labels_are_drawn_anew_at_each_step(tmp_pat
 
 def test_dropout_is_drawn_anew_for_each_step_and_micro_batch(tmp_path, monkeypatch):
     program, batch, state = made(tmp_path, monkeypatch, model__variant="dropout")
-    targets, counts = program.objective.prepare(batch, state.step)
+    targets, counts = program.objective.build_targets(batch, state.step)
     micro, target = at(batch, 0), at(targets, 0)
 
     @jax.jit
@@ -75,7 +75,7 @@ def test_dropout_is_drawn_anew_for_each_step_and_micro_batch(tmp_path, monkeypat
 
 def test_a_loss_that_is_not_finite_is_skipped_even_with_finite_gradients(tmp_path, monkeypatch):
     program, batch, state = made(tmp_path, monkeypatch)
-    targets, counts = program.objective.prepare(batch, state.step)
+    targets, counts = program.objective.build_targets(batch, state.step)
 
     @jax.jit
     def updated(bad):
@@ -126,7 +126,7 @@ def test_gradnorm_measures_the_mean_over_the_labelled_rows(tmp_path, monkeypatch
     """Null labels train here, so that the labels that count are more than those that are measured."""
     program, batch, state = made(tmp_path, monkeypatch, **GRADNORM, **NULLS)
     batch["label"] = batch["label"].at[0, :3, 0].set(0)
-    targets, counts = program.objective.prepare(batch, state.step)
+    targets, counts = program.objective.build_targets(batch, state.step)
     labelled = np.asarray(batch["label"][0] != 0)
     assert counts[0] > labelled[:, 0].sum()
     sums = jax.jit(

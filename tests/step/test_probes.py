@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.step.probes import Probe, consume, due, measure, true_after
+from linnaeus_jax.step.probes import Probe, consume, due, measure, ordering_token
 from tests.step import toy
 from tests.step.programs import build
 from tests.tiny import tiny_config
@@ -72,8 +72,8 @@ def test_no_probe_is_traced_where_there_is_none():
     "results",
     [{}, {"a": jnp.arange(3)}, {"a": jnp.array([1.0, jnp.nan])}, {"a": jnp.array(jnp.inf), "b": jnp.array([True])}],
 )
-def test_true_after_any_results(results):
-    assert bool(jax.jit(true_after)(results))
+def test_ordering_token_any_results(results):
+    assert bool(jax.jit(ordering_token)(results))
 
 
 def test_every_number_is_logged_by_its_path():

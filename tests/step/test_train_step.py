@@ -75,7 +75,7 @@ def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
             for name, x in update.items()
         }
         batch["partner"] = jnp.broadcast_to(jnp.arange(16 // micro_batches), batch["partner"].shape)
-        targets, counts = program.objective.prepare(batch, state.step)
+        targets, counts = program.objective.build_targets(batch, state.step)
         sums = jax.jit(lambda p, b, t, c: grad_sums(program.objective, p, {}, b, t, c, jnp.ones(3), jnp.int32(0)))(
             state.params, batch, targets, counts
         )
@@ -99,7 +99,7 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
 
     @jax.jit
     def sums(batch, model_state):
-        targets, counts = program.objective.prepare(batch, state.step)
+        targets, counts = program.objective.build_targets(batch, state.step)
         return grad_sums(program.objective, state.params, model_state, batch, targets, counts, jnp.ones(3), state.step)
 
     found, expected = sums(padded, state.model_state), sums(update, state.model_state)
@@ -146,7 +146,7 @@ def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
     with inputs.train_loader(0, 2) as loader:
         for _, arrays in loader:
             batch = {name: jnp.asarray(x) for name, x in arrays.items()}
-            targets, counts = jax.jit(objective.prepare)(batch, state.step)
+            targets, counts = jax.jit(objective.build_targets)(batch, state.step)
             assert targets.draws is None  # nothing is mixed: shards need no partner from elsewhere
             state = step(state, shards(batch), shards(targets), counts, batch, targets)
     found, expected, start = jax.device_get((state, expected, start))

@@ -10,7 +10,7 @@ from linnaeus_jax import tools
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.learning.optimizers import ParameterRow
+from linnaeus_jax.learning.update import ParameterRow
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.run.experiment import build_experiment
 from linnaeus_jax.tools import check
