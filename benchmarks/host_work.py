@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.common import write_results
 from benchmarks.step_common import CLASSES, MODELS, ROWS_PER_SPECIES, Case, case_config, write_labels
 from linnaeus_jax.run import trainer
-from linnaeus_jax.run.recorder import TrainRecorder
+from linnaeus_jax.run.train_log import TrainLog
 from linnaeus_jax.step import compilation
 
 PLAIN_LIMIT_MS, LOG_LIMIT_MS = 1.0, 5.0
@@ -102,19 +102,20 @@ def measure(model: str, labels: Path, workdir: Path, updates: int, every: int, c
             **changes,
         },
     )
-    clock, hold, compile_step = Clock(), TrainRecorder.hold, compilation.compile_step
+    clock, defer, compile_step = Clock(), TrainLog.defer, compilation.compile_step
 
     def compile_hollow(step: Any, state: Any, batch: Any, placement: Any, name: str, *, donate: bool) -> Any:
         hollow = hollow_step(step, state, batch)
         return clock.timed(compile_step(hollow, state, batch, placement, name, donate=donate))
 
-    def noted_hold(self: TrainRecorder, point: Any) -> None:
-        clock.log_steps.add(point.step)
-        hold(self, point)
+    def noted(self: TrainLog, completed: int, *arguments: Any, at_end: bool) -> bool:
+        is_log_point = defer(self, completed, *arguments, at_end=at_end)
+        clock.log_steps |= {completed} if is_log_point else set()
+        return is_log_point
 
     with (
         mock.patch.object(compilation, "compile_step", compile_hollow),
-        mock.patch.object(TrainRecorder, "hold", noted_hold),
+        mock.patch.object(TrainLog, "defer", noted),
     ):
         trainer.run(config, workdir)
     return clock

@@ -1,11 +1,10 @@
-"""Training logs between the ends of epochs: which streams are due, current and averaged values, console lines.
+"""Training logs between the ends of epochs: which streams are due, current and averaged values, their names.
 
-Takes host values only; reading them from the device is the recorder's task.
+Takes host values only; `run/train_log.py` reads them from the device.
 """
 
 from __future__ import annotations
 
-import datetime
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -38,12 +37,10 @@ STREAMS = (
 WINDOWS = ("epoch", "wandb")
 #: seconds between two estimates of the remaining time in the logged rows
 ETA_EVERY = 30.0
-#: batches between light progress lines
-LIGHT_EVERY = 10
 
-#: sums since the last log point: {"sums": {name: array}, "updates": [], "grad_norm": [], "meta_valid": [K],
-#: "null_total": [T], "null_included": [T]}
-Interval = Mapping[str, Any]
+#: sums over any updates, the fields of `step.state.MetricAccumulator`: {"sums": {name: array}, "updates": [],
+#: "grad_norm": [], "meta_valid": [K], "null_total": [T], "null_included": [T]}
+Statistics = Mapping[str, Any]
 
 
 def log_due(step: int, interval: int) -> bool:
@@ -71,6 +68,8 @@ class StepMetricsLogger:
         self.tasks, self.components, self.extras = tuple(tasks), tuple(components), extras
         self.intervals = dict(intervals)
         self.windows: dict[str, dict[str, Any]] = {name: {} for name in WINDOWS}
+        self.last_grad_norm = math.nan  # of the last log point
+        self.last_rates: dict[str, float] = {}
         self._last_eta = math.inf
 
     def due(self, step: int) -> frozenset[str]:
@@ -79,17 +78,26 @@ class StepMetricsLogger:
 
     # ---- averages -----------------------------------------------------------------------------------------------
 
-    def add(self, interval: Interval) -> None:
+    def add(self, statistics: Statistics) -> None:
         """Adds what happened since the last log point to every window."""
         for name, window in self.windows.items():
-            self.windows[name] = _merged(window, interval)
+            self.windows[name] = _merged(window, statistics)
 
-    def means(self, interval: Interval) -> dict[str, float]:
-        """Metric -> mean over the samples of an interval; `loss` is the weighted total that is trained on."""
-        if not interval:
+    def means(self, statistics: Statistics) -> dict[str, float]:
+        """Metric -> mean over the samples of some updates; `loss` is the weighted total that is trained on."""
+        if not statistics:
             return {}
-        values = summarise(interval["sums"], self.tasks, self.extras)
+        values = summarise(statistics["sums"], self.tasks, self.extras)
         return {"loss": values["loss_weighted"], **values} if "loss_weighted" in values else values
+
+    def epoch_so_far(self) -> dict[str, float]:
+        """Means over what is over of the epoch, as its end will say."""
+        return self.means(self.windows["epoch"])
+
+    def epoch_samples(self) -> int | None:
+        """How many samples that is; None: there was no log point."""
+        count = self.windows["epoch"].get("sums", {}).get("count")
+        return None if count is None else int(count)
 
     def finish_epoch(self) -> dict[str, float]:
         """Means over the epoch; starts the next one."""
@@ -117,7 +125,7 @@ class StepMetricsLogger:
         self,
         step: int,
         streams: frozenset[str],
-        current: Interval,
+        current: Statistics,
         *,
         loss: float,
         task_losses: Sequence[float],
@@ -158,83 +166,27 @@ class StepMetricsLogger:
         """The remaining time is first logged `ETA_EVERY` seconds after `now`."""
         self._last_eta = now
 
-    def line(
-        self,
-        streams: frozenset[str],
-        values: Mapping[str, float],
-        *,
-        epoch: int,
-        index: int,
-        total: int,
-        seconds_left: float,
-        accumulation_steps: int = 1,
-    ) -> str | None:
-        """The console line of 0-based update `index` of `total` in the epoch, if one is due; `values` are a row."""
-        head = f"Train Epoch={epoch} [{index}/{total}], "
-        loss, eta = f"loss={values['train/loss']:.4f}", f"ETA={clock(seconds_left)}"
-        if "console" not in streams:
-            return f"{head}{loss}, {eta}" if index % LIGHT_EVERY == 0 else None
-        parts = [f"lr={values['train/lr']:.6f}"] if "lr" in streams else []
-        parts.append(loss)
-        parts.append(f"chain_acc={values.get('train/chain_accuracy', math.nan):.3f}")
-        parts.append(f"part_chain_acc={values.get('train/partial_chain_accuracy', math.nan):.3f}")
-        if accumulation_steps > 1:
-            parts.append(f"accum=DONE/{accumulation_steps}")
-        if "gradnorm" in streams:
-            parts.append("GradNorm=TRUE")
-        return head + ", ".join([*parts, eta])
-
     # ---- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-serialisable and exact, so that a resumed run logs what the uninterrupted one would have."""
-        return {name: _map(lambda x: np.asarray(x).tolist(), window) for name, window in self.windows.items()}
+        return {
+            "windows": {name: _map(lambda x: np.asarray(x).tolist(), window) for name, window in self.windows.items()},
+            "last_grad_norm": self.last_grad_norm,
+            "last_rates": self.last_rates,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
-        self.windows = {name: _map(np.asarray, state[name]) for name in WINDOWS}
+        self.windows = {name: _map(np.asarray, state["windows"][name]) for name in WINDOWS}
+        self.last_grad_norm = float(state["last_grad_norm"])
+        self.last_rates = dict(state["last_rates"])
 
 
 def due_part(row: names.Row, streams: frozenset[str]) -> names.Row:
     """What of a full row is due where only these streams are: of W&B, `wandb`, `lr`, `pipeline` and `gradnorm`."""
     owners = {name: next(owning for start, owning in STREAMS if name.startswith(start)) for name in row}
     return {name: value for name, value in row.items() if owners[name] & streams}
-
-
-def clock(seconds: float) -> str:
-    """`h:mm:ss`; `?` for what is unknown."""
-    return str(datetime.timedelta(seconds=int(seconds))) if math.isfinite(seconds) and seconds >= 0 else "?"
-
-
-def schedule_line(step: int, values: Mapping[str, float], mixup_group: str) -> str:
-    """The console line of the masking and mixing probabilities after `step` updates."""
-    parts = [f"{name}={values[name]:.4f}" for name in ("meta_mask_prob", "mixup_prob")] + [f"mixup_group={mixup_group}"]
-    if "null_mask_prob" in values:
-        parts.append(f"null_mask_prob={values['null_mask_prob']:.4f}")
-    return f"Schedule values @ step {step}: {', '.join(parts)}"
-
-
-def pipeline_lines(row: Mapping[str, float], capacity: Mapping[str, int]) -> list[str]:
-    """The console lines of the input pipeline.
-
-    Args:
-      row: `pipeline/...` values.
-      capacity: length of `batch_index_q`, `preprocess_q` and `processed_batch_q`.
-    """
-    queues = (("batch_index", "batch_index_q"), ("preproc", "preprocess_q"), ("processed", "processed_batch_q"))
-    depths = [
-        f"{label}={int(row[f'pipeline/queue_depths/{q}'])}/{capacity[q]}"
-        for label, q in queues
-        if f"pipeline/queue_depths/{q}" in row  # not with worker processes
-    ] or ["none"]
-    parts = [f"{row['pipeline/cache/size']:.1f}% usage" if "pipeline/cache/size" in row else "none"]
-    for name in ("hits", "misses", "evictions"):
-        if f"pipeline/cache/{name}" in row:
-            parts.append(f"{name}={int(row[f'pipeline/cache/{name}'])}")
-    for label, name in (("prefetch_rate", "prefetch"), ("preproc_rate", "preprocess")):
-        if f"pipeline/throughput/{name}" in row:
-            parts.append(f"{label}={row[f'pipeline/throughput/{name}']:.2f}/s")
-    return [f"[Monitor] QDepth => {', '.join(depths)}", f"[Monitor] Cache => {', '.join(parts)}"]
 
 
 def _map(function: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,10 +198,10 @@ def _wide(x: Any) -> np.ndarray:
     return np.asarray(x, np.float64 if np.issubdtype(np.asarray(x).dtype, np.floating) else np.int64)
 
 
-def _merged(window: Mapping[str, Any], interval: Interval) -> dict[str, Any]:
-    """`window` + `interval`; a sum that the restored window lacks or has in another shape starts anew."""
+def _merged(window: Mapping[str, Any], statistics: Statistics) -> dict[str, Any]:
+    """`window` + `statistics`; a sum that the restored window lacks or has in another shape starts anew."""
     merged: dict[str, Any] = {}
-    for key, value in interval.items():
+    for key, value in statistics.items():
         old = window.get(key)
         if isinstance(value, Mapping):
             merged[key] = _merged(old or {}, value)

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from linnaeus_jax.data.baselines import TITLES
+from linnaeus_jax.metrics.console_lines import clock
 from linnaeus_jax.metrics.names import CHAINS
 from linnaeus_jax.metrics.phases import phase_label
-from linnaeus_jax.metrics.step_logger import clock
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.taxonomy.ranks import task_name

@@ -2,23 +2,39 @@
 
 Finish the train metrics; save one checkpoint if one or a validation is due; run all due phases in one pass; mark them
 complete; rank the checkpoint and let retention act; decide early stop; if this was the last epoch actually run, the
-exhaustive phases; log one row. Hooks that a kill cuts off are all rerun after the restart, from the checkpoint that
-was saved first.
+exhaustive phases; log one row. What a kill cuts off is all done again after the restart, from the checkpoint that was
+saved first.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from linnaeus_jax.files import DamagedFileError, RunDirectory, read_json, sync_tree, write_json
+from linnaeus_jax.metrics.console_lines import epoch_line
 from linnaeus_jax.metrics.names import result_name
 from linnaeus_jax.metrics.phases import Phase
+from linnaeus_jax.reporting.class_tables import CURVES_FILE
+from linnaeus_jax.reporting.logs import console_level
+from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
+from linnaeus_jax.reporting.sinks import Sinks
+from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
-from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.read_errors import of_storage, retried
+from linnaeus_jax.run.remote_sync import RemoteSync
+from linnaeus_jax.run.resume import save
+from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.schedules.triggers import Due
+from linnaeus_jax.step.evaluation import Evaluation, Evaluator, update_curves
 from linnaeus_jax.step.state import TrainState
 
 log = logging.getLogger("linnaeus_jax")
@@ -29,24 +45,24 @@ RANKING_METRICS = ("val/partial_chain_accuracy", "val/chain_accuracy", "val/loss
 Results = dict[str, dict[str, float]]
 
 
-@dataclass
 class EpochEnd:
-    """Runs the hooks at the end of every epoch of one run."""
+    """The ends of the epochs of one run."""
 
-    host: HostState
-    hooks: EpochEndHooks
-    best_metric: str
-    validation_rows: int
-
-    @classmethod
-    def of(cls, experiment: Experiment, host: HostState, hooks: EpochEndHooks) -> EpochEnd:
+    def __init__(
+        self,
+        experiment: Experiment,
+        host: HostState,
+        checkpoints: Checkpoints,
+        sinks: Sinks,
+        sync: RemoteSync | None,
+        watchdog: Watchdog,
+    ) -> None:
+        self.experiment, self.host, self._checkpoints = experiment, host, checkpoints
+        self._sinks, self._sync, self._watchdog = sinks, sync, watchdog
+        self.evaluator = Evaluator(experiment.program.evaluation, experiment.placement)
         components = experiment.program.evaluation.component_names
-        return cls(
-            host,
-            hooks,
-            best_metric=early_stop.ranking_key(experiment.config, components),
-            validation_rows=len(experiment.inputs.dataset.val),
-        )
+        self.best_metric = early_stop.ranking_key(experiment.config, components)
+        self.validation_rows = len(experiment.inputs.dataset.val)
 
     def run(
         self,
@@ -63,29 +79,26 @@ class EpochEnd:
           skip_validation: leave out the validations (only on a restart).
           train_seconds: what the epoch's updates took in this process.
         """
-        host, resolved, hooks = self.host, self.host.schedule.resolved, self.hooks
+        host, resolved = self.host, self.host.schedule.resolved
         progress = host.progress
         epoch, step = progress.current_epoch, progress.global_step
         if not rerun:
-            samples = host.recorder.logger.windows["epoch"].get("sums", {}).get("count")
-            train = host.recorder.logger.finish_epoch()
-            host.tracker.update(
-                "train", train, epoch, step, seconds=train_seconds, samples=None if samples is None else int(samples)
-            )
+            samples, train = host.logger.epoch_samples(), host.logger.finish_epoch()
+            host.tracker.update("train", train, epoch, step, seconds=train_seconds, samples=samples)
             progress.epoch_complete = True
         due = host.schedule.due()
         phases = due.phases if self.validation_rows and not skip_validation else ()
         if not rerun:
             progress.schedule_due(due)
             if due.save:
-                hooks.save(state)
-            hooks.write_progress()
+                self.save(state)
+            self.write_progress()
         if skip_validation:
             progress.drop_validations()
 
-        results = self._evaluate(state, phases, epoch, step)
+        results = self._validate(state, phases, epoch, step)
         progress.complete_all()
-        hooks.write_progress()
+        self.write_progress()
         if due.save:
             self._rank(epoch, step)
         reason = self._early_stop(results)
@@ -97,10 +110,10 @@ class EpochEnd:
         row = host.tracker.get_wandb_metrics(step)
         if reason is not None:
             row["early_stop/reason"] = reason
-        hooks.write_row(row, due, state)
+        self.write_row(row, due, state)
         if saved:
-            hooks.finish()
-        hooks.write_progress()
+            self.mark_finished()
+        self.write_progress()
         return is_last
 
     def _close_early(
@@ -109,21 +122,21 @@ class EpochEnd:
         """What a planned last epoch would have had: checkpoint, validation, exhaustive phases; adds to `results`."""
         closing = self.host.schedule.due_at_early_stop()
         if closing.save and not (saved or rerun):
-            self.hooks.save(state)
+            self.save(state)
         if self.validation_rows:
             missing = tuple(phase for phase in closing.phases if phase.name not in results)
-            results |= self._evaluate(state, missing, epoch, step)
+            results |= self._validate(state, missing, epoch, step)
         if saved or closing.save:
             self._rank(epoch, step)
         return saved or closing.save
 
-    def _evaluate(self, state: TrainState, phases: tuple[Phase, ...], epoch: int, step: int) -> Results:
+    def _validate(self, state: TrainState, phases: tuple[Phase, ...], epoch: int, step: int) -> Results:
         if not phases:
             return {}
         self.host.progress.start_validation(phases[0].stage)
-        self.hooks.write_progress()
+        self.write_progress()
         started = time.perf_counter()
-        results = self.hooks.evaluate(state, phases)
+        results = self.evaluate(state, phases)
         seconds = time.perf_counter() - started
         for name, values in results.items():
             self.host.tracker.update(name, values, epoch, step, seconds=seconds, samples=self.validation_rows)
@@ -140,7 +153,7 @@ class EpochEnd:
         if metric is not None and metric.last_step == step and metric.value is not None:
             value = metric.value if metric.higher_is_better else -metric.value
             host.ranking[step] = {"epoch": epoch, "metric": value if math.isfinite(value) else None}
-        for old in self.hooks.retain():
+        for old in self.retain():
             host.ranking.pop(old, None)
             log.debug("checkpoint of step %d removed by retention", old)
 
@@ -148,8 +161,97 @@ class EpochEnd:
         host, spec = self.host, self.host.schedule.resolved.early_stop
         refreshed = spec.phase == "train" or spec.phase in results
         metric = host.tracker.value(result_name(spec.phase, spec.metric)) if refreshed else None
-        if host.schedule.should_stop_early(metric, host.recorder.last_grad_norm):
+        if host.schedule.should_stop_early(metric, host.logger.last_grad_norm):
             reason = host.schedule.stop_reason
             log.warning("early stop after %d updates: %s", host.progress.global_step, reason)
             return reason
         return None
+
+    # ---- what it does outside of the training state
+
+    def save(self, state: TrainState) -> None:
+        save(self.experiment, self._checkpoints, self.host, state, at_end=True)
+
+    def write_progress(self) -> None:
+        if self.experiment.is_coordinator:
+            write_json(self.experiment.directory.progress_json, self.host.progress.state_dict())
+
+    def evaluate(self, state: TrainState, phases: Sequence[Phase]) -> dict[str, dict[str, float]]:
+        """Metrics by name of the phase."""
+        inputs, root = self.experiment.inputs, self.experiment.directory.root
+        with console_level(self.experiment.config.experiment.log_level_validation):
+            evaluation = self._evaluation(state, phases)
+        for name, values in evaluation.metrics.items():
+            self.experiment.debug.reports.phase(name, evaluation.sums[name], values)
+        if self.experiment.is_coordinator:
+            _set_damaged_aside(self.experiment.directory, root / CURVES_FILE, root / MISTAKES_FILE)
+            with self.experiment.directory.writing(root / CURVES_FILE, root / MISTAKES_FILE):
+                update_curves(root / CURVES_FILE, evaluation.curves)
+                if evaluation.mistakes:
+                    labels = inputs.dataset.val.table.path
+                    write_mistakes(root / MISTAKES_FILE, evaluation.mistakes, inputs.images["val"], labels)
+        return evaluation.metrics
+
+    def _evaluation(self, state: TrainState, phases: Sequence[Phase]) -> Evaluation:
+        inputs, reports = self.experiment.inputs, self.experiment.debug.reports
+        with contextlib.closing(inputs.eval_loader(inputs.dataset.val, inputs.source(inputs.dataset.val))) as loader:
+            return self.evaluator.run(
+                state.eval_params,
+                state.model_state,
+                state.gradnorm.weights,
+                self._watchdog.each(loader, "a batch of the validation"),
+                phases,
+                after_first=reports.first_validation_batch if reports.debug.on("dump_metrics") else None,
+            )
+
+    def retain(self) -> list[int]:
+        """Steps of the checkpoints that retention removed."""
+        dropped = self._checkpoints.retain()
+        self.experiment.debug.reports.retained(self._checkpoints.steps(), dropped)
+        return dropped
+
+    def write_row(self, row: dict[str, Any], due: Due, state: TrainState) -> None:
+        progress = self.host.progress
+        tracked = self.host.tracker.state_dict()
+        self.experiment.debug.reports.epoch_end(
+            progress.global_step, progress.current_epoch, due, row, tracked, state.params
+        )
+        if self.experiment.is_coordinator:
+            if progress.global_step >= self.experiment.resolved.total_steps or progress.stop_reason is not None:
+                row |= self.host.logger.flush()
+            self._sinks.write("epoch", progress.global_step, progress.current_epoch, row)
+            log.info("%s", epoch_line(progress.current_epoch, row, self.experiment.inputs.dataset.tasks[0]))
+
+    def mark_finished(self) -> None:
+        """Everything after the checkpoint is done: a restart from it need not rerun the end of this epoch."""
+        self.experiment.debug.epoch_end()
+        if self.experiment.is_coordinator:
+            directory = self.experiment.directory
+            with directory.writing(directory.metrics_log):  # what it holds now
+                sync_tree(directory.logs)
+            self._checkpoints.finish_boundary(self.host.progress.global_step, self.host.to_json())
+        if self._sync is not None:
+            self._sync.request()
+
+
+def _set_damaged_aside(directory: RunDirectory, *paths: Path) -> None:
+    """Renames results of earlier validations that are not what was written, so that no new ones join them.
+
+    Raises:
+      OSError: they cannot be read; they may be as they should be.
+    """
+
+    def read(path: Path) -> None:
+        directory.check(path)
+        if path.exists():
+            read_json(path)
+
+    for path in paths:
+        try:
+            retried(functools.partial(read, path))
+        except (DamagedFileError, OSError) as error:
+            if of_storage(error):
+                raise
+            log.warning("%s; it is set aside", error)
+            if path.exists():
+                path.replace(path.with_name(f"{path.name}.damaged"))

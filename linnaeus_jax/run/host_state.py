@@ -8,7 +8,6 @@ from typing import Any
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.run.experiment import Experiment
-from linnaeus_jax.run.recorder import TrainRecorder
 from linnaeus_jax.run.retention import PreservationPolicy, retention_policy
 from linnaeus_jax.schedules.ops_schedule import OpsSchedule
 from linnaeus_jax.schedules.progress import TrainingProgress
@@ -21,7 +20,7 @@ class HostState:
 
     schedule: OpsSchedule
     tracker: MetricsTracker
-    recorder: TrainRecorder
+    logger: StepMetricsLogger
     #: index of the ranked checkpoints, as of `run.retention`
     ranking: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: name of the ranking metric, chosen at the first ranked checkpoint and kept
@@ -41,11 +40,7 @@ class HostState:
         )
         progress = TrainingProgress(expected_total_steps=resolved.total_steps, expected_epochs=resolved.epochs)
         null_tasks = config.metrics.null_vs_non_null_tasks if config.metrics.track_null_vs_non_null else ()
-        return cls(
-            OpsSchedule(resolved, progress),
-            MetricsTracker(null_tasks),
-            TrainRecorder(logger, config.train.nonfinite_limit),
-        )
+        return cls(OpsSchedule(resolved, progress), MetricsTracker(null_tasks), logger)
 
     def retention_policy(self) -> PreservationPolicy:
         """Which checkpoints stay, by what `ranking` holds when it is asked."""
@@ -60,7 +55,7 @@ class HostState:
         return {
             "progress": self.progress.state_dict(),
             "tracker": self.tracker.state_dict(),
-            "recorder": self.recorder.state_dict(),
+            "recorder": self.logger.state_dict(),
             **self.schedule.state_dict(),
             "ranking": {str(step): dict(entry) for step, entry in self.ranking.items()},
             "ranking_metric": self.ranking_metric,
@@ -72,7 +67,7 @@ class HostState:
         self.progress.load_state_dict(state["progress"])
         replanned = self.progress.replan(resolved)
         self.tracker.load_state_dict(state["tracker"])
-        self.recorder.load_state_dict(state["recorder"])
+        self.logger.load_state_dict(state["recorder"])
         warnings = self.schedule.load_state_dict(state)
         self.ranking = {int(step): dict(entry) for step, entry in state["ranking"].items()}
         self.ranking_metric, self.run_id = state["ranking_metric"], state["run_id"]

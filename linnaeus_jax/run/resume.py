@@ -19,7 +19,7 @@ from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.identity import identity_error, plan_error, plan_identity, resume_notes, unchecked
 from linnaeus_jax.step.placement import fetch
-from linnaeus_jax.step.state import IntervalSums, TrainState
+from linnaeus_jax.step.state import MetricAccumulator, TrainState
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -166,13 +166,13 @@ def note_damaged_log(directory: RunDirectory, step: int, *, expected: bool) -> N
         os.replace(events, directory.logs / f"tensorboard_before_update_{step}.{time.strftime('%Y%m%d_%H%M%S')}")
 
 
-def compiled_interval(experiment: Experiment) -> Callable[[], IntervalSums]:
+def compiled_interval(experiment: Experiment) -> Callable[[], MetricAccumulator]:
     """Compiled: sums of no update, on every device."""
     placement = experiment.placement
     return jax.jit(experiment.program.fresh_interval, out_shardings=placement.replicated).lower().compile()
 
 
-def _restored_interval(experiment: Experiment, stored: Any) -> IntervalSums:
+def _restored_interval(experiment: Experiment, stored: Any) -> MetricAccumulator:
     """The sums since the last log point that a checkpoint kept; zeros where other statistics are logged now."""
     sums = None
     if stored is not None:

@@ -26,21 +26,19 @@ from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import Experiment, build_experiment
 from linnaeus_jax.run.failures import background_errors, of_world
 from linnaeus_jax.run.finish import finish
-from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.lock import RunLock
 from linnaeus_jax.run.pretrained import read_initial_weights
 from linnaeus_jax.run.processes import ended_elsewhere
 from linnaeus_jax.run.read_errors import retried
-from linnaeus_jax.run.recorder import LogPoint
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import Restored, compiled_interval, restore, save
 from linnaeus_jax.run.stalls import Stalls
 from linnaeus_jax.run.start import start
 from linnaeus_jax.run.stored import store_inputs
 from linnaeus_jax.run.train_log import TrainLog
-from linnaeus_jax.step import probes
+from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.step.compilation import compile_steps
 from linnaeus_jax.step.placement import RunAhead
 
@@ -91,23 +89,37 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             with interruption.during("computing simple baselines"):
                 write_baselines(experiment, restored.state, restored.step)
             stalls.watchdog.finished("simple baselines")
-            hooks = EpochEndHooks(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
-            train(experiment, host, hooks, restored, interruption, skip_validation=config.train.skip_validation)
+            epoch_end = EpochEnd(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
+            train(
+                experiment,
+                host,
+                restored,
+                epoch_end,
+                sinks,
+                checkpoints,
+                interruption,
+                stalls.watchdog,
+                skip_validation=config.train.skip_validation,
+            )
             return finish(experiment, host, checkpoints, sinks)
-        except FloatingPointError as error:
-            invalid = explained(error, f"after {host.progress.global_step} updates, outside of an update")
-            raise _failed(invalid, sinks) from error
-        except TrainingError as error:
-            raise _failed(error, sinks) from error
         except Exception as error:
-            if ended_elsewhere(error):
-                message = "another process of this run ended; see what it said, then give the same command again"
-                raise _failed(TrainingError(message), sinks) from error
-            if (failure := of_world(error)) is not None:
+            failure = _failure(error, host.progress.global_step)
+            if failure is not None:
                 raise _failed(failure, sinks) from error
             log.exception("the run failed")
             sinks.close(exit_code=1)
             raise
+
+
+def _failure(error: Exception, updates: int) -> TrainingError | None:
+    """What someone can do something about; None for a fault of the program."""
+    if isinstance(error, FloatingPointError):
+        return explained(error, f"after {updates} updates, outside of an update")
+    if isinstance(error, TrainingError):
+        return error
+    if ended_elsewhere(error):
+        return TrainingError("another process of this run ended; see what it said, then give the same command again")
+    return of_world(error)
 
 
 def _failed(error: TrainingError, sinks: Sinks) -> UserError:
@@ -122,9 +134,12 @@ def _failed(error: TrainingError, sinks: Sinks) -> UserError:
 def train(
     experiment: Experiment,
     host: HostState,
-    hooks: EpochEndHooks,
     restored: Restored,
+    epoch_end: EpochEnd,
+    sinks: Sinks,
+    checkpoints: Checkpoints,
     interruption: Interruption,
+    watchdog: Watchdog,
     *,
     skip_validation: bool,
 ) -> None:
@@ -133,27 +148,25 @@ def train(
     Raises:
       SystemExit: a signal ended it after the state was saved.
     """
-    program, placement, debug = experiment.program, experiment.placement, experiment.debug
-    plans, resolved, checkpoints = experiment.inputs.plans, experiment.resolved, hooks.checkpoints
-    progress, recorder, state = host.progress, host.recorder, restored.state
-    epoch_end = EpochEnd.of(experiment, host, hooks)
+    config, placement, debug = experiment.config, experiment.placement, experiment.debug
+    plans, progress, state = experiment.inputs.plans, host.progress, restored.state
 
     # ---- finish what a kill cut off
-    ended = progress.stop_reason is not None or progress.global_step >= resolved.total_steps
+    ended = progress.stop_reason is not None or progress.global_step >= experiment.resolved.total_steps
     if restored.rerun_epoch_end:
         ended = epoch_end.run(state, rerun=True, skip_validation=skip_validation)
     if ended:
         return
 
     # ---- compile
-    train_log = TrainLog(experiment, host, hooks.sinks, checkpoints)
+    train_log = TrainLog(experiment, host, sinks, checkpoints)
     loader = experiment.inputs.train_loader(progress.global_step)
     ahead = RunAhead()
     try:
         step, batch = retried(loader.__next__)
         placed = placement.to_device(batch, placement.update)
         with train_log.bar.compiling(), interruption.during("compiling"):
-            steps = compile_steps(program, state, placed, placement, donate=debug.donates)
+            steps = compile_steps(experiment.program, state, placed, placement, donate=debug.donates)
         fresh_interval = compiled_interval(experiment)
         fresh_interval()  # loaded before the clock starts
         debug.reports.compiled(steps)
@@ -163,7 +176,7 @@ def train(
 
         # ---- updates
         epoch_started = time.perf_counter()
-        recorder.logger.start_clock(epoch_started)
+        host.logger.start_clock(epoch_started)
         loader.interval()  # starts here: compilation does not count
         while True:
             epoch, within = plans.locate(step)
@@ -178,12 +191,7 @@ def train(
 
             # ---- log points and the end of an epoch
             at_end = completed == plans.boundaries[epoch]
-            streams = recorder.logger.due(completed)
-            if outputs.gradnorm:
-                streams |= {"gradnorm"}
-            due_probes = tuple(probes.due(program.settings.probes, step))
-            if streams or due_probes or at_end:
-                recorder.hold(LogPoint(completed, epoch, streams, due_probes, outputs, state.interval))
+            if train_log.defer(completed, epoch, outputs, state.interval, at_end=at_end):
                 state = state.replace(interval=fresh_interval())
             if at_end:
                 train_log.throughput.pause()
@@ -198,7 +206,7 @@ def train(
                 loader.interval()  # nor does the validation
 
             # ---- a signal, or the debugging limit: save and leave
-            limit = experiment.config.debug.early_exit_after_n_optimizer_steps
+            limit = config.debug.early_exit_after_n_optimizer_steps
             if limit and completed >= limit:
                 train_log.write(loader)
                 log.warning("stopped after %d updates: debug.early_exit_after_n_optimizer_steps", completed)
@@ -217,7 +225,7 @@ def train(
 
             # ---- next batch, while the device works
             ahead.add(outputs.loss)
-            hooks.watchdog.finished("an update")
+            watchdog.finished("an update")
             waited = time.perf_counter()
             with debug.profiler.input_wait():
                 step, batch = retried(loader.__next__)

@@ -39,7 +39,7 @@ from linnaeus_jax.step.evaluation import EvaluationProgram
 from linnaeus_jax.step.objective import MaskSettings, Objective, Recorder
 from linnaeus_jax.step.probes import Probe
 from linnaeus_jax.step.rng import stream
-from linnaeus_jax.step.state import IntervalSums, TrainState
+from linnaeus_jax.step.state import MetricAccumulator, TrainState
 from linnaeus_jax.step.train_step import StepSettings, make_train_step
 
 #: rows whose predictions probes may show
@@ -86,9 +86,11 @@ class Program:
             interval=self.fresh_interval(),
         )
 
-    def fresh_interval(self) -> IntervalSums:
+    def fresh_interval(self) -> MetricAccumulator:
         """Training statistics of no update at all."""
-        return IntervalSums.zeros(self.objective.tasks, len(self.evaluation.component_names), self.objective.extras)
+        return MetricAccumulator.zeros(
+            self.objective.tasks, len(self.evaluation.component_names), self.objective.extras
+        )
 
     @property
     def step_names(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class TrainState(struct.PyTreeNode):
     skipped: jax.Array
     skipped_in_a_row: jax.Array
     #: sums since the last log point; None in a checkpoint, which keeps them apart: what is logged is not learned
-    interval: IntervalSums
+    interval: MetricAccumulator
 
     @property
     def eval_params(self) -> Any:
@@ -41,8 +41,8 @@ class TrainState(struct.PyTreeNode):
         return self.params if self.ema is None else self.ema
 
 
-class IntervalSums(struct.PyTreeNode):
-    """Training statistics since the last log point, merged by addition."""
+class MetricAccumulator(struct.PyTreeNode):
+    """Training statistics of some updates, merged by addition: of one, or of all since the last log point."""
 
     sums: Sums
     #: float32 [], sum over updates of the gradient norm before clipping; int32 [], finite updates in it
@@ -55,7 +55,7 @@ class IntervalSums(struct.PyTreeNode):
     null_included: jax.Array
 
     @classmethod
-    def zeros(cls, tasks: tuple[str, ...], components: int, extras: PhaseExtras = NO_EXTRAS) -> IntervalSums:
+    def zeros(cls, tasks: tuple[str, ...], components: int, extras: PhaseExtras = NO_EXTRAS) -> MetricAccumulator:
         """The neutral element of `metrics.phase.add`."""
         return cls(
             sums=empty_sums(tasks, extras),
@@ -71,7 +71,7 @@ class IntervalSums(struct.PyTreeNode):
         leaves = jax.tree_util.tree_leaves_with_path(self)
         return {jax.tree_util.keystr(path): np.asarray(leaf).tolist() for path, leaf in leaves}
 
-    def from_json(self, stored: Mapping[str, Any]) -> IntervalSums | None:
+    def from_json(self, stored: Mapping[str, Any]) -> MetricAccumulator | None:
         """What `to_json` gave, with names, shapes and dtypes as here; None where it was made for other statistics."""
         leaves, tree = jax.tree_util.tree_flatten_with_path(self)
         names = [jax.tree_util.keystr(path) for path, _ in leaves]

@@ -23,7 +23,7 @@ from linnaeus_jax.metrics.phase import add
 from linnaeus_jax.schedules.values import values_at
 from linnaeus_jax.step import probes
 from linnaeus_jax.step.objective import Batch, MicroBatchStats, Objective, Targets
-from linnaeus_jax.step.state import IntervalSums, TrainState
+from linnaeus_jax.step.state import MetricAccumulator, TrainState
 
 
 class GradSums(struct.PyTreeNode):
@@ -47,7 +47,7 @@ class StepOutputs(struct.PyTreeNode):
     skipped_in_a_row: jax.Array  # int32 []
     learning_rates: dict[str, jax.Array]
     probabilities: dict[str, jax.Array]
-    interval: IntervalSums  # of this update alone
+    statistics: MetricAccumulator  # of this update alone
     gradnorm: dict[str, jax.Array]
     probes: dict[str, Any]  # by name, see `probes.measure`
     frames: Any  # of the passes, where they are recorded
@@ -228,7 +228,7 @@ def apply(
     new, clipped_norm = update.new(rates, finite & probes.ordering_token(probe_results))
 
     assert state.interval is not None  # only in a checkpoint
-    interval = _interval(objective, targets, batch, stats, loss, update.norm, finite)
+    statistics = _statistics(targets, batch, stats, loss, update.norm, finite)
     skipped = state.skipped + jnp.where(finite, 0, 1)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     outputs = StepOutputs(
@@ -241,7 +241,7 @@ def apply(
         skipped_in_a_row=in_a_row,
         learning_rates=rates,
         probabilities=scheduled,
-        interval=interval,
+        statistics=statistics,
         gradnorm=gradnorm_metrics,
         probes=probe_results,
         frames=stats.frames,
@@ -255,7 +255,7 @@ def apply(
         ema=new.ema,
         skipped=skipped,
         skipped_in_a_row=in_a_row,
-        interval=add(state.interval, interval),
+        interval=add(state.interval, statistics),
     )
     return new_state, outputs
 
@@ -290,21 +290,20 @@ def _probe_inputs(
     )
 
 
-def _interval(
-    objective: Objective,
+def _statistics(
     targets: Targets,
     batch: Batch,
     stats: MicroBatchStats,
     loss: jax.Array,
     norm: jax.Array,
     finite: jax.Array,
-) -> IntervalSums:
+) -> MetricAccumulator:
     """The statistics of one update; a skipped one adds its samples but no non-finite number."""
     sums = dict(stats.sums)
     sums["loss_weighted"] = loss * sums["count"]
     sums = {name: jnp.where(finite | jnp.issubdtype(x.dtype, jnp.integer), x, 0) for name, x in sums.items()}
     null = targets.null & (batch["weight"] > 0)[..., None]
-    return IntervalSums(
+    return MetricAccumulator(
         sums=sums,
         grad_norm=jnp.where(finite, norm, 0.0),
         updates=finite.astype(jnp.int32),

@@ -52,14 +52,13 @@ from linnaeus_jax.run.baselines import write_baselines
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import UserError, build_experiment, set_up_jax
-from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.pretrained import read_initial_weights
-from linnaeus_jax.run.recorder import LogPoint, NonFiniteError
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import restore
 from linnaeus_jax.run.retention import preserved, retention_policy
 from linnaeus_jax.run.stored import stored_path
+from linnaeus_jax.run.train_log import NonFiniteError, TrainLog
 from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.schedules import OpsSchedule, early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
@@ -457,12 +456,13 @@ class Site:
 
     def tolerated(self) -> int:
         """Non-finite updates in a row after which a run stops."""
-        recorder, outputs = self.run.host.recorder, self.trained()[1]
+        outputs = self.trained()[1]
+        train_log = TrainLog(self.run.experiment, self.run.host, Sinks(None), None)  # type: ignore[arg-type]
         for bad in range(1, 50):
-            held = outputs.replace(skipped_in_a_row=jnp.int32(bad))
-            recorder.hold(LogPoint(bad, 0, frozenset(), (), held, outputs.interval))
+            skipped = outputs.replace(skipped_in_a_row=jnp.int32(bad))
+            train_log.defer(bad, 0, skipped, outputs.statistics, at_end=True)
             try:
-                recorder.release()
+                train_log.fetch()
             except NonFiniteError:
                 return bad
         return 0
@@ -525,12 +525,11 @@ class Site:
 
         host = HostState.of(experiment)
         checkpoints = Checkpoints(directory.checkpoints)
-        hooks = EpochEndHooks(experiment, host, checkpoints, Sinks(None), None, Watchdog(0, print))
-        hooks.evaluator = SimpleNamespace(run=evaluate)  # type: ignore[assignment]
+        epoch_end = EpochEnd(experiment, host, checkpoints, Sinks(None), None, Watchdog(0, print))
+        epoch_end.evaluator = SimpleNamespace(run=evaluate)  # type: ignore[assignment]
         state = SimpleNamespace(eval_params=None, model_state=None, gradnorm=SimpleNamespace(weights=None))
-        with mock.patch("linnaeus_jax.run.hooks.update_curves"):
-            hooks.evaluate(state, {})  # type: ignore[arg-type]
-        epoch_end = EpochEnd.of(experiment, host, hooks)
+        with mock.patch("linnaeus_jax.run.epoch_end.update_curves"):
+            epoch_end.evaluate(state, {})  # type: ignore[arg-type]
         return SimpleNamespace(
             levels=levels,
             epoch_end=epoch_end,
@@ -614,7 +613,7 @@ class Site:
         return self.sinks()[1].kwargs[argument]
 
     def skips_validation(self) -> bool:
-        names = ("build_experiment", "HostState", "restore", "start", "EpochEndHooks", "finish")
+        names = ("build_experiment", "HostState", "restore", "start", "EpochEnd", "finish")
         with contextlib.ExitStack() as patched:
             for name in names:
                 patched.enter_context(mock.patch.object(trainer, name))

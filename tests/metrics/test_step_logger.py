@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from linnaeus_jax.metrics.step_logger import StepMetricsLogger, clock, due_part, pipeline_lines, schedule_line
+from linnaeus_jax.metrics.console_lines import clock, pipeline_lines, progress_line, schedule_line
+from linnaeus_jax.metrics.step_logger import StepMetricsLogger, due_part
 
 #: facts of a row where no schedule and no GradNorm is at work
 NO_SCHEDULE = {"schedule": {}, "gradnorm": {}, "mixup_group": "taxa_L10"}
@@ -61,7 +62,7 @@ def play(logger, run, inputs=None):
         if "wandb" in streams:
             rows[x["global_step"]] = row
         place = {"epoch": 0, "index": x["step_idx"], "total": total, "seconds_left": left}
-        lines.append(logger.line(streams, row, accumulation_steps=run["accum_steps"], **place))
+        lines.append(progress_line(streams, row, accumulation_steps=run["accum_steps"], **place))
     return rows, [line for line in lines if line is not None]
 
 
@@ -175,7 +176,7 @@ def test_gradnorm_names(runs):
     assert row["gradnorm/weight_delta/taxa_L20"] == -0.5
     assert row["task_weights/task_taxa_L10"] == 1.5
     streams = frozenset({"console", "gradnorm"})
-    line = logger.line(streams, row, epoch=2, index=7, total=9, seconds_left=3700, accumulation_steps=1)
+    line = progress_line(streams, row, epoch=2, index=7, total=9, seconds_left=3700, accumulation_steps=1)
     assert line == "Train Epoch=2 [7/9], loss=1.0000, chain_acc=0.000, part_chain_acc=0.000, GradNorm=TRUE, ETA=1:01:40"
 
 

@@ -1,4 +1,4 @@
-"""Order and outcome of the hooks at the end of an epoch, with hooks made of lists."""
+"""Order and outcome of what the end of an epoch does, with checkpoints and rows made of lists."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ from linnaeus_jax.schedules.progress import TrainingProgress
 from tests.schedules.helpers import make_schedule
 
 STEPS = 10
-STATE: Any = None  # these hooks look at no array
+STATE: Any = None  # nothing here looks at an array
 
 
-class World:
-    """The hooks: remembers every call in order, and the checkpoints as Orbax would keep them."""
+class World(EpochEnd):
+    """Remembers what is done outside of the state, in order, and the checkpoints as Orbax would keep them."""
 
     def __init__(self, settings: dict[str, Any], accuracy: dict[int, float], epochs: int = 6, rows: int = 50) -> None:
         settings = {"schedule.validation.mask_meta_interval_epochs": 100, **settings}
         self.resolved = make_schedule(settings, steps_per_epoch=STEPS, epochs=epochs)
-        recorder: Any = SimpleNamespace(
-            logger=SimpleNamespace(windows={"epoch": {"sums": {"count": 7}}}, finish_epoch=lambda: {"loss": 1.0}),
-            last_rates={"default": 0.1},
-            last_grad_norm=1.0,
+        logger: Any = SimpleNamespace(
+            epoch_samples=lambda: 7, finish_epoch=lambda: {"loss": 1.0}, last_rates={"default": 0.1}, last_grad_norm=1.0
         )
         progress = TrainingProgress(expected_total_steps=self.resolved.total_steps)
-        self.host = HostState(OpsSchedule(self.resolved, progress), MetricsTracker(), recorder)
+        self.host = HostState(OpsSchedule(self.resolved, progress), MetricsTracker(), logger)
         self.accuracy = accuracy
         self.actions: list[str] = []
         self.rows: list[dict[str, Any]] = []
@@ -43,8 +41,7 @@ class World:
         self.dropped: set[int] = set()
         checkpoint = self.resolved.checkpoint
         self.policy = retention_policy(lambda: self.host.ranking, checkpoint.keep_top_n, checkpoint.keep_last_n)
-        hooks: Any = self
-        self.epoch_end = EpochEnd(self.host, hooks, best_metric="", validation_rows=rows)
+        self.best_metric, self.validation_rows = "", rows
 
     @property
     def step(self) -> int:
@@ -73,7 +70,7 @@ class World:
     def write_progress(self) -> None:
         self.actions.append("progress")
 
-    def finish(self) -> None:
+    def mark_finished(self) -> None:
         self.actions.append("finish")
 
     def _ask(self, steps: list[int]) -> None:
@@ -86,9 +83,9 @@ class World:
         for _ in range(STEPS):
             self.host.progress.advance(micro_batches=1, samples=16)
         self.actions.clear()
-        return self.epoch_end.run(STATE, **arguments)
+        return self.run(STATE, **arguments)
 
-    def run(self) -> int:
+    def run_all(self) -> int:
         """Epochs until the end."""
         return next(epoch + 1 for epoch in range(100) if self.epoch(epoch))
 
@@ -129,7 +126,7 @@ def test_nothing_due_only_writes_a_row():
 )
 def test_closing_checkpoint_of_an_early_stop_is_ranked_and_retained(accuracy, kept):
     world = World(STOP_AT_40, accuracy)
-    assert world.run() == 4
+    assert world.run_all() == 4
     assert world.checkpoints == kept
     assert sorted(world.host.ranking) == kept
     value = accuracy[40]
@@ -142,7 +139,7 @@ def test_closing_checkpoint_of_an_early_stop_is_ranked_and_retained(accuracy, ke
 def test_checkpoint_saved_before_its_closing_validation_is_ranked_after_it():
     settings = {**STOP_AT_40, "schedule.checkpoint.interval_epochs": 1}
     world = World(settings, {30: 0.5, 40: 0.9})
-    world.run()
+    world.run_all()
     assert world.checkpoints == [40]
 
 
@@ -153,14 +150,14 @@ def test_hooks_that_were_killed_are_rerun_without_a_second_save():
 
     with mock.patch.object(world, "evaluate", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         world.epoch(3)
-    assert world.epoch_end.run(STATE, rerun=True)
+    assert world.run(STATE, rerun=True)
     assert world.checkpoints == [40]
 
 
 def test_retained_index_forgets_what_is_deleted():
     settings = {**EVERY_SECOND, "schedule.validation.interval_epochs": 1, "schedule.checkpoint.interval_epochs": 1}
     world = World(settings, {10: 0.1, 20: 0.9, 30: 0.2, 40: 0.3, 50: 0.4, 60: 0.5})
-    assert world.run() == 6
+    assert world.run_all() == 6
     assert world.checkpoints == [20, 60]
     assert sorted(world.host.ranking) == [20, 60]
 
@@ -169,7 +166,7 @@ def test_skipped_validation_is_dropped_and_without_rows_there_is_none():
     world = World({"schedule.validation.interval_epochs": 1}, {10: 0.5})
     world.epoch(0)
     world.actions.clear()
-    world.epoch_end.run(STATE, rerun=True, skip_validation=True)
+    world.run(STATE, rerun=True, skip_validation=True)
     assert not any(action.startswith("evaluate") or action == "save" for action in world.actions)
     without = World({"schedule.validation.interval_epochs": 1}, {}, rows=0)
     assert not without.epoch(0)
@@ -203,4 +200,4 @@ def test_early_stop_judges_what_was_just_measured(accuracy, epochs):
         "train.early_stop.metric": "val_chain_accuracy",
         "train.early_stop.patience_steps": 10,
     }
-    assert World(settings, accuracy).run() == epochs
+    assert World(settings, accuracy).run_all() == epochs

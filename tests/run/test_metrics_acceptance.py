@@ -28,7 +28,7 @@ from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.wandb_sink import WandbSink
 from linnaeus_jax.run import evaluate as evaluation_of_runs
 from linnaeus_jax.run import experiment, trainer
-from linnaeus_jax.run.recorder import TrainRecorder
+from linnaeus_jax.run.train_log import TrainLog
 from linnaeus_jax.step.evaluation import Evaluation
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.tools import evaluate
@@ -190,13 +190,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_API_KEY", SECRET)
         patch.setenv("LINNAEUS_APP_KEY", SECRET)
-        hold = TrainRecorder.hold
+        defer = TrainLog.defer
 
-        def noted_hold(self: TrainRecorder, point: Any) -> None:
-            held.append(point.step)
-            hold(self, point)
+        def noted(self: TrainLog, completed: int, *arguments: Any, at_end: bool) -> bool:
+            is_log_point = defer(self, completed, *arguments, at_end=at_end)
+            held.extend([completed] if is_log_point else [])
+            return is_log_point
 
-        patch.setattr(TrainRecorder, "hold", noted_hold)
+        patch.setattr(TrainLog, "defer", noted)
         forget_plugins(patch)
         register("coarse_confidence", coarse_confidence)
         before = fetch.calls

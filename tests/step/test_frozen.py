@@ -93,7 +93,7 @@ def test_only_what_trains_counts(tmp_path):
     norm = optax.tree.norm(heads_of(grads))
     assert norm < 0.9 * optax.tree.norm(grads)
     np.testing.assert_allclose(out.grad_norm, norm, rtol=1e-5)
-    np.testing.assert_allclose(out.interval.grad_norm, norm, rtol=1e-5)
+    np.testing.assert_allclose(out.statistics.grad_norm, norm, rtol=1e-5)
     np.testing.assert_allclose(out.clipped_norm, limit, rtol=1e-3)
     rate = float(out.learning_rates["default"])
     for name, start in state.params.items():

@@ -243,7 +243,7 @@ def test_the_names_of_ranks_and_their_order_change_nothing(tmp_path, monkeypatch
         outputs[name] = run_updates(program, inputs, placement, 1, state=state)[1][0]
     assert (outputs["own"].task_losses == outputs["levels"].task_losses).all()
     for own, level in zip(
-        jax.tree.leaves(outputs["own"].interval), jax.tree.leaves(outputs["levels"].interval), strict=True
+        jax.tree.leaves(outputs["own"].statistics), jax.tree.leaves(outputs["levels"].statistics), strict=True
     ):
         np.testing.assert_array_equal(own, level)
 

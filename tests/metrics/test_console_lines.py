@@ -1,8 +1,8 @@
-"""What the end of an epoch says."""
+"""What the console says of the end of an epoch."""
 
 from __future__ import annotations
 
-from linnaeus_jax.run.hooks import _epoch_line
+from linnaeus_jax.metrics.console_lines import epoch_line
 
 
 def test_an_epoch_has_means_of_loss_and_the_accuracies_of_the_finest_and_of_all_ranks():
@@ -17,7 +17,7 @@ def test_an_epoch_has_means_of_loss_and_the_accuracies_of_the_finest_and_of_all_
         "val_mask_meta/loss_unweighted": 1.7561,
         "val_mask_meta/chain_accuracy": 0.061,
     }
-    assert _epoch_line(5, row, "taxa_L10") == (
+    assert epoch_line(5, row, "taxa_L10") == (
         "epoch 5: training mean loss 1.5340, species 29.7 %, all ranks 12.2 %; validation mean loss 1.5876, "
         "species 19.5 %, all ranks 7.8 %; without metadata mean loss 1.7561, all ranks 6.1 %"
     )
