@@ -42,7 +42,7 @@ from linnaeus_jax.config import complete_open_nodes, get_config, load_config
 from linnaeus_jax.demo.generate import write_demo
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import evaluate, trainer
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parent.parent
@@ -117,7 +117,7 @@ def quality(options: argparse.Namespace, details: dict[str, Any]) -> None:
 def stepper(name: str, options: argparse.Namespace) -> Stepper:
     """The compiled update of a model, with two batches of its run."""
     config = run_config(name, options.data, epochs=options.epochs, seed=0)
-    experiment = build_experiment(config, RunDirectory(options.runs / "timing"), write=False)
+    experiment = preview_experiment(config, RunDirectory(options.runs / "timing"))
     placement = experiment.placement
     with experiment.inputs.train_loader(0, 2) as loader:
         batches = [{key: np.asarray(value) for key, value in batch.items()} for _, batch in islice(loader, 2)]

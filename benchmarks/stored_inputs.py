@@ -37,7 +37,7 @@ from benchmarks.step_common import BARE, Case, case_config, write_labels
 from linnaeus_jax.data.stored_inputs import StoredFile
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import stored, trainer
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.step.process import compiler_options, keep_freed_memory
@@ -88,7 +88,7 @@ def storing(options: argparse.Namespace, folder: Path) -> list[Row]:
 def storing_of(tune: str, labels: Path, pictures: Path, pairs: int) -> Row:
     """The line of one `train.tune`."""
     config = configured(labels, pictures, 32, train__tune=tune, train__tune_views=1, data__batch_size_val=BATCH)
-    experiment = build_experiment(config, RunDirectory(labels.parent / "storing"), write=False)
+    experiment = preview_experiment(config, RunDirectory(labels.parent / "storing"))
     state, split = experiment.initial_state(), experiment.inputs.dataset.train
     weights = state.params, state.model_state
     spec = stored.spec_of(experiment, split, "random")

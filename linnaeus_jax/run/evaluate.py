@@ -29,7 +29,7 @@ from linnaeus_jax.metrics import phases, table
 from linnaeus_jax.metrics.phases import Phase
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.run.checkpoints import Checkpoints
-from linnaeus_jax.run.experiment import Experiment, build_experiment
+from linnaeus_jax.run.experiment import Experiment, evaluation_experiment
 from linnaeus_jax.run.identity import training_rows
 from linnaeus_jax.run.saved_weights import choose_checkpoint, run_directory
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -75,7 +75,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
         meta = checkpoints.readable_meta(step)
         _restore_preprocessing(config, config_from_json(meta["config"]), step)
         schedule = ResolvedSchedule.from_dict(meta["schedule"])
-        experiment = build_experiment(config, directory, schedule=schedule, write=False)
+        experiment = evaluation_experiment(config, directory, schedule)
         class_file = directory.assets / "class_to_idx.json"
         directory.check(class_file)
         if class_file.is_file() and read_json(class_file) != experiment.inputs.dataset.class_to_idx():

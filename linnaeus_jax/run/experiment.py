@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -96,19 +98,14 @@ def build_experiment(
     directory: RunDirectory,
     checkpoints: Checkpoints | None = None,
     *,
-    schedule: ResolvedSchedule | None = None,
-    write: bool = True,
     lock: RunLock | None = None,
     initial_weights: InitialWeights | None = None,
 ) -> Experiment:
-    """Builds what the configuration says; the first thing written is the run directory itself.
+    """That of a run; the first thing written is the run directory itself.
 
     Args:
       checkpoints: those of the directory; epochs that the newest one has finished are not planned anew. None: no
         earlier run counts.
-      schedule: of a checkpoint that is only evaluated; no epoch is then planned, no training image opened,
-        and logging is left to the caller.
-      write: False for a dry run, which leaves nothing behind.
       lock: taken before anything of an earlier run is looked at.
       initial_weights: reads what a run without a checkpoint starts from; None: it starts from the seed.
 
@@ -116,6 +113,70 @@ def build_experiment(
       ConfigError: all wrong settings at once, before anything is computed or written.
       UserError: data, plugins or a run directory that cannot be used. Any other error is a fault of the program.
     """
+    given = _checked(config, directory, checkpoints, initial_weights)
+    lock = lock if jax.process_index() == 0 else None
+    several = jax.process_count() > 1
+    if several:
+        check_agreement({"run directory": directory.checkpoints.is_dir()})
+    with together():
+        if lock is not None:
+            lock.acquire()
+        experiment = _planned(config, directory, checkpoints, given, reports=directory.root)
+    # ---- the run directory, which no process may make before all have looked for an earlier run's
+    with together():
+        try:
+            directory.create()
+        except OSError as error:
+            raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
+        if lock is not None:
+            lock.acquire()  # of a directory that was made just now
+            directory.remove_unfinished()
+        _set_up_logging(config, directory)
+    if several:
+        check_agreement(agreement_payload(experiment) | {"run directory": (directory.root / LOCK_FILE).exists()})
+    return experiment
+
+
+def preview_experiment(
+    config: ConfigDict,
+    directory: RunDirectory,
+    checkpoints: Checkpoints | None = None,
+    *,
+    initial_weights: InitialWeights | None = None,
+) -> Experiment:
+    """That of the run which `build_experiment` would begin, with the same arguments and errors; writes nothing."""
+    given = _checked(config, directory, checkpoints, initial_weights)
+    with together():
+        return _planned(config, directory, checkpoints, given, reports=None)
+
+
+def evaluation_experiment(config: ConfigDict, directory: RunDirectory, schedule: ResolvedSchedule) -> Experiment:
+    """That of a checkpoint with this schedule, to be evaluated: no epoch is planned, no training image opened, nothing
+    is written, and logging is left to the caller. Errors as of `build_experiment`."""
+    given = _checked(config, directory, None, None)
+    with together(), _as_user_errors():
+        log.info("%s", given.notice)
+        placement = Placement(fsdp=config.parallel.fsdp)
+        inputs = build_inputs(config, devices=placement.device_count, output_dir=None, positions=placement.positions)
+        return _assembled(directory, placement, inputs, schedule, block=1, loaded=loaded_names(directory))
+
+
+class _Given(NamedTuple):
+    """What is known once the configuration is checked and JAX is set up."""
+
+    initial_weights: InitialWeights | None
+    source: StateFile | None  # what is read of them already
+    resumes: bool  # there is a checkpoint
+    notice: str  # of the compilation cache
+    lines: list[str]  # what was set for the initial weights
+
+
+def _checked(
+    config: ConfigDict,
+    directory: RunDirectory,
+    checkpoints: Checkpoints | None,
+    initial_weights: InitialWeights | None,
+) -> _Given:
     import_plugins(config)  # of a config that was made in Python; a loaded one has done so
     resumes = checkpoints is not None and bool(checkpoints.steps())
     source, lines = None, list[str]()
@@ -123,45 +184,23 @@ def build_experiment(
         source, lines = settle(config, directory if resumes else None)
     elif errors := config_errors(config):
         raise ConfigError(errors)
-    notice = set_up_jax(config)
-    lock = lock if jax.process_index() == 0 else None
-    several = write and jax.process_count() > 1
-    if several:
-        check_agreement({"run directory": directory.checkpoints.is_dir()})
-    with together():
-        if lock is not None:
-            lock.acquire()
-        if schedule is None:
-            _set_up_logging(config, None)
-        for line in (notice, *lines):
-            log.info("%s", line)
-        try:
-            if schedule is None and config.data.autobatch.enabled:
-                goes_on = config.train.auto_resume and resumes
-                choose_batch(config, directory, resumes=goes_on, initial_weights=initial_weights, source=source)
-            experiment = _decide(config, directory, checkpoints, schedule, initial_weights, source, write=write)
-        except InputError as error:
-            raise UserError(str(error)) from error
-        except OSError as error:
-            raise UserError(described(error)) from error
-        except (MemoryError, RuntimeError) as error:
-            if (failure := of_world(error)) is None:
-                raise
-            raise UserError(str(failure)) from error
-    # ---- the run directory, which no process may make before all have looked for an earlier run's
-    if write:
-        with together():
-            try:
-                directory.create()
-            except OSError as error:
-                raise UserError(f"cannot create the run directory: {error}; choose another --workdir") from error
-            if lock is not None:
-                lock.acquire()  # of a directory that was made just now
-                directory.remove_unfinished()
-            _set_up_logging(config, directory)
-        if several:
-            check_agreement(_made(experiment) | {"run directory": (directory.root / LOCK_FILE).exists()})
-    return experiment
+    return _Given(initial_weights, source, resumes, set_up_jax(config), lines)
+
+
+@contextlib.contextmanager
+def _as_user_errors() -> Iterator[None]:
+    """Mistakes of the user and what failed in the world outside are raised as UserError, faults of the program as they
+    are."""
+    try:
+        yield
+    except InputError as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(described(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if (failure := of_world(error)) is None:
+            raise
+        raise UserError(str(failure)) from error
 
 
 def settle(config: ConfigDict, earlier: RunDirectory | None) -> tuple[StateFile | None, list[str]]:
@@ -183,43 +222,46 @@ def settle(config: ConfigDict, earlier: RunDirectory | None) -> tuple[StateFile 
     return source, lines
 
 
-def _decide(
+def _planned(
     config: ConfigDict,
     directory: RunDirectory,
     checkpoints: Checkpoints | None,
-    schedule: ResolvedSchedule | None,
-    initial_weights: InitialWeights | None,
-    source: StateFile | None,
+    given: _Given,
     *,
-    write: bool,
+    reports: Path | None,
 ) -> Experiment:
-    """The parts of an experiment; arguments as of `build_experiment`."""
-    # ---- data and schedule
-    placement = Placement(fsdp=config.parallel.fsdp)
-    meta = checkpoints.newest_meta() if checkpoints is not None and config.train.auto_resume else None
-    stored = None
-    if meta is not None and config.train.preserve_checkpoint_schedule:
-        stored = ResolvedSchedule.from_dict(meta["schedule"])
-    past = () if meta is None else finished_epochs(meta)
-    inputs = build_inputs(
-        config,
-        devices=placement.device_count,
-        output_dir=directory.root if write else None,
-        schedule=stored,
-        past_epochs=past,
-        positions=placement.positions,
-    )
-    if schedule is None:
+    """The parts of a run: its batch, data, schedule, weights and program.
+
+    Args:
+      reports: directory of reports about missing images; None: no report.
+    """
+    _set_up_logging(config, None)
+    for line in (given.notice, *given.lines):
+        log.info("%s", line)
+    with _as_user_errors():
+        auto_resume = config.train.auto_resume
+        weights_of, source, resumes, *_ = given
+        if config.data.autobatch.enabled:
+            goes_on = auto_resume and resumes
+            choose_batch(config, directory, resumes=goes_on, initial_weights=weights_of, source=source)
+        placement = Placement(fsdp=config.parallel.fsdp)
+        meta = checkpoints.newest_meta() if checkpoints is not None and auto_resume else None
+        keeps = meta is not None and config.train.preserve_checkpoint_schedule
+        schedule = ResolvedSchedule.from_dict(meta["schedule"]) if meta is not None and keeps else None
+        inputs = build_inputs(
+            config,
+            devices=placement.device_count,
+            output_dir=reports,
+            schedule=schedule,
+            past_epochs=() if meta is None else finished_epochs(meta),
+            positions=placement.positions,
+        )
         inputs.open_for_training()
-        resolved, block = stored or _resolve(inputs), inputs.sampler.block
-    else:
-        resolved, block = schedule, 1
-    resumes = checkpoints is not None and bool(checkpoints.steps())
-    weights, loaded = _weights(config, directory, inputs.dataset, None if resumes else initial_weights, source)
-    experiment = _assembled(directory, placement, inputs, resolved, block, loaded)
-    if schedule is None:
+        resolved, block = schedule or _resolve(inputs), inputs.sampler.block
+        weights, loaded = _weights(config, directory, inputs.dataset, None if resumes else weights_of, source)
+        experiment = _assembled(directory, placement, inputs, resolved, block, loaded)
         use_given(inputs, experiment.program.stored)
-    return dataclasses.replace(experiment, weights=weights)
+        return dataclasses.replace(experiment, weights=weights)
 
 
 def _weights(
@@ -311,7 +353,7 @@ def choose_batch(
     config.data.batch_size, config.data.batch_size_per_device = None, rows
 
 
-def _made(experiment: Experiment) -> dict[str, Any]:
+def agreement_payload(experiment: Experiment) -> dict[str, Any]:
     """What all processes of a run must have alike, as JSON types by what people call it."""
     sections = {name: value for name, value in plain(experiment.config).items() if name not in OWN_SECTIONS}
     return {

@@ -180,7 +180,7 @@ def main(argv: Sequence[str]) -> None:
     import jax
 
     from linnaeus_jax.files import RunDirectory
-    from linnaeus_jax.run.experiment import build_experiment
+    from linnaeus_jax.run.experiment import preview_experiment
     from linnaeus_jax.run.pretrained import read_initial_weights
     from linnaeus_jax.step.compilation import compile_steps
 
@@ -191,7 +191,7 @@ def main(argv: Sequence[str]) -> None:
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
     directory = RunDirectory.of(config, None)
-    experiment = build_experiment(config, directory, write=False, initial_weights=read_initial_weights)
+    experiment = preview_experiment(config, directory, initial_weights=read_initial_weights)
     if experiment.weights is not None:
         console.print(experiment.weights.coverage.table(), soft_wrap=True)
     dataset = experiment.inputs.dataset

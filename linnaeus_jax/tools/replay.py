@@ -37,7 +37,7 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     from linnaeus_jax.debugging import crash_bundle, nonfinite
     from linnaeus_jax.debugging.overflow import OverflowDetected
     from linnaeus_jax.files import RunDirectory
-    from linnaeus_jax.run.experiment import build_experiment
+    from linnaeus_jax.run.experiment import preview_experiment
     from linnaeus_jax.schedules import OpsSchedule
     from linnaeus_jax.step.compilation import compile_step
     from linnaeus_jax.step.placement import fetch
@@ -47,7 +47,7 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     detector.enabled, detector.max_frames_to_save = not debug_nans, frames
     detector.gradients |= gradients
     detector.trace_batch_nums, detector.abort_after_batch_num = (), None
-    experiment = build_experiment(config, RunDirectory(bundle), write=False)
+    experiment = preview_experiment(config, RunDirectory(bundle))
     state = crash_bundle.read_state(bundle, experiment.abstract_state)
     read = crash_bundle.read_batch(bundle, experiment.inputs.abstract_update())
     batch = experiment.placement.to_device(read, experiment.placement.update)

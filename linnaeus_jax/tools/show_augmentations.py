@@ -54,7 +54,7 @@ def render(
 def main(argv: Sequence[str]) -> None:
     """Builds the run's data and objective and draws one update."""
     from linnaeus_jax.files import RunDirectory
-    from linnaeus_jax.run.experiment import build_experiment
+    from linnaeus_jax.run.experiment import preview_experiment
     from linnaeus_jax.step.input_stages import stage_images
 
     parser = tools.parser("show_augmentations", __doc__)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--step", type=int, default=0, help="update whose images and probabilities are shown")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
-    experiment = build_experiment(config, RunDirectory.of(config, None), write=False)
+    experiment = preview_experiment(config, RunDirectory.of(config, None))
     total = experiment.inputs.plans.total
     if not 0 <= options.step < total:
         raise UserError(f"--step={options.step} lies outside of the run; use 0 ... {total - 1}")

@@ -51,7 +51,7 @@ from linnaeus_jax.run import inputs as run_inputs
 from linnaeus_jax.run.baselines import write_baselines
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
-from linnaeus_jax.run.experiment import UserError, build_experiment, set_up_jax
+from linnaeus_jax.run.experiment import UserError, build_experiment, preview_experiment, set_up_jax
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.pretrained import read_initial_weights
 from linnaeus_jax.run.remote_sync import RemoteSync
@@ -516,7 +516,7 @@ class Site:
     def run(self) -> Any:
         """The built run, with `levels`: the console levels at start (main, data) and while validating."""
         directory = RunDirectory(self.output_dir)
-        experiment = build_experiment(self.config, directory, write=False)
+        experiment = preview_experiment(self.config, directory)
         levels = [self._console_level(MAIN), self._console_level(DATA)]
 
         def evaluate(*_: Any, **__: Any) -> Any:
@@ -553,7 +553,7 @@ class Site:
 
         config = self.config.copy_and_resolve_references()
         with mock.patch("linnaeus_jax.run.experiment.step_memory", return_value=memory):
-            built = build_experiment(config, RunDirectory(self.output_dir), write=False)
+            built = preview_experiment(config, RunDirectory(self.output_dir))
         rows: int | None = built.config.data.batch_size_per_device
         return rows
 
@@ -636,7 +636,7 @@ class Site:
         """Epochs of the schedule when the finished run is resumed with this configuration."""
         directory = RunDirectory(self.home.site({}).ran)
         with contextlib.closing(Checkpoints(directory.checkpoints)) as checkpoints:
-            return build_experiment(self.home.runnable(self), directory, checkpoints, write=False).resolved.epochs
+            return preview_experiment(self.home.runnable(self), directory, checkpoints).resolved.epochs
 
     @property
     def ran(self) -> Path:

@@ -119,9 +119,7 @@ def test_watching_changes_nothing_that_is_learned(tmp_path, monkeypatch):
     for name, changes in forms.items():
         run(tiny_config(tmp_path / "data", train__epochs=2, **changes), tmp_path / name)
         found[name] = final_parameters(tmp_path / name)
-    before = trainer.build_experiment(
-        tiny_config(tmp_path / "data"), RunDirectory(tmp_path), write=False
-    ).initial_state()
+    before = experiment.preview_experiment(tiny_config(tmp_path / "data"), RunDirectory(tmp_path)).initial_state()
     leaves = jax.tree_util.tree_leaves_with_path({"params": before.params})
     start = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 

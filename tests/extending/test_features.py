@@ -14,7 +14,7 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import trainer
 from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 from tests.extending.common import EXAMPLES
 from tests.tiny import tiny_config, write_tiny_data
 
@@ -47,7 +47,7 @@ def pixels_of(images):
 
 
 def test_a_source_of_features_is_read_as_it_is(config, tmp_path):
-    experiment = build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
+    experiment = preview_experiment(config, RunDirectory(tmp_path / "run"))
     assert experiment.inputs.images["train"].image_shape == (1280,)
     with experiment.inputs.train_loader(0) as loader:
         _, batch = next(loader)
@@ -62,7 +62,7 @@ def test_a_source_of_features_is_read_as_it_is(config, tmp_path):
 def test_features_that_nothing_takes_are_an_error(config, tmp_path, tune, words):
     config.train.tune = tune
     with pytest.raises(UserError, match=rf"features\.npy: float16 \[1280\] of each row.*{words}"):
-        build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
+        preview_experiment(config, RunDirectory(tmp_path / "run"))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from linnaeus_jax.data.baselines import BASELINES_FILE
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import baselines
 from linnaeus_jax.run.baselines import measured, write_baselines
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.stored import store_inputs
 from linnaeus_jax.run.watchdog import Watchdog
@@ -25,7 +25,7 @@ NOBODY: Any = None
 
 
 def built(tmp_path, **overrides):
-    return build_experiment(tiny_config(tmp_path / "data", **overrides), RunDirectory(tmp_path / "run"), write=False)
+    return preview_experiment(tiny_config(tmp_path / "data", **overrides), RunDirectory(tmp_path / "run"))
 
 
 def kept(tmp_path):
@@ -111,7 +111,7 @@ class Features:
 
 
 def test_features_that_are_stored_are_used_and_those_of_a_run_that_goes_on_are_not(tmp_path):
-    experiment = build_experiment(config_of(tmp_path / "data", "head"), RunDirectory(tmp_path / "run"), write=False)
+    experiment = preview_experiment(config_of(tmp_path / "data", "head"), RunDirectory(tmp_path / "run"))
     with h5py.File(tmp_path / "data" / "labels.h5") as file:
         species = 2 * (file["taxa_L20"][:].astype(int) - 200)
     experiment.inputs.stored.update(dict.fromkeys(("train", "val"), Features(species)))
@@ -126,7 +126,7 @@ def test_what_enters_a_block_goes_through_the_rest_of_the_trunk(tmp_path):
     """So that its features are those which are stored where the heads alone train."""
     percents, found = [], []
     for tune in ("last:1", "head"):
-        experiment = build_experiment(config_of(tmp_path / "data", tune), RunDirectory(tmp_path / tune), write=False)
+        experiment = preview_experiment(config_of(tmp_path / "data", tune), RunDirectory(tmp_path / tune))
         state, seen = experiment.initial_state(), Interruption()
         experiment.directory.create()
         store_inputs(experiment, state, seen, Watchdog(0, print))

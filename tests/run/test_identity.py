@@ -25,6 +25,7 @@ from linnaeus_jax.metrics import register
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.run.checkpoints import Checkpoints, leaf_shapes
+from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.identity import differences, identity_error
 from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.resume import refusal
@@ -340,7 +341,7 @@ def refused(directory, **overrides) -> str | None:
     config = tiny_config(directory / "data", **{"train__epochs": 2, "debug__jsonl__enabled": False} | overrides)
     root = RunDirectory(directory / "run")
     with contextlib.closing(Checkpoints(root.checkpoints)) as checkpoints:
-        experiment = trainer.build_experiment(config, root, checkpoints, write=False)
+        experiment = preview_experiment(config, root, checkpoints)
         step = checkpoints.steps()[-1]
         why = refusal(experiment, step, checkpoints.meta(step))
         if why is None:

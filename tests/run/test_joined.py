@@ -23,7 +23,7 @@ from linnaeus_jax.inference.files.exporting import write_export
 from linnaeus_jax.reporting.report import write_report
 from linnaeus_jax.run import stored, trainer
 from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.pretrained import initial_weights, read_initial_weights
 from linnaeus_jax.weights.exporting import torch_state
 from tests.tiny import tiny_config
@@ -59,7 +59,7 @@ def test_what_is_stored_belongs_to_the_weights_of_all(tmp_path, sources):
     """And heads and metadata alone train."""
     config = config_of(tmp_path, sources)
     directory = RunDirectory(tmp_path / "run")
-    experiment = build_experiment(config, directory, write=False, initial_weights=read_initial_weights)
+    experiment = preview_experiment(config, directory, initial_weights=read_initial_weights)
     assert experiment.program.stored is not None
     assert experiment.program.stored.shape == (1, 2560)
     assert experiment.weights is not None
@@ -119,9 +119,7 @@ def test_heads_on_two_trunks_from_sources_to_a_bundle(tmp_path, sources):
     # everything may go on from the bundle
     config = config_of(data, ())
     config.model.pretrained, config.train.tune = str(tmp_path / "bundle"), "full"
-    experiment = build_experiment(
-        config, RunDirectory(tmp_path / "x"), write=False, initial_weights=read_initial_weights
-    )
+    experiment = preview_experiment(config, RunDirectory(tmp_path / "x"), initial_weights=read_initial_weights)
     assert config.model.type == "Joined"
     assert experiment.weights is not None
     assert not experiment.weights.coverage.of("initial", "other shape")

@@ -17,7 +17,7 @@ from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.files import DIGESTS, RunDirectory
 from linnaeus_jax.reporting.report import write_report
 from linnaeus_jax.run import pretrained, trainer
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.pretrained import adopt_source, read_initial_weights
 from linnaeus_jax.run.saved_weights import read_run
 from linnaeus_jax.tools import evaluate, export_weights
@@ -48,7 +48,7 @@ def test_a_run_takes_the_weights_of_another_once(first, tmp_path, monkeypatch):
     directory = RunDirectory(tmp_path / "run")
 
     # ---- the state of step 0
-    experiment = build_experiment(config, directory, initial_weights=read_initial_weights, write=False)
+    experiment = preview_experiment(config, directory, initial_weights=read_initial_weights)
     state, saved = jax.device_get(experiment.initial_state()), read_run(source)
     assert saved.weights == "ema"
     for tree in (state.params, state.ema):
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_needs_what_it_has_recorded(first, tmp_path):
 def test_unreadable_weights_are_told_with_all_other_errors(first, tmp_path):
     config = configured(first, model__pretrained=str(tmp_path / "gone.pth"), train__clip_mode="x")
     with pytest.raises(ConfigError) as caught:
-        build_experiment(config, RunDirectory(tmp_path / "run"), initial_weights=read_initial_weights, write=False)
+        preview_experiment(config, RunDirectory(tmp_path / "run"), initial_weights=read_initial_weights)
     assert "train.clip_mode" in str(caught.value)
     assert "gone.pth does not exist" in str(caught.value)
 
@@ -141,7 +141,7 @@ def test_what_the_weights_lack_is_a_group(first, tmp_path):
     directory = RunDirectory(tmp_path / "run")
 
     def group() -> list[str]:
-        experiment = build_experiment(config, directory, initial_weights=read_initial_weights, write=False)
+        experiment = preview_experiment(config, directory, initial_weights=read_initial_weights)
         return [row.name for row in experiment.program.settings.optimizer.rows if row.group == "new"]
 
     assert group() == [lacking]

@@ -9,6 +9,7 @@ import pytest
 
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import trainer
+from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.inputs import build_inputs, check_preserved, evaluation_batch
 from linnaeus_jax.schedules.summary import schedule_summary
 from linnaeus_jax.tools import schedule as dry_run
@@ -31,7 +32,7 @@ LEVELS = {
 
 def test_plan_dry_run_and_run_agree(tmp_path, capsys):
     config = tiny_config(tmp_path / "data", **LEVELS)
-    experiment = trainer.build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
+    experiment = preview_experiment(config, RunDirectory(tmp_path / "run"))
     plans, totals = experiment.inputs.plans, experiment.resolved.totals
     per_epoch = [plans.plan(epoch) for epoch in range(4)]
     micro = [int((plan.weight.max(axis=-1) > 0).sum()) for plan in per_epoch]
@@ -87,7 +88,7 @@ def test_levels_of_different_length_and_a_preserved_schedule(tmp_path, monkeypat
     toy.register(monkeypatch)
     config = tiny_config(tmp_path / "data", model__type="toy", **LEVELS)
     directory = RunDirectory(tmp_path / "run")
-    first = trainer.build_experiment(config, directory, write=False).resolved.totals
+    first = preview_experiment(config, directory).resolved.totals
     config.debug.early_exit_after_n_optimizer_steps = first.boundaries[1]
     trainer.run(config, directory.root)
     log = (directory.logs / "debug_log_rank0.txt").read_text()

@@ -19,7 +19,7 @@ from linnaeus_jax.config.tree import assign
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import stored, trainer
 from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 from tests.tiny import tiny_config
 
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_cut_is_said(tmp_path, tune, words):
 
 def test_only_what_follows_the_cut_trains(tmp_path):
     for tune, trained in (("head", {"heads", "metadata"}), ("last:1", {"heads", "metadata", "features", "blocks"})):
-        experiment = build_experiment(config_of(tmp_path, tune), RunDirectory(tmp_path / "run"), write=False)
+        experiment = preview_experiment(config_of(tmp_path, tune), RunDirectory(tmp_path / "run"))
         rows = experiment.program.settings.optimizer.rows
         stage_of = type(experiment.program.model).stage_of
         assert {stage_of(row.name) for row in rows if row.optimizer != "frozen"} == trained
@@ -89,7 +89,7 @@ def test_what_is_stored_belongs_to_one_preprocessing(tmp_path):
         {"aug__mean": (0.5, 0.5, 0.5)},
     ):
         config = config_of(tmp_path, "head", **change)
-        experiment = build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
+        experiment = preview_experiment(config, RunDirectory(tmp_path / "run"))
         keys.append(stored.spec_of(experiment, experiment.inputs.dataset.val, "weights").key)
     assert len(set(keys)) == len(keys)
 

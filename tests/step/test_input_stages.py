@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.step.input_stages import stage_images
 from linnaeus_jax.tools.show_augmentations import render
 from tests.tiny import tiny_config
@@ -23,7 +23,7 @@ def test_stages_of_an_update(tmp_path):
         schedule__meta_masking__enabled=True,
         schedule__meta_masking__start_prob=1.0,
     )
-    experiment = build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
+    experiment = preview_experiment(config, RunDirectory(tmp_path / "run"))
     with experiment.inputs.train_loader(0) as loader:
         _, batch = next(loader)
     stages, notes = stage_images(experiment.program.objective, batch, 0, 6)

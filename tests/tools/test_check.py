@@ -12,7 +12,7 @@ from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.update import ParameterRow
 from linnaeus_jax.reporting.logs import console
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.tools import check
 from tests.tiny import tiny_config
 
@@ -42,7 +42,7 @@ def test_parameters_are_grouped_by_module():
 def built(tmp_path_factory):
     directory = tmp_path_factory.mktemp("check")
     config = tiny_config(directory / "data", data__meta__active=False)
-    return build_experiment(config, RunDirectory(directory / "run"), write=False)
+    return preview_experiment(config, RunDirectory(directory / "run"))
 
 
 def test_the_measured_step_has_the_probes_of_the_run(built):
@@ -60,7 +60,7 @@ def test_a_trial_checkpoint_leaves_nothing(built):
 def test_a_wrong_config_is_refused_before_anything_is_read(tmp_path):
     config = tiny_config(tmp_path / "data", train__epochs=0, aug__hflip_prob=2.0)
     with pytest.raises(ConfigError, match=r"(?s)train\.epochs.*aug\.hflip_prob|aug\.hflip_prob.*train\.epochs"):
-        build_experiment(config, RunDirectory(tmp_path / "run"), write=False)
+        preview_experiment(config, RunDirectory(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
