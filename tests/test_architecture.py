@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import re
+import tokenize
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -157,6 +159,40 @@ def test_build_md_names_files_that_exist():
     missing = [file for file in named if not (PACKAGE / file).exists() and not (ROOT / file).exists()]
     assert named
     assert not missing
+
+
+#: what of the reading order -> most files, most lines of code, imports among them
+READING = {"**One update**": (14, 1_900), "**The end of an epoch, and going on**": (24, 3_250)}
+#: functions on it may have this many lines; the loop may have more
+LONGEST_READ = 60
+
+
+def lines_with_code(source: str) -> int:
+    """Lines that hold code: no docstring, comment or blank line."""
+    texts: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            texts |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in layout]
+    return len({number for t in tokens for number in range(t.start[0], t.end[0] + 1)} - texts)
+
+
+def test_the_reading_order_is_short_and_so_are_its_functions():
+    order = (ROOT / "BUILD.md").read_text().split("## Reading order\n")[1].split("\nWhat is built once")[0]
+    files: list[str] = []
+    for part, (most_files, most_lines) in READING.items():
+        files += re.findall(r"`(\w+/\w+\.py)`", order.split(f"{part}")[1].split("**")[0])
+        lines = sum(lines_with_code((PACKAGE / file).read_text()) for file in files)
+        assert len(files) <= most_files, part
+        assert lines <= most_lines, part
+    long = {
+        node.name: (node.end_lineno or 0) - node.lineno + 1
+        for file in files
+        for node in ast.walk(ast.parse((PACKAGE / file).read_text()))
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LONGEST_READ
+    }
+    assert set(long) == {"train"}, long
 
 
 def test_build_md_has_every_door_with_its_example():

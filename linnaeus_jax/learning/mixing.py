@@ -9,7 +9,7 @@ drawn per sample. Labels are not interpolated: losses get `label`, `partner_labe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -180,12 +180,9 @@ def mix(
 
     Args:
       image: float [B, H, W, 3].
-      meta: float32 [B, D].
-      valid: bool [B, K].
+      meta, valid: float32 [B, D], bool [B, K].
       label: int32 [B, T].
-      partner: int32 [B], positions within the micro-batch, inside of the row's block.
-      group: int32 [B], -1 never mixed.
-      draws: see `draw_mix`.
+      partner, group: int32 [B], positions within the micro-batch, inside of the row's block; -1 is never mixed.
       settings: static; `block` must divide B and the rows of one device.
       bounds: (start, stop) columns of every metadata component.
 
@@ -200,44 +197,61 @@ def mix(
     if not (settings.mixup or settings.cutmix):
         return Mixed(image, meta, valid, label, jnp.ones(batch, jnp.float32))
 
-    row = jnp.arange(batch, dtype=jnp.int32)
-    mixed = draws.active & (group >= 0) & (partner != row)
-    blocks = batch // settings.block
-    position = jnp.where(mixed, partner, row).reshape(blocks, settings.block)
-    position = jnp.clip(position - settings.block * jnp.arange(blocks)[:, None], 0, settings.block - 1)
-
-    def of_partner(x: jax.Array) -> jax.Array:
-        """Rows of the partners; gathered inside of blocks, so that sharded rows stay on their device."""
-        rows = x.reshape(blocks, settings.block, *x.shape[1:])
-        return jax.vmap(lambda block, i: block.at[i].get(mode="promise_in_bounds"))(rows, position).reshape(x.shape)
-
-    lam = jnp.broadcast_to(draws.lam, (batch,))
-    box = None
-    if settings.cutmix:
-        pasted = 1 - draws.lam
-        if settings.minmax is not None:
-            pasted = settings.minmax[0] + (settings.minmax[1] - settings.minmax[0]) * pasted
-        *box, box_lam = cutmix_box(1 - pasted, draws.centre, height, width)
-        lam = jnp.where(draws.cutmix, box_lam, lam)
+    mixed = draws.active & (group >= 0) & (partner != jnp.arange(batch, dtype=jnp.int32))
+    of_partner = _partners(partner, mixed, settings.block)
+    lam, box = _lam_and_box(draws, settings, height, width)
     lam = jnp.where(mixed, lam, 1.0)
 
     def blend(image: jax.Array) -> jax.Array:
         weight = lam[:, None, None, None]
         if box is not None:
-            top, left, bottom, right = (side[:, None, None] for side in box)
-            y, x = jnp.arange(height)[None, :, None], jnp.arange(width)[None, None, :]
-            inside = mixed[:, None, None] & (y >= top) & (y < bottom) & (x >= left) & (x < right)
+            inside = mixed[:, None, None] & _inside(box, height, width)
             weight = jnp.where(draws.cutmix, 1.0 - inside[..., None].astype(jnp.float32), weight)
         weight = weight.astype(image.dtype)
         return weight * image + (1 - weight) * of_partner(image)
 
     partner_meta, partner_valid = of_partner(meta), of_partner(valid)
     take_partner = mixed[:, None] & partner_valid & (~valid | (draws.pick >= 0.5)[:, None])
-    columns = column_components(bounds, meta.shape[1])
     return Mixed(
         image=computed_if(draws.active, blend, image, store=True),
-        meta=jnp.where(take_partner[:, columns], partner_meta, meta),
+        meta=jnp.where(take_partner[:, column_components(bounds, meta.shape[1])], partner_meta, meta),
         valid=jnp.where(take_partner, partner_valid, valid),
         partner_label=of_partner(label),
         lam=lam,
     )
+
+
+def _lam_and_box(
+    draws: MixDraws, settings: MixSettings, height: int, width: int
+) -> tuple[jax.Array, list[jax.Array] | None]:
+    """float32 [B], weight of a row's own image where it is mixed; and the boxes of cutmix."""
+    lam = jnp.broadcast_to(draws.lam, draws.pick.shape)
+    if not settings.cutmix:
+        return lam, None
+    pasted = 1 - draws.lam
+    if settings.minmax is not None:
+        pasted = settings.minmax[0] + (settings.minmax[1] - settings.minmax[0]) * pasted
+    *box, box_lam = cutmix_box(1 - pasted, draws.centre, height, width)
+    return jnp.where(draws.cutmix, box_lam, lam), box
+
+
+def _partners(partner: jax.Array, mixed: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
+    """Array [B, ...] -> the rows of the partners, or the rows themselves where not `mixed`; within blocks of `size`
+    rows, so that sharded rows stay on their device."""
+    batch = partner.shape[0]
+    blocks = batch // size
+    position = jnp.where(mixed, partner, jnp.arange(batch, dtype=jnp.int32)).reshape(blocks, size)
+    position = jnp.clip(position - size * jnp.arange(blocks)[:, None], 0, size - 1)
+
+    def of_partner(x: jax.Array) -> jax.Array:
+        rows = x.reshape(blocks, size, *x.shape[1:])
+        return jax.vmap(lambda block, i: block.at[i].get(mode="promise_in_bounds"))(rows, position).reshape(x.shape)
+
+    return of_partner
+
+
+def _inside(box: Sequence[jax.Array], height: int, width: int) -> jax.Array:
+    """bool [B, H, W]: pixels in the boxes (top, left, bottom, right), int32 [B] each."""
+    top, left, bottom, right = (side[:, None, None] for side in box)
+    y, x = jnp.arange(height)[None, :, None], jnp.arange(width)[None, None, :]
+    return (y >= top) & (y < bottom) & (x >= left) & (x < right)

@@ -35,6 +35,7 @@ from linnaeus_jax.files import (
     write_json,
 )
 from linnaeus_jax.run import steady_clock
+from linnaeus_jax.run.checkpoint_trees import leaf_shapes, step_of, tree_difference
 from linnaeus_jax.run.digests import PathWithDigests, syncing_before
 from linnaeus_jax.run.read_errors import of_storage, retried
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
@@ -225,7 +226,9 @@ class Checkpoints:
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), stored.tree[name]
             )
             abstract_state = abstract_state.replace(**{name: shapes})
-        _compare(stored.tree, abstract_state, self.directory, step)
+        if difference := tree_difference(stored.tree, abstract_state):
+            where = f"checkpoint {step} in {self.directory}"
+            raise CheckpointError(f"{where} belongs to another model or optimizer: {difference}; {OTHER_RUN}")
         return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state)))[
             "state"
         ]
@@ -389,38 +392,3 @@ def _reason(error: Exception) -> str:
         )
     text = described(error) if isinstance(error, OSError) else " ".join(str(error).split())
     return f"{text}; see to the storage and give the same command again: the run goes on from the newest checkpoint"
-
-
-def step_of(host_state: Any) -> int | None:
-    """The number of updates that the host part of a checkpoint tells; None where it tells none."""
-    progress = host_state.get("progress") if isinstance(host_state, dict) else None
-    known = progress.get("global_step") if isinstance(progress, dict) else None
-    return known if isinstance(known, int) else None
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
-def leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Dotted name -> shape of every array of a state."""
-    return {name: tuple(leaf.shape) for name, leaf in _leaves(tree).items()}
-
-
-def _compare(stored: Any, abstract_state: Any, directory: Path, step: int) -> None:
-    """Raises CheckpointError at the first leaf whose presence, shape or dtype differs."""
-    have, want = _leaves(stored), _leaves(abstract_state)
-    problems = [f"{name} is in the checkpoint but not in this run" for name in sorted(have.keys() - want.keys())]
-    problems += [f"{name} is in this run but not in the checkpoint" for name in sorted(want.keys() - have.keys())]
-    for name in sorted(have.keys() & want.keys()):
-        old, new = have[name], want[name]
-        if tuple(old.shape) != tuple(new.shape):
-            problems.append(f"{name} has shape {tuple(old.shape)} in the checkpoint and {tuple(new.shape)} in this run")
-        elif not jax.dtypes.issubdtype(new.dtype, jax.dtypes.extended) and np.dtype(old.dtype) != np.dtype(new.dtype):
-            problems.append(f"{name} is {old.dtype} in the checkpoint and {new.dtype} in this run")
-    if problems:
-        more = f" (and {len(problems) - 1} more differences)" if len(problems) > 1 else ""
-        raise CheckpointError(
-            f"checkpoint {step} in {directory} belongs to another model or optimizer: {problems[0]}{more}; {OTHER_RUN}"
-        )

@@ -34,7 +34,8 @@ from linnaeus_jax.run.resume import save
 from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.triggers import Due
-from linnaeus_jax.step.evaluation import Evaluation, Evaluator, update_curves
+from linnaeus_jax.step.evaluation import Evaluation, Evaluator
+from linnaeus_jax.step.row_scores import update_curves
 from linnaeus_jax.step.state import TrainState
 
 log = logging.getLogger("linnaeus_jax")

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +32,13 @@ from linnaeus_jax.run.failures import of_world
 from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs, use_given
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
-from linnaeus_jax.run.pretrained import adopt_source, loaded_names
+from linnaeus_jax.run.pretrained import loaded_names, settle
 from linnaeus_jax.run.processes import check_agreement, together
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.compilation import compile_steps
 from linnaeus_jax.step.placement import Placement
-from linnaeus_jax.step.process import keep_freed_memory, use_batch_scheduling, use_compilation_cache
+from linnaeus_jax.step.process import set_up_jax
 from linnaeus_jax.step.program import Program, build_program, model_from_config
 from linnaeus_jax.step.state import TrainState
 from linnaeus_jax.weights.files import StateFile
@@ -203,25 +202,6 @@ def _as_user_errors() -> Iterator[None]:
         raise UserError(str(failure)) from error
 
 
-def settle(config: ConfigDict, earlier: RunDirectory | None) -> tuple[StateFile | None, list[str]]:
-    """Sets what the initial weights need of a configuration, see `adopt_source`, and checks what came of it.
-
-    Raises:
-      ConfigError: all wrong settings at once; with weights that cannot be read among them.
-    """
-    unreadable, source, lines = None, None, list[str]()
-    try:
-        source, lines = adopt_source(config, earlier)
-    except UserError as error:
-        unreadable = error
-    errors = config_errors(config)
-    if errors:
-        raise ConfigError(errors if unreadable is None else [*errors, str(unreadable)])
-    if unreadable is not None:
-        raise unreadable
-    return source, lines
-
-
 def _planned(
     config: ConfigDict,
     directory: RunDirectory,
@@ -373,21 +353,6 @@ def _resolve(inputs: Inputs) -> ResolvedSchedule:
         past_epochs=len(inputs.past_epochs),
         devices=inputs.devices,
     )
-
-
-def set_up_jax(config: ConfigDict) -> str:
-    """Process-wide settings, before the first use of a device; returns a line for the log."""
-    if config.env.keep_freed_memory:
-        keep_freed_memory()
-    if config.train.matmul_precision != "auto":
-        jax.config.update("jax_default_matmul_precision", config.train.matmul_precision)
-    flag = "--xla_gpu_deterministic_ops=true"
-    if config.train.deterministic and flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    notice = use_compilation_cache(config.env.compilation_cache_dir)
-    if jax.distributed.is_initialized() and jax.default_backend() == "cpu":
-        use_batch_scheduling()
-    return notice
 
 
 def _set_up_logging(config: ConfigDict, directory: RunDirectory | None) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.checks import config_errors
+from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.data.dataset import Dataset, resolve_sources
 from linnaeus_jax.data.image_sources import made_square
 from linnaeus_jax.files import RunDirectory, read_json, write_json
@@ -135,3 +137,22 @@ def record(weights: Import | None, metadata: Path, *, details: bool) -> None:
     log.info("%s; see %s", weights.coverage.summary(), path)
     if details:
         log.info("%s", weights.coverage.table())
+
+
+def settle(config: ConfigDict, earlier: RunDirectory | None) -> tuple[StateFile | None, list[str]]:
+    """Sets what the initial weights need of a configuration, see `adopt_source`, and checks what came of it.
+
+    Raises:
+      ConfigError: all wrong settings at once; with weights that cannot be read among them.
+    """
+    unreadable, source, lines = None, None, list[str]()
+    try:
+        source, lines = adopt_source(config, earlier)
+    except UserError as error:
+        unreadable = error
+    errors = config_errors(config)
+    if errors:
+        raise ConfigError(errors if unreadable is None else [*errors, str(unreadable)])
+    if unreadable is not None:
+        raise unreadable
+    return source, lines

@@ -14,7 +14,8 @@ from linnaeus_jax import versions
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.files import DAMAGED_LOG, DamagedFileError, RunDirectory, read_json, write_json
 from linnaeus_jax.reporting.metrics_log import MetricsLog
-from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints, leaf_shapes
+from linnaeus_jax.run.checkpoint_trees import leaf_shapes
+from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.identity import identity_error, plan_error, plan_identity, resume_notes, unchecked

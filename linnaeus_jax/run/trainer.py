@@ -90,17 +90,9 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
                 write_baselines(experiment, restored.state, restored.step)
             stalls.watchdog.finished("simple baselines")
             epoch_end = EpochEnd(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
-            train(
-                experiment,
-                host,
-                restored,
-                epoch_end,
-                sinks,
-                checkpoints,
-                interruption,
-                stalls.watchdog,
-                skip_validation=config.train.skip_validation,
-            )
+            skip = config.train.skip_validation
+            parts = (restored, epoch_end, sinks, checkpoints, interruption, stalls.watchdog)
+            train(experiment, host, *parts, skip_validation=skip)
             return finish(experiment, host, checkpoints, sinks)
         except Exception as error:
             failure = _failure(error, host.progress.global_step)

@@ -6,10 +6,8 @@ convolutional stages do not see metadata and are computed once per batch and vie
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,25 +16,20 @@ import numpy as np
 from flax import linen as nn
 
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.files import read_json, write_atomically
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.judged import Judged
-from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.metrics.phases import MAIN, Phase
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
 from linnaeus_jax.step.process import LARGEST_COMPILER_GAP, compiler_options, leave_gaps
+from linnaeus_jax.step.row_scores import MISTAKE_FIELDS, SCORE_FIELDS, RowScores, judged_rows
 
 #: columns of a batch that every phase needs besides the image
 USED = ("label", "meta", "meta_valid", "weight", "row", "rarity", "taxa_subset")
 #: name of the sums of losses with class weights, float32 [T]; only where they are on
 CLASS_WEIGHTED = "loss_class_weighted"
-#: fields of each row that are read from the device in every phase, and in `val` besides
-SCORE_FIELDS, MISTAKE_FIELDS = ("score",), ("row", "label", "predicted")
-#: fields of rows that may be held on the device before they are read, in numbers of 4 bytes
-HELD_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +216,7 @@ class Evaluator:
         samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
         samples = samples if predictions or logits else ()
         names = tuple(phase.name for phase in phases)
-        scores = _RowScores(names, self.program.tasks)
+        scores = RowScores(names, self.program.tasks)
         fields = tuple(dict.fromkeys((*samples, *SCORE_FIELDS, *MISTAKE_FIELDS)))
         components = self.program.component_names
         shown = {phase: meta_masking.component_mask(components, phase.masked) for phase in phases}
@@ -250,7 +243,7 @@ class Evaluator:
         return Evaluation(
             metrics={name: self._metrics(host_sums[name], by_phase[name]) for name in names},
             curves=self._curves(host_sums, by_phase),
-            predictions={name: _joined(batches, null_possible) for name, batches in parts.items() if batches},
+            predictions={name: judged_rows(batches, null_possible) for name, batches in parts.items() if batches},
             mistakes=scores.mistakes(),
             sums=host_sums,
         )
@@ -306,54 +299,3 @@ class Evaluator:
                 # two long lists: a pair for each of 50,000 classes took most of the time of a small validation
                 found["class_counts"] = sums[shown][f"classes/{task}"].T.tolist()
         return curves
-
-
-class _RowScores:
-    """Scores of every row for AURC and the worst mistakes; held on the device up to `HELD_NUMBERS`."""
-
-    def __init__(self, phases: tuple[str, ...], tasks: tuple[str, ...]) -> None:
-        self.held: dict[str, list[dict[str, jax.Array]]] = {name: [] for name in phases}
-        self._scores = {name: [np.empty((0, len(tasks)), np.float32)] for name in phases}
-        self._mistakes = {task: Mistakes() for task in tasks} if MAIN.name in phases else {}
-        self._count = 0
-
-    def add(self, batch: Mapping[str, Mapping[str, jax.Array]]) -> None:
-        """Takes the fields `SCORE_FIELDS` and `MISTAKE_FIELDS` of a batch, by phase."""
-        for name, fields in batch.items():
-            kept = {field: fields[field] for field in SCORE_FIELDS + (MISTAKE_FIELDS if name == MAIN.name else ())}
-            self.held[name].append(kept)
-            self._count += sum(value.size for value in kept.values())
-        if self._count >= HELD_NUMBERS:
-            self._keep(fetch(self.held))
-            self.held, self._count = {name: [] for name in self.held}, 0
-
-    def result(self, rest: Mapping[str, list[dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
-        """Phase -> float32 [n, T], signed confidences with those of `rest`, what was held last."""
-        self._keep(rest)
-        return {name: np.concatenate(parts) for name, parts in self._scores.items()}
-
-    def mistakes(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
-        """Task -> wrong predictions of `val`."""
-        return {task: mistakes.result() for task, mistakes in self._mistakes.items()}
-
-    def _keep(self, parts: Mapping[str, list[dict[str, np.ndarray]]]) -> None:
-        for name, batches in parts.items():
-            self._scores[name] += [fields["score"] for fields in batches]
-        if of_main := parts.get(MAIN.name):
-            main = {field: np.concatenate([fields[field] for fields in of_main]) for field in of_main[0]}
-            for t, one in enumerate(self._mistakes.values()):
-                one.add(main["row"], main["label"][:, t], main["predicted"][:, t], main["score"][:, t])
-
-
-def update_curves(path: Path, curves: Mapping[str, Any]) -> None:
-    """Replaces the curves of the given phases in a JSON file {phase: ...}; those of other phases stay."""
-    stored = read_json(path) if path.exists() else {}
-    write_atomically(path, json.dumps(stored | dict(curves), separators=(",", ":")) + "\n")
-
-
-def _joined(parts: list[dict[str, Any]], null_possible: bool) -> Judged:
-    """All batches' rows of weight 1, one after the other."""
-    real = [part.pop("weight") > 0 for part in parts]
-    joined = jax.tree.map(lambda *pieces: np.concatenate([x[k] for x, k in zip(pieces, real, strict=True)]), *parts)
-    known = (joined["label"] != 0) | (not null_possible)
-    return Judged(known=known, of_label=np.full(known.shape, np.nan), **joined)

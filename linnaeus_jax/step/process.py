@@ -14,6 +14,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import jax
+from ml_collections import ConfigDict
 
 #: bytes of a cache; what was used longest ago goes first
 CACHE_BYTES = 2 * 2**30
@@ -191,3 +192,18 @@ def _libc() -> ctypes.CDLL | None:
     except (OSError, AttributeError):
         return None
     return libc
+
+
+def set_up_jax(config: ConfigDict) -> str:
+    """Process-wide settings, before the first use of a device; returns a line for the log."""
+    if config.env.keep_freed_memory:
+        keep_freed_memory()
+    if config.train.matmul_precision != "auto":
+        jax.config.update("jax_default_matmul_precision", config.train.matmul_precision)
+    flag = "--xla_gpu_deterministic_ops=true"
+    if config.train.deterministic and flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    notice = use_compilation_cache(config.env.compilation_cache_dir)
+    if jax.distributed.is_initialized() and jax.default_backend() == "cpu":
+        use_batch_scheduling()
+    return notice

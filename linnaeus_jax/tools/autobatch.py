@@ -27,8 +27,9 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.run.autobatch import device_budget, largest_batch
-from linnaeus_jax.run.experiment import set_up_jax, step_memory
+from linnaeus_jax.run.experiment import step_memory
 from linnaeus_jax.run.pretrained import adopt_source, read_initial_weights
+from linnaeus_jax.step.process import set_up_jax
 
 
 def _fractions(text: str) -> tuple[float, ...]:

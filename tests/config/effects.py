@@ -46,12 +46,12 @@ from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
-from linnaeus_jax.run import experiment, finish, trainer
+from linnaeus_jax.run import finish, trainer
 from linnaeus_jax.run import inputs as run_inputs
 from linnaeus_jax.run.baselines import write_baselines
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
-from linnaeus_jax.run.experiment import UserError, build_experiment, preview_experiment, set_up_jax
+from linnaeus_jax.run.experiment import UserError, build_experiment, preview_experiment
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.pretrained import read_initial_weights
 from linnaeus_jax.run.remote_sync import RemoteSync
@@ -65,7 +65,9 @@ from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.triggers import due_at_epoch_end, firing_epochs
+from linnaeus_jax.step import process
 from linnaeus_jax.step import program as step_program
+from linnaeus_jax.step.process import set_up_jax
 from linnaeus_jax.weights.exporting import torch_state
 from linnaeus_jax.weights.files import StateFile
 from tests.tiny import tiny_config, write_tiny_data
@@ -563,7 +565,7 @@ class Site:
         with (
             mock.patch.dict(os.environ, {"XLA_FLAGS": ""}),
             mock.patch.object(jax.config, "update") as update,
-            mock.patch.object(experiment, "keep_freed_memory") as keep,
+            mock.patch.object(process, "keep_freed_memory") as keep,
         ):
             set_up_jax(self.config)
             settings = {call.args[0]: call.args[1] for call in update.call_args_list}

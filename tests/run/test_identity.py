@@ -24,7 +24,8 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.metrics import register
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run import experiment, trainer
-from linnaeus_jax.run.checkpoints import Checkpoints, leaf_shapes
+from linnaeus_jax.run.checkpoint_trees import leaf_shapes
+from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.identity import differences, identity_error
 from linnaeus_jax.run.interruption import Interruption

@@ -18,10 +18,11 @@ from linnaeus_jax.learning.meta_masking import component_mask
 from linnaeus_jax.metrics.phases import Phase
 from linnaeus_jax.run.evaluate import EvaluateError, parse_phases
 from linnaeus_jax.run.inputs import Inputs, split_arrays
-from linnaeus_jax.step import evaluation, placement
-from linnaeus_jax.step.evaluation import Evaluation, Evaluator, update_curves
+from linnaeus_jax.step import placement, row_scores
+from linnaeus_jax.step.evaluation import Evaluation, Evaluator
 from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.step.program import Program
+from linnaeus_jax.step.row_scores import update_curves
 from tests.step.programs import build
 from tests.tiny import TASKS, tiny_config
 
@@ -173,7 +174,7 @@ def test_the_host_runs_two_batches_ahead_and_reads_once(spied, monkeypatch) -> N
 @pytest.mark.parametrize("held", [1, 500, 1 << 24])
 def test_risk_coverage_equals_that_of_the_predictions(spied, captured, monkeypatch, held) -> None:
     """Exactly, row by row, wherever the scores waited for the end."""
-    monkeypatch.setattr(evaluation, "HELD_NUMBERS", held)
+    monkeypatch.setattr(row_scores, "HELD_NUMBERS", held)
     found = evaluate(spied, 7)
     rows, task = captured.predictions["val"], TASKS[0]  # all of what the spy sees, so that no two rows are tied
     known = rows.label[:, 0] != 0

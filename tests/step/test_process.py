@@ -12,7 +12,6 @@ import jax
 import pytest
 
 from linnaeus_jax.config import get_config
-from linnaeus_jax.run import experiment
 from linnaeus_jax.step import process
 from linnaeus_jax.step.process import cache_directory
 
@@ -174,9 +173,9 @@ def test_scheduling_that_is_forbidden_or_unknown_stays(monkeypatch):
 @pytest.mark.parametrize("several", [True, False])
 def test_only_processes_that_train_together_on_cpu_are_scheduled_as_batch(several, monkeypatch):
     called: list[bool] = []
-    monkeypatch.setattr(experiment, "use_batch_scheduling", lambda: called.append(True))
-    monkeypatch.setattr(experiment, "keep_freed_memory", lambda: True)
-    monkeypatch.setattr(experiment, "use_compilation_cache", lambda _: "")
+    monkeypatch.setattr(process, "use_batch_scheduling", lambda: called.append(True))
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: True)
+    monkeypatch.setattr(process, "use_compilation_cache", lambda _: "")
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several)
-    experiment.set_up_jax(get_config())
+    process.set_up_jax(get_config())
     assert bool(called) == several
