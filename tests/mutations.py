@@ -87,7 +87,7 @@ FAULTS = [
         ("*box, box_lam = cutmix_box(1 - pasted, draws.centre, height, width)",
          "*box, box_lam = cutmix_box(1 - pasted, draws.centre, width, height)"),
         ("weight * image + (1 - weight) * of_partner(image)", "(1 - weight) * image + weight * of_partner(image)"),
-        ("draws.active & (group >= 0) & (partner != jnp", "draws.active & (partner != jnp"),
+        ("mixed = draws.active & (group >= 0) & (partner != row)", "mixed = draws.active & (partner != row)"),
         ("(~valid | (draws.pick >= 0.5)[:, None])", "(draws.pick >= 0.5)[:, None]"),
     ),
     *faults(

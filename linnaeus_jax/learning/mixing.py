@@ -197,15 +197,15 @@ def mix(
     if not (settings.mixup or settings.cutmix):
         return Mixed(image, meta, valid, label, jnp.ones(batch, jnp.float32))
 
-    mixed = draws.active & (group >= 0) & (partner != jnp.arange(batch, dtype=jnp.int32))
-    of_partner = _partners(partner, mixed, settings.block)
-    lam, box = _lam_and_box(draws, settings, height, width)
-    lam = jnp.where(mixed, lam, 1.0)
+    row = jnp.arange(batch, dtype=jnp.int32)
+    mixed = draws.active & (group >= 0) & (partner != row)
+    of_partner = _partners(jnp.where(mixed, partner, row), settings.block)
+    lam, box = _lam_and_box(draws, mixed, settings, height, width)
 
     def blend(image: jax.Array) -> jax.Array:
         weight = lam[:, None, None, None]
         if box is not None:
-            inside = mixed[:, None, None] & _inside(box, height, width)
+            inside = _inside(mixed, box, height, width)
             weight = jnp.where(draws.cutmix, 1.0 - inside[..., None].astype(jnp.float32), weight)
         weight = weight.astype(image.dtype)
         return weight * image + (1 - weight) * of_partner(image)
@@ -222,25 +222,24 @@ def mix(
 
 
 def _lam_and_box(
-    draws: MixDraws, settings: MixSettings, height: int, width: int
+    draws: MixDraws, mixed: jax.Array, settings: MixSettings, height: int, width: int
 ) -> tuple[jax.Array, list[jax.Array] | None]:
-    """float32 [B], weight of a row's own image where it is mixed; and the boxes of cutmix."""
-    lam = jnp.broadcast_to(draws.lam, draws.pick.shape)
+    """float32 [B], weight of a row's own image, 1 where it is not mixed; and the boxes of cutmix."""
+    lam = jnp.broadcast_to(draws.lam, mixed.shape)
     if not settings.cutmix:
-        return lam, None
+        return jnp.where(mixed, lam, 1.0), None
     pasted = 1 - draws.lam
     if settings.minmax is not None:
         pasted = settings.minmax[0] + (settings.minmax[1] - settings.minmax[0]) * pasted
     *box, box_lam = cutmix_box(1 - pasted, draws.centre, height, width)
-    return jnp.where(draws.cutmix, box_lam, lam), box
+    return jnp.where(mixed, jnp.where(draws.cutmix, box_lam, lam), 1.0), box
 
 
-def _partners(partner: jax.Array, mixed: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
-    """Array [B, ...] -> the rows of the partners, or the rows themselves where not `mixed`; within blocks of `size`
-    rows, so that sharded rows stay on their device."""
-    batch = partner.shape[0]
-    blocks = batch // size
-    position = jnp.where(mixed, partner, jnp.arange(batch, dtype=jnp.int32)).reshape(blocks, size)
+def _partners(partner: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
+    """Array [B, ...] -> the rows of the partners; gathered within blocks of `size` rows, so that sharded rows stay on
+    their device."""
+    blocks = partner.shape[0] // size
+    position = partner.reshape(blocks, size)
     position = jnp.clip(position - size * jnp.arange(blocks)[:, None], 0, size - 1)
 
     def of_partner(x: jax.Array) -> jax.Array:
@@ -250,8 +249,8 @@ def _partners(partner: jax.Array, mixed: jax.Array, size: int) -> Callable[[jax.
     return of_partner
 
 
-def _inside(box: Sequence[jax.Array], height: int, width: int) -> jax.Array:
-    """bool [B, H, W]: pixels in the boxes (top, left, bottom, right), int32 [B] each."""
+def _inside(mixed: jax.Array, box: Sequence[jax.Array], height: int, width: int) -> jax.Array:
+    """bool [B, H, W]: pixels of mixed rows in the boxes (top, left, bottom, right), int32 [B] each."""
     top, left, bottom, right = (side[:, None, None] for side in box)
     y, x = jnp.arange(height)[None, :, None], jnp.arange(width)[None, None, :]
-    return (y >= top) & (y < bottom) & (x >= left) & (x < right)
+    return mixed[:, None, None] & (y >= top) & (y < bottom) & (x >= left) & (x < right)
