@@ -13,7 +13,7 @@ is a config error. Keyword-only arguments without a default are given by name: t
 the function's transform.
 
 An optimizer that treats every element of a leaf on its own, as Adam does, is marked with `@elementwise`: small leaves
-are then joined before its update, which compiles much faster and changes no number.
+are then gathered before its update, which compiles much faster and changes no number.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ fetch = Fetcher()
 RUN_AHEAD = 2
 #: fields of the state that `parallel.fsdp` splits
 SPLIT_FIELDS = ("params", "opt_state", "ema")
-#: arrays with fewer numbers stay whole: the optimizer joins them, and a message costs more than what they take
+#: arrays with fewer numbers stay whole: an update gathers them, and a message costs more than what they take
 SPLIT_FROM = GATHERED_BELOW
 
 
