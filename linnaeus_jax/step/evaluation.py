@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from linnaeus_jax.compat.jax_parts import compilations
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import read_json, write_atomically
 from linnaeus_jax.learning import losses, meta_masking
@@ -281,7 +282,7 @@ class Evaluator:
         return rows
 
     def _after_compilation(self) -> None:
-        programs = self._features._cache_size() + self._phase._cache_size()  # type: ignore[attr-defined]
+        programs = compilations(self._features) + compilations(self._phase)
         if programs != self._programs:
             leave_gaps(LARGEST_COMPILER_GAP)
         self._programs = programs
