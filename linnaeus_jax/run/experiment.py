@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from linnaeus_jax import backend
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.errors import ConfigError, UserError, described
 from linnaeus_jax.config.plugins import import_plugins
@@ -343,7 +344,7 @@ def set_up_jax(config: ConfigDict) -> str:
     if config.train.deterministic and flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     notice = use_compilation_cache(config.env.compilation_cache_dir)
-    if jax.distributed.is_initialized() and jax.default_backend() == "cpu":
+    if jax.distributed.is_initialized() and backend.BATCH_SCHEDULING.here():
         use_batch_scheduling()
     return notice
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from linnaeus_jax import backend
 from linnaeus_jax.config import get_config
 from linnaeus_jax.run import experiment
 from linnaeus_jax.step import process
@@ -96,21 +97,21 @@ def test_freed_memory_is_kept_where_cpus_compute(platforms, expected, monkeypatc
 
     libc = SimpleNamespace(mallopt=mallopt)
     monkeypatch.setattr(process, "_libc", lambda: libc)
-    monkeypatch.setattr(process.jax, "config", SimpleNamespace(jax_platforms=platforms))
+    monkeypatch.setattr(backend.jax, "config", SimpleNamespace(jax_platforms=platforms))
     assert process.keep_freed_memory() == process.keep_freed_memory() == expected
     assert len(calls) == 3 * expected  # once for a process
 
 
 def test_an_installed_accelerator_may_be_used(monkeypatch):
-    monkeypatch.setattr(process.jax, "config", SimpleNamespace(jax_platforms=None))
-    monkeypatch.setattr(process, "entry_points", lambda group: [])
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
-    assert process.only_cpus()
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: name if name == "libtpu" else None)
-    assert not process.only_cpus()
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(process, "entry_points", lambda group: ["xla_cuda13"])
-    assert not process.only_cpus()
+    monkeypatch.setattr(backend.jax, "config", SimpleNamespace(jax_platforms=None))
+    monkeypatch.setattr(backend, "entry_points", lambda group: [])
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    assert backend.only_cpus()
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: name if name == "libtpu" else None)
+    assert not backend.only_cpus()
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(backend, "entry_points", lambda group: ["xla_cuda13"])
+    assert not backend.only_cpus()
 
 
 def test_gaps_of_the_heap_are_used_no_more():
