@@ -92,12 +92,16 @@ def _complete(module: str, verb: str) -> None:
         return  # the program's own parser answers
     parser = argparse.ArgumentParser()
     if module == TRAIN:
-        from linnaeus_jax.config.defaults import get_config
+        from linnaeus_jax.config.defaults import declared, get_config
         from linnaeus_jax.config.tree import known_keys
 
         os.environ["_ARGCOMPLETE"] = "2"
-        for option in ("--config", "--workdir", *(f"--config.{key}" for key in known_keys(get_config()))):
+        for option in ("--config", "--workdir"):
             parser.add_argument(option)
+        for path in known_keys(get_config()):
+            key = declared().get(path)
+            option = parser.add_argument(f"--config.{path}", help=key and key.meaning)
+            option.completer = lambda key=key, **_: key.completions() if key else ()  # asked for the one that is typed
     else:
         parser.add_argument("verb", choices=[*(verb for group in GROUPS.values() for verb in group), "completion"])
     argcomplete.autocomplete(parser)

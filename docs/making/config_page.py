@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import linnaeus_jax.data.samplers
-import linnaeus_jax.learning.losses
-import linnaeus_jax.learning.transforms
-import linnaeus_jax.models
-import linnaeus_jax.schedules.kinds  # noqa: F401
 from docs.making.markdown import MADE, code, sentence, table
 from linnaeus_jax.checks.tables import MAX_FLOAT, MAX_INTEGER
 from linnaeus_jax.config import get_config

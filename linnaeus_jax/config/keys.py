@@ -7,16 +7,14 @@ Everything else follows from the declarations in `config/sections`: the tree of 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict, placeholder
 
-from linnaeus_jax.registry import Registry
-
-#: fixed names, a registry, or `module:NAME` of what another subpackage offers, looked up when it is needed
-Names = Sequence[str] | Registry[Any] | str
+#: fixed names, or `module:NAME` of the names, or the registry, of another subpackage, looked up when they are needed
+Names = Sequence[str] | str
 #: declarations, and sections of such, by name; plain values are an entry of an open node that is there at first
 Section = dict[str, Any]
 
@@ -73,14 +71,17 @@ class Key:
             return ConfigDict(self.default)
         return placeholder(self.kind) if self.default is None else self.default
 
-    def names(self) -> Sequence[str]:
+    def names(self) -> Collection[str]:
         """The texts that it may be; empty: any."""
-        names: Any = self.choices
-        if isinstance(names, str):
-            module, _, name = names.partition(":")
-            names = getattr(importlib.import_module(module), name)
-            names = tuple(names() if callable(names) else names)
-        return names
+        if not isinstance(self.choices, str):
+            return self.choices
+        module, _, name = self.choices.partition(":")
+        names = getattr(importlib.import_module(module), name)
+        return names() if callable(names) else names
+
+    def completions(self) -> Collection[str]:
+        """What a shell offers as its value."""
+        return ("True", "False") if self.kind is bool else self.names()
 
     def values(self, quoted: Callable[[str], str] = str) -> str:
         """Type and possible values, in words; `quoted` writes a text as such."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from linnaeus_jax.config.keys import key, unset
-from linnaeus_jax.registry import SAMPLERS
 
 #: least share of the shorter side that a crop keeps, since the whole picture is enlarged as much
 LEAST_CROP = 0.25
@@ -72,7 +71,7 @@ DATA = dict(
         type=key(
             "grouped",
             "grouped: rows of a batch come with a partner of their group to be mixed with; standard: random order",
-            choices=SAMPLERS,
+            choices="linnaeus_jax.data.samplers:SAMPLERS",
             refused_elsewhere=True,
         ),
         grouped_mode=key(

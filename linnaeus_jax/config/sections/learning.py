@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from linnaeus_jax.config.keys import key
-from linnaeus_jax.registry import LOSSES
 
 LOSS = dict(
     task_specific=dict(
         train=dict(
             funcs=key(
-                ("CrossEntropyLoss",), "training loss: one, or one per task", items=str, per_task=True, choices=LOSSES
+                ("CrossEntropyLoss",),
+                "training loss: one, or one per task",
+                items=str,
+                per_task=True,
+                choices="linnaeus_jax.learning.losses:LOSSES",
             ),
         ),
         val=dict(
             funcs=key(
-                ("CrossEntropyLoss",), "validation loss: one, or one per task", items=str, per_task=True, choices=LOSSES
+                ("CrossEntropyLoss",),
+                "validation loss: one, or one per task",
+                items=str,
+                per_task=True,
+                choices="linnaeus_jax.learning.losses:LOSSES",
             ),
         ),
     ),

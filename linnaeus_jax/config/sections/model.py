@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from linnaeus_jax.config.keys import Section, key, unset
-from linnaeus_jax.registry import HEADS, MODELS
 
 MODEL = dict(
-    type=key("mFormerV1", "model family", choices=MODELS, refused_elsewhere=True),
+    type=key("mFormerV1", "model family", choices="linnaeus_jax.models.family:MODELS", refused_elsewhere=True),
     variant=key("sm", "size of the family; the keys below override it where they are set"),
     drop_rate=key(
         (), "dropout of the transformer stages: one number, or one per stage; empty: the variant's", items=float
@@ -247,5 +246,10 @@ HEAD_OPTIONS: dict[str, Section] = {
 }
 #: An entry of `model.classification.heads`, with the options of all built-in heads.
 HEAD: Section = {
-    "type": key("Linear", "head of the task, whose options stand beside it", choices=HEADS, refused_elsewhere=True)
+    "type": key(
+        "Linear",
+        "head of the task, whose options stand beside it",
+        choices="linnaeus_jax.models.heads:HEADS",
+        refused_elsewhere=True,
+    )
 } | {name: option for options in HEAD_OPTIONS.values() for name, option in options.items()}

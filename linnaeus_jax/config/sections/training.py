@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from linnaeus_jax.config.keys import InOrder, duration, key, unset
-from linnaeus_jax.registry import OPTIMIZERS, SCHEDULES
 
 TRAIN = dict(
     epochs=key(300, "passes over the training rows", within="[1, 100000]"),
@@ -94,7 +93,12 @@ TRAIN = dict(
 )
 
 LR_SCHEDULER = dict(
-    name=key("cosine", "course of the learning rate after warmup", choices=SCHEDULES, any_case=True),
+    name=key(
+        "cosine",
+        "course of the learning rate after warmup",
+        choices="linnaeus_jax.schedules.kinds:SCHEDULES",
+        any_case=True,
+    ),
     base_lr=key(
         1e-4, "peak learning rate at an effective batch (rows of one update) of reference_bs", within="[0, inf)"
     ),
@@ -129,7 +133,12 @@ LR_SCHEDULER = dict(
 )
 
 OPTIMIZER = dict(
-    name=key("adamw", "optimizer of all parameters whose group names no other", choices=OPTIMIZERS, any_case=True),
+    name=key(
+        "adamw",
+        "optimizer of all parameters whose group names no other",
+        choices="linnaeus_jax.learning.transforms:OPTIMIZERS",
+        any_case=True,
+    ),
     eps=key(1e-8, "added to the denominator of Adam and its relatives", within="(0, inf)"),
     betas=key(
         (0.9, 0.999, 0.9999),
@@ -163,7 +172,9 @@ OPTIMIZER = dict(
 
 #: An entry of `lr_scheduler.parameter_groups`, named as the optimizer group; None inherits the global value.
 LR_GROUP = dict(
-    name=unset(str, "course of the learning rate after warmup", choices=SCHEDULES, any_case=True),
+    name=unset(
+        str, "course of the learning rate after warmup", choices="linnaeus_jax.schedules.kinds:SCHEDULES", any_case=True
+    ),
     min_lr=unset(float, "learning rate at the end", within="[0, inf)"),
     warmup_lr=unset(float, "learning rate of the first update", within="[0, inf)"),
     **duration(
@@ -177,7 +188,12 @@ LR_GROUP = dict(
 #: An entry of `optimizer.parameter_groups`.
 OPTIMIZER_GROUP = dict(
     filter=key({}, "parameter filter that selects the group's parameters, a mapping with `type`"),
-    optimizer=key("", "optimizer of the group; empty: optimizer.name", choices=OPTIMIZERS, any_case=True),
+    optimizer=key(
+        "",
+        "optimizer of the group; empty: optimizer.name",
+        choices="linnaeus_jax.learning.transforms:OPTIMIZERS",
+        any_case=True,
+    ),
     weight_decay=unset(float, "weight decay of the group; None: optimizer.weight_decay", within="[0, inf)"),
     lr_multiplier=key(
         1.0, "factor of the learning rate; 0 does not save the gradient, `frozen` does", within="[0, inf)"
