@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 TOOLS = Path(__file__).parent / "tools"
 TRAIN = "linnaeus_jax.main"
@@ -100,8 +101,8 @@ def _complete(module: str, verb: str) -> None:
             parser.add_argument(option)
         for path in known_keys(get_config()):
             key = declared().get(path)
-            option = parser.add_argument(f"--config.{path}", help=key and key.meaning)
-            option.completer = lambda key=key, **_: key.completions() if key else ()  # asked for the one that is typed
+            action: Any = parser.add_argument(f"--config.{path}", help=key.meaning if key else None)
+            action.completer = lambda key=key, **_: key.completions() if key else ()  # asked for the one that is typed
     else:
         parser.add_argument("verb", choices=[*(verb for group in GROUPS.values() for verb in group), "completion"])
     argcomplete.autocomplete(parser)

@@ -22,7 +22,10 @@ from linnaeus_jax.models.depthwise import depthwise_conv
 from linnaeus_jax.models.layers import BatchNorm2d, Swish
 from linnaeus_jax.models.pooling import max_pool
 from linnaeus_jax.models.rotary import rotate
+from linnaeus_jax.run.trainer import run
 from linnaeus_jax.step import process
+from tests.step import toy
+from tests.tiny import tiny_config
 
 ROOT = Path(__file__).parents[1]
 
@@ -151,3 +154,19 @@ def test_the_process_is_left_as_it_is(monkeypatch):
     assert not worth_joining()
     assert backend.automatic_dtype() == "float32"  # no trick
     assert backend.target() == CPU
+
+
+@pytest.mark.slow  # two runs of a toy
+def test_a_run_in_the_plain_way_is_the_same(tmp_path, monkeypatch):
+    """Accumulation, augmentation, GradNorm, evaluation, checkpoints: nothing needs a trick."""
+    toy.register(monkeypatch)
+    found = []
+    for plain in ("", "all"):
+        monkeypatch.setenv(PLAIN, plain)
+        config = tiny_config(tmp_path, model__type="toy", train__accumulation_steps=2, train__ema__enabled=True)
+        config.loss.grad_weighting.task.type, config.loss.grad_weighting.task.update_interval = "gradnorm", 3
+        config.train.epochs = 2
+        found.append(run(config, tmp_path / f"run_{plain}"))
+    ours, plainly = ({name: value for name, value in one.items() if "loss" in name} for one in found)
+    assert ours
+    assert ours == pytest.approx(plainly, rel=1e-4)
