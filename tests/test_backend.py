@@ -28,6 +28,7 @@ from tests.step import toy
 from tests.tiny import tiny_config
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.tricks
 
 
 @pytest.mark.parametrize("name", TRICKS)

@@ -60,6 +60,7 @@ def test_leaves_that_are_not_there_stay_away():
     assert joining.join(None) is joining.split(None) is None
 
 
+@pytest.mark.tricks
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if is_elementwise(name)])
 def test_the_joined_update_is_that_of_every_leaf(name):
     betas = (0.9, 0.999, 0.9999) if name == "ademamix" else (0.9, 0.999)
@@ -102,6 +103,7 @@ def test_sizes_of_no_leaf():
     assert all(value.shape == (0,) for value in leaf_sizes([]).values())
 
 
+@pytest.mark.tricks
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
 def test_leaves_are_joined_where_that_saves_operations(target):
     parameters = [Info(".".join(path), path, shape) for path, shape in SHAPES.items()]

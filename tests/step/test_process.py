@@ -86,6 +86,7 @@ print(libc.malloc(20_000) > blocks[-1])
 """
 
 
+@pytest.mark.tricks
 @pytest.mark.parametrize(("platforms", "expected"), [("cpu", True), ("cuda,cpu", False), ("tpu", False)])
 def test_freed_memory_is_kept_where_cpus_compute(platforms, expected, monkeypatch):
     monkeypatch.setattr(process, "_kept", {"heap": False})
@@ -114,6 +115,7 @@ def test_an_installed_accelerator_may_be_used(monkeypatch):
     assert not backend.only_cpus()
 
 
+@pytest.mark.tricks
 def test_gaps_of_the_heap_are_used_no_more():
     done = subprocess.run([sys.executable, "-c", GAPS], capture_output=True, text=True, check=False)
     if "no glibc" in done.stderr:
@@ -172,6 +174,7 @@ def test_scheduling_that_is_forbidden_or_unknown_stays(monkeypatch):
     assert not process.use_batch_scheduling()
 
 
+@pytest.mark.tricks
 @pytest.mark.parametrize("several", [True, False])
 def test_only_processes_that_train_together_on_cpu_are_scheduled_as_batch(several, monkeypatch):
     called: list[bool] = []
