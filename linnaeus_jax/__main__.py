@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 TOOLS = Path(__file__).parent / "tools"
 TRAIN = "linnaeus_jax.main"
@@ -92,12 +93,16 @@ def _complete(module: str, verb: str) -> None:
         return  # the program's own parser answers
     parser = argparse.ArgumentParser()
     if module == TRAIN:
-        from linnaeus_jax.config.defaults import get_config
+        from linnaeus_jax.config.defaults import declared, get_config
         from linnaeus_jax.config.tree import known_keys
 
         os.environ["_ARGCOMPLETE"] = "2"
-        for option in ("--config", "--workdir", *(f"--config.{key}" for key in known_keys(get_config()))):
+        for option in ("--config", "--workdir"):
             parser.add_argument(option)
+        for path in known_keys(get_config()):
+            key = declared().get(path)
+            action: Any = parser.add_argument(f"--config.{path}", help=key.meaning if key else None)
+            action.completer = lambda key=key, **_: key.completions() if key else ()  # asked for the one that is typed
     else:
         parser.add_argument("verb", choices=[*(verb for group in GROUPS.values() for verb in group), "completion"])
     argcomplete.autocomplete(parser)

@@ -24,6 +24,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax
 import pytest
 
+from linnaeus_jax.backend import PLAIN
 from linnaeus_jax.main import GARBAGE_THRESHOLDS
 
 gc.set_threshold(*GARBAGE_THRESHOLDS)
@@ -31,6 +32,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 
 FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get(PLAIN):
+        for item in items:
+            if item.get_closest_marker("tricks"):
+                item.add_marker(pytest.mark.skip(reason=f"{PLAIN} switches off what is tested"))
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import tokenize
 from pathlib import Path
 
+import pytest
 from ml_collections import ConfigDict
 
 from linnaeus_jax import registry
@@ -28,24 +30,25 @@ SUBPACKAGES: dict[str, set[str]] = {
         "files": "mistakes",
         "registry": "mistakes",
         "versions": "",
+        "compat": "",
+        "backend": "mistakes",
         "config": "mistakes registry",
         "taxonomy": "mistakes",
         "metrics": "mistakes registry taxonomy",
         "schedules": "config files metrics mistakes registry",
-        "data": "config files metrics mistakes registry taxonomy",
+        "data": "compat config files metrics mistakes registry taxonomy",
         "reading": "config data taxonomy",
-        "backend": "",
-        "models": "backend mistakes registry",
+        "models": "backend compat mistakes registry",
         "learning": "backend config mistakes registry",
-        "step": "backend config data files learning metrics mistakes models registry schedules",
-        "reporting": "config data files metrics schedules taxonomy",
+        "step": "backend compat config data files learning metrics mistakes models registry schedules",
+        "reporting": "compat config data files metrics schedules taxonomy",
         "building": "config data files reading reporting taxonomy",
-        "debugging": "config data files learning mistakes models reporting schedules step versions",
+        "debugging": "compat config data files learning mistakes models reporting schedules step versions",
         "weights": "config data files mistakes models registry",
         "checks": "config data debugging learning mistakes models registry schedules step taxonomy weights",
-        "run": "checks config data debugging files learning metrics mistakes models reporting schedules step "
-        "taxonomy versions weights",
-        "inference": "config data files learning metrics models reading reporting run step taxonomy weights",
+        "run": "backend checks compat config data debugging files learning metrics mistakes models reporting schedules "
+        "step taxonomy versions weights",
+        "inference": "compat config data files learning metrics models reading reporting run step taxonomy weights",
         "demo": "data files",
         "tools": "building checks config data debugging demo files inference learning metrics mistakes models reading "
         "registry reporting run schedules step taxonomy weights",
@@ -65,7 +68,7 @@ FOLDERS: dict[str, dict[str, set[str]]] = {
     },
 }
 #: files over 500 lines -> why they are one idea
-LONG_FILES = {"config/defaults.py": "the whole tree of keys, with what each means above it"}
+LONG_FILES: dict[str, str] = {}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -93,6 +96,11 @@ def subpackage_of(file: str) -> str:
 
 def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 IMPORTS = {str(path.relative_to(PACKAGE)): imports_of(path) for path in modules()}
@@ -316,3 +324,91 @@ def test_golden_configs():
 
 def test_default_tree_is_json():
     json.dumps(get_config().to_dict())
+
+
+# ---- the two places for what only this version of a library, or one kind of device, is good for
+#: modules of libraries, and attributes of their objects, that may change with any version
+PRIVATE_MODULES = (
+    *("jax.extend", "jax.interpreters", "jax.lib", "flax.core.scope", "orbax.checkpoint.path"),
+    *("wandb.env", "wandb.proto", "wandb.sdk", "absl.flags"),
+)
+PRIVATE_ATTRIBUTES = ("reservations", "trace_level", "reserve", "set_state", "get_state", "mark_as_parsed")
+MEMBERS = {name.partition(".")[2].partition(".")[0] for name in PRIVATE_MODULES} | {"scope", "path"}
+#: private parts of Python itself, and what named tuples have for everybody
+OF_PYTHON = {"os._exit", "sys._current_frames", "pickle._Unpickler"}
+OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
+
+
+def private_parts(tree: ast.Module) -> list[str]:
+    """Uses of what a library does not promise to keep: `line: what`."""
+    own, modules = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node, ast.Name) or ast.unparse(node.value) in ("self", "cls"):
+                own.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name for alias in node.names}
+    found = []
+    for node in ast.walk(tree):
+        used = ""
+        if isinstance(node, ast.Attribute):
+            doubtful = node.attr.startswith("_") or node.attr in PRIVATE_ATTRIBUTES or node.attr in MEMBERS
+            text = ast.unparse(node) if doubtful else ""
+            private = node.attr.startswith("_") and not node.attr.endswith("__")
+            of_self = ast.unparse(node.value) in ("self", "cls", "super()")
+            allowed = of_self or node.attr in own or node.attr in OF_NAMED_TUPLES or text in OF_PYTHON or "._Z" in text
+            if (private and not allowed) or node.attr in PRIVATE_ATTRIBUTES or text.startswith(PRIVATE_MODULES):
+                used = text
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names = [f"{start}{alias.name}" for alias in node.names]
+            used = next((n for n in names if "._" in n.replace(".__", "") or n.startswith(PRIVATE_MODULES)), "")
+        elif isinstance(node, ast.Constant) and re.match(r"(jax|flax|orbax|wandb|grain)[\w.]*\._\w", str(node.value)):
+            used = str(node.value)
+        if used:
+            found.append(f"{node.lineno}: {used}")  # type: ignore[attr-defined]
+    return found
+
+
+def test_private_parts_of_libraries_are_used_in_compat_alone():
+    found = {
+        str(path.relative_to(PACKAGE)): parts
+        for path in modules()
+        if "compat" not in path.parts and (parts := private_parts(tree_of(path)))
+    }
+    assert not found, "use them through a function of linnaeus_jax/compat, which says what happens without them"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from jax._src import core",
+        "import jax._src.core",
+        "from jax.interpreters import partial_eval",
+        "import jax\njax.extend.core.Jaxpr",
+        "from wandb.proto.wandb_internal_pb2 import Record",
+        "compiled._cache_size()",
+        "module.scope.reserve('a', 'params')",
+        "iterator.set_state({})",
+        "importlib.import_module('orbax.checkpoint._src.futures')",
+    ],
+)
+def test_private_parts_are_seen(source):
+    assert private_parts(ast.parse(source))
+
+
+def test_kinds_of_devices_are_told_apart_in_backend_alone():
+    """Elsewhere a decision of `backend` is asked by its name; messages may say what it is."""
+    asking = {f"{place}.{name}" for place in ("jax", "backend") for name in ("default_backend", "target")}
+    asking |= {"lax.platform_dependent", "jax.lax.platform_dependent"}
+    telling = {"backend.py", "debugging/flags.py", "debugging/flag_reports.py", "models/transformer.py"}
+    found = {
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
+        for path in modules()
+        if str(path.relative_to(PACKAGE)) not in telling
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in asking
+    }
+    assert not found

@@ -1,6 +1,6 @@
 """All that can be said about a configuration without data or devices: every wrong value at once.
 
-Here stand the rules between keys, and the checks of other subpackages; `checks.tables` has the rules of single keys.
+Here stand the rules between keys, and the checks of other subpackages; `checks.tables` has those of single keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from linnaeus_jax.checks.schedule import validate_schedule_config
-from linnaeus_jax.checks.tables import NOT_EMPTY, caught, size_errors, tuple_errors, value_errors
+from linnaeus_jax.checks.tables import caught, empty_errors, size_errors, tuple_errors, value_errors
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import mixes, value_of
 from linnaeus_jax.data.dataset import resolve_sources
@@ -44,7 +44,7 @@ def config_errors(config: ConfigDict) -> list[str]:
     """Every problem of the configuration at once, each naming key, value and fix. Touches neither files nor devices."""
     malformed = dict(tuple_errors(config))
     errors = [*malformed.values(), *value_errors(config)]
-    errors += [f"{key} is empty; give it a value" for key in NOT_EMPTY if not value_of(config, key)]
+    errors += empty_errors(config)
     checks: tuple[tuple[Callable[[ConfigDict], list[str]], tuple[str, ...]], ...] = (
         (_data_errors, ("data", "metrics", "schedule.mixup")),
         (_model_errors, ("data", "model")),

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError, text_of
+from linnaeus_jax.config.key_help import key_help
 from linnaeus_jax.config.open_nodes import OPEN_NODES
 from linnaeus_jax.config.paths import nearest_file, other_than_file
 from linnaeus_jax.config.plugins import import_plugins
@@ -44,7 +45,7 @@ USAGE = f"""usage: {COMMAND} --config=FILE[:ARGUMENT] [options]
   --debug_log_dir=DIR          where the debug log goes
   --coordinator=HOST:PORT      several processes make this run; the address of process 0. Found under Slurm and MPI
   --processes=N --process=I    how many, and which one this is; the launcher's by default
-  --help                       this text"""
+  --help [KEY]                 this text; of a key or a section: default, values and meaning"""
 
 _VALUE_FLAGS = ("config", "workdir", "debug", "debug_log_dir")
 _SWITCHES = ("skip_validation", "enable_debug_logger", "no_enable_debug_logger")
@@ -64,10 +65,11 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, str | None]:
     Raises:
       ConfigError: everything wrong with the arguments at once. Command lines of other programs that are documented
         for this one end with the command to use instead.
-      SystemExit: after printing the usage, for `--help`.
+      SystemExit: after printing the usage, or what there is to know of keys, for `--help`.
     """
-    if "--help" in argv or "-h" in argv:
-        print(USAGE)
+    if asked := {"--help", "-h"} & set(argv):
+        named = [token for token in argv[argv.index(asked.pop()) + 1 :] if token not in ("--help", "-h")]
+        print("\n".join(map(key_help, named)) or USAGE)
         raise SystemExit(0)
     if any(token.startswith("--") and _name(token) in _FOREIGN for token in argv):
         raise ConfigError(f"these are options of another program; use instead:\n  {_replacement(argv)}")

@@ -9,79 +9,24 @@ from ml_collections.config_dict import ConfigDict, placeholder
 
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.keys import Section, initial_tree
+from linnaeus_jax.config.sections.data import COMPONENT
+from linnaeus_jax.config.sections.model import HEAD, HEAD_OPTIONS
+from linnaeus_jax.config.sections.training import LR_GROUP, OPTIMIZER_GROUP
 from linnaeus_jax.registry import ALL, HEADS
 
-#: nested defaults by key
-Section = dict[str, Any]
-
-
-def alternatives(prefix: str, epochs: type | None = None) -> Section:
-    """Unset keys of a quantity given in steps, as a fraction or, where `epochs` is their type, in epochs."""
-    kinds = {"steps": int, "fraction": float} | ({"epochs": epochs} if epochs else {})
-    return {f"{prefix}_{unit}": placeholder(kind) for unit, kind in kinds.items()}
-
-
-def meta_component() -> ConfigDict:
-    """One entry of `data.meta.components`."""
-    return ConfigDict(
-        dict(
-            enabled=True,  # use the component
-            source="",  # dataset of the labels file that holds its columns
-            columns=(),  # names of the columns to take, in this order; empty: all of them, in the file's order
-            dim=0,  # number of columns
-            idx=0,  # place in the metadata vector, ascending; below 0: the component is not used
-            allow_missing=True,  # False: leave out rows in which the component is not known
-            oor_mask=False,  # the component counts as missing in rows outside the region (`in_region` = 0)
-        )
-    )
-
-
-def lr_group() -> ConfigDict:
-    """One entry of `lr_scheduler.parameter_groups`, named as the optimizer group; None inherits the global value."""
-    return ConfigDict(
-        dict(
-            name=placeholder(str),  # course of the learning rate after warmup
-            min_lr=placeholder(float),  # learning rate at the end
-            warmup_lr=placeholder(float),  # learning rate of the first update
-            # how long the parameters stay as they are before their course begins; 0: not at all
-            **alternatives("delay", float),
-            # length of the rise from warmup_lr to the peak
-            **alternatives("warmup", float),
-            # of `step`: updates between two drops
-            **alternatives("decay"),
-            decay_rate=placeholder(float),  # of `step`: factor of each drop
-        )
-    )
-
-
-def optimizer_group() -> ConfigDict:
-    """One entry of `optimizer.parameter_groups`."""
-    return ConfigDict(
-        dict(
-            filter=ConfigDict(),  # parameter filter that selects the group's parameters, a mapping with `type`
-            optimizer="",  # optimizer of the group; empty: optimizer.name
-            weight_decay=placeholder(float),  # weight decay of the group; None: optimizer.weight_decay
-            lr_multiplier=1.0,  # factor of the learning rate; 0 does not save the gradient, `frozen` does
-            frozen=False,  # the parameters keep their initial values, have no gradient and count in no norm
-        )
-    )
-
-
-#: built-in head -> its options
-HEAD_OPTIONS: dict[str, Section] = {
-    "Linear": {"use_bias": True},
-    "ConditionalClassifier": {
-        "use_bias": True,  # add a learned bias to every class
-        # how the next coarser rank enters: by its probabilities (soft); by its best class, but while training (hard);
-        # by probabilities with random noise while training (gumbel)
-        "routing_strategy": "soft",
-        "temperature": 1.0,  # divides the logits of the coarser rank
-        # what a class without a parent gets: a prior of 1 (neutral), or nearly 0 (epsilon)
-        "orphan_prior": "neutral",
-    },
-    "HierarchicalSoftmax": {"use_bias": True, "orphan_prior": "neutral"},
-    "PathSoftmax": {"use_bias": True},
+#: open node -> declarations of an entry
+ENTRIES: dict[str, Section] = {
+    "data.meta.components": COMPONENT,
+    "lr_scheduler.parameter_groups": LR_GROUP,
+    "optimizer.parameter_groups": OPTIMIZER_GROUP,
+    "model.classification.heads": HEAD,
 }
+
+
+def entry(node: str) -> ConfigDict:
+    """An entry of an open node with its defaults, but for heads, see `head`."""
+    return ConfigDict(initial_tree(ENTRIES[node]))
 
 
 def head(given: ConfigDict) -> ConfigDict:
@@ -90,9 +35,9 @@ def head(given: ConfigDict) -> ConfigDict:
     A type that is still unknown, because a plugin may bring it, keeps what is given and has the option of Linear; once
     it is known, that option is taken out of `given` where nobody has set it.
     """
-    kind, linear = given.get("type", "Linear"), HEAD_OPTIONS["Linear"]
+    kind, linear = given.get("type", "Linear"), initial_tree(HEAD_OPTIONS["Linear"])
     if kind in HEAD_OPTIONS:
-        return ConfigDict({"type": kind, **HEAD_OPTIONS[kind]})
+        return ConfigDict({"type": kind, **initial_tree(HEAD_OPTIONS[kind])})
     if kind not in HEADS:
         return ConfigDict({**linear, **given})
     options = HEADS.options(kind)
@@ -104,9 +49,9 @@ def head(given: ConfigDict) -> ConfigDict:
 
 #: open node -> (defaults of an entry from what is given of it, keys of the node itself)
 OPEN_NODES: dict[str, tuple[Callable[[ConfigDict], ConfigDict], tuple[str, ...]]] = {
-    "data.meta.components": (lambda given: meta_component(), ()),
-    "lr_scheduler.parameter_groups": (lambda given: lr_group(), ("enabled",)),
-    "optimizer.parameter_groups": (lambda given: optimizer_group(), ("enabled", "default")),
+    "data.meta.components": (lambda given: entry("data.meta.components"), ()),
+    "lr_scheduler.parameter_groups": (lambda given: entry("lr_scheduler.parameter_groups"), ("enabled",)),
+    "optimizer.parameter_groups": (lambda given: entry("optimizer.parameter_groups"), ("enabled", "default")),
     "model.classification.heads": (head, ()),
 }
 

@@ -8,7 +8,6 @@ whatever the number of threads or processes that read.
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import threading
 import time
@@ -18,9 +17,9 @@ from typing import Any, cast
 
 import grain
 import numpy as np
-from absl import flags
 from ml_collections import ConfigDict
 
+from linnaeus_jax.compat.grain_parts import allow_processes, close, go_to
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.cache import CacheStats, ImageCache
@@ -104,11 +103,10 @@ class _GrainReader:
         if not workers:
             threads = grain.ReadOptions(self.settings.num_threads, self.settings.buffer)
             iterator = iter(grain.MapDataset.range(self._total).map(self._element).to_iter_dataset(threads))
-            iterator.set_state({"next_index": start})
+            go_to(iterator, start)
             return iterator
         # The state of such an iterator belongs to its number of workers, so that it starts with a range instead.
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # Grain reads its own flags before it starts a process
+        allow_processes()
         read = WorkerRead(self._reader, self._plan, self._positions, workers)
         dataset = grain.MapDataset.range(start, self._total).map(read)
         one_by_one = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=1))
@@ -165,7 +163,7 @@ class _GrainReader:
             self._close_iterator()
             self._iterator = self._iterate(self.next_index)
         else:
-            self._iterator.set_state({"next_index": self.next_index})
+            go_to(self._iterator, self.next_index)
             with self.counters.lock:
                 self._ready.clear()
 
@@ -193,11 +191,8 @@ class _GrainReader:
         return cache.stats()
 
     def _close_iterator(self) -> None:
-        if self.settings.worker_processes and self._first_ask is not None:
-            self._iterator.get_state()  # takes over the workers that it has started but not yet asked
-        self._iterator.close()
-        if self.settings.worker_processes:
-            gc.collect()  # an exhausted iterator of Grain keeps its last batch, in shared memory, in a cycle
+        processes = self.settings.worker_processes > 0
+        close(self._iterator, processes=processes, asked=self._first_ask is not None)
 
     def close(self) -> None:
         """Cancels what has not started, waits for what has, and for the threads and processes."""

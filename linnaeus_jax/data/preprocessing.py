@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from linnaeus_jax.config.sections.data import LEAST_CROP
 from linnaeus_jax.data.decoding import Pixels, read_image, read_reduced
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ PILLOW_FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 INTERPOLATIONS = ("area", *PILLOW_FILTERS)
-#: least share of the shorter side that is kept, since the whole picture is enlarged as much
-LEAST_CROP = 0.25
 #: keys of the configuration that `Preprocessing.from_config` reads
 KEYS = (
     "data.img_size",

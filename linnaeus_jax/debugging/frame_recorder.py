@@ -14,12 +14,12 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from flax.core.scope import union_filters
 
+from linnaeus_jax.compat.flax_parts import declared_parameters, trace_levels, union_filters
+from linnaeus_jax.compat.jax_parts import trace_state
 from linnaeus_jax.debugging.frame_table import VARIABLE, Call, Path, pack, pack_gradients, stacks_of
 from linnaeus_jax.debugging.frames import Frames, by_rows, concatenate, extremes, measure, merge, over_axis
 from linnaeus_jax.mistakes import InputError
@@ -91,9 +91,8 @@ class _ModuleInterceptor:
             out = _map_output(lambda value: watch(value, next(labels)), out)
             if self._gradients is False:
                 module.sow(GRADIENTS, VARIABLE, tuple(watch.made))
-        assert module.scope is not None  # bound while its method runs
         declared = self._declared.setdefault(module.path, {})
-        declared.update((name, None) for name, kinds in module.scope.reservations.items() if "params" in kinds)
+        declared.update(dict.fromkeys(declared_parameters(module)))
         # `apply(method=...)` makes another method of the model the whole pass.
         whole = self._depth == 0 and method != "setup" and not any(path == () for path, _ in self.calls)
         if method == "__call__" or whole:
@@ -168,15 +167,13 @@ def _named(module: nn.Module) -> str:
 
 def _check_trace(module: nn.Module) -> None:
     """Refuses a call inside a plain JAX transform within the model, out of which nothing that is sown can come."""
-    scope, state = module.scope, jax.extend.core.get_opaque_trace_state(convention="flax")
-    while scope is not None:  # up to the lifted transform around the module, which has scopes of its own
-        if scope.trace_level != state:
-            raise InputError(
-                f"frames of module {_named(module)} cannot leave the jax transform around it (jax.checkpoint, "
-                "jax.jit, jax.vmap, jax.lax.scan, ...); inside a model use Flax's form of it: nn.remat, nn.vmap, "
-                "nn.scan, ... on the module that it hands to your function, and compile the whole step with jax.jit"
-            )
-        scope = scope.parent
+    state = trace_state()
+    if state is not None and any(level != state for level in trace_levels(module)):
+        raise InputError(
+            f"frames of module {_named(module)} cannot leave the jax transform around it (jax.checkpoint, "
+            "jax.jit, jax.vmap, jax.lax.scan, ...); inside a model use Flax's form of it: nn.remat, nn.vmap, "
+            "nn.scan, ... on the module that it hands to your function, and compile the whole step with jax.jit"
+        )
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.compat.jax_parts import compilations
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.models.family import ModelFamily
@@ -78,7 +79,7 @@ class Forward:
 
     @property
     def compilations(self) -> int:
-        return int(self._jitted._cache_size())  # type: ignore[attr-defined]
+        return compilations(self._jitted)
 
     def warm_up(self) -> None:
         """Compiles and runs every bucket once."""

@@ -188,7 +188,7 @@ def augment(image: jax.Array, row: jax.Array, key: jax.Array, settings: AugmentS
 
 def _one_by_one() -> bool:
     """Whether a stage loops over the images; a loop over a batch that is spread over devices would gather it."""
-    return backend.target() == "cpu" and jax.device_count() == 1
+    return backend.ONE_PICTURE_AT_A_TIME.here() and jax.device_count() == 1
 
 
 def _for_each(stage: Callable[..., Any], *args: Any) -> Any:

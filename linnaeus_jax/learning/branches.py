@@ -27,7 +27,7 @@ def computed_if(condition: jax.Array, compute: Callable[[T], T], otherwise: T, *
       compute: pure, of a pytree to one of the same structure, shapes and dtypes.
       store: `otherwise` is costly, and is not computed again by each of its readers.
     """
-    if backend.target() == "gpu":
+    if backend.SELECTED.here():
         otherwise = jax.lax.optimization_barrier(otherwise) if store else otherwise
         return jax.tree.map(lambda new, old: jnp.where(condition, new, old), compute(otherwise), otherwise)
     chosen: T = jax.lax.cond(condition, compute, lambda same: same, otherwise)

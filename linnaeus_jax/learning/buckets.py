@@ -31,13 +31,13 @@ def worth_gathering() -> bool:
     On a GPU not: the update of a leaf, of its moments and of its average are one kernel, where cutting the leaf from a
     vector takes one for each of them. Where it is read again later a copy is made besides.
     """
-    return backend.target() != "gpu"
+    return backend.GATHERED_LEAVES.here()
 
 
 def global_norm(tree: Any) -> jax.Array:
     """L2 norm of all leaves, float32 []; those that are not gathered but small are one vector for it."""
     leaves = jax.tree.leaves(tree)
-    if not worth_gathering():
+    if backend.NORM_OF_ONE_VECTOR.here():
         small = [leaf.reshape(-1) for leaf in leaves if leaf.size < GATHERED_BELOW]
         if len(small) > 1:  # the barrier, or each of several sums would look for its numbers in all of them
             large = [leaf for leaf in leaves if leaf.size >= GATHERED_BELOW]

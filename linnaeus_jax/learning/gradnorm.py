@@ -61,8 +61,8 @@ def task_gradients(loss_vector_fn: Callable[[Any], tuple[jax.Array, Any]], param
     """
     losses, pullback, aux = jax.vjp(loss_vector_fn, params, has_aux=True)
     units = jnp.eye(losses.shape[0], dtype=losses.dtype)
-    gpu = backend.target() == "gpu"
-    (gradients,) = jax.lax.map(pullback, units) if gpu else jax.vmap(pullback)(units)
+    mapped = backend.TASKS_TOGETHER.here()
+    (gradients,) = jax.vmap(pullback)(units) if mapped else jax.lax.map(pullback, units)
     return losses, aux, gradients
 
 

@@ -11,7 +11,7 @@ from flax.traverse_util import unflatten_dict
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import STORED_GROUP
-from linnaeus_jax.config.open_nodes import optimizer_group
+from linnaeus_jax.config.open_nodes import entry
 from linnaeus_jax.learning.buckets import LeafBuckets, worth_gathering
 from linnaeus_jax.learning.filters import Filter, Parameter, parse_filter
 from linnaeus_jax.learning.transforms import FROZEN, OPTIMIZERS, Path, build_transform, is_elementwise
@@ -135,7 +135,7 @@ def read_groups(
     groups, filters, errors = dict[str, _Group](), dict[str, Filter](), list[str]()
     for name in (*order, DEFAULT_GROUP):
         key = f"optimizer.parameter_groups.{name}"
-        given = node[name] if node.enabled else optimizer_group()
+        given = node[name] if node.enabled else entry("optimizer.parameter_groups")
         asked = given.optimizer or settings.name
         optimizer = asked if asked in OPTIMIZERS else asked.lower()
         try:

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
+from linnaeus_jax.compat.jax_parts import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 from linnaeus_jax.models.family import RNG_STREAMS, ModelFamily
 from linnaeus_jax.models.names import abstract_variables, parameter_table
 
@@ -40,7 +40,7 @@ def forward_multiply_adds(model: ModelFamily) -> int:
     return multiply_adds(jax.make_jaxpr(model.apply)(abstract_variables(model), *_inputs(model, 1)).jaxpr)
 
 
-def multiply_adds(jaxpr: core.Jaxpr) -> int:
+def multiply_adds(jaxpr: Jaxpr) -> int:
     """Multiply-adds of all convolutions and matrix products of a traced function, at any depth.
 
     The body of a scan counts as often as it runs, of a conditional the dearest branch, and of what has a form of its
@@ -52,7 +52,7 @@ def multiply_adds(jaxpr: core.Jaxpr) -> int:
     return sum(_equation(equation) for equation in jaxpr.eqns)
 
 
-def _equation(equation: core.JaxprEqn) -> int:
+def _equation(equation: JaxprEqn) -> int:
     kind, params = equation.primitive.name, equation.params
     inputs: list[Any] = [value.aval for value in equation.invars]
     outputs: list[Any] = [value.aval for value in equation.outvars]
@@ -64,7 +64,7 @@ def _equation(equation: core.JaxprEqn) -> int:
     if kind == "conv_general_dilated":
         features = params["dimension_numbers"].rhs_spec[0]
         return int(outputs[0].size * inputs[1].size // inputs[1].shape[features])
-    inner = [multiply_adds(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
+    inner = [multiply_adds(jaxpr) for jaxpr in jaxprs_in_params(params)]
     if kind == "while" and any(inner):
         raise ValueError("a loop of unknown length holds products; scan over a known length to have them counted")
     if kind == "cond":
@@ -96,7 +96,7 @@ def _kept_bytes(model: ModelFamily, batch: int) -> int:
 
     keys = dict.fromkeys(RNG_STREAMS, _key())
     jaxpr = jax.make_jaxpr(backward)(abstract_variables(model), *_inputs(model, batch), keys).jaxpr
-    kept: dict[int, Any] = {id(value): value.aval for value in jaxpr.outvars if isinstance(value, core.Var)}
+    kept: dict[int, Any] = {id(value): value.aval for value in jaxpr.outvars if isinstance(value, Var)}
     return sum(aval.size * aval.dtype.itemsize for aval in kept.values())
 
 

@@ -63,9 +63,9 @@ def depthwise_conv(
     if impl == "lax" or min(_places(x_BHWC.shape[1:3], size, stride, padding)) < 1:  # no place, no slices
         return grouped(x_BHWC, kernel_KK1C)
     if impl == BY_PLATFORM:
-        chosen: jax.Array = lax.platform_dependent(x_BHWC, kernel_KK1C, cpu=shift, default=grouped)
+        chosen: jax.Array = backend.SHIFTED_DEPTHWISE.by_platform(shift, grouped, x_BHWC, kernel_KK1C)
         return chosen
-    form = shift if impl == "shift" or backend.target() == "cpu" else grouped
+    form = shift if impl == "shift" or backend.SHIFTED_DEPTHWISE.here() else grouped
     return form(x_BHWC, kernel_KK1C)
 
 
@@ -153,7 +153,7 @@ def _sum_of_shifts(x: jax.Array, kernel: jax.Array, stride: int, padding: Paddin
     # XLA on CPU fuses a sum into everything that reads it, which would take all its taps again for each reader. What a
     # loop yields is computed once.
     shape = (x.shape[0], *_places(x.shape[1:3], kernel.shape[0], stride, padding), x.shape[3])
-    if shape != x.shape:
+    if shape != x.shape or not backend.COMPUTED_ONCE.here():
         return once(_taps_summed(x, kernel, shape, stride, padding))
     # Of this loop the compiler cannot know that it makes a single round.
     rounds = lax.optimization_barrier(jnp.int32(1))

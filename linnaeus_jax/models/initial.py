@@ -19,8 +19,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.interpreters import partial_eval
+
+from linnaeus_jax import backend
+from linnaeus_jax.compat.flax_parts import reserve
+from linnaeus_jax.compat.jax_parts import ClosedJaxpr, without_first
 
 Dtype = Any
 Shape = Sequence[int]
@@ -65,10 +67,7 @@ class TracedInit:
         if isinstance(key, jax.core.Tracer) or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
             return self.init(key)
         likes, tree = jax.tree.flatten(self.shapes)
-        used = [i >= len(likes) for i in range(len(self._jaxpr.out_avals))]
-        jaxpr, (key_is_used,) = partial_eval.dce_jaxpr(self._jaxpr.jaxpr, used)
-        compute = jaxpr_as_fun(ClosedJaxpr(jaxpr, self._jaxpr.consts))
-        computed = iter(compute(key) if key_is_used else compute())
+        computed = iter(without_first(self._jaxpr, len(likes))(key))
         leaves = []
         for how, like in zip(self._finish, likes, strict=True):
             if how is None:
@@ -136,9 +135,9 @@ def parameter(module: nn.Module, name: str, init: Initializer, shape: Shape, dty
     Raises:
       ScopeParamNotFoundError, ScopeParamShapeError: the variables are not those of the module.
     """
-    value = None if module.is_initializing() else module.get_variable("params", name)
-    if isinstance(value, jax.Array) and value.shape == tuple(shape):
-        module.scope.reserve(name, "params")
+    quick = backend.SHAPES_CHECKED_ONCE.allowed() and not module.is_initializing()
+    value = module.get_variable("params", name) if quick else None
+    if isinstance(value, jax.Array) and value.shape == tuple(shape) and reserve(module, name, "params"):
         return value
     return module.param(name, init, shape, dtype)
 

@@ -125,7 +125,7 @@ class BatchNorm2d(nn.Module):
         bias = initial.parameter(self, "bias", initial.zeros, shape)
         running_mean = self.variable("batch_stats", "running_mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "running_var", jnp.ones, shape, jnp.float32)
-        one_pass = train and backend.target() != "cpu"
+        one_pass = train and backend.ONE_PASS_MOMENTS.here()
         x_BHWC = x_BHWC if one_pass else x_BHWC.astype(jnp.float32)
         if not train:
             mean, var = running_mean.value, running_var.value
@@ -214,7 +214,7 @@ class Swish(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jax.nn.silu(x) if backend.target() == "cpu" else operations.swish(x)
+        return operations.swish(x) if backend.SWISH_FROM_INPUT.here() else jax.nn.silu(x)
 
 
 class Sigmoid(nn.Module):

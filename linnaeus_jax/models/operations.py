@@ -1,7 +1,7 @@
 """Operations with derivatives of their own: less is kept for the backward pass, and less is moved in it.
 
-Each is a `jax.custom_vjp`: reverse mode only, which may be mapped, recomputed and scanned. Arithmetic is float32, or
-float64 where the input is.
+Each is a `jax.custom_vjp`: reverse mode only, which may be mapped, recomputed and scanned; without
+`backend.HAND_WRITTEN_GRADIENTS` it is the function alone. Arithmetic is float32, or float64 where the input is.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,29 @@ from jax import export, lax
 from linnaeus_jax import backend
 
 PrecisionLike = Any
+T = TypeVar("T")
 #: numbers of an array below which computing it twice costs less than a loop
 WORTH_A_LOOP = 2**16
 #: numbers of an array from which it is worth a loop that it is freed early
 WORTH_FREEING = 2**20
+
+
+class DerivedByHand(Generic[T]):
+    """A function with a derivative of its own, given to `defvjp` as that of a `jax.custom_vjp`.
+
+    Args:
+      function: of positional arguments; JAX derives it where `backend.HAND_WRITTEN_GRADIENTS` is off.
+      nondiff_argnums: arguments that are no arrays.
+    """
+
+    def __init__(self, function: Callable[..., T], nondiff_argnums: tuple[int, ...] = ()) -> None:
+        functools.update_wrapper(self, function)
+        self._plain, self._by_hand = function, jax.custom_vjp(function, nondiff_argnums=nondiff_argnums)
+        self.defvjp = self._by_hand.defvjp
+
+    def __call__(self, *args: Any) -> T:
+        by_hand: Callable[..., T] = self._by_hand
+        return (by_hand if backend.HAND_WRITTEN_GRADIENTS.here() else self._plain)(*args)
 
 
 def wide(dtype: Any) -> jnp.dtype:
@@ -29,7 +48,7 @@ def wide(dtype: Any) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-@jax.custom_vjp
+@DerivedByHand
 def gelu(x: jax.Array) -> jax.Array:
     """x * Phi(x) (Hendrycks & Gimpel 2016), exact; the backward pass needs `x` alone."""
     x_wide = x.astype(wide(x.dtype))
@@ -60,7 +79,7 @@ def _gelu_bwd(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 gelu.defvjp(_gelu_fwd, _gelu_bwd)
 
 
-@jax.custom_vjp
+@DerivedByHand
 def swish(x: jax.Array) -> jax.Array:
     """x * sigmoid(x) (Ramachandran et al. 2017); the backward pass needs `x` alone."""
     # The product has the dtype of x: where XLA stores it for several readers, it stores what is computed last.
@@ -80,7 +99,7 @@ def _swish_bwd(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 swish.defvjp(_swish_fwd, _swish_bwd)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(DerivedByHand, nondiff_argnums=(2,))
 def matmul(x: jax.Array, kernel: jax.Array, precision: PrecisionLike = None) -> jax.Array:
     """x @ kernel of [..., D] and [D, F], of one dtype."""
     return lax.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())), precision)
@@ -102,7 +121,7 @@ def _gradients_of_product(
     rows = tuple(range(x.ndim - 1))
     contract = ((rows, rows), ((), ()))
     # CPU programs transpose the left operand in memory: it shall be the narrower one, and computed before that.
-    if x.shape[-1] <= grad.shape[-1] or backend.target() != "cpu":
+    if x.shape[-1] <= grad.shape[-1] or not backend.NARROW_OPERAND_LEFT.here():
         grad_kernel = lax.dot_general(once(x), grad, contract, precision)
     else:  # the barrier, or the compiler exchanges the operands
         grad_kernel = lax.optimization_barrier(lax.dot_general(once(grad), x, contract, precision)).T
@@ -112,7 +131,7 @@ def _gradients_of_product(
 matmul.defvjp(_matmul_fwd, _matmul_bwd)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@functools.partial(DerivedByHand, nondiff_argnums=(3,))
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike = None) -> jax.Array:
     """x @ kernel + bias of [..., D], [D, F] and [F], of one dtype."""
     return matmul(x, kernel, precision) + _as_row(bias, x.ndim)
@@ -132,7 +151,7 @@ def _linear_bwd(precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], gr
 linear.defvjp(_linear_fwd, _linear_bwd)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(DerivedByHand, nondiff_argnums=(4,))
 def linear_of_gelu(
     y: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike = None
 ) -> jax.Array:
@@ -147,7 +166,7 @@ def _linear_of_gelu_fwd(
     y: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike
 ) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
     # XLA on GPU would make both y in the forward pass and store them.
-    made_again = x.size >= WORTH_FREEING and backend.target() == "cpu"
+    made_again = x.size >= WORTH_FREEING and backend.REMADE_GELU.here()
     kept = (None, x) if made_again else (y, None)
     return linear(y, kernel, bias, precision), (*kept, kernel)
 
@@ -166,7 +185,7 @@ def _linear_of_gelu_bwd(
 linear_of_gelu.defvjp(_linear_of_gelu_fwd, _linear_of_gelu_bwd)
 
 
-@jax.custom_vjp
+@DerivedByHand
 def patch_conv(x_BHWC: jax.Array, kernel_SSCF: jax.Array) -> jax.Array:
     """Convolution with squares of S x S places without overlap: [B, H, W, C] -> [B, H // S, W // S, F].
 
@@ -202,7 +221,8 @@ def once(x: jax.Array) -> jax.Array:
     open_ended = any(map(export.is_symbolic_dim, x.shape))  # a program for any number of rows
     if not open_ended and x.size < WORTH_A_LOOP:
         return x
-    return lax.platform_dependent(x, cpu=_through_a_loop, default=lambda x: x)
+    found: jax.Array = backend.COMPUTED_ONCE.by_platform(_through_a_loop, lambda x: x, x)
+    return found
 
 
 def together(kept: tuple[jax.Array, ...], *gradients: jax.Array) -> tuple[jax.Array, ...]:
@@ -213,8 +233,8 @@ def together(kept: tuple[jax.Array, ...], *gradients: jax.Array) -> tuple[jax.Ar
     """
     if max(x.size for x in kept) < WORTH_FREEING:
         return gradients
-    found: tuple[jax.Array, ...] = lax.platform_dependent(
-        *gradients, cpu=lambda *arrays: _through_a_loop(arrays), default=lambda *arrays: arrays
+    found: tuple[jax.Array, ...] = backend.RELEASED_EARLY.by_platform(
+        lambda *arrays: _through_a_loop(arrays), lambda *arrays: arrays, *gradients
     )
     return found
 
@@ -226,7 +246,7 @@ def _through_a_loop(arrays: Any) -> Any:
     return lax.fori_loop(0, rounds, lambda _, values: jax.tree.map(lambda value: value + value, values), arrays)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@functools.partial(DerivedByHand, nondiff_argnums=(3, 4))
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: Any) -> jax.Array:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis (Ba et al. 2016), of `dtype`.
 
@@ -273,7 +293,7 @@ def _sum(axes: int | tuple[int, ...], product: Callable[..., jax.Array], *factor
     numbers is read. Elsewhere it is a reduction, which XLA fuses with what makes the numbers; a product it does not.
     """
     dtype = wide(factors[0].dtype)
-    if factors[0].dtype != dtype and backend.target() == "cpu":
+    if factors[0].dtype != dtype and backend.SUMS_AS_PRODUCTS.here():
         return product(*factors, preferred_element_type=dtype)
     terms = [factor.astype(dtype) for factor in factors]
     return jnp.sum(functools.reduce(jnp.multiply, terms), axis=axes, keepdims=axes == -1)

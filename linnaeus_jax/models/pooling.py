@@ -23,7 +23,7 @@ def max_pool(x_BHWC: jax.Array) -> jax.Array:
 
     The gradient goes to the largest value of a window, to the first one in row-major order where several are.
     """
-    return _reduced(x_BHWC) if backend.target() == "cpu" else _with_places(x_BHWC, x_BHWC.shape[1:3])
+    return _with_places(x_BHWC, x_BHWC.shape[1:3]) if backend.POOL_BY_PLACE.here() else _reduced(x_BHWC)
 
 
 def _reduced(x: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ from linnaeus_jax.models.layers import (
     drop_path_scales,
     subkey,
 )
-from linnaeus_jax.models.operations import wide
+from linnaeus_jax.models.operations import DerivedByHand, wide
 
 ATTN_IMPLS = ("auto", "xla", "cudnn")
 #: what `attn_drop_rate` is the rate of: single weights, or keys for all queries of a head
@@ -154,15 +154,15 @@ class SelfAttention(nn.Module):
 
 def _has_flash_kernels() -> bool:
     """Whether the devices are NVIDIA GPUs from Ampere on."""
-    if backend.target() != "gpu":
+    if not backend.FUSED_ATTENTION.here():
         return False
-    if jax.default_backend() != "gpu":  # traced for one that is elsewhere
+    if backend.traced_elsewhere():
         return True
     device = jax.local_devices()[0]
     return "rocm" not in device.client.platform_version and float(getattr(device, "compute_capability", "8.0")) >= 8.0
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(DerivedByHand, nondiff_argnums=(2,))
 def attention_logits(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
     """scale * q k of [B, N, heads, d] and [B, M, heads, d]: [B, heads, N, M], float32 or wider.
 

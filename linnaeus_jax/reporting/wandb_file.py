@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
-from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+from linnaeus_jax.compat.wandb_parts import parsed_record
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -47,7 +46,7 @@ def records(path: Path) -> Iterator[Any]:
         payload = part if kind in (FULL, FIRST) else payload + part
         position += HEADER + length
         if kind in (FULL, LAST):
-            yield Record.FromString(payload)
+            yield parsed_record(payload)
 
 
 def item_name(item: Any) -> str:
@@ -90,7 +89,7 @@ def compare(directory: Path, run_id: str, logged: Mapping[int, Mapping[str, Any]
         sent = not path.parent.name.startswith(OFFLINE) or path.with_name(f"{path.name}.synced").exists()
         try:
             held = held_rows(path)
-        except (OSError, ValueError, DecodeError) as error:
+        except (OSError, ValueError) as error:
             log.warning("W&B: %s", error)
             held = None
         end = first if not held else max(first, max(held) + 1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import wandb
 
+from linnaeus_jax.compat.wandb_parts import outside_directories
 from linnaeus_jax.reporting.chosen import chosen_curves
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import LOCAL, Row, strict
@@ -171,10 +172,7 @@ class WandbSink:
 
 def _keep_files_in(directory: Path) -> None:
     """Lets W&B keep the files of tables, and its cache, in a directory where the home directory cannot be written."""
-    for variable, default in (
-        (wandb.env.DATA_DIR, wandb.env.get_data_dir()),
-        (wandb.env.CACHE_DIR, wandb.env.get_cache_dir()),
-    ):
+    for variable, default in outside_directories():
         try:
             with contextlib.suppress(FileExistsError):
                 os.makedirs(default)

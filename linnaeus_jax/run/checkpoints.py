@@ -20,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from linnaeus_jax.compat.orbax_parts import use_steady_clock
 from linnaeus_jax.config.errors import TrainingError, described
 from linnaeus_jax.files import (
     DIGESTS,
@@ -34,7 +35,6 @@ from linnaeus_jax.files import (
     sync_tree,
     write_json,
 )
-from linnaeus_jax.run import steady_clock
 from linnaeus_jax.run.checkpoint_trees import leaf_shapes, step_of, tree_difference
 from linnaeus_jax.run.digests import PathWithDigests, syncing_before
 from linnaeus_jax.run.read_errors import of_storage, retried
@@ -84,7 +84,7 @@ class Checkpoints:
     @functools.cached_property
     def _manager(self) -> ocp.CheckpointManager:
         """Made at the first use, so that a dry run leaves no directory behind."""
-        steady_clock.use()
+        use_steady_clock()
         if not self.read_only:
             make_directory(self.directory)
         return ocp.CheckpointManager(

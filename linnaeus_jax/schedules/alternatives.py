@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.defaults import declared
 from linnaeus_jax.config.derived import value_of
 
 
@@ -38,41 +39,48 @@ class AlternativeSet:
         return f"{self.node}.{self.keys[unit]}"
 
 
-def _keys(prefix: str, *units: str) -> dict[str, str]:
-    return {unit: f"{prefix}_{unit}" for unit in units}
-
-
 _INTERVAL = ("epochs", "steps", "fraction")
 _END = ("steps", "fraction")
 _PARTIAL = "schedule.meta_masking.partial"
 
+
+def _set(node: str, prefix: str, units: Sequence[str] = _END) -> AlternativeSet:
+    """The set of the keys `<node>.<prefix>_<unit>`, with the default that is declared."""
+    return _with_default(node, {unit: f"{prefix}_{unit}" for unit in units})
+
+
+def _with_default(node: str, keys: Mapping[str, str], *, negative_is_off: bool = False) -> AlternativeSet:
+    counts = {unit: declared()[f"{node}.{key}"].counts for unit, key in keys.items()}
+    default = next((Choice(unit, value) for unit, value in counts.items() if value is not None), OFF)
+    return AlternativeSet(node, keys, default, negative_is_off)
+
+
 ALTERNATIVES: dict[str, AlternativeSet] = {
-    "warmup": AlternativeSet("lr_scheduler", _keys("warmup", *_INTERVAL), Choice("epochs", 5.0)),
-    "decay": AlternativeSet("lr_scheduler", _keys("decay", *_END), Choice("steps", 5000)),
-    "validation": AlternativeSet("schedule.validation", _keys("interval", *_INTERVAL), Choice("epochs", 1)),
-    "mask_meta": AlternativeSet("schedule.validation", _keys("mask_meta_interval", *_INTERVAL), Choice("epochs", 1)),
-    "partial_mask_meta": AlternativeSet("schedule.validation.partial_mask_meta", _keys("interval", *_INTERVAL)),
-    "checkpoint": AlternativeSet("schedule.checkpoint", _keys("interval", *_INTERVAL), Choice("epochs", 1)),
-    "meta_end": AlternativeSet("schedule.meta_masking", _keys("end", *_END)),
-    "partial_start": AlternativeSet(_PARTIAL, _keys("start", *_END)),
-    "partial_end": AlternativeSet(_PARTIAL, _keys("end", *_END)),
-    "partial_prob_end": AlternativeSet(_PARTIAL, _keys("prob_end", *_END), Choice("fraction", 0.5)),
-    "null_end": AlternativeSet("schedule.null_masking", _keys("end", *_END), Choice("steps", 15000)),
-    "mix_end": AlternativeSet("schedule.mixup.prob", _keys("end", *_END)),
-    "patience": AlternativeSet("train.early_stop", _keys("patience", *_INTERVAL), Choice("steps", 2000)),
+    "warmup": _set("lr_scheduler", "warmup", _INTERVAL),
+    "decay": _set("lr_scheduler", "decay"),
+    "validation": _set("schedule.validation", "interval", _INTERVAL),
+    "mask_meta": _set("schedule.validation", "mask_meta_interval", _INTERVAL),
+    "partial_mask_meta": _set("schedule.validation.partial_mask_meta", "interval", _INTERVAL),
+    "checkpoint": _set("schedule.checkpoint", "interval", _INTERVAL),
+    "meta_end": _set("schedule.meta_masking", "end"),
+    "partial_start": _set(_PARTIAL, "start"),
+    "partial_end": _set(_PARTIAL, "end"),
+    "partial_prob_end": _set(_PARTIAL, "prob_end"),
+    "null_end": _set("schedule.null_masking", "end"),
+    "mix_end": _set("schedule.mixup.prob", "end"),
+    "patience": _set("train.early_stop", "patience", _INTERVAL),
 }
 #: durations in the learning-rate overrides of a parameter group -> their keys
 GROUP_KEYS = {
-    "delay": _keys("delay", *_INTERVAL),
+    "delay": {unit: f"delay_{unit}" for unit in _INTERVAL},
     **{name: ALTERNATIVES[name].keys for name in ("warmup", "decay")},
 }
-#: updates between records where the user names no interval; the tracker stream follows the step stream
-LOG_DEFAULTS = {"step": 50, "console": 100, "wandb": None, "lr": 100, "pipeline": 250}
-for _stream, _interval in LOG_DEFAULTS.items():
-    ALTERNATIVES[f"log_{_stream}"] = AlternativeSet(
+#: streams of records, each with an interval of its own; the tracker stream follows the step stream by default
+LOG_STREAMS = ("step", "console", "wandb", "lr", "pipeline")
+for _stream in LOG_STREAMS:
+    ALTERNATIVES[f"log_{_stream}"] = _with_default(
         "schedule.metrics",
         {"steps": f"{_stream}_interval", "fraction": f"{_stream}_fraction"},
-        OFF if _interval is None else Choice("steps", _interval),
         negative_is_off=True,
     )
 

@@ -19,7 +19,7 @@ from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.alternatives import (
     ALTERNATIVES,
-    LOG_DEFAULTS,
+    LOG_STREAMS,
     AlternativeSet,
     choose,
     is_mentioned,
@@ -224,7 +224,7 @@ class _Resolver:
         )
 
     def logging(self) -> dict[str, int]:
-        intervals = {stream: self.steps(ALTERNATIVES[f"log_{stream}"]) for stream in LOG_DEFAULTS}
+        intervals = {stream: self.steps(ALTERNATIVES[f"log_{stream}"]) for stream in LOG_STREAMS}
         if not is_mentioned(self.config, ALTERNATIVES["log_wandb"]):
             intervals["wandb"] = intervals["step"]
         return intervals

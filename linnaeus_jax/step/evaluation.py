@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from linnaeus_jax.compat.jax_parts import compilations
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.learning import losses, meta_masking
 from linnaeus_jax.learning.augmentation import normalize
@@ -274,7 +275,7 @@ class Evaluator:
         return rows
 
     def _after_compilation(self) -> None:
-        programs = self._features._cache_size() + self._phase._cache_size()  # type: ignore[attr-defined]
+        programs = compilations(self._features) + compilations(self._phase)
         if programs != self._programs:
             leave_gaps(LARGEST_COMPILER_GAP)
         self._programs = programs

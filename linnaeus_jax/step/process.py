@@ -6,15 +6,19 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import importlib.util
+import logging
 import os
 import platform
 import tempfile
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
+
+from linnaeus_jax import backend
+
+log = logging.getLogger("linnaeus_jax")
 
 #: bytes of a cache; what was used longest ago goes first
 CACHE_BYTES = 2 * 2**30
@@ -86,11 +90,10 @@ _NO_LIBRARY_FUSIONS = {
 }
 
 
-@functools.cache
 def compiler_options(*, training: bool) -> dict[str, str | bool]:
     """Options of XLA for a train step, or for a forward pass: none but on CPU, none that this version refuses, and none
     that XLA_FLAGS sets."""
-    if jax.default_backend() != "cpu":
+    if not backend.COMPILER_OPTIONS.here():
         return {}
     wanted = _LLVM_LEVEL | (_LITTLE_MEMORY if training else _NO_LIBRARY_FUSIONS)
     given = {flag.split("=")[0] for flag in os.environ.get("XLA_FLAGS", "").split()}
@@ -102,17 +105,9 @@ def _accepted(name: str, value: str) -> bool:
     try:
         jax.jit(lambda x: x + 1.0).lower(0.0).compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError:
+        log.info("this version of XLA refuses %s=%s, which is left out", name, value)
         return False
     return True
-
-
-def only_cpus() -> bool:
-    """Whether this process can have no other devices than CPUs; asked without starting a backend."""
-    chosen: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
-    if chosen:
-        return chosen == "cpu"
-    accelerators = ("jax_plugins", "libtpu")
-    return not entry_points(group="jax_plugins") and not any(map(importlib.util.find_spec, accelerators))
 
 
 def keep_freed_memory() -> bool:
@@ -126,7 +121,7 @@ def keep_freed_memory() -> bool:
     begun the next update before it freed those of the last. Returns False where the C library is another one.
     """
     libc = _libc()
-    if libc is None or _kept["heap"] or not only_cpus():
+    if libc is None or _kept["heap"] or not (backend.KEPT_MEMORY.allowed() and backend.only_cpus()):
         return _kept["heap"]
     settings = (_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)  # -1: the heap never shrinks
     accepted = [libc.mallopt(name, value) for name, value in settings]
@@ -150,7 +145,7 @@ def leave_gaps(largest: int = _LARGEST_GAP) -> None:
       largest: bytes, a power of two; larger gaps stay, since after the first update they are freed temporaries.
     """
     libc = _libc()
-    if libc is None or not _kept["heap"]:
+    if libc is None or not _kept["heap"] or not backend.RETIRED_GAPS.allowed():
         return
     libc.malloc_trim(0)
     end, size = libc.sbrk(0), largest
@@ -204,6 +199,6 @@ def set_up_jax(config: ConfigDict) -> str:
     if config.train.deterministic and flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     notice = use_compilation_cache(config.env.compilation_cache_dir)
-    if jax.distributed.is_initialized() and jax.default_backend() == "cpu":
+    if jax.distributed.is_initialized() and backend.BATCH_SCHEDULING.here():
         use_batch_scheduling()
     return notice

@@ -113,7 +113,7 @@ def compute_dtype(config: ConfigDict) -> Any:
     """bfloat16 on accelerators and float32 on CPU, unless the config says otherwise."""
     name = config.train.compute_dtype
     if name == "auto":
-        name = "float32" if backend.target() == "cpu" else "bfloat16"
+        name = backend.automatic_dtype()
     return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
 
 
@@ -279,8 +279,7 @@ def _check_phases(components: Sequence[str], size: tuple[int, int], *, stored: b
 def _may_recompute(config: ConfigDict) -> frozenset[str]:
     remat = config.train.gradient_checkpointing
     given = {"plain": remat.enabled_normal_steps, "gradnorm": remat.enabled_gradnorm_steps}
-    # on a CPU recomputation takes time and saves no memory: XLA runs it early
-    return frozenset(name for name, on in given.items() if on is None and backend.target() != "cpu")
+    return frozenset(name for name, on in given.items() if on is None and backend.recomputation_saves_memory())
 
 
 def build_objective(

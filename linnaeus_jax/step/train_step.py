@@ -191,7 +191,7 @@ def grad_sums(
 
     rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
     # XLA on CPU runs convolutions inside a while loop on one thread, so there the loop is unrolled.
-    unroll = micro_batches - 1 if backend.target() == "cpu" else 1
+    unroll = micro_batches - 1 if backend.UNROLLED_ACCUMULATION.here() else 1
     return jax.lax.scan(body, first, rest, unroll=unroll)[0]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from linnaeus_jax.checks.config import config_errors
-from linnaeus_jax.checks.tables import CHOICES, NOT_EMPTY, TUPLES, WITHIN, expand
+from linnaeus_jax.checks.tables import expand
+from linnaeus_jax.config.defaults import declared
 from linnaeus_jax.config.tree import assign
 from tests.tiny import tiny_config
 
@@ -213,10 +214,11 @@ def test_everything_wrong_is_said_at_once(data):
         assert key in text, key
 
 
-def test_tables_name_keys_of_the_tree(data):
-    """A renamed key must not silently lose its check."""
+def test_every_declared_key_is_found_in_a_config(data):
     config = tiny_config(data)
     assign(config, ("optimizer", "parameter_groups", "biases", "lr_multiplier"), 1.0)
     assign(config, ("lr_scheduler", "parameter_groups", "biases", "name"), "linear")
-    for key in (*CHOICES, *WITHIN, *TUPLES, *NOT_EMPTY):
+    assign(config, ("model", "classification", "heads", "taxa_L10", "type"), "ConditionalClassifier")
+    for key, rule in declared().items():
         assert list(expand(config, key)), key
+        assert not isinstance(rule.choices, str) or rule.names(), key

@@ -430,10 +430,20 @@ add(
         {"model.classification.heads.taxa_L10.type": "ConditionalClassifier"},
     ),
 )
+CONDITIONAL = {"model.classification.heads.taxa_L10.type": "ConditionalClassifier"}
+
+
+def of_head(option: str) -> Callable[[Site], Any]:
+    return lambda site: dict(site.model.head_specs[0].options)[option]
+
+
 add(
     "model.classification.heads.*",
     type=Row("Deep", refused("taxa_L10.type"), True),
     use_bias=Row(False, lambda s: "head.taxa_L10.fc.bias" in s.shapes(), False),
+    routing_strategy=Row("hard", of_head("routing_strategy"), "hard", CONDITIONAL),
+    temperature=Row(2.0, of_head("temperature"), 2.0, CONDITIONAL),
+    orphan_prior=Row("epsilon", of_head("orphan_prior"), "epsilon", CONDITIONAL),
 )
 
 # ---- train

@@ -14,7 +14,7 @@ import yaml
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import ConfigError, get_config, load_yaml
-from linnaeus_jax.config.open_nodes import meta_component
+from linnaeus_jax.config.open_nodes import entry
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import known_keys
 from linnaeus_jax.config.yaml_import import parse_list
@@ -135,7 +135,7 @@ LOSS: {GRAD_WEIGHTING: {TASK: {EXCLUDE_CONFIG: {TYPE: dimension, DIMENSIONS: [1]
     assert config.data.meta.components.ELEVATION.dim == 6
     assert config.data.meta.components.ELEVATION.source == "elevation_broadrange_2"
     assert config.data.meta.components.Habitat.to_dict() == {
-        **meta_component().to_dict(),
+        **entry("data.meta.components").to_dict(),
         "source": "habitat",
         "dim": 4,
         "idx": 3,

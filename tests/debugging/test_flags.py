@@ -9,9 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
-from linnaeus_jax.config.defaults import debug
+from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.debugging import due_reasons
 from linnaeus_jax.debugging import flags as f
 from linnaeus_jax.debugging.flags import FLAGS, DebugFlags
@@ -46,7 +45,7 @@ def records(monkeypatch):
 
 
 def with_on(*names: str, process: int = 0) -> DebugFlags:
-    config = ConfigDict(debug())
+    config = get_config().debug
     for name in names:
         section, _, key = name.rpartition(".")
         (config[section] if section else config)[key] = True
@@ -54,7 +53,7 @@ def with_on(*names: str, process: int = 0) -> DebugFlags:
 
 
 def test_flags_are_the_switches_of_the_configuration():
-    config = ConfigDict(debug())
+    config = get_config().debug
     found = {key for key in config if isinstance(config[key], bool)} - NOT_FLAGS
     assert set(FLAGS) == found | {f"loss.{key}" for key in config.loss}
 

@@ -12,13 +12,14 @@ from docs import make_reference
 from docs.making import api_page, config_page, metrics_page, tools_page
 from docs.making.markdown import sentence
 from linnaeus_jax.config import get_config
+from linnaeus_jax.config.defaults import declared
 from linnaeus_jax.config.tree import FILTER_KEYS, known_keys
 from linnaeus_jax.metrics.table import BUILT_IN
 from linnaeus_jax.registry import ALL
 from linnaeus_jax.reporting.report import SECTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
-KEYS = config_page.read_keys()
+KEYS = declared()
 
 
 @pytest.mark.parametrize("name", make_reference.PAGES)
@@ -44,46 +45,39 @@ def test_pages_can_be_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 # ---- configuration
 
 
-def test_every_key_is_there_once() -> None:
-    paths = [key.path for key in KEYS]
-    assert len(set(paths)) == len(paths)
+def test_every_key_of_the_tree_is_declared() -> None:
     entries = tuple(f"{node}." for node in config_page.ENTRIES if node.startswith("data."))
     leaves = {key for key in known_keys(get_config()) if not key.startswith(entries)}
     filters = {key for key in leaves if key.rpartition(".")[2] in FILTER_KEYS}
-    assert leaves - filters <= set(paths)
-    extra = {path for path in paths if ".*." not in path} - leaves
+    assert leaves - filters <= set(KEYS)
+    extra = {path for path in KEYS if ".*." not in path} - leaves
     assert all(path.rpartition(".")[0] in filters for path in extra)
 
 
 def test_every_key_has_a_meaning() -> None:
-    assert not [key.path for key in KEYS if len(key.comment) < 4]
+    assert not [path for path, key in KEYS.items() if len(key.meaning) < 4]
 
 
 def test_none_is_explained() -> None:
-    def unexplained(key: config_page.Key) -> bool:
-        inherits = key.path.startswith("lr_scheduler.parameter_groups.*.")
-        rival = key.path in config_page.SETS or ("batch_size_per_device" in key.path)
-        stream = key.path.startswith("schedule.metrics.")
-        none = config_page.default_of(key.path)[0] is None
-        return none and not (inherits or rival or stream) and "None" not in key.comment
+    def unexplained(path: str) -> bool:
+        key = KEYS[path]
+        inherits = path.startswith("lr_scheduler.parameter_groups.*.")
+        rival = key.rivals or "batch_size_per_device" in path
+        return key.default is None and not (inherits or rival) and "None" not in key.meaning
 
-    assert not [key.path for key in KEYS if unexplained(key)]
+    assert not [path for path in KEYS if unexplained(path)]
 
 
 def test_every_key_has_a_page() -> None:
-    pages = {config_page.page_of(key.path) for key in KEYS}
+    pages = {config_page.page_of(path) for path in KEYS}
     assert not [page for page in pages if not (DOCS / page.partition("#")[0]).is_file()]
     with pytest.raises(KeyError):
         config_page.page_of("nobody.knows")
 
 
 def test_no_rule_about_pages_is_idle() -> None:
-    used = {max(config_page.fitting(key.path), key=len) for key in KEYS}
+    used = {max(config_page.fitting(path), key=len) for path in KEYS}
     assert set(config_page.PAGES) == used
-
-
-def test_choices_are_of_keys() -> None:
-    assert set(config_page.MORE_CHOICES) <= {key.path for key in KEYS}
 
 
 def test_comments_become_sentences() -> None:

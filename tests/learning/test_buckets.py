@@ -62,6 +62,7 @@ def test_leaves_that_are_not_there_stay_away():
     assert buckets.gather(None) is buckets.scatter(None) is None
 
 
+@pytest.mark.tricks
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "lamb"])
 def test_the_update_of_gathered_leaves_is_that_of_every_leaf(name, frozen):
@@ -88,6 +89,7 @@ def test_the_update_of_gathered_leaves_is_that_of_every_leaf(name, frozen):
     jax.tree.map(np.testing.assert_array_equal, buckets.scatter_state(gathered_state), state)
 
 
+@pytest.mark.tricks
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
 def test_leaves_are_gathered_where_that_saves_operations(target):
     parameters = [Info(".".join(path), path, shape) for path, shape in SHAPES.items()]

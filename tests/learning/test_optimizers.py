@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config import defaults, open_nodes
 from linnaeus_jax.learning.buckets import global_norm
@@ -23,13 +22,13 @@ def golden(fixtures):
 
 
 def settings(**values):
-    section = ConfigDict(defaults.optimizer())
+    section = defaults.get_config().optimizer.unlock()
     groups = values.pop("groups", None)
     section.update(values)
     if groups is not None:
         section.parameter_groups.enabled = True
         for name, given in groups.items():
-            section.parameter_groups[name] = open_nodes.optimizer_group()
+            section.parameter_groups[name] = open_nodes.entry("optimizer.parameter_groups")
             section.parameter_groups[name].update(given)
     return section
 

@@ -75,6 +75,7 @@ def test_values_and_gradients_are_those_of_the_plain_form(weighted: bool, offset
         np.testing.assert_allclose(one, other, rtol=1e-5 if offset == 0 else 2e-4, atol=1e-5 if offset == 0 else 1e-4)
 
 
+@pytest.mark.tricks
 def test_a_map_is_read_once_for_the_moments_and_once_for_the_sums_of_the_gradient() -> None:
     """Two sums each, of which neither waits for the other, so that a compiler makes one pass of them."""
     x = jnp.zeros((4, 8, 8, 2))

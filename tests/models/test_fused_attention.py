@@ -210,6 +210,7 @@ def kernels(dtype: Any, kind: type[SelfAttention] = RotaryAttention, **options: 
     return sum(operation.kind == "kernel" for operation in operations(traced.jaxpr))
 
 
+@pytest.mark.tricks
 def test_auto_takes_the_kernel_where_it_can() -> None:
     assert kernels(jnp.bfloat16) == 2
     assert kernels(jnp.bfloat16, attn_impl="xla") == 0

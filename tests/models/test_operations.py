@@ -125,6 +125,7 @@ def test_gelu_far_from_zero():
     np.testing.assert_allclose(pullback(jnp.ones_like(x))[0], x > 0, atol=1e-6)
 
 
+@pytest.mark.tricks
 def test_no_loop_stands_in_a_program_for_other_platforms():
     """There the host would have to wait for it."""
     x, kernel = jnp.ones((8192, 8)), jnp.ones((8, 9))
@@ -146,6 +147,7 @@ def test_once_takes_any_number_of_rows():
     np.testing.assert_array_equal(made.call(np.zeros((2, 3), np.float32)), np.ones((2, 3)))
 
 
+@pytest.mark.tricks
 @pytest.mark.parametrize(("name", "needed"), [("layer norm", 0), ("linear", 3), ("rotation", 0)])
 def test_sums_are_products_on_a_cpu_alone(name, needed):
     """Elsewhere a product with ones would be a kernel of its own, which reads again what it sums."""

@@ -1,4 +1,4 @@
-"""The whole model next to the same one by the plain formulas, from which JAX derives the gradients."""
+"""The whole model next to the same one without tricks, and by the plain formulas, from which JAX derives gradients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from linnaeus_jax import backend
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.models import layers, operations, rotary, transformer
@@ -86,7 +87,7 @@ def loss_and_gradients(model, params, image, meta, label):
     return run(params)
 
 
-@pytest.mark.slow  # two models of float64 are compiled twice
+@pytest.mark.slow  # three models of float64 are compiled twice
 @pytest.mark.parametrize("large", [False, True], ids=["as it is", "as with large arrays"])
 def test_losses_and_gradients_in_float64(monkeypatch, large):
     model, rng = small_model(), np.random.default_rng(0)
@@ -103,10 +104,15 @@ def test_losses_and_gradients_in_float64(monkeypatch, large):
         image, meta = jnp.asarray(rng.normal(size=(3, 32, 32, 3))), jnp.asarray(rng.normal(size=(3, 5)))
         label = jnp.asarray([0, 3, 5])
         ours = loss_and_gradients(model, params, image, meta, label)
+        monkeypatch.setenv(backend.PLAIN, "all")
+        plainly = loss_and_gradients(model, params, image, meta, label)
+        monkeypatch.delenv(backend.PLAIN)
         use_plain_formulas(monkeypatch)
         theirs = loss_and_gradients(model, params, image, meta, label)
     assert ours[0].dtype == jnp.float64
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-12)
-    for one, other in zip(jax.tree.leaves(ours[1]), jax.tree.leaves(theirs[1]), strict=True):
-        assert one.dtype == jnp.float64
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(plainly[0], theirs[0], rtol=1e-12)
+    for others in (theirs, plainly):
+        for one, other in zip(jax.tree.leaves(ours[1]), jax.tree.leaves(others[1]), strict=True):
+            assert one.dtype == jnp.float64
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)

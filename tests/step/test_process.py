@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from linnaeus_jax import backend
 from linnaeus_jax.config import get_config
 from linnaeus_jax.step import process
 from linnaeus_jax.step.process import cache_directory
@@ -84,6 +85,7 @@ print(libc.malloc(20_000) > blocks[-1])
 """
 
 
+@pytest.mark.tricks
 @pytest.mark.parametrize(("platforms", "expected"), [("cpu", True), ("cuda,cpu", False), ("tpu", False)])
 def test_freed_memory_is_kept_where_cpus_compute(platforms, expected, monkeypatch):
     monkeypatch.setattr(process, "_kept", {"heap": False})
@@ -95,23 +97,24 @@ def test_freed_memory_is_kept_where_cpus_compute(platforms, expected, monkeypatc
 
     libc = SimpleNamespace(mallopt=mallopt)
     monkeypatch.setattr(process, "_libc", lambda: libc)
-    monkeypatch.setattr(process.jax, "config", SimpleNamespace(jax_platforms=platforms))
+    monkeypatch.setattr(backend.jax, "config", SimpleNamespace(jax_platforms=platforms))
     assert process.keep_freed_memory() == process.keep_freed_memory() == expected
     assert len(calls) == 3 * expected  # once for a process
 
 
 def test_an_installed_accelerator_may_be_used(monkeypatch):
-    monkeypatch.setattr(process.jax, "config", SimpleNamespace(jax_platforms=None))
-    monkeypatch.setattr(process, "entry_points", lambda group: [])
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
-    assert process.only_cpus()
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: name if name == "libtpu" else None)
-    assert not process.only_cpus()
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(process, "entry_points", lambda group: ["xla_cuda13"])
-    assert not process.only_cpus()
+    monkeypatch.setattr(backend.jax, "config", SimpleNamespace(jax_platforms=None))
+    monkeypatch.setattr(backend, "entry_points", lambda group: [])
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    assert backend.only_cpus()
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: name if name == "libtpu" else None)
+    assert not backend.only_cpus()
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(backend, "entry_points", lambda group: ["xla_cuda13"])
+    assert not backend.only_cpus()
 
 
+@pytest.mark.tricks
 def test_gaps_of_the_heap_are_used_no_more():
     done = subprocess.run([sys.executable, "-c", GAPS], capture_output=True, text=True, check=False)
     if "no glibc" in done.stderr:
@@ -170,6 +173,7 @@ def test_scheduling_that_is_forbidden_or_unknown_stays(monkeypatch):
     assert not process.use_batch_scheduling()
 
 
+@pytest.mark.tricks
 @pytest.mark.parametrize("several", [True, False])
 def test_only_processes_that_train_together_on_cpu_are_scheduled_as_batch(several, monkeypatch):
     called: list[bool] = []

@@ -1,0 +1,56 @@
+"""Parts of JAX below `jax.extend` and `jax.interpreters`, and private attributes of compiled functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun, jaxprs_in_params
+
+try:
+    from jax.extend.core import get_opaque_trace_state
+    from jax.interpreters.partial_eval import dce_jaxpr
+except ImportError:  # each function below says what it does then
+    dce_jaxpr = get_opaque_trace_state = None  # type: ignore[assignment]
+
+__all__ = [
+    "ClosedJaxpr",
+    "Jaxpr",
+    "JaxprEqn",
+    "Var",
+    "compilations",
+    "jaxprs_in_params",
+    "trace_state",
+    "without_first",
+]
+
+
+def compilations(jitted: Callable[..., Any]) -> int:
+    """How many programs a function of `jax.jit` holds, one for each shape of its arguments.
+
+    Without `_cache_size`: 0, so that the heap keeps the gaps of evaluation's compilation, see `step/process`.
+    """
+    count = getattr(jitted, "_cache_size", None)
+    return 0 if count is None else int(count())
+
+
+def trace_state() -> Any:
+    """What tells one trace of JAX from another, as Flax keeps it in `Scope.trace_level`.
+
+    Without `get_opaque_trace_state`: None, and what a plain transform inside a model hides fails in Flax's words.
+    """
+    return None if get_opaque_trace_state is None else get_opaque_trace_state(convention="flax")
+
+
+def without_first(closed: ClosedJaxpr, count: int) -> Callable[[Any], Sequence[Any]]:
+    """A traced function of one argument that no longer makes its first `count` results.
+
+    Without `dce_jaxpr`: it makes and drops them, operation by operation, which takes longer.
+    """
+    if dce_jaxpr is None:
+        whole = jaxpr_as_fun(closed)
+        return lambda argument: whole(argument)[count:]
+    used = [place >= count for place in range(len(closed.out_avals))]
+    jaxpr, (needed,) = dce_jaxpr(closed.jaxpr, used)
+    rest = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
+    return lambda argument: rest(argument) if needed else rest()

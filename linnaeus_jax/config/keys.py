@@ -1,0 +1,184 @@
+"""How a key of the configuration is declared: its default, its meaning, its type, and what it may be.
+
+Everything else follows from the declarations in `config/sections`: the tree of defaults, the checks of single values
+(`checks.tables`), `docs/reference/config.md`, `--help KEY` and the completion of a shell.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict, placeholder
+
+#: fixed names, or `module:NAME` of the names, or the registry, of another subpackage, looked up when they are needed
+Names = Sequence[str] | str
+#: declarations, and sections of such, by name; plain values are an entry of an open node that is there at first
+Section = dict[str, Any]
+
+_KINDS = {bool: "bool", int: "int", float: "float", str: "text", tuple: "tuple", dict: "mapping"}
+_ITEMS = {int: "integers", float: "numbers", str: "texts", bool: "bools", tuple: "tuples"}
+_UNITS = {"steps": "updates", "fraction": "share of all updates", "epochs": "epochs"}
+
+
+class InOrder(dict[str, Any]):
+    """A section whose keys keep the order in which they are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One key.
+
+    Attributes:
+      default: None of a key that is unset.
+      meaning: one or two plain sentences, of which the first may begin in lower case.
+      kind: type of its values; `dict` of one that holds a whole mapping.
+      within: the interval of its numbers, or of those of its tuple; None is always allowed.
+      choices: the texts that it, or an item of its tuple, may be.
+      any_case: these texts in upper case, too.
+      refused_elsewhere: who reads the key refuses other texts, not the checks of single keys.
+      not_empty: it must hold a text.
+      items: type of what its tuple holds.
+      lengths: numbers of items; empty: any.
+      per_task: one item, or one for each task.
+      optional: or no item.
+      unit: of a quantity that can be given in several: `steps`, `fraction` or `epochs`.
+      rivals: names of the keys for its other units.
+      counts: what counts, in this unit, where none of them is given; None: another unit's, or off.
+    """
+
+    default: Any
+    meaning: str
+    kind: type
+    within: str = ""
+    choices: Names = ()
+    any_case: bool = False
+    refused_elsewhere: bool = False
+    not_empty: bool = False
+    items: type | None = None
+    lengths: tuple[int, ...] = ()
+    per_task: bool = False
+    optional: bool = False
+    unit: str = ""
+    rivals: tuple[str, ...] = ()
+    counts: float | None = None
+
+    def initial(self) -> Any:
+        """The value in the tree of defaults."""
+        if self.kind is dict:
+            return ConfigDict(self.default)
+        return placeholder(self.kind) if self.default is None else self.default
+
+    def names(self) -> Collection[str]:
+        """The texts that it may be; empty: any."""
+        if not isinstance(self.choices, str):
+            return self.choices
+        module, _, name = self.choices.partition(":")
+        names = getattr(importlib.import_module(module), name)
+        return names() if callable(names) else names
+
+    def completions(self) -> Collection[str]:
+        """What a shell offers as its value."""
+        return ("True", "False") if self.kind is bool else self.names()
+
+    def values(self, quoted: Callable[[str], str] = str) -> str:
+        """Type and possible values, in words; `quoted` writes a text as such."""
+        kind = _KINDS[self.kind] + (" or None" if self.default is None else "")
+        if self.unit:
+            return f"{kind}: {_UNITS[self.unit]}, {'in (0, 1], or 0' if self.unit == 'fraction' else '0 or more'}"
+        names = self.names()
+        unnamed = ("",) if names and self.default == "" and "" not in names else ()
+        choices = ", ".join(quoted(name or '""') for name in (*unnamed, *names))
+        if self.items:
+            return f"{kind}: {self._items(choices)}"
+        if choices:
+            return f"{kind}: {choices}{'; also in upper case' if self.any_case else ''}"
+        if self.within:
+            return f"{kind}: {_interval(self.within)}"
+        return f"{kind}, not empty" if self.not_empty else kind
+
+    def _items(self, choices: str) -> str:
+        assert self.items is not None
+        kind = _ITEMS[self.items]
+        parts = ["one per task, or one for all" if self.per_task else kind]
+        if self.lengths:
+            parts[0] = f"{' or '.join(map(str, self.lengths))} {kind}"
+        if self.within:
+            parts.append(f"each {_interval(self.within)}")
+        if choices:
+            parts.append(f"of {choices}")
+        return ", ".join([*parts, "or empty"] if self.optional else parts)
+
+
+def _interval(text: str) -> str:
+    low, high = (part.strip() for part in text[1:-1].split(","))
+    if low == "-inf":
+        return "finite" if high == "inf" else f"at most {high}"
+    if high == "inf":
+        return f"above {low}" if text[0] == "(" else f"{low} or more"
+    return f"in {text}"
+
+
+def key(default: Any, meaning: str, **rules: Any) -> Key:
+    """A key with a default value, whose type it has; `rules` are attributes of `Key`."""
+    return Key(default=default, meaning=meaning, kind=type(default), **rules)
+
+
+def unset(kind: type, meaning: str, **rules: Any) -> Key:
+    """A key of that type, or None, which it is by default."""
+    return Key(default=None, meaning=meaning, kind=kind, **rules)
+
+
+def quantity(names: Mapping[str, tuple[str, type]], meaning: str, default: tuple[str, float] | None = None) -> Section:
+    """Keys of one quantity, of which one is given.
+
+    Args:
+      names: unit -> name and type of its key.
+      default: unit and value that count where none is given; None: it is off.
+    """
+    every = [name for name, _ in names.values()]
+    return {
+        name: unset(
+            kind,
+            meaning,
+            unit=unit,
+            rivals=tuple(other for other in every if other != name),
+            counts=default[1] if default and default[0] == unit else None,
+        )
+        for unit, (name, kind) in names.items()
+    }
+
+
+def duration(
+    prefix: str, meaning: str, epochs: type | None = None, default: tuple[str, float] | None = None
+) -> Section:
+    """The keys `<prefix>_<unit>` of a quantity in updates, as a share of the run or, where `epochs` is their type, in
+    epochs; `default` as of `quantity`."""
+    kinds = {"steps": int, "fraction": float} | ({"epochs": epochs} if epochs else {})
+    return quantity({unit: (f"{prefix}_{unit}", kind) for unit, kind in kinds.items()}, meaning, default)
+
+
+def initial_tree(section: Mapping[str, Any]) -> Section | ConfigDict:
+    """The default values of a section."""
+    tree = {
+        name: found.initial() if isinstance(found, Key) else initial_tree(found) if isinstance(found, dict) else found
+        for name, found in section.items()
+    }
+    return ConfigDict(tree, sort_keys=False) if isinstance(section, InOrder) else tree
+
+
+def walk(section: Mapping[str, Any], path: str, entries: Mapping[str, Section]) -> Iterator[tuple[str, Key]]:
+    """(dotted key, declaration) of a section in its order, `*` for an entry of the open nodes that `entries` has."""
+    behind = [path] if path in entries else []  # entries follow the keys of their node, or of the section around it
+    for name, found in section.items():
+        here = f"{path}.{name}" if path else name
+        if isinstance(found, Key):
+            yield here, found
+        elif here in entries and not any(isinstance(value, Key) for value in found.values()):
+            behind.append(here)
+        else:
+            yield from walk(found, here, entries)
+    for node in behind:
+        yield from ((f"{node}.*.{name}", found) for name, found in entries[node].items())

@@ -1,0 +1,111 @@
+"""Private parts of libraries: they are there in the versions of the tests, and what happens without them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linnaeus_jax.compat import SEEN, flax_parts, jax_parts, orbax_parts, wandb_parts
+from linnaeus_jax.models import initial
+from linnaeus_jax.reporting.wandb_file import compare, records
+
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+
+
+@pytest.mark.parametrize("library", SEEN)
+def test_the_parts_were_seen_in_the_version_that_is_tested(library):
+    """Who raises a version looks whether the parts of `compat` are still what they were, then changes `SEEN`."""
+    pinned = re.search(rf"^{library}==(.*)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert SEEN[library] == pinned[1]
+
+
+def test_every_function_says_what_happens_without_it():
+    for module in (flax_parts, jax_parts, orbax_parts, wandb_parts):
+        for name, value in vars(module).items():
+            if callable(value) and getattr(value, "__module__", "") == module.__name__ and not name.startswith("_"):
+                text = value.__doc__ or ""
+                assert re.search(r"Without|A version", text) or name in ("paths",), f"{module.__name__}.{name}"
+
+
+def test_a_function_without_its_count_of_programs_has_none():
+    jitted = jax.jit(lambda x: x + 1)
+    jitted(1)
+    assert jax_parts.compilations(jitted) == 1
+    assert jax_parts.compilations(lambda x: x) == 0
+
+
+def test_results_are_left_out_with_and_without_dead_code_elimination(monkeypatch):
+    key = jax.random.key(3)
+    constant = jax.make_jaxpr(lambda key: (jax.random.normal(key), jnp.ones(2)))(key)
+    used = jax.make_jaxpr(lambda key: (jnp.ones(2), jax.random.normal(key)))(key)
+    ours = [jax_parts.without_first(traced, 1)(key) for traced in (constant, used)]
+    monkeypatch.setattr(jax_parts, "dce_jaxpr", None)
+    for one, traced in zip(ours, (constant, used), strict=True):
+        np.testing.assert_array_equal(one[0], jax_parts.without_first(traced, 1)(key)[0])
+
+
+def test_without_a_trace_state_there_is_none(monkeypatch):
+    assert jax_parts.trace_state() == jax_parts.trace_state()
+    monkeypatch.setattr(jax_parts, "get_opaque_trace_state", None)
+    assert jax_parts.trace_state() is None
+
+
+class OfScopes(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        weight = initial.parameter(self, "weight", initial.ones, (3,))
+        assert flax_parts.declared_parameters(self) == ["weight"]
+        assert list(flax_parts.trace_levels(self)) == [jax_parts.trace_state()]
+        return x * weight
+
+
+def test_a_parameter_is_declared_with_and_without_reserving_it(monkeypatch):
+    x = jnp.ones(3)
+    variables = OfScopes().init(jax.random.key(0), x)
+    ours = OfScopes().apply(variables, x)
+    monkeypatch.setattr(initial, "reserve", lambda *_: False)
+    np.testing.assert_array_equal(ours, OfScopes().apply(variables, x))
+
+
+def test_scopes_without_these_parts():
+    class Other:
+        scope = object()
+
+    assert not flax_parts.reserve(Other(), "weight", "params")  # type: ignore[arg-type]
+    assert flax_parts.declared_parameters(Other()) == []  # type: ignore[arg-type]
+    assert list(flax_parts.trace_levels(Other())) == []  # type: ignore[arg-type]
+
+
+def test_without_a_schema_files_of_wandb_do_not_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(wandb_parts, "Record", None)
+    path = tmp_path / "wandb" / "offline-run-20260101_000000-abc" / "run-abc.wandb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b":W&B\0\0\0" + _block(b"any"))
+    with pytest.raises(ValueError, match="no schema of its records"):
+        list(records(path))
+    assert compare(tmp_path, "abc", {}) == (0, [path.parent])
+
+
+def _block(data: bytes) -> bytes:
+    import struct
+    import zlib
+
+    return struct.pack("<IHB", zlib.crc32(bytes([1]) + data), len(data), 1) + data
+
+
+def test_bytes_that_are_no_record_are_said_to_be_none():
+    with pytest.raises(ValueError, match="no record of W&B"):
+        wandb_parts.parsed_record(b"\xff\xff\xff")
+
+
+def test_wandb_names_what_it_keeps_outside(monkeypatch):
+    assert [variable for variable, _ in wandb_parts.outside_directories()] == ["WANDB_DATA_DIR", "WANDB_CACHE_DIR"]
+    monkeypatch.setattr(wandb_parts.wandb, "env", object())
+    assert wandb_parts.outside_directories() == []
