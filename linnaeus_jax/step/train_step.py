@@ -14,7 +14,7 @@ from flax import struct
 from linnaeus_jax import backend
 from linnaeus_jax.learning import gradnorm, losses, optimizers
 from linnaeus_jax.learning.branches import computed_if
-from linnaeus_jax.learning.joining import global_norm
+from linnaeus_jax.learning.joining import as_stored, global_norm
 from linnaeus_jax.metrics.phase import add
 from linnaeus_jax.schedules.values import values_at
 from linnaeus_jax.step import probes
@@ -250,7 +250,7 @@ def apply(
     ema, frozen_ema = (None, None) if state.ema is None else settings.optimizer.split_frozen(state.ema)
     optimizer, joining = settings.optimizer, settings.optimizer.joining
     old = Trainable(joining.join(trained), joining.join_state(state.opt_state), joining.join(ema))
-    joined_grads = joining.join(sums.grads)
+    joined_grads = joining.join(as_stored(sums.grads))
     norm = global_norm(joined_grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     if objective.recorder is not None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax import backend
-from linnaeus_jax.learning.joining import JOINED_BELOW, Joining, global_norm, leaf_sizes
+from linnaeus_jax.learning.joining import JOINED_BELOW, Joining, as_stored, global_norm, leaf_sizes
 from linnaeus_jax.learning.optimizers import build_optimizer
 from linnaeus_jax.learning.transforms import is_elementwise
 from linnaeus_jax.registry import OPTIMIZERS
@@ -116,3 +116,15 @@ def test_leaves_are_joined_where_that_saves_operations(target):
     # on a GPU a kernel for each sum: of what is large, and of all that is small together
     large = sum(leaf.size >= JOINED_BELOW for leaf in leaves)
     assert sums == (large + 1 if target == "gpu" else len(joining.paths()))
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_on_a_gpu_gradients_lie_as_parameters_do(target):
+    tree = {**tree_of(SHAPES), "frozen": None}
+    with backend.tracing_for(target):
+        found = as_stored(tree)
+        traced = str(jax.make_jaxpr(lambda tree: as_stored(tree))(tree))
+    jax.tree.map(np.testing.assert_array_equal, found, tree)
+    # a kernel of its own where the gradient of a convolution is turned
+    wanted = (len(SHAPES), 1) if target == "gpu" else (0, 0)
+    assert (traced.count("layout_constraint["), traced.count("optimization_barrier")) == wanted
