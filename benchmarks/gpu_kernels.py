@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +97,7 @@ def _walk(computations: Computations, name: str, rounds: int, found: Listing) ->
     return kernels
 
 
-def moved(kernels: Sequence[Kernel]) -> int:
+def moved(kernels: Iterable[Kernel]) -> int:
     """Bytes of all starts."""
     return sum(kernel.bytes * kernel.rounds for kernel in kernels)
 
@@ -200,7 +200,8 @@ def _written(instruction: Parsed, here: dict[str, Parsed], computations: Computa
         return sum(shape_bytes(f"{dtype}[]") * math.prod(axes) for dtype, axes in used)
     if instruction.opcode == "copy-start":
         return here[instruction.operands[0]].size
-    if _COLLECTIVE.match(instruction.opcode) and instruction.opcode.endswith("-start"):
+    sent = _COLLECTIVE.match(instruction.opcode)
+    if sent and sent[2] and sent[1] != "all-reduce":  # those have their operands beside their results
         return max(instruction.size - sum(here[name].size for name in instruction.operands if name in here), 0)
     return _result(instruction, here)
 
@@ -264,11 +265,6 @@ def figures(found: Listing, pictures: int, bandwidth: float, peaks: dict[str, fl
     wide = [kernel for kernel in kernels if "f32" in kernel.dtypes[:2]]
     of_products = [kernel.flops / pictures / 1e6 for kernel in wide if kernel.kind == "product"]
     convolutions = (kernel for kernel in kernels if kernel.kind == "convolution")
-    places = [place for place, kernel in enumerate(kernels) if _COLLECTIVE.match(kernel.kind)]
-    # of kernels that may run while a collective does
-    beside = {
-        id(kernels[i]): _sums(kernels[i + 1 : i + 1 + kernels[i].beside], pictures, bandwidth, peaks) for i in places
-    }
     return {
         **_sums(kernels, pictures, bandwidth, peaks),
         "small_kernels": sum(kernel.rounds for kernel in kernels if kernel.bytes < SMALL),
@@ -282,13 +278,25 @@ def figures(found: Listing, pictures: int, bandwidth: float, peaks: dict[str, fl
         "copied_mb": round(moved([kernel for kernel in kernels if kernel.kind == "copy"]) / 2e6, 2),
         "unknown_loops": sorted(scope for scope, rounds in found.loops if rounds is None),
         "conditionals": sorted(found.conditionals),
-        "collectives": {
-            kind: _sums(same, pictures, bandwidth, peaks)
-            | {"beside_ms": round(sum(beside[id(kernel)]["roof_ms"] for kernel in same), 3)}
-            for kind, same in _by_kind([kernels[place] for place in places])
-        },
+        "collectives": _collectives(kernels, pictures, bandwidth, peaks),
         "kinds": {kind: _sums(same, pictures, bandwidth, peaks) for kind, same in _by_kind(kernels)},
     }
+
+
+def _collectives(
+    kernels: Sequence[Kernel], pictures: int, bandwidth: float, peaks: dict[str, float]
+) -> dict[str, dict[str, int | float]]:
+    """Sums of each kind, and `beside_ms`: the roof of what may run at the same time."""
+    groups: dict[str, list[int]] = {}
+    for place, kernel in enumerate(kernels):
+        if _COLLECTIVE.match(kernel.kind):
+            groups.setdefault(kernel.kind, []).append(place)
+    found = {}
+    for kind, places in groups.items():
+        beside = [one for place in places for one in kernels[place + 1 : place + 1 + kernels[place].beside]]
+        found[kind] = _sums([kernels[place] for place in places], pictures, bandwidth, peaks)
+        found[kind]["beside_ms"] = _sums(beside, pictures, bandwidth, peaks)["roof_ms"]
+    return found
 
 
 def _count(kernels: Sequence[Kernel], kind: str) -> int:

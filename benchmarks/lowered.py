@@ -51,8 +51,8 @@ def write(name: str, path: Path) -> None:
     from linnaeus_jax.step.placement import Placement
 
     changes = {**EVERYTHING, **PROGRAMS[name][0]} if name == "everything" else PROGRAMS[name][0]
-    size, rows = (48, 64) if name == "demo" else (32, 8 * jax.device_count())
-    case = Case("mFormerV0-tiny" if name == "mFormerV0" else "mFormerV1-tiny", size, rows, False)
+    size, pictures = (48, 64) if name == "demo" else (32, 8 * jax.device_count())
+    case = Case("mFormerV0-tiny" if name == "mFormerV0" else "mFormerV1-tiny", size, pictures, False)
     with tempfile.TemporaryDirectory() as directory:
         built = build(case, write_labels(Path(directory) / "labels.h5"), changes)
     program, placement = built.program, built.placement
