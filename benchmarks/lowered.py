@@ -36,7 +36,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], int]] = {
     "two_devices": ({}, 2),
     "fsdp": ({"parallel.fsdp": True}, 2),
     "evaluation": ({}, 1),
-    "demo": ({"loss.grad_weighting.task.type": "static"}, 1),
+    "demo": ({}, 1),
 }
 #: more operations take longer to compile than the first minutes with the demo should
 MOST_OPERATIONS = {"demo": 10_000}
@@ -45,16 +45,23 @@ SHOWN_LINES = 40
 
 def write(name: str, path: Path) -> None:
     """Lowers one program in this process, whose devices are set by then, and writes its text."""
+    import h5py
     import jax
+    import numpy as np
 
     from benchmarks.step_common import EVERYTHING, Case, build, write_labels
     from linnaeus_jax.step.placement import Placement
 
     changes = {**EVERYTHING, **PROGRAMS[name][0]} if name == "everything" else PROGRAMS[name][0]
     size, pictures = (48, 64) if name == "demo" else (32, 8 * jax.device_count())
+    if name == "demo":
+        changes = demo_changes()
     case = Case("mFormerV0-tiny" if name == "mFormerV0" else "mFormerV1-tiny", size, pictures, False)
     with tempfile.TemporaryDirectory() as directory:
-        built = build(case, write_labels(Path(directory) / "labels.h5"), changes)
+        labels = write_labels(Path(directory) / "labels.h5")
+        with h5py.File(labels, "a") as file:  # the demo has it
+            file["elevation_broadrange_2"] = np.ones((len(file["img_identifiers"]), 10), np.float32)
+        built = build(case, labels, changes)
     program, placement = built.program, built.placement
     state = jax.eval_shape(program.initial_state)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), built.batches[0])
@@ -85,6 +92,20 @@ def write(name: str, path: Path) -> None:
         donate_argnames=("state",),
     )
     path.write_text(step.lower(state, batch).as_text())
+
+
+def demo_changes() -> dict[str, Any]:
+    """What `configs/quickstart.py` changes of the default configuration, but for its data."""
+    import runpy
+
+    from linnaeus_jax.config import get_config
+    from linnaeus_jax.config.saved import flatten
+
+    made = runpy.run_path("configs/quickstart.py")["get_config"]()
+    before, after = flatten(get_config().to_dict()), flatten(made.to_dict())
+    changed = {key: value for key, value in after.items() if before.get(key) != value}
+    data = ("data.h5.", "data.batch_size")
+    return {"debug.jsonl.enabled": True} | {k: value for k, value in changed.items() if not k.startswith(data)}
 
 
 def operations(lines: Sequence[str]) -> int:
