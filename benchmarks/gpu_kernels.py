@@ -286,14 +286,15 @@ def figures(found: Listing, pictures: int, bandwidth: float, peaks: dict[str, fl
 def _collectives(
     kernels: Sequence[Kernel], pictures: int, bandwidth: float, peaks: dict[str, float]
 ) -> dict[str, dict[str, int | float]]:
-    """Sums of each kind, and `beside_ms`: the roof of what may run at the same time."""
+    """Sums of each kind, and `beside_ms`: the roof of what may run while those do that are not `SMALL`."""
     groups: dict[str, list[int]] = {}
     for place, kernel in enumerate(kernels):
         if _COLLECTIVE.match(kernel.kind):
             groups.setdefault(kernel.kind, []).append(place)
     found = {}
     for kind, places in groups.items():
-        beside = [one for place in places for one in kernels[place + 1 : place + 1 + kernels[place].beside]]
+        large = [place for place in places if kernels[place].bytes >= SMALL]
+        beside = [one for place in large for one in kernels[place + 1 : place + 1 + kernels[place].beside]]
         found[kind] = _sums([kernels[place] for place in places], pictures, bandwidth, peaks)
         found[kind]["beside_ms"] = _sums(beside, pictures, bandwidth, peaks)["roof_ms"]
     return found
