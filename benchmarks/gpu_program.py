@@ -246,8 +246,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         with worktree(args.baseline) as package:
             before = all_of(package, "baseline")
         _print(ratios(before, found))
-    typed = sys.argv[1:] if argv is None else argv
-    command = shlex.join(["python", "-m", "benchmarks.gpu_program", *typed])
+    command = shlex.join(["python", "-m", "benchmarks.gpu_program", *(sys.argv[1:] if argv is None else argv)])
+    command = re.sub(r" --keep[ =](\S+)", "", command)  # a place of this machine, without influence
     details = {"programs": {label: {"command": command} | one for label, one in found.items()}}
     details |= {"baseline": before} if before else {}
     if args.add and (RESULTS / f"{args.name}.json").is_file():
