@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ class Kernel:
     dtypes: tuple[str, ...]  # of both operands and the result of a product or convolution, else ()
     rounds: int = 1  # how often it is started
     shape: str = ""  # of its result
+    beside: int = 0  # kernels that follow in the listing before a collective must have ended
 
     def seconds(self, bandwidth: float, peaks: dict[str, float]) -> float:
         """At least that long takes one start: bytes / s, and FLOPs / s by dtype of the operands."""
@@ -65,33 +66,38 @@ def listing(text: str) -> Listing:
     return found
 
 
-def _walk(computations: Computations, name: str, rounds: int, found: Listing) -> Iterator[Kernel]:
-    here = computations[name]
-    for instruction in here.values():
+def _walk(computations: Computations, name: str, rounds: int, found: Listing) -> list[Kernel]:
+    here, kernels, started = computations[name], list[Kernel](), dict[str, int]()
+    for key, instruction in here.items():
         opcode, rest = instruction.opcode, instruction.rest
+        if opcode.endswith("-done") and (start := started.get(instruction.operands[0])) is not None:
+            kernels[start] = replace(kernels[start], beside=len(kernels) - start - 1)
         if opcode in _FREE or opcode.endswith("-done"):
             continue
+        if opcode.endswith("-start"):
+            started[key] = len(kernels)
         if opcode == "while":
             known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', rest)
             found.loops.append((instruction.scope, int(known[1]) if known else None))
             body = re.search(r"body=%?([\w.\-]+)", rest)
             assert body is not None
-            yield from _walk(computations, body[1], rounds * (int(known[1]) if known else 1), found)
+            kernels += _walk(computations, body[1], rounds * (int(known[1]) if known else 1), found)
         elif opcode == "conditional":
             found.conditionals.append(instruction.scope)
             names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", rest)
             for branches in re.findall(r"branch_computations=\{([^}]*)\}", rest):
                 names += [branch.strip().lstrip("%") for branch in branches.split(",")]
-            yield from max((list(_walk(computations, branch, rounds, found)) for branch in names), key=moved)
+            kernels += max((_walk(computations, branch, rounds, found) for branch in names), key=moved)
         elif opcode in ("call", "async-start"):
             called = re.search(r"(?:to_apply|calls)=%?([\w.\-]+)", rest)
             assert called is not None
-            yield from _walk(computations, called[1], rounds, found)
+            kernels += _walk(computations, called[1], rounds, found)
         else:
-            yield replace(_kernel(instruction, here, computations), rounds=rounds)
+            kernels.append(replace(_kernel(instruction, here, computations), rounds=rounds))
+    return kernels
 
 
-def moved(kernels: Sequence[Kernel]) -> int:
+def moved(kernels: Iterable[Kernel]) -> int:
     """Bytes of all starts."""
     return sum(kernel.bytes * kernel.rounds for kernel in kernels)
 
@@ -194,7 +200,8 @@ def _written(instruction: Parsed, here: dict[str, Parsed], computations: Computa
         return sum(shape_bytes(f"{dtype}[]") * math.prod(axes) for dtype, axes in used)
     if instruction.opcode == "copy-start":
         return here[instruction.operands[0]].size
-    if _COLLECTIVE.match(instruction.opcode) and instruction.opcode.endswith("-start"):
+    sent = _COLLECTIVE.match(instruction.opcode)
+    if sent and sent[2] and sent[1] != "all-reduce":  # those have their operands beside their results
         return max(instruction.size - sum(here[name].size for name in instruction.operands if name in here), 0)
     return _result(instruction, here)
 
@@ -258,7 +265,6 @@ def figures(found: Listing, pictures: int, bandwidth: float, peaks: dict[str, fl
     wide = [kernel for kernel in kernels if "f32" in kernel.dtypes[:2]]
     of_products = [kernel.flops / pictures / 1e6 for kernel in wide if kernel.kind == "product"]
     convolutions = (kernel for kernel in kernels if kernel.kind == "convolution")
-    collectives = [kernel for kernel in kernels if _COLLECTIVE.match(kernel.kind)]
     return {
         **_sums(kernels, pictures, bandwidth, peaks),
         "small_kernels": sum(kernel.rounds for kernel in kernels if kernel.bytes < SMALL),
@@ -272,9 +278,26 @@ def figures(found: Listing, pictures: int, bandwidth: float, peaks: dict[str, fl
         "copied_mb": round(moved([kernel for kernel in kernels if kernel.kind == "copy"]) / 2e6, 2),
         "unknown_loops": sorted(scope for scope, rounds in found.loops if rounds is None),
         "conditionals": sorted(found.conditionals),
-        "collectives": {kind: _sums(same, pictures, bandwidth, peaks) for kind, same in _by_kind(collectives)},
+        "collectives": _collectives(kernels, pictures, bandwidth, peaks),
         "kinds": {kind: _sums(same, pictures, bandwidth, peaks) for kind, same in _by_kind(kernels)},
     }
+
+
+def _collectives(
+    kernels: Sequence[Kernel], pictures: int, bandwidth: float, peaks: dict[str, float]
+) -> dict[str, dict[str, int | float]]:
+    """Sums of each kind, and `beside_ms`: the roof of what may run while those do that are not `SMALL`."""
+    groups: dict[str, list[int]] = {}
+    for place, kernel in enumerate(kernels):
+        if _COLLECTIVE.match(kernel.kind):
+            groups.setdefault(kernel.kind, []).append(place)
+    found = {}
+    for kind, places in groups.items():
+        large = [place for place in places if kernels[place].bytes >= SMALL]
+        beside = [one for place in large for one in kernels[place + 1 : place + 1 + kernels[place].beside]]
+        found[kind] = _sums([kernels[place] for place in places], pictures, bandwidth, peaks)
+        found[kind]["beside_ms"] = _sums(beside, pictures, bandwidth, peaks)["roof_ms"]
+    return found
 
 
 def _count(kernels: Sequence[Kernel], kind: str) -> int:

@@ -1,7 +1,7 @@
 """The programs that a GPU would run, compiled without a GPU, and what they would do there.
 
     python -m benchmarks.gpu_program [update] [gradnorm] [evaluation] [predict] [--model mFormerV1-sm] [--img-size 384]
-        [--rows 64] [--target h100] [--devices 8 --fsdp] [--baseline COMMIT]
+        [--rows 64] [--target h100] [--devices 8 --fsdp] [--baseline COMMIT] [--add]
     python -m benchmarks.gpu_program --compare OLD.json NEW.json
 
 XLA's compiler for GPUs gets a description of the device (`gpu_targets/`) in place of one, so that neither a GPU nor a
@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write_results
+from benchmarks.common import RESULTS, write_results
 from benchmarks.gpu_kernels import Listing, figures, listing
 from benchmarks.other_commit import HERE, start, worktree
 
@@ -151,7 +151,9 @@ def row(label: str, found: Mapping[str, Any]) -> dict[str, Any]:
     single = {key: value for key, value in found.items() if isinstance(value, int | float)}
     convolutions = ", ".join(f"{count} {kind}" for kind, count in found["convolutions"].items())
     lists = {key: len(found[key]) for key in ("unknown_loops", "conditionals")}
-    collectives = ", ".join(f"{sums['kernels']} {kind}" for kind, sums in found["collectives"].items())
+    collectives = ", ".join(
+        f"{sums['kernels']} {kind} ({sums['beside_ms']:.2f} ms beside)" for kind, sums in found["collectives"].items()
+    )
     return {"program": label, **single, **lists, "convolutions": convolutions, "collectives": collectives}
 
 
@@ -210,6 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--baseline", metavar="COMMIT", help="another commit to compare with")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="JSON", help="only print ratios of two results")
+    parser.add_argument("--add", action="store_true", help="programs of the file of results that are not compiled stay")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the texts of the compiled programs there")
     parser.add_argument("--name", default="gpu_program", help="of the file of results (default: %(default)s)")
     return parser
@@ -243,9 +246,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         with worktree(args.baseline) as package:
             before = all_of(package, "baseline")
         _print(ratios(before, found))
-    typed = sys.argv[1:] if argv is None else argv
-    command = shlex.join(["python", "-m", "benchmarks.gpu_program", *typed])
-    details = {"programs": found} | ({"baseline": before} if before else {})
+    command = shlex.join(["python", "-m", "benchmarks.gpu_program", *(sys.argv[1:] if argv is None else argv)])
+    command = re.sub(r" --keep[ =](\S+)", "", command)  # a place of this machine, without influence
+    details = {"programs": {label: {"command": command} | one for label, one in found.items()}}
+    details |= {"baseline": before} if before else {}
+    if args.add and (RESULTS / f"{args.name}.json").is_file():
+        earlier = json.loads((RESULTS / f"{args.name}.json").read_text())
+        details = {key: earlier.get(key, {}) | details.get(key, {}) for key in ("programs", "baseline")}
     print(write_results(args.name, table(found), command, details))
 
 

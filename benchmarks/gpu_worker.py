@@ -108,6 +108,7 @@ def compile_all(settings: dict[str, Any], directory: Path) -> None:
                 "results": analysis.output_size_in_bytes,
                 "aliased": analysis.alias_size_in_bytes,
                 "temporary": analysis.temp_size_in_bytes,
+                "peak": analysis.peak_memory_in_bytes,
             }
     (directory / "memory.json").write_text(json.dumps(memory))
 

@@ -1,12 +1,13 @@
-"""The lowered text of eight programs, compared with that of another commit: identical, or where they differ.
+"""The lowered text of nine programs, compared with that of another commit: identical, or where they differ.
 
     python -m benchmarks.lowered [NAME ...] [--baseline COMMIT]
 
 A change that only moves code must leave every program identical; the compiled programs are then the same, too. The
 programs are those of a real run over generated labels: the default update (`plain`), everything on, the update that
-measures GradNorm, mFormerV0, bfloat16, two devices, FSDP over two devices, and the evaluation. Without --baseline the
-working tree is compared with its own commit. Differences are printed as the first lines of a unified diff without the
-numbers of values; --keep DIR keeps the whole texts. The exit status is 1 where a program differs.
+measures GradNorm, mFormerV0, bfloat16, two devices, FSDP over two devices, the evaluation, and the update of the demo.
+Without --baseline the working tree is compared with its own commit. Differences are printed as the first lines of a
+unified diff without the numbers of values; --keep DIR keeps the whole texts. The exit status is 1 where a program
+differs, and where the demo's update has more operations than `MOST_OPERATIONS`.
 """
 
 from __future__ import annotations
@@ -35,21 +36,32 @@ PROGRAMS: dict[str, tuple[dict[str, Any], int]] = {
     "two_devices": ({}, 2),
     "fsdp": ({"parallel.fsdp": True}, 2),
     "evaluation": ({}, 1),
+    "demo": ({}, 1),
 }
+#: more operations take longer to compile than the first minutes with the demo should
+MOST_OPERATIONS = {"demo": 10_000}
 SHOWN_LINES = 40
 
 
 def write(name: str, path: Path) -> None:
     """Lowers one program in this process, whose devices are set by then, and writes its text."""
+    import h5py
     import jax
+    import numpy as np
 
     from benchmarks.step_common import EVERYTHING, Case, build, write_labels
     from linnaeus_jax.step.placement import Placement
 
     changes = {**EVERYTHING, **PROGRAMS[name][0]} if name == "everything" else PROGRAMS[name][0]
-    case = Case("mFormerV0-tiny" if name == "mFormerV0" else "mFormerV1-tiny", 32, 8 * jax.device_count(), False)
+    size, pictures = (48, 64) if name == "demo" else (32, 8 * jax.device_count())
+    if name == "demo":
+        changes = demo_changes()
+    case = Case("mFormerV0-tiny" if name == "mFormerV0" else "mFormerV1-tiny", size, pictures, False)
     with tempfile.TemporaryDirectory() as directory:
-        built = build(case, write_labels(Path(directory) / "labels.h5"), changes)
+        labels = write_labels(Path(directory) / "labels.h5")
+        with h5py.File(labels, "a") as file:  # the demo has it
+            file["elevation_broadrange_2"] = np.ones((len(file["img_identifiers"]), 10), np.float32)
+        built = build(case, labels, changes)
     program, placement = built.program, built.placement
     state = jax.eval_shape(program.initial_state)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), built.batches[0])
@@ -82,6 +94,25 @@ def write(name: str, path: Path) -> None:
     path.write_text(step.lower(state, batch).as_text())
 
 
+def demo_changes() -> dict[str, Any]:
+    """What `configs/quickstart.py` changes of the default configuration, but for its data."""
+    import runpy
+
+    from linnaeus_jax.config import get_config
+    from linnaeus_jax.config.saved import flatten
+
+    made = runpy.run_path("configs/quickstart.py")["get_config"]()
+    before, after = flatten(get_config().to_dict()), flatten(made.to_dict())
+    changed = {key: value for key, value in after.items() if before.get(key) != value}
+    data = ("data.h5.", "data.batch_size")
+    return {"debug.jsonl.enabled": True} | {k: value for k, value in changed.items() if not k.startswith(data)}
+
+
+def operations(lines: Sequence[str]) -> int:
+    """How many a lowered text has."""
+    return sum(re.match(r"\s+%\S+ = ", line) is not None for line in lines)
+
+
 def lowered(names: Sequence[str], package: Path, directory: Path) -> None:
     """Writes `<name>.mlir` for each program of the checkout `package`, each in a process of its own."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -109,8 +140,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         lowered(options.names, other_commit.HERE, root / "here")
         for name in options.names:
             old, new = ((root / side / f"{name}.mlir").read_text().splitlines() for side in ("baseline", "here"))
+            count, most = operations(new), MOST_OPERATIONS.get(name)
+            if most is not None and count > most:
+                print(f"{name}: {count} operations, more than {most}")
+                differ.append(name)
             if old == new:
-                print(f"{name}: identical, {len(new)} lines")
+                print(f"{name}: identical, {len(new)} lines, {count} operations")
                 continue
             differ.append(name)
             # a new operation renumbers all that follow it

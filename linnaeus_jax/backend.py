@@ -223,14 +223,20 @@ TASKS_TOGETHER = Trick(
 GATHERED_LEAVES = Trick(
     "gathered-leaves",
     (CPU, TPU),
-    "small leaves are joined, so that the optimizer's work on hundreds of them is one operation",
+    "small leaves are gathered in vectors, so that the optimizer's work on hundreds of them is one operation",
     "python -m benchmarks.start_up; kernels in python -m benchmarks.gpu_program",
 )
 NORM_OF_ONE_VECTOR = Trick(
     "norm-of-one-vector",
     (GPU,),
-    "the norm of small leaves, which are not joined, is that of one vector of them instead of a kernel for each",
+    "the norm of small leaves, which are not gathered, is that of one vector of them instead of a kernel for each",
     "python -m benchmarks.gpu_program",
+)
+GRADIENTS_AS_STORED = Trick(
+    "gradients-as-stored",
+    (GPU,),
+    "gradients are brought into the order of their parameters, instead of three results of the update",
+    "copies in python -m benchmarks.gpu_program",
 )
 UNROLLED_ACCUMULATION = Trick(
     "unrolled-accumulation",

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from linnaeus_jax.learning.joining import global_norm, worth_joining
 
 from linnaeus_jax import backend
 from linnaeus_jax.backend import CPU, EVERYWHERE, PLAIN, TRICKS
 from linnaeus_jax.learning.branches import computed_if
 from linnaeus_jax.learning.gradnorm import task_gradients
-from linnaeus_jax.learning.joining import global_norm, worth_joining
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import operations
 from linnaeus_jax.models.depthwise import depthwise_conv

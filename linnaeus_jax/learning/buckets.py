@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from linnaeus_jax import backend
 
@@ -44,6 +45,23 @@ def global_norm(tree: Any) -> jax.Array:
             leaves = [jax.lax.optimization_barrier(jnp.concatenate(small)), *large]
     result: jax.Array = optax.tree.norm(leaves)
     return result
+
+
+def as_stored(grads: Any) -> Any:
+    """On a GPU gradients in the order of memory that parameters have, None where frozen; elsewhere as they are.
+
+    A convolution or a reduction over devices leaves a gradient in an order of its own. XLA would compute the update in
+    that order and copy three results, parameter and moments. A kernel that changes the order cannot write over what it
+    reads: of convolutions, that of the gradient is one of its own.
+    """
+    if not backend.GRADIENTS_AS_STORED.here():
+        return grads
+
+    def stored(x: jax.Array) -> jax.Array:
+        same = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+        return jax.lax.optimization_barrier(same) if x.ndim > 2 else same
+
+    return jax.tree.map(stored, grads)
 
 
 class _Member(NamedTuple):

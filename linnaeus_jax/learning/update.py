@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from linnaeus_jax.learning.branches import computed_if
-from linnaeus_jax.learning.buckets import LeafBuckets, global_norm
+from linnaeus_jax.learning.buckets import LeafBuckets, as_stored, global_norm
 
 Rates = Mapping[str, jax.typing.ArrayLike]
 
@@ -133,6 +133,7 @@ class Update:
         nothing: tuple[Any, Any] = None, None
         ema, self._frozen_ema = nothing if old.ema is None else optimizer.split_frozen(old.ema)
         self._old = Trainable(buckets.gather(params), buckets.gather_state(old.opt_state), buckets.gather(ema))
+        grads = as_stored(grads)
         self._grads = buckets.gather(grads)
         self.norm = global_norm(buckets.leaves(self._grads))
         if settings.clip_mode == "adaptive":  # it looks at the units of single leaves

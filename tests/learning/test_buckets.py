@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax import backend
-from linnaeus_jax.learning.buckets import GATHERED_BELOW, LeafBuckets, global_norm
+from linnaeus_jax.learning.buckets import GATHERED_BELOW, LeafBuckets, as_stored, global_norm
 from linnaeus_jax.learning.optimizers import build_optimizer
 from linnaeus_jax.registry import OPTIMIZERS
 from tests.learning.test_filters import Info
@@ -105,3 +105,16 @@ def test_leaves_are_gathered_where_that_saves_operations(target):
     # on a GPU a kernel for each sum: of what is large, and of all that is small together
     large = sum(leaf.size >= GATHERED_BELOW for leaf in leaves)
     assert sums == (large + 1 if target == "gpu" else len(gathered))
+
+
+@pytest.mark.tricks
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_on_a_gpu_gradients_lie_as_parameters_do(target):
+    tree = {**tree_of(SHAPES), "frozen": None}
+    with backend.tracing_for(target):
+        found = as_stored(tree)
+        traced = str(jax.make_jaxpr(lambda tree: as_stored(tree))(tree))
+    jax.tree.map(np.testing.assert_array_equal, found, tree)
+    # a kernel of its own where the gradient of a convolution is turned
+    wanted = (len(SHAPES), 1) if target == "gpu" else (0, 0)
+    assert (traced.count("layout_constraint["), traced.count("optimization_barrier")) == wanted

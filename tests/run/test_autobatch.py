@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from benchmarks.common import RESULTS
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import autobatch, experiment
 from linnaeus_jax.run.inputs import build_inputs
+from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.tools import autobatch as tool
 from tests.tiny import tiny_config
 
@@ -69,6 +71,16 @@ def test_the_budget_is_a_share_of_what_is_known(tmp_path: Path) -> None:
     assert autobatch.device_budget(config) == 10**9
     with pytest.raises(UserError, match=r"data.autobatch.device_memory_gb = 0\.0"):
         autobatch.device_budget(settings(tmp_path))
+
+
+def test_what_a_gpu_program_takes_is_what_it_was_counted_with() -> None:
+    """The memory of `CompiledStep`, which decides, is that of `benchmarks.gpu_program`."""
+    programs = json.loads((RESULTS / "gpu_program.json").read_text())["programs"]
+    for found in (one for label, one in programs.items() if label.startswith("update, ")):
+        names = {"arguments": "arguments", "results": "results", "reused": "aliased", "temporaries": "temporary"}
+        memory = {name: round(found[f"{other}_mb"] * 1e6) for name, other in names.items()}
+        step = CompiledStep("plain", print, None, 0.0, memory, 0.0)  # type: ignore[arg-type]  # nothing is run
+        assert step.memory_bytes == pytest.approx(found["memory_mb"] * 1e6, abs=1e4)
 
 
 def test_a_run_that_goes_on_keeps_its_batch(tmp_path: Path) -> None:
