@@ -281,8 +281,13 @@ def model() -> Section:
             positions=placeholder(str),
             # of class token and registers, how many have an entry in that table; None: the variant's
             placed_tokens=placeholder(int),
-            # DINOv3's rotary positions with periods in float32 or bfloat16; empty: none; None: the variant's
+            # rotary positions: DINOv3's with periods in float32 or bfloat16, or grid, EVA-02's; empty: none
+            # None: the variant's
             rope=placeholder(str),
+            # side in patches of the grid that rope=grid stretches over every picture; None: the variant's
+            rope_grid=placeholder(int),
+            # a norm before the last map of each mlp, of each attention, or of both; empty: none; None: the variant's
+            sub_norm=placeholder(str),
             pre_norm=placeholder(bool),  # a norm before the first block; None: the variant's
             # what becomes the features: the class token, avg, the mean of the patches; or map, pooling by attention
             # None: the variant's
