@@ -132,7 +132,12 @@ def eva_cases() -> Iterator[tuple[str, Case]]:
     gap: dict[str, Any] = {"class_token": False, "num_reg_tokens": 2, "use_rot_pos_emb": True, "use_abs_pos_emb": False}
     gap |= {"ref_feat_shape": (16, 16), "init_values": 1e-5}
     yield "timm_rope_gap", timm_case(Eva, {"architecture": "vit_medium_patch16_rope_reg1_gap_256"}, **gap)
-    norms: dict[str, Any] = {"scale_attn_norm": True, "scale_mlp_norm": True, "norm_layer": DINOV3["norm_layer"], "global_pool": "avg"}
+    norms: dict[str, Any] = {
+        "scale_attn_norm": True,
+        "scale_mlp_norm": True,
+        "norm_layer": DINOV3["norm_layer"],
+        "global_pool": "avg",
+    }
     yield "timm_beit3", timm_case(VisionTransformer, {"architecture": "beit3_base_patch16_224"}, **norms)
     about = {"architecture": "vit_so400m_patch16_siglip_256"}
     siglip: dict[str, Any] = {"class_token": False, "global_pool": "map", "act_layer": "gelu_tanh"}
