@@ -165,7 +165,7 @@ TEXT = {
     r"(?:text|text_model)\..*|(?:transformer|token_embedding|ln_final)\..*": "of the text tower",
     r"positional_embedding|text_projection(?:\.\w+)?|attn_mask": "of the text tower",
     r"logit_scale|logit_bias": "compares pictures with texts",
-    r"visual\.head\..*": "the projection to the space of texts",
+    r"visual\.head\..*|visual\.continual_proj": "the projection to the space of texts",
 }
 _MASK = {r".*mask_token": "stands for patches that are hidden in pretraining"}
 
