@@ -73,14 +73,14 @@ def torch_run(given: Sequence[np.ndarray], step: str) -> Run:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
-    qkv = [torch.from_numpy(x).to(device, kind).transpose(1, 2).contiguous() for x in given]
-    for each in qkv:
+    q, k, v = (torch.from_numpy(x).to(device, kind).transpose(1, 2).contiguous() for x in given)
+    for each in (q, k, v):
         each.requires_grad_(step == "training")
 
     def run() -> None:
-        out = torch.nn.functional.scaled_dot_product_attention(*qkv)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
         if step == "training":
-            torch.autograd.grad(out.float().square().sum(), qkv)
+            torch.autograd.grad(out.float().square().sum(), (q, k, v))
         if device.type == "cuda":
             torch.cuda.synchronize()
 

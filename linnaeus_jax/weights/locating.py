@@ -30,8 +30,10 @@ SCHEMES = {
 #: those that are fetched from the hub
 FETCHED = ("hf", "timm")
 #: files of a repository that are looked for where none is named; the last are OpenCLIP's, and indexes of several files
-HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-HUB_FILES += ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+HUB_FILES = (
+    *("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+)
 
 
 def scheme_of(name: str) -> str:

@@ -22,8 +22,10 @@ Arrays = Mapping[str, np.ndarray]
 
 _TOKENS: Names = (("cls_token", "patch_embed.cls_token"), ("pos_embed", TABLE), ("reg_token", "patch_embed.reg_token"))
 _SAME = ("patch_embed.proj.", "norm_pre.", "norm.", "fc_norm.", "attn_pool.")
-_BLOCK_SAME = ("norm1.", "norm2.", "attn.qkv.", "attn.norm.", "attn.proj.")
-_BLOCK_SAME += ("mlp.fc1.", "mlp.norm.", "mlp.fc2.", "ls1.gamma", "ls2.gamma")
+_BLOCK_SAME = (
+    *("norm1.", "norm2.", "attn.qkv.", "attn.norm.", "attn.proj."),
+    *("mlp.fc1.", "mlp.norm.", "mlp.fc2.", "ls1.gamma", "ls2.gamma"),
+)
 _TIMM: Names = (
     *_TOKENS,
     *((name, name) for name in _SAME),
