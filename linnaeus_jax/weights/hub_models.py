@@ -74,19 +74,8 @@ def _vit(
     return HubModel(name, source, megabytes, parameters, gmac, licence, side, "ViT", variant, settings, purpose)
 
 
-def _convnext(
-    name: str,
-    source: str,
-    megabytes: float,
-    parameters: float,
-    gmac: float,
-    licence: str,
-    side: int,
-    variant: str,
-    purpose: str,
-    **settings: Any,
-) -> HubModel:
-    return HubModel(name, source, megabytes, parameters, gmac, licence, side, "ConvNeXt", variant, settings, purpose)
+def _convnext(*facts: Any, **settings: Any) -> HubModel:
+    return _vit(*facts)._replace(type="ConvNeXt", settings=settings)
 
 
 _FINE = "features for fine differences"
