@@ -35,13 +35,17 @@ def worktree(commit: str) -> Iterator[Path]:
 
 
 def start(
-    program: str, arguments: Sequence[str], package: Path = HERE, env: dict[str, str] | None = None
+    program: str,
+    arguments: Sequence[str],
+    package: Path = HERE,
+    env: dict[str, str] | None = None,
+    python: str = sys.executable,
 ) -> subprocess.Popen[str]:
     """Starts `benchmarks/<program>.py` of the working tree with the packages of the checkout `package`."""
     paths = [str(package), os.environ.get("PYTHONPATH")]  # what is found there stays, behind the package
     return subprocess.Popen(
         # -P: the directory of the program is no place to import from
-        [sys.executable, "-P", str(HERE / "benchmarks" / f"{program}.py"), *arguments],
+        [python, "-P", str(HERE / "benchmarks" / f"{program}.py"), *arguments],
         env={**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         cwd=package,
         stdin=subprocess.PIPE,

@@ -12,9 +12,11 @@ the JSON file; `temporaries_mb` and `arguments_mb` are the compiler's figures fo
 --baseline measures the steps of another commit (default 574d9d1), too: `speedup` is its time over that of the working
 tree, median over the rounds with quartiles, and `control` the working tree against itself, whose distance from 1 is
 the noise; `cpu_speedup` is the ratio of CPU seconds, which says more on a busy machine. --torch compares with timm
-models (pip install -e '.[bench]'): ConvNeXt-T, on a GPU compiled and beside ViT-S, else eager; `flop_speed` is the
-working tree's operations per second relative to theirs. --hdf5 also reads the pictures from a file: `of_synthetic` is
-its speed relative to pictures that wait on the device; give --updates 20 or more, so that the loader has to keep up.
+models (pip install -e '.[bench]'), those that are named, else ConvNeXt-T, on a GPU with ViT-S; compiled on a GPU, else
+eager, channels last: `picture_speed` is the working tree's pictures per second relative to theirs, with quartiles,
+`flop_speed` the same of operations. --torch-python is the interpreter that has timm, if this one has not. --hdf5 also
+reads the pictures from a file: `of_synthetic` is its speed relative to pictures that wait on the device; give --updates
+20 or more, so that the loader has to keep up.
 Writes results/train_step.json (--name).
 """
 
@@ -89,9 +91,11 @@ class Worker:
 
 
 @contextlib.contextmanager
-def worker(program: str, settings: Any, package: Path = other_commit.HERE) -> Iterator[Worker]:
+def worker(
+    program: str, settings: Any, package: Path = other_commit.HERE, python: str = sys.executable
+) -> Iterator[Worker]:
     """`benchmarks/<program>.py` with the packages of a checkout, ended after the `with`."""
-    with other_commit.start(program, [json.dumps(settings)], package) as process:
+    with other_commit.start(program, [json.dumps(settings)], package, python=python) as process:
         try:
             yield Worker(process, f"benchmarks/{program}.py with the packages of {package}")
         finally:
@@ -147,7 +151,7 @@ def measure(args: argparse.Namespace, settings: Settings) -> tuple[list[Row], di
             rows[0]["compiled_mb"] = round(sum(details["compiled_mb_by_part"].values()), 1)
         if args.hdf5:
             rows.append(_hdf5_row(args, own))
-        if args.torch:
+        if args.torch is not None:
             rows += _torch_rows(args, settings, own, stack)
         return rows, details
 
@@ -207,11 +211,12 @@ def _torch_rows(
     args: argparse.Namespace, settings: Settings, own: Worker, stack: contextlib.ExitStack
 ) -> Iterator[Row]:
     """The steps of timm models in the same rounds as ours, compared by operations per second."""
-    models = ("convnext_tiny", "vit_small_patch16_224") if "NVIDIA" in own.facts["device"] else ("convnext_tiny",)
+    usual = ("convnext_tiny", "vit_small_patch16_224") if "NVIDIA" in own.facts["device"] else ("convnext_tiny",)
+    models = args.torch or usual
     ours = flops_per_image(args.model, args.img_size)
     for name in models:
         asked = {"model": name, "img_size": args.img_size, "batch": args.batch, "dtype": args.dtype}
-        rival = stack.enter_context(worker("torch_worker", asked))
+        rival = stack.enter_context(worker("torch_worker", asked, python=args.torch_python))
         theirs = rival.facts["flops_per_image"]
         for step in settings.parts:
             times = compared(
@@ -225,6 +230,9 @@ def _torch_rows(
                 "images_per_s": round(args.batch * args.updates / times.g_seconds, 2),
                 "ms": round(times.g_seconds / args.updates * 1e3, 2),
                 "tflop_per_s": round(PASSES[step] * speeds[1] * args.batch * args.updates / 1e12, 4),
+                "picture_speed": round(times.ratio, 3),
+                "picture_speed_low": round(times.ratio_low, 3),
+                "picture_speed_high": round(times.ratio_high, 3),
                 "flop_speed": round(speeds[0] / speeds[1], 3),
                 "control": round(times.control, 3),
             }
@@ -248,7 +256,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--everything", action="store_true", help="with every feature of the step on")
     parser.add_argument("--baseline", nargs="?", const=other_commit.BASELINE, help="measure this commit, too")
     parser.add_argument("--hdf5", action="store_true", help="measure training with pictures read from a file, too")
-    parser.add_argument("--torch", action="store_true", help="measure timm models, too (extra `bench`)")
+    parser.add_argument("--torch", nargs="*", metavar="NAME", help="measure timm models, too (extra `bench`)")
+    parser.add_argument("--torch-python", default=sys.executable, help="that has timm (default: this one)")
     parser.add_argument("--pairs", type=int, default=12, help="rounds, at least 2 (default: %(default)s)")
     parser.add_argument("--updates", type=int, default=1, help="repetitions in a round (default: %(default)s)")
     parser.add_argument("--name", default="train_step", help="of the file in results/ (default: %(default)s)")
@@ -256,7 +265,8 @@ def main(argv: list[str] | None = None) -> None:
     for step in args.steps:
         if step not in STEPS:
             parser.error(f"{step!r} is none of {', '.join(STEPS)}")
-    if args.torch and not all(importlib.util.find_spec(name) for name in ("torch", "timm")):
+    here = args.torch_python == sys.executable
+    if args.torch is not None and here and not all(importlib.util.find_spec(name) for name in ("torch", "timm")):
         parser.error("--torch needs torch and timm: pip install -e '.[bench]'")
     if args.hdf5 and "training" not in (args.steps or STEPS):
         parser.error("--hdf5 needs the step training")

@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks import (
+    attention,
     common,
     durations,
     efficientnet_forward,
@@ -329,3 +331,15 @@ def test_serving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert row["pictures_per_s"] > 0
     for row in rows[2:]:
         assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+
+
+def test_attention_is_that_of_jax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = attention.arrays(2, 5, 3, 8)
+    mine = attention.jax_run(attention.ours, given, "forward")()
+    np.testing.assert_allclose(mine, jax.nn.dot_product_attention(*map(jnp.asarray, given)), rtol=1e-5, atol=1e-6)
+    rows: list[dict[str, Any]] = []
+    monkeypatch.setattr(attention, "write_results", lambda name, found, command: rows.extend(found))
+    attention.main(["--tokens", "5", "--heads", "2", "--head-dim", "8", "--batch", "1", "--pairs", "2"])
+    rivals = {"jax.nn.dot_product_attention"} | ({"torch"} if importlib.util.find_spec("torch") else set())
+    assert {(row["step"], row["rival"]) for row in rows} == {(s, r) for s in attention.STEPS for r in rivals}
+    assert all(row["ratio"] > 0 for row in rows)

@@ -10,6 +10,7 @@ from docs.making.markdown import MADE, code, table
 from linnaeus_jax.weights import formats  # noqa: F401  # which registers them
 from linnaeus_jax.weights.backbones import costs_of
 from linnaeus_jax.weights.formats.base import Known, known_weights
+from linnaeus_jax.weights.hub_models import HUB_MODELS, HubModel
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "backbones.json"
 
@@ -23,8 +24,16 @@ the preprocessing of each; [models](../models.md#pretrained-weights) says what e
 * **More accurate, for 2.5 times the time**: Lite2 with pictures of 260 px.
 * **Birds or insects, at once**: the MobileNetV2 of iNaturalist become a bundle
   [without any training](../using_a_model.md).
-* **On a GPU**: mFormerV1 and its weights, see [models](../models.md#families-and-sizes).
+* **On a GPU**: mFormerV1 and its weights, see [models](../models.md#families-and-sizes), or a trunk of a hub, below.
 """
+
+HUBS = """## Trunks of hubs
+
+Fetched by their names, `--config.model.pretrained=NAME`; `linnaeus models --pretrained --hub` lists the same. The
+licence is as the source says it; some forbid commercial use, and DINOv3's is Meta's own, which asks for consent on its
+page. Parameters and GMAC are those of the trunk alone, at the size that is given; files of CLIP hold a text tower, too.
+How accurate each is on your pictures this table does not tell: heads on stored features measure it, see
+[models](../models.md#pretrained-weights)."""
 
 
 def make() -> str:
@@ -40,7 +49,23 @@ def make() -> str:
         f"{report['rows'][0]['batch']} at once, on one thread of {machine['cpu']}, measured by "
         f"`{report['command']}` on {report['date']} at a load of {machine['load']}; a dash is not measured."
     )
-    return "\n\n".join([INTRODUCTION.strip(), table(columns, rows), measured, MADE]) + "\n"
+    hubs = table(HUB_COLUMNS, [_hub_row(hub) for hub in HUB_MODELS])
+    return "\n\n".join([INTRODUCTION.strip(), table(columns, rows), measured, HUBS, hubs, MADE]) + "\n"
+
+
+HUB_COLUMNS = ["backbone", "parameters", "GMAC", "download", "licence", "trained by and on", "good for"]
+
+
+def _hub_row(hub: HubModel) -> list[str]:
+    return [
+        f"{code(hub.name)}, {hub.side} px",
+        f"{hub.parameters:.1f} million",
+        f"{hub.gmac:.2f}",
+        f"{hub.megabytes:.0f} MB",
+        hub.licence,
+        hub.source,
+        hub.purpose,
+    ]
 
 
 def _row(known: Known, rates: dict[str, Any]) -> list[str]:

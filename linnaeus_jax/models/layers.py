@@ -308,13 +308,17 @@ ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {
 
 
 class Mlp(nn.Module):
-    """Linear, activation, dropout, Linear, dropout over the last axis. `key` None: no dropout."""
+    """Linear, activation, dropout, norm, Linear, dropout over the last axis. `key` None: no dropout.
+
+    `norm_epsilon` 0: there is no norm.
+    """
 
     hidden: int
     features: int
     drop_rate: float = 0.0
     dtype: Dtype = jnp.float32
     activation: str = "gelu"
+    norm_epsilon: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
@@ -322,7 +326,8 @@ class Mlp(nn.Module):
         hidden = Linear(self.hidden * (1 + gated), dtype=self.dtype, name="fc1")(x)
         x = act(hidden[..., : self.hidden]) * hidden[..., self.hidden :] if gated else act(hidden)
         x = Dropout(self.drop_rate, name="drop1")(x, subkey(key, 0))
-        kept = self.activation == "gelu" and not (key is not None and self.drop_rate > 0)
+        x = LayerNorm(self.norm_epsilon, dtype=self.dtype, name="norm")(x) if self.norm_epsilon else x
+        kept = self.activation == "gelu" and not (self.norm_epsilon or (key is not None and self.drop_rate > 0))
         x = Linear(self.features, dtype=self.dtype, name="fc2")(x, gelu_of=hidden if kept else None)
         return Dropout(self.drop_rate, name="drop2")(x, subkey(key, 1))
 

@@ -67,6 +67,7 @@ class SelfAttention(nn.Module):
     dtype: Dtype = jnp.float32
     attn_drop_kind: str = "weights"
     qkv_bias: bool = True
+    norm_epsilon: float = 0.0  # of a norm before the last map; 0: there is none
 
     learned_bias: ClassVar[bool] = False  # whether `_placed` gives a bias
 
@@ -98,7 +99,9 @@ class SelfAttention(nn.Module):
         q, k, bias_hNN = self._placed(qkv[:, :, :2], grid, padding)
         with jax.named_scope("attend"):
             out = self._attend(q, k, qkv[:, :, 2], key, bias_hNN, key_mask_BN, padding)
-        out = Linear(dim, dtype=self.dtype, name="proj")(out.reshape(batch, tokens, dim))
+        out = out.reshape(batch, tokens, dim)
+        out = LayerNorm(self.norm_epsilon, dtype=self.dtype, name="norm")(out) if self.norm_epsilon else out
+        out = Linear(dim, dtype=self.dtype, name="proj")(out)
         return Dropout(self.drop_rate, name="proj_drop")(out, subkey(key, 1))
 
     @nn.nowrap
@@ -247,7 +250,8 @@ class TransformerBlock(nn.Module):
     `scales_2B` are the multipliers of the two branches (None: 1), `key` that of dropout (None: off), `key_mask_BN` the
     tokens that others may look at (None: all), `padding` how many of the last are none. With `remat` attention and MLP
     are recomputed in the backward pass, each on its own; norms and sums are kept. `layer_scale` is the initial scale of
-    every channel of both branches (0: no such parameter), `activation` that of the MLP, see `Mlp`.
+    every channel of both branches (0: no such parameter), `activation` is that of the MLP, which has a norm with
+    `mlp_norm`, see `Mlp`.
     """
 
     attention_type: type[SelfAttention]
@@ -257,6 +261,7 @@ class TransformerBlock(nn.Module):
     epsilon: float = 1e-5
     activation: str = "gelu"
     layer_scale: float = 0.0
+    mlp_norm: bool = False
     prevent_cse: bool = True
 
     @nn.compact
@@ -274,7 +279,8 @@ class TransformerBlock(nn.Module):
         scales = (None, None) if scales_2B is None else (scales_2B[0], scales_2B[1])
         keys = (subkey(key, 0), subkey(key, 1))
         attn = self.attention_type(**self.attention, name="attn")
-        mlp = Mlp(int(dim * self.mlp_ratio + 1e-6), dim, drop_rate, dtype, self.activation, name="mlp")
+        norm = self.epsilon if self.mlp_norm else 0.0
+        mlp = Mlp(int(dim * self.mlp_ratio + 1e-6), dim, drop_rate, dtype, self.activation, norm, name="mlp")
 
         def call_attn(module: nn.Module, x: jax.Array, key: jax.Array | None, mask: jax.Array | None) -> jax.Array:
             return module(x, grid, key, key_mask_BN=mask, padding=padding)

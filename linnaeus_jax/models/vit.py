@@ -2,8 +2,9 @@
 
 One row of pre-norm blocks over [class token, registers, patches]. The fields say what differs: DeiT III and DINO scale
 the branches, CLIP normalises before the first block, SigLIP has no class token and pools by attention, DINOv3 turns
-queries and keys instead of adding positions. Modules are called as in timm (Wightman 2019), but for the tokens and the
-table of positions, which lie in `patch_embed`. Letters of shapes are those of `models/metaformer.py`.
+queries and keys instead of adding positions, EVA-02 does both and normalises within the branches. Modules are called as
+in timm (Wightman 2019), but for the tokens and the table of positions, which lie in `patch_embed`. Letters of shapes
+are those of `models/metaformer.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from linnaeus_jax.models.transformer import ATTN_DROP_KINDS, ATTN_IMPLS, Transfo
 from linnaeus_jax.models.vit_parts import (
     POSITIONS,
     ROPES,
+    SUB_NORMS,
     AttentionPool,
     PatchEmbed,
     PlacedAttention,
@@ -53,6 +55,8 @@ def _variant(dim: int, depth: int, heads: int, patch: int) -> dict[str, Any]:
         "positions": "antialias",
         "placed_tokens": 1,
         "rope": "",
+        "rope_grid": 16,
+        "sub_norm": "",
         "pre_norm": False,
         "pool": "token",
         "norm": "tokens",
@@ -98,6 +102,8 @@ class ViT(ModelFamily):
     positions: str
     placed_tokens: int
     rope: str
+    rope_grid: int
+    sub_norm: str
     pre_norm: bool
     pool: str
     norm: str
@@ -134,6 +140,7 @@ class ViT(ModelFamily):
             "activation": ACTIVATIONS,
             "positions": POSITIONS,
             "rope": ROPES,
+            "sub_norm": SUB_NORMS,
             "pool": POOLS,
             "norm": NORMS,
         }
@@ -142,7 +149,8 @@ class ViT(ModelFamily):
             for field, words in choices.items()
             if getattr(self, field) not in words
         }
-        least = {**dict.fromkeys(("patch_size", "dim", "depth", "num_heads", "hidden"), 1), "registers": 0}
+        sizes = ("patch_size", "dim", "depth", "num_heads", "hidden", "rope_grid")
+        least = {**dict.fromkeys(sizes, 1), "registers": 0}
         for field, low in least.items():
             if getattr(self, field) < low:
                 wrong[field] = f"must be {low} or more"
@@ -216,13 +224,20 @@ class ViT(ModelFamily):
                 "attn_impl": self.attn_impl,
                 "qkv_bias": self.qkv_bias,
                 "rope": self.rope,
+                "rope_grid": self.rope_grid,
+                "norm_epsilon": self.epsilon if self.sub_norm in ("attention", "both") else 0.0,
                 **shared,
             },
             drop_path_rates((self.depth,), self.drop_path_rate)[0],
             self.hidden / self.dim,
             self.remat,
             self.scan_layers,
-            {"epsilon": self.epsilon, "activation": self.activation, "layer_scale": self.layer_scale},
+            {
+                "epsilon": self.epsilon,
+                "activation": self.activation,
+                "layer_scale": self.layer_scale,
+                "mlp_norm": self.sub_norm in ("mlp", "both"),
+            },
             name="blocks",
         )
         self.final_norm = LayerNorm(self.epsilon, **shared, name="norm") if self.norm == "tokens" else None

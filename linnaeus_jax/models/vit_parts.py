@@ -23,9 +23,13 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "antialias": {"antialias": True},
     "offset": {"offset": 0.1},
 }
-#: rotary positions: the precision that the periods are rounded to; "": none
-ROPES = {"": np.float32, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
-ROPE_BASE = 100.0
+#: DINOv3's rotary positions: the precision that the periods are rounded to
+PERIODS: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+#: kinds of rotary positions; "": none
+ROPES = ("", *PERIODS, "grid")
+DINOV3_BASE, GRID_BASE = 100.0, 10000.0
+#: of what a norm acts on before the last map: nothing, the MLPs, the attention, or both
+SUB_NORMS = ("", "mlp", "attention", "both")
 
 
 def resize_positions(table_1ND: Array, placed: int, old: tuple[int, int], new: tuple[int, int], how: str) -> Array:
@@ -44,30 +48,39 @@ def resize_positions(table_1ND: Array, placed: int, old: tuple[int, int], new: t
     return join([table_1ND[:, :placed], resized], axis=1)
 
 
-def rope_angles(grid: tuple[int, int], head_dim: int, rope: str) -> np.ndarray:
-    """Angles of DINOv3 (Siméoni et al. 2025) in radians, float32 [h * w, d / 2]: half turn with y, half with x.
+def rope_angles(grid: tuple[int, int], head_dim: int, rope: str, rope_grid: int) -> np.ndarray:
+    """Angles in radians, float32 [h * w, d / 2]: half turn with y, half with x.
 
-    Places run from -1 to 1 along each side, whatever the grid; the periods are 100 ** (4 k / d) for k < d / 4.
+    Of DINOv3 (Siméoni et al. 2025), `rope` float32 or bfloat16: places run from -1 to 1 along each side, whatever the
+    grid; the periods are 100 ** (4 k / d) for k < d / 4. Of EVA-02 (Fang et al. 2023), `rope` grid: places are those of
+    a grid of `rope_grid` x `rope_grid` patches that is stretched over the picture, times 10000 ** (-4 k / d).
     """
-    periods = np.float32(ROPE_BASE) ** (np.arange(head_dim // 4, dtype=np.float32) / np.float32(head_dim // 4))
-    periods = periods.astype(ROPES[rope]).astype(np.float32)
-    sides = [(np.arange(side, dtype=np.float32) + np.float32(0.5)) / np.float32(side) * 2 - 1 for side in grid]
+    count = head_dim // 4
+    share, stretched = np.arange(count, dtype=np.float32) / np.float32(count), rope == "grid"
+    periods = np.float32(GRID_BASE if stretched else DINOV3_BASE) ** share
+    sides = [np.arange(side, dtype=np.float32) for side in grid]
+    if stretched:
+        sides = [places / np.float32(len(places)) * np.float32(rope_grid) for places in sides]
+    else:
+        periods = periods.astype(PERIODS[rope]).astype(np.float32)
+        sides = [(places + np.float32(0.5)) / np.float32(len(places)) * 2 - 1 for places in sides]
     places = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2, 1)
-    angles = np.float32(2 * np.pi) * places / periods
-    return angles.reshape(len(places), -1).astype(np.float32)
+    turns = places * (1 / periods) if stretched else np.float32(2 * np.pi) * places / periods
+    return turns.reshape(len(places), -1).astype(np.float32)
 
 
 class PlacedAttention(SelfAttention):
     """Self-attention whose patches are turned by `rope_angles`, as far as `rope` says so."""
 
     rope: str = ""
+    rope_grid: int = 16
 
     @nn.nowrap
     def _placed(
         self, qk_BN2hd: jax.Array, grid: tuple[int, int], padding: int
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         if self.rope:
-            angles = rope_angles(grid, qk_BN2hd.shape[-1], self.rope)[:, None]
+            angles = rope_angles(grid, qk_BN2hd.shape[-1], self.rope, self.rope_grid)[:, None]
             extra = qk_BN2hd.shape[1] - len(angles) - padding
             angles = np.pad(angles, ((extra, padding), (0, 0), (0, 0)))
             qk_BN2hd = rotate(qk_BN2hd, jnp.asarray(angles), "rotary")

@@ -3,10 +3,11 @@
     python -m linnaeus_jax.tools.model_info --config=configs/x.py [--config.model.variant=md ...]
     python -m linnaeus_jax.tools.model_info --config=configs/x.py --classes 684,179,40,4 --json
     python -m linnaeus_jax.tools.model_info --all
-    python -m linnaeus_jax.tools.model_info --pretrained
+    python -m linnaeus_jax.tools.model_info --pretrained [--hub]
 
 --pretrained lists the published weights that are known, and how they are had: what stands in the first column is a name
-for model.pretrained, or that of a file. --all shows every variant of every registered family; with --config, with that
+for model.pretrained, or that of a file. With --hub it lists well-known trunks of hubs instead, with their licences,
+which are fetched by their names. --all shows every variant of every registered family; with --config, with that
 config's pictures, metadata and heads. The class counts are those of the labels file that the config names. Where there
 is none, they are those of --classes, or, for four ranks, 684,179,40,4. Everything comes from abstract traces: nothing
 is compiled and no device is used, so that train.compute_dtype = 'auto' counts as bfloat16, its meaning on accelerators.
@@ -48,6 +49,7 @@ from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.weights import formats  # noqa: F401  # which registers them
 from linnaeus_jax.weights.backbones import costs_of
 from linnaeus_jax.weights.formats.base import known_weights
+from linnaeus_jax.weights.hub_models import HUB_MODELS
 
 #: class counts, finest first, where neither a labels file nor --classes gives any: those of the published sizes
 ASSUMED_CLASSES = (684, 179, 40, 4)
@@ -243,8 +245,38 @@ def show_pretrained(console: Console, *, as_json: bool) -> None:
     (console if console.width >= 150 else Console(width=150)).print(rows)
     console.print(
         "also: a file (.safetensors, .pth, .tflite), a run, a bundle, hf:OWNER/REPO[/FILE], timm:NAME; "
-        "package:NAME of any package that ships one file of weights. Pictures per second of each: the manual, "
-        '"Which backbone?"',
+        "package:NAME of any package that ships one file of weights. Trunks of hubs: add --hub. Pictures per second: "
+        'the manual, "Which backbone?"',
+        soft_wrap=True,
+    )
+
+
+def show_hub(console: Console, *, as_json: bool) -> None:
+    """The table of trunks of hubs, or the same as JSON."""
+    if as_json:
+        print(json.dumps([each._asdict() for each in HUB_MODELS], indent=1))
+        return
+    cells = [
+        [
+            each.name,
+            f"{each.megabytes:.0f} MB",
+            f"{each.parameters:.1f} M, {each.gmac:.2f}",
+            each.licence,
+            f"{each.source}; {each.purpose}",
+            f"{each.side} px",
+        ]
+        for each in HUB_MODELS
+    ]
+    columns = ["model.pretrained", "size", "parameters, GMAC", "licence", "source, good for", "pictures"]
+    rows = Table(title="trunks of hubs", title_justify="left", show_lines=True)
+    for column in columns:
+        rows.add_column(column, overflow="fold", min_width=40 if column == columns[0] else None)
+    for row in cells:
+        rows.add_row(*row)
+    (console if console.width >= 150 else Console(width=150)).print(rows)
+    console.print(
+        "fetched by its name: --config.model.pretrained=NAME, with what describes it. Licences are as their sources "
+        "say and may have terms beside their names: read them before use.",
         soft_wrap=True,
     )
 
@@ -259,11 +291,14 @@ def main(argv: Sequence[str]) -> None:
     parser = tools.parser("model_info", __doc__)
     parser.add_argument("--all", action="store_true", help="one table of every variant of every registered family")
     parser.add_argument("--pretrained", action="store_true", help="list the published weights that are known")
+    parser.add_argument("--hub", action="store_true", help="with --pretrained: list trunks of hubs instead")
     parser.add_argument("--classes", type=_counts, help="class counts, comma-separated, finest rank first")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     options, rest = parser.parse_known_args(argv)
+    if options.hub and not options.pretrained:
+        raise UserError("--hub goes with --pretrained")
     if options.pretrained:
-        show_pretrained(PlainConsole(), as_json=options.json)
+        (show_hub if options.hub else show_pretrained)(PlainConsole(), as_json=options.json)
         return
     jax.config.update("jax_platforms", "cpu")  # an accelerator may be busy, and nothing here runs on one
     config = complete_open_nodes(get_config()) if options.all and not rest else load_config(rest)[0]

@@ -7,6 +7,7 @@ used.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -28,6 +29,10 @@ from linnaeus_jax.weights.torch_files import Tensor
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
 #: suffixes of files of weights
 SUFFIXES = (".safetensors", *TORCH_SUFFIXES, tflite_files.SUFFIX)
+#: end of the name of a file that says which of its neighbours holds which array
+INDEX_SUFFIX = ".index.json"
+#: one of several files that hold the arrays of one model
+SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}(?P<suffix>\.\w+)")
 #: key of this program's JSON within the metadata of a .safetensors file
 FACTS = "linnaeus_jax"
 #: key within it: the fields of `data.preprocessing.Preprocessing`
@@ -37,9 +42,9 @@ SETTINGS = "settings"
 #: key within the metadata of a .tflite file: its `Graph`
 GRAPH = "graph"
 #: where the parameters of a training checkpoint lie, in the order in which they are looked for
-CONTAINERS = ("model", "state_dict_ema", "state_dict", "model_state_dict", "ema")
+CONTAINERS = ("model", "state_dict_ema", "model_ema", "state_dict", "model_state_dict", "ema", "module", "teacher")
 #: what wrappers of a PyTorch model put in front of every name
-PREFIXES = ("module.", "_orig_mod.", "model.")
+PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +78,8 @@ def read_state(path: str | Path, containers: Sequence[str] = CONTAINERS) -> Stat
     """Reads a file of weights; nothing in it is executed.
 
     Args:
-      path: a .safetensors or .tflite file, or one of `torch.save` (.pth, .pt, .bin, .ckpt).
+      path: a .safetensors or .tflite file, or one of `torch.save` (.pth, .pt, .bin, .ckpt); of weights in several files
+        their index (.index.json), or one of them with the index beside it.
       containers: keys under which the parameters may lie, the first that is there counts; else the whole file is taken.
 
     Raises:
@@ -87,7 +93,14 @@ def read_state(path: str | Path, containers: Sequence[str] = CONTAINERS) -> Stat
         raise UserError(f"the file of weights {path} does not exist; check the path")
     metadata: dict[str, Any] = {}
     notes: list[str] = []
-    if path.suffix == ".safetensors":
+    if shard := SHARD.fullmatch(path.name):
+        index = path.with_name(f"{shard['stem']}{shard['suffix']}{INDEX_SUFFIX}")
+        if not index.is_file():
+            raise UserError(f"{path} is one of several files of weights; put their index {index.name} beside it")
+        path = index
+    if path.name.endswith(INDEX_SUFFIX):
+        arrays = _read_shards(path, containers, notes)
+    elif path.suffix == ".safetensors":
         arrays, metadata = _read_safetensors(path)
     elif path.suffix in TORCH_SUFFIXES:
         arrays = _read_torch(path, containers, notes)
@@ -100,7 +113,15 @@ def read_state(path: str | Path, containers: Sequence[str] = CONTAINERS) -> Stat
     arrays = {name: _as_number(path, name, array) for name, array in arrays.items()}
     _check_finite(path, arrays)
     arrays = _without_prefixes(arrays, notes)
-    return StateFile(path, sha256_of(path), arrays, metadata, tuple(notes))
+    return StateFile(path, _digest(path), arrays, metadata, tuple(notes))
+
+
+def _digest(path: Path) -> str:
+    """Of a file, in hexadecimal; of an index, of the digests of its files."""
+    if not path.name.endswith(INDEX_SUFFIX):
+        return sha256_of(path)
+    digests = [sha256_of(path.with_name(name)) for name in shards_of(path)]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
@@ -165,6 +186,41 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]
             raise UserError(f"{path}: its metadata {FACTS!r} are no JSON ({error}); export the run again") from error
         _check_facts(path, metadata[FACTS])
     return arrays, metadata
+
+
+def shards_of(index: Path) -> list[str]:
+    """The names of the files that an index (.index.json) speaks of, which lie beside it.
+
+    Raises:
+      UserError: it cannot be read, or is no index.
+    """
+    try:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except OSError as error:
+        raise UserError(f"{index} cannot be read: {described(error)}") from error
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is no index of files of weights, {{'weight_map': {{array: file}}}}") from error
+    names = sorted({name if isinstance(name, str) else "" for name in places})
+    if not names or not all(re.fullmatch(r"[\w.-]+", name) and name.strip(".") for name in names):
+        raise UserError(f"{index}: weight_map names {', '.join(map(repr, names))[:200] or 'no file'}; fetch it anew")
+    return names
+
+
+def _read_shards(index: Path, containers: Sequence[str], notes: list[str]) -> dict[str, np.ndarray]:
+    """The arrays of all files of an index."""
+    arrays: dict[str, np.ndarray] = {}
+    names = shards_of(index)
+    for name in names:
+        path = index.with_name(name)
+        if not path.is_file():
+            raise UserError(f"{index} speaks of {name}, which does not lie beside it; fetch all {len(names)} files")
+        safe = path.suffix == ".safetensors"
+        arrays |= _read_safetensors(path)[0] if safe else _read_torch(path, containers, notes)
+    missing = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"]} - {*arrays})
+    if missing:
+        raise UserError(f"{index} speaks of {missing[0]!r:.100}, which its files do not hold; fetch them anew")
+    notes.append(f"{len(names)} files of one model")
+    return arrays
 
 
 def _check_facts(path: Path, facts: Any) -> None:

@@ -299,7 +299,7 @@ def _of_transformers(found: Mapping[str, Path], config: Mapping[str, Any], proce
         whole.text("license"),
         labels,
         vision.text("model_type") or whole.text("model_type"),
-        vision.tree or whole.tree,
+        {**(vision.tree or whole.tree), "architectures": whole.texts("architectures")},
         len(labels) or None,
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.errors import UserError, described
-from linnaeus_jax.weights.files import SUFFIXES
+from linnaeus_jax.weights.files import INDEX_SUFFIX, SUFFIXES, shards_of
 from linnaeus_jax.weights.formats.base import known_weights
 from linnaeus_jax.weights.hub_settings import DESCRIPTIONS
 
@@ -29,8 +29,11 @@ SCHEMES = {
 }
 #: those that are fetched from the hub
 FETCHED = ("hf", "timm")
-#: files of a repository that are looked for where none is named; the last two are OpenCLIP's
-HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+#: files of a repository that are looked for where none is named; the last are OpenCLIP's, and indexes of several files
+HUB_FILES = (
+    *("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+)
 
 
 def scheme_of(name: str) -> str:
@@ -144,7 +147,11 @@ def _of_hub(name: str, where: str) -> Path:
     unreachable: Any = None
     for file in candidates:
         try:
-            return Path(huggingface_hub.hf_hub_download(repository, file))
+            path = Path(huggingface_hub.hf_hub_download(repository, file))
+            folder = file.rpartition("/")[0]
+            for shard in shards_of(path) if file.endswith(INDEX_SUFFIX) else ():
+                huggingface_hub.hf_hub_download(repository, f"{folder}/{shard}".lstrip("/"))
+            return path
         except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
             unreachable = error
             _ask_no_more()

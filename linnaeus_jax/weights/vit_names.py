@@ -22,7 +22,10 @@ Arrays = Mapping[str, np.ndarray]
 
 _TOKENS: Names = (("cls_token", "patch_embed.cls_token"), ("pos_embed", TABLE), ("reg_token", "patch_embed.reg_token"))
 _SAME = ("patch_embed.proj.", "norm_pre.", "norm.", "fc_norm.", "attn_pool.")
-_BLOCK_SAME = ("norm1.", "norm2.", "attn.qkv.", "attn.proj.", "mlp.fc1.", "mlp.fc2.", "ls1.gamma", "ls2.gamma")
+_BLOCK_SAME = (
+    *("norm1.", "norm2.", "attn.qkv.", "attn.norm.", "attn.proj."),
+    *("mlp.fc1.", "mlp.norm.", "mlp.fc2.", "ls1.gamma", "ls2.gamma"),
+)
 _TIMM: Names = (
     *_TOKENS,
     *((name, name) for name in _SAME),
@@ -80,7 +83,7 @@ _TRANSFORMERS_BLOCK: Names = (
 _TRANSFORMERS: Names = (
     *((f"embeddings.{name}", "patch_embed.cls_token") for name in ("cls_token", "class_embedding")),
     *((f"embeddings.{name}", TABLE) for name in ("position_embeddings", "position_embedding.weight")),
-    ("embeddings.register_tokens", "patch_embed.reg_token"),
+    *((f"embeddings.{name}", "patch_embed.reg_token") for name in ("register_tokens", "distillation_token")),
     *(
         (f"embeddings.{name}.", "patch_embed.proj.")
         for name in ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
@@ -164,9 +167,21 @@ TEXT = {
     r"(?:text|text_model)\..*|(?:transformer|token_embedding|ln_final)\..*": "of the text tower",
     r"positional_embedding|text_projection(?:\.\w+)?|attn_mask": "of the text tower",
     r"logit_scale|logit_bias": "compares pictures with texts",
-    r"visual\.head\..*": "the projection to the space of texts",
+    r"visual\.head\..*|visual\.continual_proj": "the projection to the space of texts",
 }
 _MASK = {r".*mask_token": "stands for patches that are hidden in pretraining"}
+
+
+def gated(arrays: Arrays) -> bool:
+    """Whether the MLPs have two halves of which one multiplies the other."""
+    first, last = (arrays.get(f"blocks.0.mlp.fc{number}.weight") for number in (1, 2))
+    return first is not None and last is not None and first.shape[:1] == (2 * last.shape[-1],)
+
+
+def _timm_eps(arrays: Arrays) -> float:
+    beit3 = "blocks.0.attn.norm.weight" in arrays and not gated(arrays)
+    dinov3 = not placed_by_table(arrays) and "patch_embed.cls_token" in arrays
+    return 1e-5 if normed(arrays) or dinov3 or beit3 else 1e-6
 
 
 def _transformers_eps(arrays: Arrays) -> float:
@@ -184,22 +199,23 @@ SOURCES: dict[str, Source] = {
         {**TEXT, **_MASK, r"(?:\w+\.)?pooler\..*": "the pooler of another task",
          r".*position_ids": "counts positions"},
         eps=_transformers_eps,
-        positions=lambda arrays: "antialias" if registered(arrays) else "bicubic",
+        positions=lambda arrays: "antialias" if registered(arrays) and scaled(arrays) else "bicubic",
         activation=lambda arrays: "quick_gelu" if normed(arrays) else "gelu_tanh" if pooled(arrays) else "gelu",
     ),
     "birder": Source(r"encoder\.block\.0\.attn\.qkv\.weight", _BIRDER, "Birder", class_last=True),
     "meta": Source(
         r"mask_token|register_tokens|storage_tokens|rope_embed\.periods", _META, "Meta",
         left_out={**_MASK, r"rope_embed\.periods": "follows from the width of a head",
-                  r"local_cls_norm\..*": "for the crops of pretraining"},
+                  r"local_cls_norm\..*|(?:dino|ibot)_head\..*": "of pretraining"},
         eps=lambda arrays: 1e-6 if placed_by_table(arrays) else 1e-5,
         positions=lambda arrays: "antialias" if registered(arrays) else "offset",
     ),
     "timm": Source(
         r"(?:visual\.trunk\.)?blocks\.0\.attn\.(?:qkv|q_proj)\.weight", _TIMM, "timm", r"(?:visual\.trunk\.)?",
         {**TEXT},
-        eps=lambda arrays: 1e-5 if normed(arrays) or not placed_by_table(arrays) else 1e-6,
+        eps=_timm_eps,
         pool=lambda arrays: "" if placed_by_table(arrays) else "avg",
+        activation=lambda arrays: "" if normed(arrays) or pooled(arrays) else "gelu",
     ),
 }  # fmt: skip
 

@@ -416,6 +416,8 @@ add(
     positions=Row("", lambda s: "patch_embed.pos_embed" in s.shapes(), False, VIT),
     placed_tokens=Row(0, at("model.placed_tokens"), 0, VIT),
     rope=Row("bfloat16", at("model.rope"), "bfloat16", VIT),
+    rope_grid=Row(24, at("model.rope_grid"), 24, VIT),
+    sub_norm=Row("mlp", lambda s: "blocks.0.mlp.norm.weight" in s.shapes(), True, VIT),
     pre_norm=Row(True, lambda s: "norm_pre.weight" in s.shapes(), True, VIT),
     pool=Row("map", lambda s: "attn_pool.latent" in s.shapes(), True, VIT),
     norm=Row("features", lambda s: "fc_norm.weight" in s.shapes(), True, VIT),

@@ -20,8 +20,10 @@ from linnaeus_jax.run.saved_weights import run_state_of
 from linnaeus_jax.tools import bundle as bundle_tool
 from linnaeus_jax.weights.importing import read_pretrained
 from tests.weights.helpers import model_of, section
+from tests.weights.hub_vit import SIZES
 from tests.weights.make_references import drawn_pictures
 from tests.weights.test_hub_parity import recorded
+from tests.weights.test_hub_vit import Published, computed, off
 from tests.weights.test_tflite import KEYS, file_of, published
 
 LABELS = "Parus major (Great Tit)\nPoecile montanus\nParus minor (Japanese Tit)\nTurdus merula\nbackground\n"
@@ -253,6 +255,23 @@ def test_a_description_that_names_the_classes_stands_for_labels(fixtures, tmp_pa
     kernel = made.variables["params"]["head"][SPECIES]["fc"]["kernel"]
     np.testing.assert_array_equal(kernel[:, 0], source["head.fc.weight"][3])
     np.testing.assert_array_equal(made.variables["params"]["stages.2.1"]["gamma"], source["stages.2.blocks.1.gamma"])
+
+
+@pytest.mark.parametrize("case", ["timm_augreg", "timm_eva02_tiny", "timm_siglip"])
+def test_a_vision_transformer_of_timm_answers_as_its_source(tmp_path, case):
+    source = Published(case, tmp_path)
+    config = tmp_path / "config.json"
+    cfg = {"input_size": [3, 32, 32], "license": "cc-by-nc-4.0", "mean": [0.5] * 3, "std": [0.25] * 3}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"pretrained_cfg": cfg, "num_classes": 3}))
+    names, out = labels(tmp_path, "Parus major\nbackground\nTurdus merula\n"), tmp_path / "bundle"
+    assert bundle_tool.main([str(out), f"--from-weights={source.path}", f"--labels={names}"]) == 0
+    made = read_bundle(out)
+    assert made.facts["licence"] == "cc-by-nc-4.0"
+    assert made.preprocessing.size == (32, 32)
+    head = made.variables["params"]["head"][SPECIES]["fc"]
+    logits = computed(made.model, made.variables["params"], SIZES[0]) @ head["kernel"] + head["bias"]
+    assert made.taxonomy.names.name[SPECIES].tolist() == ["", "Parus major", "Turdus merula"]
+    assert off(logits, source.wanted(SIZES[0], "logits")[:, [1, 0, 2]]) <= 1e-5
 
 
 @pytest.mark.parametrize(

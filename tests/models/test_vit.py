@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {"type": "ViT", "vit__patch_size": 32, "vit__depth": 2, 
 #: forms of which each has everything that the others lack
 FORMS: tuple[dict[str, Any], ...] = (
     {},
-    {"rope": "float32", "positions": "", "placed_tokens": 0, "registers": 3, "layer_scale": 0.1, "pool": "avg"},
+    {"rope": "bfloat16", "positions": "", "placed_tokens": 0, "registers": 3, "layer_scale": 0.1, "pool": "avg"},
     {"class_token": False, "placed_tokens": 0, "pool": "map", "pre_norm": True, "norm": "features", "projection": 7},
     {
         "activation": "swiglu",
@@ -29,7 +29,8 @@ FORMS: tuple[dict[str, Any], ...] = (
         "patch_bias": False,
         "norm": "none",
         "registers": 1,
-        "rope": "bfloat16",
+        "rope": "grid",
+        "sub_norm": "both",
     },
 )
 
@@ -130,6 +131,8 @@ def test_hybrids_take_metadata_late_too(family):
         ({"vit__num_heads": 8, "vit__rope": "float32"}, "into heads of a multiple of 4"),
         ({"vit__depth": 10**9}, "model.vit.depth = 1000000000 must be 1000 or less"),
         ({"vit__patch_size": 0}, "model.vit.patch_size = 0 must be 1 or more"),
+        ({"vit__rope_grid": 0}, "model.vit.rope_grid = 0 must be 1 or more"),
+        ({"vit__sub_norm": "all"}, "model.vit.sub_norm = 'all' is unknown; choose one of '', mlp, attention, both"),
         ({"vit__registers": -1}, "model.vit.registers = -1 must be 0 or more"),
         ({"vit__placed_tokens": 2}, "model.vit.placed_tokens = 2 must be 0 to 1"),
         ({"vit__class_token": False, "vit__placed_tokens": 0}, "model.vit.pool = 'token' needs model.vit.class_token"),

@@ -11,6 +11,8 @@ from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.derived import architecture
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.tools import model_info
+from linnaeus_jax.weights.hub_models import HUB_MODELS, costs_of
+from linnaeus_jax.weights.locating import name_errors
 from tests.tiny import tiny_config
 
 SM = "mFormerV1_sm"
@@ -124,6 +126,33 @@ def test_all_in_numbers(monkeypatch, capsys):
     assert list(rows) == [SM]
     assert rows[SM]["total_without_metadata"] == 26_910_958
     assert rows[SM]["multiply_adds_224"] < rows[SM]["multiply_adds_384"] / 2.9
+
+
+def test_trunks_of_hubs_with_their_licences(capsys):
+    tree = asked(capsys, "--pretrained", "--hub")
+    rows = {row["name"]: row for row in tree}
+    assert len(rows) == len(tree)
+    assert all(not name_errors(name, "x") for name in rows)
+    assert rows["timm:vit_base_patch16_dinov3.lvd1689m"]["licence"].startswith("DINOv3 License")
+    assert {row["type"] for row in tree} == {"ViT", "ConvNeXt"}
+    # a file holds the trunk, 4 bytes a number, and perhaps a classifier or a text tower
+    assert all(row["megabytes"] >= 3.95 * row["parameters"] for row in tree)
+    assert model_info.main(["--pretrained", "--hub"]) == 0
+    text = capsys.readouterr().out
+    for part in ("hf:imageomics/bioclip-2", "MIT", "CC-BY-NC-4.0", "81.01", "--config.model.pretrained=NAME"):
+        assert part in text
+    assert model_info.main(["--hub"]) == 2
+    assert "--hub goes with --pretrained" in capsys.readouterr().err
+
+
+#: one of each form
+FORMS = ("vit_small_patch14_reg4_dinov2", "vit_base_patch16_dinov3", "eva02_base", "siglip_224", "bioclip-2")
+
+
+@pytest.mark.parametrize("hub", [hub for hub in HUB_MODELS if any(part in hub.name for part in FORMS)])
+def test_costs_of_trunks_of_hubs_are_those_of_our_models(hub):
+    parameters, multiply_adds = costs_of(hub)
+    assert (round(parameters / 1e6, 1), round(multiply_adds / 1e9, 2)) == (hub.parameters, hub.gmac)
 
 
 def test_published_weights_and_how_they_are_had(capsys):

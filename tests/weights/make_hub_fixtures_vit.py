@@ -113,6 +113,39 @@ def timm_cases() -> Iterator[tuple[str, Case]]:
     yield "timm_dinov3_swiglu", timm_case(Eva, qkv_bias=False, swiglu_mlp=True, swiglu_align_to=8, **DINOV3)
 
 
+EVA02: dict[str, Any] = {"swiglu_mlp": True, "use_rot_pos_emb": True, "ref_feat_shape": (16, 16), "mlp_ratio": 8 / 3}
+
+
+def eva_cases() -> Iterator[tuple[str, Case]]:
+    """With the options that timm gives to the architectures that are named."""
+    apart: dict[str, Any] = {"qkv_fused": False, "scale_mlp": True}
+    about = {"architecture": "eva02_tiny_patch14_224"}
+    yield "timm_eva02_tiny", timm_case(Eva, about, **EVA02)
+    about = {"architecture": "eva02_base_patch14_448"}
+    yield "timm_eva02_base", timm_case(Eva, about, **EVA02, **apart)
+    about = {"architecture": "eva02_base_patch16_clip_224"}
+    clip: dict[str, Any] = {"scale_attn_inner": True, "global_pool": "token"}
+    yield "timm_eva02_clip", timm_case(Eva, about, prefix="visual.trunk.", **EVA02, **apart, **clip)
+    args = {"num_heads": 4, "ref_feat_shape": [4, 4]}
+    yield "timm_eva02_grid", timm_case(Eva, {"model_args": args}, **{**EVA02, "ref_feat_shape": (4, 4)})
+    yield "timm_eva", timm_case(Eva, {"architecture": "eva_giant_patch14_224"}, mlp_ratio=4.3637)
+    gap: dict[str, Any] = {"class_token": False, "num_reg_tokens": 2, "use_rot_pos_emb": True, "use_abs_pos_emb": False}
+    gap |= {"ref_feat_shape": (16, 16), "init_values": 1e-5}
+    yield "timm_rope_gap", timm_case(Eva, {"architecture": "vit_medium_patch16_rope_reg1_gap_256"}, **gap)
+    norms: dict[str, Any] = {
+        "scale_attn_norm": True,
+        "scale_mlp_norm": True,
+        "norm_layer": DINOV3["norm_layer"],
+        "global_pool": "avg",
+    }
+    yield "timm_beit3", timm_case(VisionTransformer, {"architecture": "beit3_base_patch16_224"}, **norms)
+    about = {"architecture": "vit_so400m_patch16_siglip_256"}
+    siglip: dict[str, Any] = {"class_token": False, "global_pool": "map", "act_layer": "gelu_tanh"}
+    case = timm_case(VisionTransformer, about, **siglip)
+    case.description["config.json"]["model_args"].pop("act_layer")  # which timm's files do not say
+    yield "timm_siglip_by_name", case
+
+
 # ---- Meta's names, timm's arithmetic
 
 
@@ -219,6 +252,7 @@ def hf_case(model: Any, run: Compute, *, in_memory: bool = False) -> Case:
         file = Path(directory) / "model.safetensors"
         names = {name: array.shape for name, array in load_file(file).items()}
         save_file({name: drawn_array(name, shape) for name, shape in names.items()}, file, {"format": "pt"})
+        config = json.loads((Path(directory) / "config.json").read_text())
         loaded, said = type(model).from_pretrained(directory, output_loading_info=True)
         assert not said["missing_keys"], said
         model.load_state_dict(loaded.state_dict())
@@ -269,6 +303,13 @@ def hf_cases() -> Iterator[tuple[str, Case]]:
         return found, model.visual_projection(found) if hasattr(model, "visual_projection") else None
 
     yield "hf_clip", hf_case(model, tower)
+    model = hf.SiglipForImageClassification(hf.SiglipConfig(vision_config={**HIDDEN, **MLP}, num_labels=CLASSES))
+
+    def averaged(x: torch.Tensor, size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = model.vision_model(pixel_values=x, interpolate_pos_encoding=True).last_hidden_state
+        return tokens.mean(1), model(pixel_values=x, interpolate_pos_encoding=True).logits
+
+    yield "hf_siglip_classifier", hf_case(model, averaged)
     model = hf.SiglipModel(hf.SiglipConfig(text_config=text, vision_config={**HIDDEN, **MLP}))
     yield "hf_siglip", hf_case(model, tower)
 
@@ -305,7 +346,7 @@ def birder_cases() -> Iterator[tuple[str, Case]]:
 def main() -> None:
     """Writes the file."""
     kept: dict[str, np.ndarray] = {}
-    for cases in (timm_cases, meta_cases, clip_cases, hf_cases, birder_cases):
+    for cases in (timm_cases, eva_cases, meta_cases, clip_cases, hf_cases, birder_cases):
         for name, case in cases():
             if name == "timm_no_description":
                 case.description = {}

@@ -357,3 +357,56 @@ def test_settings_beside_the_tensors_are_not_made(tmp_path, monkeypatch):
     np.testing.assert_array_equal(state.arrays["stem.0.bias"], np.ones(2, np.float32))
     assert list(state.arrays) == ["stem.0.bias"]
     assert not made
+
+
+# ---- weights in several files
+
+
+def in_two_files(directory, changed: Any = None) -> Any:
+    """The index of two files that hold the arrays."""
+    names, places = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)], {}
+    for name, (key, array) in zip(names, ARRAYS.items(), strict=True):
+        save_file({f"module.{key}": array}, directory / name)
+        places[f"module.{key}"] = name
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places} if changed is None else changed))
+    return index
+
+
+def test_weights_in_several_files_are_read_by_their_index(tmp_path):
+    index = in_two_files(tmp_path)
+    state = read_state(index)
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(state.arrays[name], array)
+    assert state.path == index
+    assert state.notes == ("2 files of one model", "prefix 'module.' left out")
+    one = read_state(tmp_path / "model-00002-of-00002.safetensors")
+    assert (one.path, one.sha256) == (index, state.sha256)
+    save_file({"module.a.bias": ARRAYS["a.bias"] + 1}, tmp_path / "model-00002-of-00002.safetensors")
+    assert read_state(index).sha256 != state.sha256
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ([], "is no index of files of weights"),
+        ({"weight_map": {}}, "weight_map names no file"),
+        ({"weight_map": {"a": "../w.safetensors"}}, "weight_map names '../w.safetensors'"),
+        ({"weight_map": {"a": 3}}, "weight_map names ''"),
+        (
+            {"weight_map": {"a": "other.safetensors"}},
+            "other.safetensors, which does not lie beside it; fetch all 1 files",
+        ),
+        ({"weight_map": {"b": "model-00001-of-00002.safetensors"}}, "speaks of 'b', which its files do not hold"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_files(tmp_path, changed, words):
+    assert words in refusal(in_two_files(tmp_path, changed))
+
+
+def test_one_of_several_files_without_the_index(tmp_path):
+    index = in_two_files(tmp_path)
+    index.unlink()
+    assert "put their index model.safetensors.index.json beside it" in refusal(
+        tmp_path / "model-00001-of-00002.safetensors"
+    )

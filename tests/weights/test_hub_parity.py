@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from linnaeus_jax.config import get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.models import ModelFamily, build_model
+from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.weights.adopting import adopt, needs_of
 from linnaeus_jax.weights.files import StateFile, read_state
 from linnaeus_jax.weights.formats.base import format_of
@@ -90,6 +91,7 @@ def check(path: Path, outputs: dict[str, np.ndarray], **keys: Any) -> float:
         file, model, done = read(path, size, **keys)
         assert not done.problems
         params, state = done.merged(*trees(model))
+        check_way_back(file, model, done, params_to_torch(params) | params_to_torch(state.get("batch_stats", {})))
         features = np.asarray(compiled(model)({"params": params, **state}, pictures(size)))
         classifier = format_of(file).classifier(file)
         pairs = [(features, outputs[f"features_{size}"])]
@@ -100,6 +102,14 @@ def check(path: Path, outputs: dict[str, np.ndarray], **keys: Any) -> float:
             worst = max(worst, float(np.abs(mine - theirs).max() / np.abs(theirs).max()))
     assert worst <= 1e-5
     return worst
+
+
+def check_way_back(file: StateFile, model: ModelFamily, done: Import, arrays: dict[str, Any]) -> None:
+    """An export has the names and shapes of the source, and all of what was taken."""
+    back = format_of(file).restored(file, model, arrays)
+    assert {*file.arrays} - {*back} == {row.name for row in done.coverage.of("skipped")}
+    for name, array in back.items():
+        np.testing.assert_array_equal(array, file.arrays[name], err_msg=name)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -22,7 +22,7 @@ from linnaeus_jax.weights.adopting import adopt, needs_of
 from linnaeus_jax.weights.exporting import restored_state
 from linnaeus_jax.weights.files import read_state, write_state
 from linnaeus_jax.weights.formats.base import format_of
-from linnaeus_jax.weights.formats.vit import usual_heads
+from linnaeus_jax.weights.formats.vit import fields_of, usual_heads
 from linnaeus_jax.weights.importing import read_pretrained
 from tests.weights.helpers import CLASSES, model_of, save_export, trees
 from tests.weights.hub_vit import ROWS, SIZES, drawn_state, pictures
@@ -241,15 +241,80 @@ def test_a_text_tower_alone_is_refused_by_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("case", "changed", "words"),
     [
-        ({"blocks.0.attn.qkv.bias": None, "blocks.0.attn.q_bias": np.ones(32, np.float32)}, "an EVA or BEiT"),
-        ({"pos_embed": None}, "a RoPE-ViT"),
+        ("timm_augreg", {"pos_embed": None}, "a RoPE-ViT"),
+        ("timm_eva", {"blocks.0.gamma_1": np.ones(32, np.float32)}, "a RoPE-ViT or BEiT"),
+        ("timm_eva", {"blocks.0.attn.relative_position_bias_table": np.ones((52, 4), np.float32)}, "a BEiT"),
+        ("timm_clip", {"norm.weight": None, "norm.bias": None}, "a Perception Encoder"),
+        ("timm_siglip", {f"norm_pre.{leaf}": np.ones(32, np.float32) for leaf in ("weight", "bias")}, "a Perception"),
     ],
 )
-def test_positions_that_no_array_shows_are_no_guess(tmp_path, changed, words):
+def test_what_no_array_shows_is_no_guess(tmp_path, case, changed, words):
+    with pytest.raises(UserError, match=f"looks like {words}"):
+        Published(case, tmp_path, **changed).taken()
+
+
+@pytest.mark.parametrize(
+    ("case", "said", "words"),
+    [
+        ("timm_augreg", {"architecture": "beitv2_base_patch16_224"}, "looks like a BEiT"),
+        ("timm_augreg", {"architecture": "vit_small_patch16_rope_ape_224"}, "looks like a RoPE-ViT"),
+        ("timm_augreg", {"architecture": "vit_base_patch16_rpn_224"}, "norms behind its branches"),
+        ("timm_eva", {"architecture": "eva02_enormous_patch14_clip_224"}, "norms behind its branches"),
+        ("timm_clip", {"architecture": "vit_pe_spatial_base_patch16_512"}, "looks like a Perception Encoder"),
+        ("timm_registers_placed", {"architecture": "test_vit3"}, "pooling reads the registers"),
+        ("timm_augreg", {"model_args": {"img_size": [32, 64]}}, r"img_size = \[32, 64\] is no square"),
+        ("timm_dinov3", {"model_args": {"rope_type": "dinov3", "rope_temperature": 50}}, "rope_temperature = 50"),
+        ("timm_rope_gap", {"model_args": {"rope_temperature": 100}}, "rope_temperature = 100 is not computed here"),
+        ("timm_rope_gap", {"model_args": {"use_rot_pos_emb": True, "rope_type": "mixed"}}, "rope_type = 'mixed'"),
+        ("timm_eva02_tiny", {"model_args": {"ref_feat_shape": [16, 8]}}, r"ref_feat_shape = \[16, 8\] is no square"),
+        ("hf_dinov3", {"rope_theta": 50.0}, "rope_theta = 50.0 is not computed here, 100 is"),
+    ],
+)
+def test_a_description_of_what_is_not_computed_here_is_refused(tmp_path, case, said, words):
+    published = Published(case, tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | said))
     with pytest.raises(UserError, match=words):
-        Published("timm_augreg", tmp_path, **changed).taken()
+        published.taken()
+
+
+@pytest.mark.parametrize(
+    ("case", "architecture", "heads", "activation"),
+    [
+        ("timm_clip", "vit_base_patch16_clip_quickgelu_224", None, "quick_gelu"),
+        ("timm_clip", "vit_base_patch16_clip_224", None, "gelu"),
+        ("timm_siglip", "vit_base_patch16_siglip_224", None, "gelu"),
+        ("timm_siglip", "vit_large_patch16_siglip_512", None, "gelu_tanh"),
+        ("timm_siglip", "vit_giantopt_patch16_siglip_gap_256", 16, "gelu_tanh"),
+        ("timm_augreg", "vit_base_patch16_gap_224", 16, "gelu"),
+        ("timm_augreg", "test_vit2", 2, "gelu"),
+    ],
+)
+def test_a_name_of_timm_says_what_its_arrays_do_not(tmp_path, case, architecture, heads, activation):
+    published = Published(case, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": architecture}))
+    fields = fields_of(published.file)
+    assert (fields.get("num_heads"), fields["activation"]) == (heads, activation)
+
+
+@pytest.mark.parametrize("case", ["timm_clip", "timm_siglip"])
+def test_an_activation_that_nothing_says_is_asked_for(tmp_path, case):
+    published = Published(case, tmp_path)
+    (tmp_path / "config.json").unlink()
+    assert "activation" not in fields_of(published.file)
+    published.keys = {"vit.num_heads": 4}
+    with pytest.raises(UserError, match=r"does not say whether GELU is plain .*set model\.vit\.activation"):
+        published.taken()
+
+
+def test_the_classifier_of_another_pooling_is_not_taken(tmp_path):
+    published = Published("hf_vit", tmp_path)
+    assert format_of(published.file).classifier(published.file) is not None
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["CLIPForImageClassification"]}))
+    assert format_of(published.file).classifier(published.file) is None
 
 
 def test_a_description_with_a_pooling_that_is_not_here_is_refused(tmp_path):

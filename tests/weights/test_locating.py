@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import sys
 import types
 
@@ -149,6 +150,16 @@ def test_names_of_openclip_are_looked_for_too(hub, tmp_path):
     asked = hub(lambda file: str(tmp_path / file) if "open_clip" in file else ERRORS["EntryNotFoundError"]())
     assert located("hf:a/b") == tmp_path / "open_clip_model.safetensors"
     assert len(asked) == 3
+
+
+def test_all_files_of_an_index_are_fetched(hub, tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    index.write_text(json.dumps({"weight_map": dict(zip("ab", shards))}))
+    held = {index.name, *shards}
+    asked = hub(lambda file: str(tmp_path / file) if file in held else ERRORS["EntryNotFoundError"]())
+    assert located("hf:a/b") == index
+    assert [file for _, file in asked[-2:]] == shards
 
 
 def test_weights_under_a_licence_of_their_own_name_its_page(hub):

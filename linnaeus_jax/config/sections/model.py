@@ -134,13 +134,22 @@ MODEL = dict(
             int, "of class token and registers, how many have an entry in that table; None: the variant's"
         ),
         rope=unset(
-            str, "DINOv3's rotary positions with periods in float32 or bfloat16; empty: none; None: the variant's"
+            str,
+            "rotary positions: DINOv3's with periods in float32 or bfloat16, or grid, EVA-02's; empty: none; "
+            "None: the variant's",
+        ),
+        rope_grid=unset(
+            int, "side in patches of the grid that rope=grid stretches over every picture; None: the variant's"
+        ),
+        sub_norm=unset(
+            str,
+            "a norm before the last map of each mlp, of each attention, or of both; empty: none; None: the variant's",
         ),
         pre_norm=unset(bool, "a norm before the first block; None: the variant's"),
         pool=unset(
             str,
             "what becomes the features: the class token, avg, the mean of the patches; or map, "
-            "pooling by attention None: the variant's",
+            "pooling by attention; None: the variant's",
         ),
         norm=unset(str, "the last norm: of tokens before pooling, of features after it, or none; None: the variant's"),
         projection=unset(int, "width of a linear map of the features without bias; 0: none; None: the variant's"),

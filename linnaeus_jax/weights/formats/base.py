@@ -158,6 +158,10 @@ class WeightFormat:
         """Weights [C, D] and biases [C] of the classifier that the source was trained with; None: it has none."""
         return None
 
+    def names(self, file: StateFile) -> dict[str, str]:
+        """Name in the file -> canonical name of the trunk's arrays; others may be left out."""
+        return {name: name for name in file.arrays}
+
     def restored(self, file: StateFile, model: ModelFamily, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays of a model under the names and in the shapes that a file of this kind has them.
 
@@ -165,7 +169,12 @@ class WeightFormat:
           file: whose names are taken; what it has beside the model's arrays is left out.
           arrays: canonical name -> array in PyTorch's layout.
         """
-        return {name: arrays[name] for name in file.arrays if name in arrays}
+        found = {}
+        for name, ours in self.names(file).items():
+            if ours in arrays:
+                like, array = file.arrays[name], arrays[ours]
+                found[name] = array.reshape(like.shape) if array.size == like.size else array
+        return found
 
     def map(
         self,

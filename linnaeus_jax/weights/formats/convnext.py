@@ -213,6 +213,10 @@ class ConvNeXtFormat(WeightFormat):
             return None
         return weight.reshape(len(weight), -1), np.zeros(len(weight), np.float32) if bias is None else bias
 
+    def names(self, file: StateFile) -> dict[str, str]:
+        """See `WeightFormat.names`."""
+        return {name: ours for name, ours, _ in by_authors_names(file.arrays) if ours}
+
     def map(
         self,
         files: Sequence[StateFile],

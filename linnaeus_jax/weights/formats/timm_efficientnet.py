@@ -81,6 +81,10 @@ class TimmEfficientNetFormat(WeightFormat):
         weight, bias = (file.arrays.get(f"classifier.{leaf}") for leaf in ("weight", "bias"))
         return None if weight is None or bias is None or weight.ndim != 2 else (weight, bias)
 
+    def names(self, file: StateFile) -> dict[str, str]:
+        """See `WeightFormat.names`."""
+        return renamed(list(file.arrays))
+
     def map(
         self,
         files: Sequence[StateFile],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.layers import ACTIVATIONS
 from linnaeus_jax.models.vit import FORM, POOLS, TABLE, VARIANTS, ViT
+from linnaeus_jax.models.vit_parts import DINOV3_BASE, GRID_BASE, PERIODS
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.formats.base import Mapped, WeightFormat
@@ -28,6 +29,7 @@ from linnaeus_jax.weights.vit_names import (
     Arrays,
     Source,
     arrays_of,
+    gated,
     named,
     normed,
     parted,
@@ -37,14 +39,36 @@ from linnaeus_jax.weights.vit_names import (
     scaled,
     source_of,
     turned,
-    unsaid,
 )
 
 FAMILY = "ViT"
 #: attention heads of widths of which these are not width / 64, but for DINOv3
-HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16, 4096: 32}
+HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 4096: 32}
+#: architectures of timm whose heads are not `usual_heads`, activations that no array shows: parts of their names
+ARCHITECTURE_HEADS = {r"vit_giantopt_.*": 16, r"vit_base_patch16_gap_224": 16, r"test_vit2?": 2, r"test_vit[34]": 3}
+ARCHITECTURE_ACTIVATIONS = {
+    r".*_quickgelu_.*": "quick_gelu",
+    r"vit_(?:giantopt_patch16|so400m_patch16|base_patch32)_siglip_.*": "gelu_tanh",
+    r"vit_large_patch16_siglip_(?:gap_)?512": "gelu_tanh",
+}
+#: key of a description -> the base of rotary positions that is computed here
+BASES: dict[str, Callable[[HubSettings], float]] = {
+    "rope_theta": lambda said: DINOV3_BASE,
+    "rope_temperature": lambda said: DINOV3_BASE if said.model.get("rope_type") == "dinov3" else GRID_BASE,
+}
+#: what names and shapes of which are those of another network, as timm calls it -> what to say of it
+NOT_HERE = {
+    r"beit(?!3).*": "a BEiT, whose biases of relative positions this program has not",
+    r".*_rope_(?!reg).*": "a RoPE-ViT, whose positions this program has in mFormerV1 alone",
+    r"vit_pe_.*": "a Perception Encoder, whose positions this program has not",
+    r"eva02_enormous.*|.*_rpn_.*": "a network with norms behind its branches, which this program has not",
+    r"test_vit3.*": "a network whose pooling reads the registers, which this program's does not",
+    r".*sapiens.*": "a Sapiens, whose attention this program has not",
+}
 #: how sources call activations -> what they are here
-WORDS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "swiglu"} | {word: word for word in ACTIVATIONS}
+WORDS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "silu": "swiglu"} | {
+    word: word for word in ACTIVATIONS
+}
 #: fields that arrays do not show; of the others in `_PRESENT` whether there is one
 _FREE = ("num_heads", "activation", "epsilon", "pool", "norm", "projection")
 _PRESENT = ("layer_scale", "positions", "rope")
@@ -104,7 +128,8 @@ class ViTFormat(WeightFormat):
         """See `WeightFormat.classifier`."""
         arrays, _ = arrays_of(file)
         weight = arrays.get("classifier.weight")
-        if weight is None or weight.shape[1:] != (fields_of(file)["dim"],):
+        other = "CLIPForImageClassification" in hub_settings(file.path).model.get("architectures", ())  # of patches
+        if weight is None or weight.shape[1:] != (fields_of(file)["dim"],) or other:
             return None
         return weight, arrays.get("classifier.bias", np.zeros(len(weight), np.float32))
 
@@ -135,7 +160,7 @@ class ViTFormat(WeightFormat):
                 mapped.skipped[origin] = f"model.vit.pool is {model.pool!r}"
             elif name.startswith(("norm.", "fc_norm.")) and model.norm != "none":
                 mapped.put(f"{'norm' if model.norm == 'tokens' else 'fc_norm'}.{leaf}", array, origin)
-            elif model.rope and ".attn.qkv." in name:
+            elif model.rope in PERIODS and ".attn.qkv." in name:
                 mapped.put(name, turned(array, model.num_heads), origin)
             elif name == TABLE:
                 mapped.put(name, _class_first(array, model) if source.class_last else array, origin)
@@ -154,7 +179,7 @@ class ViTFormat(WeightFormat):
     def restored(self, file: StateFile, model: ModelFamily, arrays: Arrays) -> dict[str, np.ndarray]:
         """See `WeightFormat.restored`."""
         assert isinstance(model, ViT)
-        if model.rope:
+        if model.rope in PERIODS:
             back = {name: turned(arrays[name], model.num_heads, back=True) for name in arrays if ".attn.qkv." in name}
             arrays = {**arrays, **back}
         for norm, other in (("norm", "fc_norm"), ("fc_norm", "norm")):
@@ -199,10 +224,10 @@ def fields_of(file: StateFile) -> dict[str, Any]:
             "block as it has them; is the file whole?"
         )
     dim, hidden, table = patch.shape[0], first.shape[1], arrays.get(TABLE)
-    _check_positions(file, key, arrays, said)
+    _check_kind(file, key, arrays, said)
     token, registers = "patch_embed.cls_token" in arrays, arrays.get("patch_embed.reg_token")
     count = 0 if registers is None else registers.shape[1]
-    rope = "" if table is not None else "bfloat16" if "rope_embed.periods" in file.arrays else "float32"
+    rope = _rope(file, key, arrays, said)
     fields: dict[str, Any] = {
         "patch_size": patch.shape[2],
         "dim": dim,
@@ -217,6 +242,8 @@ def fields_of(file: StateFile) -> dict[str, Any]:
         "positions": source.positions(arrays) if table is not None else "",
         "placed_tokens": _placed(table, token, count, said),
         "rope": rope,
+        "rope_grid": _rope_grid(said) if rope == "grid" else 16,
+        "sub_norm": _sub_norm(arrays),
         "pre_norm": normed(arrays),
         "pool": _pool(source, arrays, said),
         "norm": "tokens" if "norm.weight" in arrays else "features" if "fc_norm.weight" in arrays else "none",
@@ -225,21 +252,71 @@ def fields_of(file: StateFile) -> dict[str, Any]:
         fields["norm"] = "features"
     if heads := _said_heads(said, dim) or usual_heads(arrays, dim):
         fields["num_heads"] = heads
-    activation = _activation(source, arrays, said, hidden)
+    activation = _activation(source, arrays, said)
     return fields | ({"activation": activation} if activation else {})
 
 
-def _check_positions(file: StateFile, key: str, arrays: Arrays, said: HubSettings) -> None:
-    """Raises UserError of networks with positions that this one does not have, which no other array shows."""
-    apart = any(re.fullmatch(r"(?:visual\.trunk\.)?blocks\.0\.attn\.(?:q_bias|q_proj\.weight)", n) for n in file.arrays)
-    eva = key == "timm" and placed_by_table(arrays) and apart
-    rope = key == "timm" and not placed_by_table(arrays) and not registered(arrays)
-    rope |= "rope" in said.architecture and "dinov3" not in said.architecture
-    if eva or rope:
-        raise UserError(
-            f"{file.path} looks like {'an EVA or BEiT' if eva else 'a RoPE-ViT'}, whose positions this program has "
-            f"{'not' if eva else 'in mFormerV1 alone'}; give weights of another kind"
-        )
+def _of_eva(file: StateFile) -> bool:
+    """Whether queries and values have biases of their own, as in timm's EVA and BEiT."""
+    apart = re.compile(r"(?:visual\.trunk\.)?blocks\.0\.attn\.(?:q_bias|q_proj\.weight)")
+    return any(map(apart.fullmatch, file.arrays))
+
+
+def _check_kind(file: StateFile, key: str, arrays: Arrays, said: HubSettings) -> None:
+    """Raises UserError of networks that this one is not, which no array that it lacks would show."""
+    found = next((what for pattern, what in NOT_HERE.items() if re.fullmatch(pattern, said.architecture)), "")
+    if key == "timm" and not found:
+        relative = any("relative_position_bias_table" in name for name in file.arrays)
+        scaled_apart = any(re.fullmatch(r".*\bblocks\.0\.gamma_1", name) for name in file.arrays)
+        last = {"norm.weight", "fc_norm.weight"} & {*arrays}
+        found = NOT_HERE[r"beit(?!3).*"] if relative else ""
+        if not placed_by_table(arrays):
+            found = found or ("" if registered(arrays) else NOT_HERE[r".*_rope_(?!reg).*"])
+        elif scaled_apart:
+            found = found or "a RoPE-ViT or BEiT, whose positions this program has not"
+        elif normed(arrays) and (pooled(arrays) or not last):
+            found = found or NOT_HERE[r"vit_pe_.*"]
+        elif _of_eva(file) and arrays["patch_embed.proj.weight"].shape[0] == 1792:
+            found = NOT_HERE[r"eva02_enormous.*|.*_rpn_.*"]
+    if found:
+        raise UserError(f"{file.path} looks like {found}; give weights of another kind")
+    side = said.model.get("img_size")
+    if isinstance(side, list) and len({*side}) > 1:
+        raise UserError(f"{said.where}: img_size = {side!r:.80} is no square; this program has square pictures alone")
+
+
+def _rope(file: StateFile, key: str, arrays: Arrays, said: HubSettings) -> str:
+    """The rotary positions: timm's description says them, else those of the published networks that look so."""
+    kinds = {"dinov3": "float32", "cat": "grid"}
+    for given, base in BASES.items():
+        if said.model.get(given, base(said)) != base(said):
+            raise UserError(
+                f"{said.where}: {given} = {said.model[given]!r:.80} is not computed here, {base(said):g} is"
+            )
+    if said.model.get("use_rot_pos_emb") is not None:
+        kind = said.model.get("rope_type") or "cat"
+        if said.model["use_rot_pos_emb"] and kind not in kinds:
+            raise UserError(f"{said.where}: rope_type = {kind!r:.80} is none of {', '.join(kinds)}")
+        return kinds[kind] if said.model["use_rot_pos_emb"] else ""
+    if placed_by_table(arrays):
+        return "grid" if key == "timm" and gated(arrays) and _of_eva(file) else ""
+    if "rope_embed.periods" in file.arrays:
+        return "bfloat16"
+    return "grid" if key == "timm" and "patch_embed.cls_token" not in arrays else "float32"
+
+
+def _rope_grid(said: HubSettings) -> int:
+    shape = said.model.get("ref_feat_shape")
+    sides = {*shape} if isinstance(shape, list) else {16 if shape is None else shape}
+    side = next(iter(sides), None)
+    if len(sides) != 1 or type(side) is not int or side < 1:
+        raise UserError(f"{said.where}: ref_feat_shape = {shape!r:.80} is no square grid; this program has those alone")
+    return side
+
+
+def _sub_norm(arrays: Arrays) -> str:
+    attention, mlp = (f"blocks.0.{part}.norm.weight" in arrays for part in ("attn", "mlp"))
+    return "both" if attention and mlp else "attention" if attention else "mlp" if mlp else ""
 
 
 def _placed(table: np.ndarray | None, token: bool, registers: int, said: HubSettings) -> int:
@@ -263,6 +340,8 @@ def _epsilon(said: HubSettings) -> float:
 
 
 def _pool(source: Source, arrays: Arrays, said: HubSettings) -> str:
+    if "SiglipForImageClassification" in said.model.get("architectures", ()):
+        return "avg"
     if pooled(arrays):
         return "map"
     word = str(said.model.get("global_pool") or said.model.get("pool_type") or "")
@@ -273,24 +352,30 @@ def _pool(source: Source, arrays: Arrays, said: HubSettings) -> str:
     return word or source.pool(arrays) or by_norm
 
 
-def _activation(source: Source, arrays: Arrays, said: HubSettings, hidden: int) -> str:
-    first = arrays.get("blocks.0.mlp.fc1.weight")
+def _activation(source: Source, arrays: Arrays, said: HubSettings) -> str:
     word = said.model.get("hidden_act") or said.model.get("act_layer") or ""
-    if first is not None and first.shape[:1] == (2 * hidden,):
+    if gated(arrays):
         if said.model.get("use_gated_mlp") and word not in ("", "silu", "swiglu"):
             raise UserError(f"{said.where}: the activation of gated MLPs is {word!r}; this program has silu alone")
         return "swiglu"
-    if not word and said.files and source.activation is unsaid:
+    word = word or _of_architecture(ARCHITECTURE_ACTIVATIONS, said) or ""
+    if not word and said.files and not source.activation(arrays):
         word = "quick_gelu" if said.model.get("quick_gelu") else "gelu"
     if word and (WORDS.get(str(word), "swiglu") == "swiglu"):
         raise UserError(f"{said.where}: the activation is {word!r}; this program has {', '.join(ACTIVATIONS)}")
     return WORDS[word] if word else source.activation(arrays)
 
 
+def _of_architecture(table: Mapping[str, Any], said: HubSettings) -> Any:
+    """What timm's name of an architecture stands for; None where it says nothing."""
+    return next((value for pattern, value in table.items() if re.fullmatch(pattern, said.architecture)), None)
+
+
 def _said_heads(said: HubSettings, dim: int) -> int:
     width = said.model.get("head_width", 64 if "layers" in said.model and "width" in said.model else 0)
     heads = said.model.get("num_heads") or said.model.get("num_attention_heads")
     heads = heads or (dim // width if type(width) is int and width > 0 else 0)
+    heads = heads or _of_architecture(ARCHITECTURE_HEADS, said)
     return heads if type(heads) is int and heads > 0 else 0
 
 
