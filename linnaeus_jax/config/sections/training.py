@@ -43,6 +43,10 @@ TRAIN = dict(
     tune_views=key(
         4, "augmented views of each training picture that are stored beside the picture itself", within="[0, 1000]"
     ),
+    fit_heads=key(
+        True,
+        "tune head: linear heads begin at the linear discriminants of the stored features; False: as they are drawn",
+    ),
     tune_dir=key("", "folder of what is stored, which runs may share; empty: stored/ of the run directory"),
     resume_skip_optimizer=key(
         False, "on resume, start the optimizer state anew and keep parameters, step and schedule"
