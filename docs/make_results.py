@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 from benchmarks.common import RESULTS
 from benchmarks.real import figures
-from benchmarks.real.rows import ROWS
+from benchmarks.real.rows import IDEAS, ROWS
 from benchmarks.real.sets import SETS, SPLITS
 
 FOLDER = Path(__file__).parent
@@ -73,7 +73,32 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 def summary(found: Results) -> dict[str, Any]:
     """Means over the seeds of every number that a table holds."""
-    return {split: {row: _row(seeds) for row, seeds in rows.items()} for split, rows in found.items()}
+    data = {split: {row: _row(seeds) for row, seeds in rows.items()} for split, rows in found.items()}
+    for split, rows in found.items():
+        for row in IDEAS:
+            if row in rows and compared_with(row) in rows and compared_with(row) != row:
+                data[split][row]["beside"] = beside(rows[compared_with(row)], rows[row])
+    return data
+
+
+def compared_with(row: str) -> str:
+    """The row that an idea changes one thing of."""
+    return "idea-hidden-left-out" if row.startswith("idea-hidden") else "idea-plain"
+
+
+def beside(base: list[dict[str, Any]], seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Gains over another row, rank -> mean and deviation over the seeds that both have, and whether they are noise.
+
+    They are where their mean is within two standard errors of 0.
+    """
+    of = {one["seed"]: one["figures"]["raw"] for one in base}
+    both = [(of[one["seed"]], one["figures"]["raw"]) for one in seeds if one["seed"] in of]
+    found: dict[str, Any] = {}
+    for rank in both[0][0] if both else ():
+        gain = spread([mine[rank]["accuracy"] - other[rank]["accuracy"] for other, mine in both])
+        error = None if gain["deviation"] is None else gain["deviation"] / len(both) ** 0.5
+        found[rank] = gain | {"noise": None if error is None else abs(gain["mean"]) <= 2 * error}
+    return found
 
 
 def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -89,7 +114,7 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
             values.append(float(node))  # type: ignore[arg-type]
         return spread(values)
 
-    for kind in (*figures.KINDS, "summed"):
+    for kind in (*figures.KINDS, "summed", "adjusted"):
         if kind in first:
             out[kind] = {
                 rank: {name: over(("figures", kind, rank, name)) for name in values}
@@ -109,6 +134,8 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     out["cost"] = {name: over(("cost", name)) for name in seeds[0]["cost"]}
     before = [one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds]
     out["before"] = {"cpu_minutes": spread(before[:1])}
+    if "latency" in seeds[0]:
+        out["latency"] = seeds[0]["latency"]
     if "bundle_mb" in seeds[0]:
         out["bundle_mb"] = over(("bundle_mb",))
     return out
@@ -138,7 +165,7 @@ def accuracy_tables(data: Mapping[str, Any]) -> str:
         ranks = SETS[SPLITS[split][0]].ranks
         columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
         lines = []
-        for row in ROWS:
+        for row in (name for name in ROWS if name not in IDEAS):
             one = data.get(split, {}).get(row)
             if one is None:
                 if row in WANTED[split]:
@@ -197,16 +224,94 @@ def count_table(data: Mapping[str, Any]) -> str:
     return table(["split", "", *names], lines)
 
 
+def idea_table(data: Mapping[str, Any]) -> str:
+    """What single changes gain over the row that they are compared with."""
+    lines = []
+    for split, rows in data.items():
+        ranks = SETS[SPLITS[split][0]].ranks
+        for row in (name for name in IDEAS if name in rows):
+            one, cells = rows[row], []
+            for rank in ranks[:2]:
+                cells.append(percent(one["raw"][rank]["accuracy"]))
+                gain = one.get("beside", {}).get(rank)
+                cells.append("" if gain is None else f"{gained(gain)}{' (noise)' if gain['noise'] else ''}")
+            cells.append(percent(one["raw"][ranks[0]]["macro_accuracy"]))
+            lines.append([split, IDEAS[row].title, *cells, str(len(one["seeds"]))])
+    return table(["split", "", "finest", "gain", "next rank", "gain", "finest, mean of classes", "seeds"], lines)
+
+
+def gained(value: Mapping[str, Any]) -> str:
+    """A gain in per cent, with its sign and deviation."""
+    mean = f"{100 * value['mean']:+.1f}".replace("-", "−")
+    return mean if value["deviation"] is None else f"{mean} ± {100 * value['deviation']:.1f}"
+
+
+def unseen_table(data: Mapping[str, Any]) -> str:
+    """Rows with metadata, where these are known and where they are hidden."""
+    lines = []
+    for split, rows in data.items():
+        for row, one in rows.items():
+            if "unseen" in one:
+                rank = next(iter(one["raw"]))
+                lines.append(
+                    [split, ROWS[row].title, *(percent(one[kind][rank]["accuracy"]) for kind in ("raw", "unseen"))]
+                )
+    return table(["split", "", "dates known", "dates hidden"], lines)
+
+
+def adjusted_table(data: Mapping[str, Any]) -> str:
+    """Logit adjustment at the finest rank."""
+    lines = []
+    for split, rows in data.items():
+        for row, one in rows.items():
+            if "adjusted" in one and row in (*DETAILS, "idea-plain"):
+                rank = next(iter(one["raw"]))
+                pairs = [
+                    " → ".join(percent(one[kind][rank][name]) for kind in ("raw", "adjusted"))
+                    for name in ("accuracy", "macro_accuracy")
+                ]
+                lines.append([split, ROWS[row].title, rank, *pairs])
+    return table(["split", "", "rank", "accuracy", "mean of classes"], lines)
+
+
+def latency_table(data: Mapping[str, Any]) -> str:
+    """How long bundles take for answers."""
+    names = ("predict_ms", "predict_cpu_ms", "server_ms", "pictures_per_s", "pictures_per_cpu_s")
+    lines = [
+        [split, ROWS[row].title, *(f"{one['latency'][name]:.1f}" for name in names)]
+        for split, rows in data.items()
+        for row, one in rows.items()
+        if "latency" in one
+    ]
+    head = ["predict, ms", "CPU-ms of it", "server, ms", "pictures/s of a folder", "pictures per CPU-second"]
+    return table(["split", "", *head], lines)
+
+
 def cost_table(data: Mapping[str, Any]) -> str:
     """What a row costs."""
     lines = []
     for split, rows in data.items():
         for row, one in rows.items():
+            if row in IDEAS:
+                continue
             cost = one["cost"]
             size = plain(1)(one["bundle_mb"]) if "bundle_mb" in one else ""
             cells = [plain(1)(one["before"]["cpu_minutes"]), plain(1)(cost["cpu_minutes"]), plain(0)(cost["peak_mb"])]
             lines.append([split, ROWS[row].title, *cells, size])
     return table(["split", "", "pixels and features, once", "a seed", "peak MB", "bundle MB"], lines)
+
+
+def cpu_hours(found: Results) -> float:
+    """CPU-hours of all results, features once."""
+    minutes = 0.0
+    for split, rows in found.items():
+        once: dict[str, float] = {}
+        for row, seeds in rows.items():
+            minutes += sum(one["cost"]["cpu_minutes"] for one in seeds)
+            each = max(one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds)
+            once[f"{ROWS[row].trunks}{ROWS[row].side}"] = each
+        minutes += sum(once.values()) if "time" not in split else 0.0  # which has the pictures of another split
+    return minutes / 60
 
 
 def _with(data: Mapping[str, Any], what: str) -> Iterable[tuple[str, str, dict[str, Any]]]:
@@ -245,7 +350,12 @@ def text(data: Mapping[str, Any], found: Results) -> str:
         "answers": answers_table(data),
         "coverage": coverage_table(data),
         "counts": count_table(data),
+        "ideas": idea_table(data),
+        "unseen": unseen_table(data),
+        "adjusted": adjusted_table(data),
+        "latency": latency_table(data),
         "cost": cost_table(data),
+        "hours": f"{cpu_hours(found):.1f}",
         "machine": said,
     }.items():
         filled = filled.replace("{" + name + "}", part.strip())
@@ -263,6 +373,8 @@ def draw(found: Results) -> Figure:
     for place, split in enumerate(splits):
         axes = figure.add_subplot(1, len(splits), place + 1)
         for row, seeds in found[split].items():
+            if row in IDEAS:
+                continue
             arrays = figures.read(REAL / split / f"{row}-{seeds[0]['seed']}.npz")
             kind = "paths" if "paths/predicted" in arrays else "raw"
             coverage, risk = coverage_and_risk(figures.unpacked(arrays, kind), 0)
