@@ -1,4 +1,5 @@
-"""Writes docs/results.md, its picture and benchmarks/results/real/summary.json from the results of `benchmarks.real`.
+"""Writes docs/results.md, its picture, README's table and benchmarks/results/real/summary.json from the results of
+`benchmarks.real`.
 
 python -m docs.make_results
 """
@@ -108,10 +109,10 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     def over(path: Iterable[str | int]) -> dict[str, Any]:
         values = []
         for one in seeds:
-            node = one
+            node: Any = one
             for key in path:
                 node = node[key]
-            values.append(float(node))  # type: ignore[arg-type]
+            values.append(float(node))
         return spread(values)
 
     for kind in (*figures.KINDS, "summed", "adjusted"):
@@ -362,6 +363,37 @@ def text(data: Mapping[str, Any], found: Results) -> str:
     return filled
 
 
+#: rows of the table in README
+FIRST = ("control-lite2", "head-lite2", "last5-lite0", "last6-lite2")
+README, MARK = FOLDER.parent / "README.md", "<!-- {} of docs.make_results -->\n"
+
+
+def first_table(data: Mapping[str, Any]) -> str:
+    """What README shows: the groceries."""
+    rows, ranks = data["grocery"], SETS["grocery"].ranks
+    lines = [
+        [
+            ROWS[row].title,
+            *(f"{percent(rows[row][kind][rank]['accuracy'])} %" for kind, rank in _best(rows[row], ranks)),
+        ]
+        for row in FIRST
+        if row in rows
+    ]
+    return table(["trained", *(f"{rank} ({count})" for rank, count in zip(ranks, SETS["grocery"].classes))], lines)
+
+
+def _best(row: Mapping[str, Any], ranks: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """The answers of `predict`, where there is a bundle."""
+    return ((("paths" if "paths" in row else "raw"), rank) for rank in ranks)
+
+
+def with_table(readme: str, data: Mapping[str, Any]) -> str:
+    """README with its table."""
+    first, last = MARK.format("begin"), MARK.format("end")
+    before, rest = readme.split(first)
+    return f"{before}{first}\n{first_table(data)}\n{last}{rest.split(last)[1]}"
+
+
 def draw(found: Results) -> Figure:
     """Risk over coverage at the finest rank, the first seed of every row."""
     from matplotlib.figure import Figure
@@ -388,11 +420,12 @@ def draw(found: Results) -> Figure:
 
 
 def main() -> None:
-    """Writes the three files."""
+    """Writes the files."""
     found = results()
     data = summary(found)
     SUMMARY.write_text(json.dumps(data, indent=1) + "\n")
     PAGE.write_text(text(data, found))
+    README.write_text(with_table(README.read_text(), data))
     draw(found).savefig(CURVES, metadata={"Software": None})
 
 

@@ -239,6 +239,14 @@ def test_the_page_is_what_the_results_say():
     assert make_results.PAGE.read_text() == make_results.text(data, found), "python -m docs.make_results"
 
 
+def test_the_table_of_readme_is_what_the_results_say():
+    readme = make_results.README.read_text()
+    assert readme == make_results.with_table(readme, json.loads(make_results.SUMMARY.read_text()))
+    assert readme.count("%") > readme.replace(
+        make_results.first_table(json.loads(make_results.SUMMARY.read_text())), ""
+    ).count("%")
+
+
 def numbers(node: object) -> set[float]:
     """All numbers of a JSON tree."""
     if isinstance(node, dict):
@@ -280,7 +288,7 @@ def test_short_form(tmp_path, monkeypatch):
         pytest.skip("LINNAEUS_PICTURES names no folder with the 504 pictures of the Grocery Store set")
 
     def run(command, log):
-        ended = forks.call(command[0], command[1:], log.with_suffix(""), seconds=200)
+        ended = forks.call(command[0], command[1:], log.with_suffix(""), seconds=900)
         assert ended.status == 0, ended.error[-2000:]
         return making.Cost(1.0, 1.0, 1.0)
 

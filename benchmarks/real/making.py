@@ -168,7 +168,9 @@ def features(place: Place, trunk: str) -> tuple[Path, Cost]:
         both = work.with_name(f"{work.name}.h5")
         sides = ["train" if side == "train" else "val" for side in place.rows.sides(place.scheme, 0)]
         with_sides(place, built, both, sides)
-        flags = settings(place, (trunk,), HEAD | {"train.epochs": 1, "data.h5.labels_path": str(both)})
+        flags = settings(
+            place, (trunk,), HEAD | {"train.epochs": 1, "metrics.baselines": False, "data.h5.labels_path": str(both)}
+        )
         took = train(built, work, flags, seed=0)
         with h5py.File(both) as file:
             side = file["split"][:]
