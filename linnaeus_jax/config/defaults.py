@@ -354,6 +354,8 @@ def train() -> Section:
         # What the other blocks make of each picture is then computed once, before the first update
         tune="full",
         tune_views=4,  # augmented views of each training picture that are stored beside the picture itself
+        # tune head: linear heads begin at the linear discriminants of the stored features; False: as they are drawn
+        fit_heads=True,
         tune_dir="",  # folder of what is stored, which runs may share; empty: stored/ of the run directory
         # on resume, start the optimizer state anew and keep parameters, step and schedule
         resume_skip_optimizer=False,

@@ -26,6 +26,7 @@ from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import Experiment, build_experiment
 from linnaeus_jax.run.failures import background_errors, of_world
 from linnaeus_jax.run.finish import finish
+from linnaeus_jax.run.first_heads import with_fitted_heads
 from linnaeus_jax.run.hooks import EpochEndHooks
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.interruption import Interruption
@@ -88,6 +89,8 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             if stores_inputs(config):
                 with interruption.during("storing"):
                     store_inputs(experiment, restored.state, interruption, stalls.watchdog)
+                    if restored.step is None:
+                        restored = restored._replace(state=with_fitted_heads(experiment, restored.state))
             with interruption.during("computing simple baselines"):
                 write_baselines(experiment, restored.state, restored.step)
             stalls.watchdog.finished("simple baselines")

@@ -46,7 +46,7 @@ from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
-from linnaeus_jax.run import experiment, finish, trainer
+from linnaeus_jax.run import experiment, finish, first_heads, trainer
 from linnaeus_jax.run import inputs as run_inputs
 from linnaeus_jax.run.baselines import write_baselines
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
@@ -472,6 +472,13 @@ class Site:
         write_baselines(self.run.experiment, None, 0)  # type: ignore[arg-type]
         path = self.run.experiment.directory.root / BASELINES_FILE
         return sorted(json.loads(path.read_text())["percent"]) if path.exists() else []
+
+    def fits_heads(self) -> bool:
+        """Whether heads begin at discriminants of the features."""
+        state: Any = None
+        with mock.patch.object(first_heads, "_discriminants", return_value={}) as seen:
+            first_heads.with_fitted_heads(self.run.experiment, state)
+        return bool(seen.called)
 
     def criterion(self, split: str = "train") -> Any:
         return step_program.build_criteria(self.config, self.dataset, split)["taxa_L10"]

@@ -454,6 +454,7 @@ add(
     auto_resume=Row(False, lambda s: s.outcome(Site.resumed)),
     tune=Row("head", lambda s: s.program.stored and s.program.stored.shape, (1, 1280), CUT),
     tune_views=Row(7, at("program.views"), 8, {**CUT, "train.tune": "head"}),
+    fit_heads=Row(False, Site.fits_heads, False, {**CUT, "train.tune": "head"}),
     tune_dir=Row("shared", Site.stored_file, "shared/val-0123456789abcdef.bin"),
     resume_skip_optimizer=Row(True, lambda s: s.outcome(Site.resumed), 18, {"optimizer.name": "sgd"}),
     preserve_checkpoint_schedule=Row(True, Site.planned_epochs, 3, {"train.epochs": 5}),
