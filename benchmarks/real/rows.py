@@ -87,10 +87,11 @@ def _pair(first: str, second: str) -> Row:
     return Row(f"{TRUNKS[first].title} and {TRUNKS[second].title}, heads", (first, second), "head", HEAD)
 
 
-#: what every comparison of ideas has in common: heads on stored features of Lite0, the best of seven checkpoints
+#: what every comparison of ideas has in common: heads on stored features of Lite0, drawn at random, the best of seven checkpoints
 IDEA = {
     "train.tune": "head",
     "train.tune_views": 0,
+    "train.fit_heads": False,
     "train.epochs": 37,
     "schedule.validation.interval_epochs": 6,
     "schedule.checkpoint.interval_epochs": 6,
