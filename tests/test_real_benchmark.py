@@ -123,7 +123,7 @@ def drawn_rows(count: int = 600) -> Rows:
     )
 
 
-@pytest.mark.parametrize("scheme", ["random", "time", "control"])
+@pytest.mark.parametrize("scheme", ["random", "most", "time", "control"])
 def test_sides(scheme):
     rows = drawn_rows()
     sides = rows.sides(scheme, 0)
@@ -132,7 +132,12 @@ def test_sides(scheme):
         assert sides != rows.sides(scheme, 1)
     later = {date >= "2023" for date, side in zip(rows.dates, sides) if side == "test"}
     count = Counter(sides)
-    if scheme == "random":
+    if scheme == "most":
+        other = rows.sides("random", 0)
+        assert [side == "test" for side in sides] == [side == "test" for side in other]
+        assert set(Counter(n[0] for n, side in zip(rows.names, sides) if side == "val").values()) == {1}
+        assert all(side != "val" or before == "val" for side, before in zip(sides, other))
+    elif scheme == "random":
         together = {group: {s for g, s in zip(rows.groups, sides) if g == group} for group in set(rows.groups)}
         assert {len(each) for each in together.values()} == {1}
         assert count["test"] / 600 == pytest.approx(0.2, abs=0.03)
@@ -160,7 +165,7 @@ def test_rows_set_keys_that_there_are():
             if "{task}" in key:
                 assert (key, value in HEADS.entries) == ("model.classification.heads.{task}.type", True)
                 continue
-            assert type(value_of(config, key)) in (type(value), int, float), f"{name}: {key}"
+            assert type(value_of(config, key)) in (type(value), int, float, type(None)), f"{name}: {key}"
         assert set(row.trunks) <= set(TRUNKS)
         assert row.side > 0
 
@@ -297,11 +302,11 @@ def test_short_form(tmp_path, monkeypatch):
     rows = read(of, Path(directory))
     place = making.Place("short", rows, "official", Path(directory), tmp_path / "out", tmp_path / "results", "")
     row = dataclasses.replace(ROWS["head-lite0"], settings=dict(ROWS["head-lite0"].settings) | {"train.epochs": 30})
-    report = making.make_row(place, "head-lite0", row, 0, "")
+    report = making.make_row(place, "head-lite0", row, 1, "")
     assert report["pictures"] == {"train": 324, "val": 36, "test": 144}
     found = report["figures"]
     assert found["raw"]["fine"]["accuracy"] > 0.7
     assert found["paths"]["kind"]["accuracy"] > 0.9
     assert found["conformal"]["coverage"] > 0.6  # 36 validation rows, and other pictures than those of the test
-    assert place.result("head-lite0", 0).is_file()
-    assert figures.figures(figures.read(place.result("head-lite0", 0).with_suffix(".npz"))) == found
+    assert place.result("head-lite0", 1).is_file()
+    assert figures.figures(figures.read(place.result("head-lite0", 1).with_suffix(".npz"))) == found

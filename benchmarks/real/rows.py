@@ -87,7 +87,7 @@ def _pair(first: str, second: str) -> Row:
     return Row(f"{TRUNKS[first].title} and {TRUNKS[second].title}, heads", (first, second), "head", HEAD)
 
 
-#: what every comparison of ideas has in common: heads on stored features of Lite0, drawn at random, the best of seven checkpoints
+#: what comparisons of ideas have in common: heads on features of Lite0 that begin as drawn, the best of 7 checkpoints
 IDEA = {
     "train.tune": "head",
     "train.tune_views": 0,
