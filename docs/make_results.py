@@ -118,7 +118,7 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         return spread(values)
 
     for kind in (*figures.KINDS, "summed", "adjusted"):
-        if kind in first:
+        if all(kind in one["figures"] for one in seeds):
             out[kind] = {
                 rank: {name: over(("figures", kind, rank, name)) for name in values}
                 for rank, values in first[kind].items()
@@ -134,7 +134,8 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         {"from": each["from"], "rows": each["rows"], "accuracy": each["accuracy"]} for each in first["by_count"]
     ]
     out["pictures"] = seeds[0]["pictures"]
-    out["cost"] = {name: over(("cost", name)) for name in seeds[0]["cost"]}
+    costs = [one["cost"] for one in seeds if one["cost"]["cpu_minutes"] is not None]
+    out["cost"] = {name: spread([one[name] for one in costs]) for name in (costs or [{}])[0]}
     before = [one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds]
     out["before"] = {"cpu_minutes": spread(before[:1])}
     if "latency" in seeds[0]:
@@ -299,6 +300,8 @@ def cost_table(data: Mapping[str, Any]) -> str:
                 continue
             cost = one["cost"]
             size = plain(1)(one["bundle_mb"]) if "bundle_mb" in one else ""
+            if not cost:
+                continue
             cells = [plain(1)(one["before"]["cpu_minutes"]), plain(1)(cost["cpu_minutes"]), plain(0)(cost["peak_mb"])]
             lines.append([split, ROWS[row].title, *cells, size])
     return table(["split", "", "pixels and features, once", "a seed", "peak MB", "bundle MB"], lines)
@@ -310,7 +313,7 @@ def cpu_hours(found: Results) -> float:
     for split, rows in found.items():
         once: dict[str, float] = {}
         for row, seeds in rows.items():
-            minutes += sum(one["cost"]["cpu_minutes"] for one in seeds)
+            minutes += sum(one["cost"]["cpu_minutes"] or 0 for one in seeds)
             each = max(one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds)
             once[f"{ROWS[row].trunks}{ROWS[row].side}"] = each
         minutes += sum(once.values()) if "time" not in split else 0.0  # which has the pictures of another split

@@ -232,8 +232,12 @@ def train(built: Path, work: Path, flags: Mapping[str, Any], seed: int) -> Cost:
     return run(command, work.with_suffix(".log"))
 
 
-def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict[str, Any]:
-    """Makes a row and writes its JSON file and the arrays beside it; returns what the file says."""
+def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, timed: bool = True) -> dict[str, Any]:
+    """Makes a row and writes its JSON file and the arrays beside it; returns what the file says.
+
+    Args:
+      timed: measure the latency of the bundle of seed 0, too.
+    """
     work = place.out / place.name / f"{name}-{seed}"
     result = place.result(name, seed)
     result.parent.mkdir(parents=True, exist_ok=True)
@@ -263,10 +267,9 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict
         flags = settings(place, row.trunks, given) if row.trunks else given | {"data.img_size": row.side}
         cost.add(once(work, lambda: train(built, work, flags, seed), goes_on=True))
         bundle = work.with_name(f"{work.name}-bundle")
-        cost.add(
-            run(["benchmarks.real.judging", str(work), str(bundle), str(arrays)], work.with_suffix(".judging.log"))
-        )
-        if seed == 0 and name not in IDEAS:
+        judging = ["benchmarks.real.judging", str(work), str(bundle), str(arrays)]
+        cost.add(once(arrays, lambda: run(judging, work.with_suffix(".judging.log"))))
+        if timed and seed == 0 and name not in IDEAS:
             extra["latency"] = latency(place, bundle, arrays.with_suffix(".latency.json"))
         extra["bundle_mb"] = round(sum(f.stat().st_size for f in bundle.rglob("*") if f.is_file()) / 1e6, 1)
         extra["settings"] = {key: value for key, value in row.settings.items() if key not in ("env.plugins",)}
