@@ -112,7 +112,7 @@ _TRUNKS = (
     _Trunk("lite2", 260, 6, 0.023, 0.016, 69_360, 3),
 )
 #: seconds of a picture in an update of heads alone, updates, rows of an update
-_HEAD_SECONDS, _HEAD_UPDATES, _HEAD_BATCH = 0.0006, 800, 256
+_HEAD_SECONDS, _HEAD_UPDATES, _HEAD_BATCH = 0.0006, 3000, 256
 #: most bytes of what is stored
 _MOST_STORED = 4 * 2**30
 #: seconds per picture of training on two cores of a CPU at 224 pixels; they grow with the area of the pictures
@@ -425,16 +425,10 @@ def starter_config(
         epochs=size.epochs,
         batch_size=size.batch_size,
         interval=max(1, size.epochs // 30),
-        base_lr=_base_lr(size),
+        base_lr=8e-3 if size.variant in ("sm", "md") else 1.6e-2,
         weights=tuple(0.5**position for position in range(len(tasks))),
         group_levels=(tasks[0],),
     )
-
-
-def _base_lr(size: Size) -> float:
-    if size.tune == "head":  # heads begin at discriminants, from where a high rate leads away
-        return 1.6e-3
-    return 8e-3 if size.variant in ("sm", "md") else 1.6e-2
 
 
 def _resizing(preprocessing: Preprocessing) -> Iterator[str]:

@@ -58,7 +58,6 @@ def test_pretrained_weights_are_used_where_they_are_and_there_is_no_accelerator(
     size = choose_size(rows, side, accelerated=False, pretrained=True)
     assert (size.variant, size.tune) == (variant, last if rows < 10_000 else "head")
     assert config.train.tune == (tune or size.tune)
-    assert config.lr_scheduler.base_lr == (0.0016 if size.tune == "head" else 0.016)
     assert size.seconds is not None
     assert size.seconds <= 1920 or size.epochs == 5
     assert choose_size(rows, 64, accelerated=False, pretrained=True).tune == "full"
@@ -127,9 +126,9 @@ def test_the_size_follows_rows_pictures_and_backend(rows, img_size, accelerated,
         (8, 1, ("last:5", 4, 7)),
         (6, 1, ("last:5", 4, 5)),
         (5, 1, ("last:5", 2, 5)),
-        (4, 1, ("head", 2, 10)),
+        (4, 1, ("head", 2, 30)),
         (4, 8, ("last:5", 4, 7)),
-        (40, 0.1, ("head", 2, 10)),
+        (40, 0.1, ("head", 2, 30)),
         (600, 1, ("last:5", 4, 7)),
     ],
 )
