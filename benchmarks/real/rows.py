@@ -138,10 +138,10 @@ IDEAS: dict[str, Row] = {
 }
 
 
-def _tuned(trunk: str, blocks: int, minutes: float, **settings: Any) -> Row:
-    changed = {key.replace("__", "."): value for key, value in settings.items()}
+def _tuned(trunk: str, blocks: int, views: int, minutes: float) -> Row:
     title = f"{TRUNKS[trunk].title}, last {blocks} blocks"
-    return Row(title, (trunk,), "pictures", {"train.tune": f"last:{blocks}", **changed}, 0, minutes)
+    settings = {"train.tune": f"last:{blocks}", "train.tune_views": views, "train.epochs": 7}
+    return Row(title, (trunk,), "pictures", settings, 0, minutes)
 
 
 def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any) -> Row:
@@ -165,8 +165,8 @@ ROWS: dict[str, Row] = {
         ("lite2", "insects-260"),
         "control",
     ),
-    "last5-lite0": _tuned("lite0", 5, 25),
-    "last6-lite2": _tuned("lite2", 6, 60),
+    "last5-lite0": _tuned("lite0", 5, 4, 15),
+    "last6-lite2": _tuned("lite2", 6, 3, 40),
     **IDEAS,
     **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (64, 96)},
     **{f"nothing-v0-tiny-{size}": _nothing("mFormerV0", "tiny", size, 20) for size in (64, 96)},
