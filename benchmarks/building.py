@@ -25,10 +25,10 @@ import cv2
 import numpy as np
 
 from benchmarks.common import add_names, interleaved, write_results
-from linnaeus_jax.building import table
-from linnaeus_jax.building.build import build
-from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.building.plan import BuildPlan, plan_build
+from linnaeus_jax.building.sources import table
+from linnaeus_jax.building.steps.build import build
+from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.plan import BuildPlan, plan_build
 from linnaeus_jax.data.preprocessing import Preprocessing
 
 SIZE = 224

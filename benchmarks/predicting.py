@@ -35,15 +35,15 @@ from benchmarks.common import add_names, interleaved, write_results
 from linnaeus_jax.data.image_sources import open_split
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.answers import Answers
-from linnaeus_jax.inference.bundle import Calibration
+from linnaeus_jax.inference.bundle.bundle import Calibration
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.files.picture_list import list_pictures
+from linnaeus_jax.inference.files.predicting import Job, predict_files
+from linnaeus_jax.inference.files.prediction_files import FORMATS, unfinished
+from linnaeus_jax.inference.files.prediction_lines import lines_for
 from linnaeus_jax.inference.forward import BUCKETS
-from linnaeus_jax.inference.metadata import Observation
 from linnaeus_jax.inference.model import load
-from linnaeus_jax.inference.picture_list import list_pictures
-from linnaeus_jax.inference.predicting import Job, predict_files
-from linnaeus_jax.inference.prediction_files import FORMATS, unfinished
-from linnaeus_jax.inference.prediction_lines import lines_for
-from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.reading.observation import Observation
 from linnaeus_jax.run import evaluate
 from linnaeus_jax.step.evaluation import Evaluator
 from linnaeus_jax.taxonomy.tree import TaxonomyTree

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +26,8 @@ from linnaeus_jax.mistakes import InputError
 FILES_ONLY = {"files_only": True}
 log = logging.getLogger("linnaeus_jax")
 
+#: bytes that are read at once to look at a checksum
+_PIECE = 1 << 24
 #: of Linux
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 #: of file systems that cannot do something at all
@@ -179,6 +182,37 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as readable JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=1) + "\n")
+
+
+def journal_entries(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    """What a journal says: one line of JSON for each piece of work, written after the data that it vouches for.
+
+    A process that is ended, or a power failure, may leave a line cut short or damaged; nothing after it counts.
+
+    Yields:
+      Byte at which the line ends, and what it holds, of each line up to the first that is not whole.
+    """
+    end = 0
+    for line in file:
+        end += len(line)
+        try:
+            entry = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            return
+        if entry is None:
+            return
+        yield end, entry
+
+
+def crc32_of(file: IO[bytes], size: int) -> int | None:
+    """CRC-32 of the next bytes of a file, in pieces; None where there are fewer."""
+    crc = 0
+    while size:
+        data = file.read(min(size, _PIECE))
+        if not data:
+            return None
+        crc, size = zlib.crc32(data, crc), size - len(data)
+    return crc
 
 
 class DamagedFileError(InputError):

@@ -38,7 +38,7 @@ TOOLS = tuple(f"linnaeus_jax.tools.{module.name}" for module in pkgutil.iter_mod
 LATE = (
     "linnaeus_jax.run.trainer",
     "linnaeus_jax.inference.model",
-    "linnaeus_jax.inference.serving",
+    "linnaeus_jax.inference.server.serving",
     "linnaeus_jax.reporting",
     "matplotlib.pyplot",
 )

@@ -197,7 +197,7 @@ FAULTS = [
     ),
     *faults(
         "data/encodings.py",
-        "tests/building tests/inference/test_metadata.py",
+        "tests/building tests/reading/test_metadata.py",
         ("phi, lam = np.deg2rad(latitude)", "lam, phi = np.deg2rad(latitude)"),
     ),
     *faults(

@@ -31,24 +31,36 @@ SUBPACKAGES: dict[str, set[str]] = {
         "metrics": "mistakes registry taxonomy",
         "schedules": "config files metrics mistakes registry",
         "data": "config files metrics mistakes registry taxonomy",
+        "reading": "config data taxonomy",
         "backend": "",
         "models": "backend mistakes registry",
         "learning": "backend config mistakes registry",
         "step": "backend config data files learning metrics mistakes models registry schedules",
         "reporting": "config data files metrics schedules taxonomy",
-        "building": "config data files reporting taxonomy",
+        "building": "config data files reading reporting taxonomy",
         "debugging": "config data files learning mistakes models reporting schedules step versions",
         "weights": "config data files mistakes models registry",
         "checks": "config data debugging learning mistakes models registry schedules step taxonomy weights",
         "run": "checks config data debugging files learning metrics mistakes models reporting schedules step "
         "taxonomy versions weights",
-        "inference": "building config data files learning metrics models reporting run step taxonomy weights",
+        "inference": "config data files learning metrics models reading reporting run step taxonomy weights",
         "demo": "data files",
-        "tools": "building checks config data debugging demo files inference learning metrics mistakes models registry "
-        "reporting run schedules step taxonomy weights",
+        "tools": "building checks config data debugging demo files inference learning metrics mistakes models reading "
+        "registry reporting run schedules step taxonomy weights",
         "main": "config run",
         "__main__": "config",
     }.items()
+}
+#: subpackage -> folder of it -> folders that it may import, all of them above it; "" has the files beside the folders
+FOLDERS: dict[str, dict[str, set[str]]] = {
+    "building": {"sources": set(), "steps": set(), "scan": set(), "": {"scan"}},
+    "inference": {
+        "bundle": set(),
+        "": {"bundle"},
+        "files": {"bundle", ""},
+        "server": {"files", ""},
+        "quality": {"bundle", ""},
+    },
 }
 #: files over 500 lines -> why they are one idea
 LONG_FILES = {"config/defaults.py": "the whole tree of keys, with what each means above it"}
@@ -101,6 +113,28 @@ def test_imports_go_to_the_subpackages_that_are_allowed():
         assert [why for other, why in used[subpackage].items() if other not in allowed] == []
         unused = allowed - used[subpackage].keys()
         assert not unused, f"{subpackage} does not import {unused}: take it out of the table"
+
+
+def folder_of(file: str) -> str:
+    return parts[1] if len(parts := Path(file).parts) > 2 else ""
+
+
+def test_imports_within_a_subpackage_go_to_the_folders_that_are_allowed():
+    """And every direction that is allowed is used. Each folder has a text that says what it holds."""
+    for subpackage, folders in FOLDERS.items():
+        used: dict[str, dict[str, str]] = {folder: {} for folder in folders}
+        for file, others in IMPORTS.items():
+            if subpackage_of(file) == subpackage:
+                used[folder_of(file)] |= {
+                    folder_of(other): f"{file} imports {other}"
+                    for other in others
+                    if subpackage_of(other) == subpackage and folder_of(other) != folder_of(file)
+                }
+        for place, (folder, allowed) in enumerate(folders.items()):
+            assert allowed <= set(list(folders)[:place])
+            assert [why for other, why in used[folder].items() if other not in allowed] == []
+            assert allowed == used[folder].keys()
+            assert ast.get_docstring(ast.parse((PACKAGE / subpackage / folder / "__init__.py").read_text()))
 
 
 def build_rows(heading: str) -> list[list[str]]:

@@ -28,7 +28,7 @@ from benchmarks import (
     step_features,
 )
 from linnaeus_jax.checks import config_errors
-from linnaeus_jax.inference.bundle_files import write_bundle
+from linnaeus_jax.inference.bundle.files import write_bundle
 from tests.inference.conftest import small_bundle
 from tests.step import toy
 

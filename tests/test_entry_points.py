@@ -108,5 +108,5 @@ def test_every_program_that_is_named_exists():
     named = re.compile(r"-m (linnaeus_jax[a-z_.]*[a-z_])")
     files = [path for kind in ("linnaeus_jax/**/*.py", "configs/*.py", "docs/*.md", "*.md") for path in ROOT.glob(kind)]
     found = {name for path in files for name in named.findall(path.read_text())}
-    started_by_the_server = "linnaeus_jax.inference.decoder_process"
+    started_by_the_server = "linnaeus_jax.inference.server.decoder_process"
     assert found <= {*PROGRAMS, "linnaeus_jax", started_by_the_server}

@@ -33,7 +33,7 @@ def test_the_wheel_holds_the_package_and_its_configs_alone(wheel: Path) -> None:
         for path in (ROOT / "linnaeus_jax").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"linnaeus_jax/py.typed", "linnaeus_jax/inference/page/index.html"} < package
+    assert {"linnaeus_jax/py.typed", "linnaeus_jax/inference/server/page/index.html"} < package
     assert names == package | {f"linnaeus_jax/configs/{path.name}" for path in (ROOT / "configs").glob("*.py")}
     assert "License-Expression: Apache-2.0" in metadata
 

@@ -17,11 +17,11 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.files import read_json
 from linnaeus_jax.inference.answers import Answers
-from linnaeus_jax.inference.bundle import Calibration
-from linnaeus_jax.inference.bundle_files import read_bundle
-from linnaeus_jax.inference.calibration import judge
+from linnaeus_jax.inference.bundle.bundle import Calibration
+from linnaeus_jax.inference.bundle.files import read_bundle
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.paths import Logits, log_softmax
-from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.inference.quality.calibration import judge
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
 from linnaeus_jax.run.evaluate import evaluate, load, test_split
 from linnaeus_jax.tools import bundle as bundle_tool

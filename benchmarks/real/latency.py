@@ -19,9 +19,9 @@ from typing import Any
 
 import linnaeus_jax
 from benchmarks.serving import closed, request_of, server
+from linnaeus_jax.inference.files.picture_list import PictureFile
+from linnaeus_jax.inference.files.predicting import Job, predict_files
 from linnaeus_jax.inference.metadata import Observation
-from linnaeus_jax.inference.picture_list import PictureFile
-from linnaeus_jax.inference.predicting import Job, predict_files
 
 #: rows of the compiled programs
 ONE, MANY = 1, 16

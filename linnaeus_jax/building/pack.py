@@ -23,10 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import linnaeus_jax
-from linnaeus_jax.building.findings import SHOWN
-from linnaeus_jax.building.paths import SafeFolder, UnsafePathError
-from linnaeus_jax.building.pictures import PROVENANCE, default_extension, open_pictures
-from linnaeus_jax.building.text import printable
+from linnaeus_jax.building.scan.findings import SHOWN
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES, PackedImages
 from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, checksum, write_checksums
@@ -34,6 +31,9 @@ from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers, read_identifiers_digest, text_hashes
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.files import replaced_file, sync, sync_tree
+from linnaeus_jax.reading.labelled_pictures import PROVENANCE, default_extension, open_pictures
+from linnaeus_jax.reading.paths import SafeFolder, UnsafePathError
+from linnaeus_jax.reading.text import printable
 
 #: bytes read ahead as one piece, and most rows of one
 PIECE_BYTES, PIECE_ROWS = 4 << 20, 256

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.derived import active_components
+from linnaeus_jax.data.encodings import is_sea_level
 from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)
@@ -160,5 +161,4 @@ def _null_elevation(values: NDArray[np.float32], item: ComponentSettings, file: 
     if values.shape[1] % 2:
         log.warning("%s: %r has an odd number of columns, no (sin, cos) pairs: all null", file, item.source)
         return np.ones(len(values), bool)
-    sine, cosine = np.abs(values[:, 0::2]), np.abs(values[:, 1::2] - 1.0)
-    return (sine <= 1e-8).all(axis=1) & (cosine <= 1e-8 + 1e-5).all(axis=1)
+    return is_sea_level(values)

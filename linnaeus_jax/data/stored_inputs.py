@@ -7,13 +7,14 @@ written, with a CRC-32. What the journal names is whole, so that a process may b
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import math
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,11 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.images import check_rows
+from linnaeus_jax.files import crc32_of, journal_entries
 
 logger = logging.getLogger("linnaeus_jax.data")
 
 DTYPE = np.dtype(np.float16)
-#: bytes that are read at once to look at a checksum
-_PIECE = 2**24
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class StoredFile:
     def __init__(self, path: Path, spec: StoredSpec) -> None:
         self.path, self.spec = path, spec
         self._journal = path.with_suffix(".jsonl")
-        self.done, lines = self._found()
+        self.done, whole = self._found()
         missing = (spec.rows - self.done) * spec.row_bytes
         free = shutil.disk_usage(path.parent).free
         if missing > free:
@@ -80,43 +80,38 @@ class StoredFile:
                 "train.tune_views, or train with train.tune='full'"
             )
         if self.done < spec.rows:
-            self._begin(lines)
+            self._begin(whole)
 
-    def _found(self) -> tuple[int, list[str]]:
-        """Rows that the journal names and whose bytes are as it says, and its lines up to there."""
-        header = json.dumps(asdict(self.spec), sort_keys=True)
-        try:
-            lines = self._journal.read_text().splitlines()
-        except (OSError, UnicodeDecodeError):
-            lines = []
-        if not lines or lines[0] != header:
-            if lines:
+    def _found(self) -> tuple[int, int]:
+        """Rows that the journal names and whose bytes are as it says, and its bytes up to there."""
+        if not self._journal.exists():
+            return 0, 0
+        with contextlib.ExitStack() as stack:
+            entries = journal_entries(stack.enter_context(self._journal.open("rb")))
+            whole, known = next(entries, (0, None))
+            if known != self._header:
                 logger.info("%s: of other weights, pictures or settings; it is made anew", self.path)
-            return 0, [header]
-        done, good = 0, lines[:1]
-        for line, (end, crc) in zip(lines[1:], _pieces(lines[1:])):
-            if not done < end <= self.spec.rows or self._crc(done, end) != crc:
-                logger.warning("%s: rows from %d on are not what was written; they are made anew", self.path, done)
-                break
-            done, good = end, [*good, line]
-        return done, good
+                return 0, 0
+            data = stack.enter_context(self.path.open("rb")) if self.path.exists() else io.BytesIO()
+            done = 0
+            for end, entry in entries:
+                rows, crc = _piece(entry)
+                size = (rows - done) * self.spec.row_bytes
+                if not done < rows <= self.spec.rows or crc32_of(data, size) != crc:
+                    logger.warning("%s: rows from %d on are not what was written; they are made anew", self.path, done)
+                    break
+                done, whole = rows, end
+        return done, whole
 
-    def _crc(self, first: int, end: int) -> int | None:
-        left, crc = (end - first) * self.spec.row_bytes, 0
-        try:
-            with self.path.open("rb") as file:
-                file.seek(first * self.spec.row_bytes)
-                while left:
-                    data = file.read(min(left, _PIECE))
-                    if not data:
-                        return None
-                    crc, left = zlib.crc32(data, crc), left - len(data)
-        except OSError:
-            return None
-        return crc
+    @property
+    def _header(self) -> dict[str, Any]:
+        return {**asdict(self.spec), "shape": list(self.spec.shape)}
 
-    def _begin(self, lines: list[str]) -> None:
-        self._journal.write_text("".join(f"{line}\n" for line in lines))
+    def _begin(self, whole: int) -> None:
+        with self._journal.open("ab") as file:
+            file.truncate(whole)
+            if not whole:
+                file.write(json.dumps(self._header, sort_keys=True).encode() + b"\n")
         with self.path.open("ab") as file:
             file.truncate(self.done * self.spec.row_bytes)
 
@@ -138,14 +133,12 @@ class StoredFile:
             os.fsync(file.fileno())
 
 
-def _pieces(lines: list[str]) -> Iterator[tuple[int, int]]:
-    """(end, CRC-32) of each line of a journal, up to the first that was not written whole."""
-    for line in lines:
-        try:
-            read = json.loads(line)
-            yield int(read["rows"]), int(read["crc32"])
-        except (ValueError, KeyError, TypeError):
-            return
+def _piece(entry: Any) -> tuple[int, int]:
+    """Row up to which an entry of the journal vouches, and CRC-32; 0 rows where it says neither."""
+    try:
+        return int(entry["rows"]), int(entry["crc32"])
+    except (ValueError, KeyError, TypeError):
+        return 0, 0
 
 
 class StoredInputs:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.inference import conformal
-from linnaeus_jax.inference.bundle import Calibration
+from linnaeus_jax.inference.bundle.bundle import Calibration
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.paths import NONE, Logits, TaxonomyPaths, documented_consistency, log_softmax
 from linnaeus_jax.inference.results import Prediction, Taxon
-from linnaeus_jax.inference.taxonomy import Taxonomy
 
 CONSISTENCY = ("path", "documented")
 #: an answer is at least this probable, unless asked otherwise

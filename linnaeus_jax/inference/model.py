@@ -15,13 +15,14 @@ from PIL import Image
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
-from linnaeus_jax.inference.bundle import Bundle, bundle_of_run
+from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
 from linnaeus_jax.inference.forward import BUCKETS, Forward
-from linnaeus_jax.inference.metadata import Encoded, Observation
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import by_number, run_rows
+from linnaeus_jax.reading.metadata import Encoded
+from linnaeus_jax.reading.observation import Observation
 
 
 class Model:
@@ -150,7 +151,7 @@ def read_bundle_or_run(
     source: str | os.PathLike[str], checkpoint: str | int = "best", plugins: Sequence[str] = ()
 ) -> Bundle:
     """What `load` makes its model from."""
-    from linnaeus_jax.inference.bundle_files import is_bundle, read_bundle
+    from linnaeus_jax.inference.bundle.files import is_bundle, read_bundle
 
     path = Path(source).expanduser()
     if is_bundle(path):

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.data.parallel import cores, in_order
 from linnaeus_jax.inference.forward import Forward, Pending
-from linnaeus_jax.inference.metadata import Encoded
 from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.reading.metadata import Encoded
 from linnaeus_jax.step.placement import RUN_AHEAD
 
 #: rows that a thread reads before it hands them over

@@ -1,7 +1,7 @@
 """Judged rows: what was said of rows whose labels are known, in one table, and how good that is.
 
-The validation of a run gives it, and so do answers beside labels (`inference.calibration.judge`). The card of a bundle,
-its evaluation on other data, and tables and pages of mistakes are made from it.
+The validation of a run gives it, and so do answers beside labels (`inference.quality.calibration.judge`). The card of a
+bundle, its evaluation on other data, and tables and pages of mistakes are made from it.
 """
 
 from __future__ import annotations

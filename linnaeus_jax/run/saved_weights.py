@@ -27,7 +27,7 @@ from linnaeus_jax.weights.importing import pretrained_is_run
 from linnaeus_jax.weights.settings import pretrained_settings
 from linnaeus_jax.weights.targets import targets_of
 
-#: files of a bundle; `inference/bundle_files.py` writes them
+#: files of a bundle; `inference/bundle/files.py` writes them
 BUNDLE_JSON, BUNDLE_WEIGHTS, BUNDLE_CLASSES = "bundle.json", "weights.safetensors", "class_index_map.json"
 
 

@@ -21,19 +21,28 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax import tools
-from linnaeus_jax.building import coco, darwin_core, folders, lists, table
-from linnaeus_jax.building.build import SUMMARY, build, build_shard, discard, merge
-from linnaeus_jax.building.columns import is_own, own_or_level, rank_name, split_options
-from linnaeus_jax.building.finish import REJECTED, Finished, training_rows
-from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions, Shard
-from linnaeus_jax.building.plan import NothingUsable, plan_build
-from linnaeus_jax.building.rows import Progress, SourceRows
-from linnaeus_jax.building.scientific_names import MODES
-from linnaeus_jax.building.starter_config import Budget, Size, choose_size, has_accelerator, has_weights, machine_speed
-from linnaeus_jax.building.summary import summary_tables
+from linnaeus_jax.building.sources import coco, darwin_core, folders, lists, table
+from linnaeus_jax.building.steps.build import SUMMARY, build, build_shard, discard, merge
+from linnaeus_jax.building.steps.finish import REJECTED, Finished, training_rows
+from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions
+from linnaeus_jax.building.steps.plan import NothingUsable, plan_build
+from linnaeus_jax.building.steps.starter_config import (
+    Budget,
+    Size,
+    choose_size,
+    has_accelerator,
+    has_weights,
+    machine_speed,
+)
+from linnaeus_jax.building.steps.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, RESIZE_MODES
+from linnaeus_jax.reading.columns import is_own, own_or_level, rank_name, split_options
+from linnaeus_jax.reading.schema import Progress, SourceRows
+from linnaeus_jax.reading.shards import Shard
+from linnaeus_jax.reading.table import QUOTES
 from linnaeus_jax.reporting.logs import PlainConsole
+from linnaeus_jax.taxonomy.scientific_names import MODES
 
 #: source -> options that it has beside those of all
 USED: dict[str, set[str]] = {
@@ -70,7 +79,7 @@ def argument_parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--class-names", nargs="+", default=[], metavar="[RANK=]FILE", help="--lists: names of numbered classes"
     )
-    where.add_argument("--quotes", choices=table.QUOTES, default="csv", help="--table: whether quotes are text (csv)")
+    where.add_argument("--quotes", choices=QUOTES, default="csv", help="--table: whether quotes are text (csv)")
     where.add_argument("--encoding", help="--table: default: UTF-8, and Latin-1 for lines that are not")
     where.add_argument(
         "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="columns with unusual names: latitude=lat_wgs84"

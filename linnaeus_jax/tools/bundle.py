@@ -11,8 +11,9 @@ must be where the run's configuration says; --without-data does without them, an
 
 --from-weights makes a bundle of a published classifier as it is, without any training: a file of weights, or a name as
 model.pretrained takes it. --labels is a text file with the scientific name of each class, one a line; it is not needed
-where the description beside the weights names them. Genera follow from the names, and "background" becomes "unknown".
-Nothing is measured.
+where the description beside the weights names them. Genera follow from the names, coarser ranks from a table of species
+or genera (--taxonomy genera.csv, with columns such as genus, family, order); "background" becomes "unknown". Nothing is
+measured.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--without-data", action="store_true", help="measure and calibrate nothing")
     parser.add_argument("--from-weights", metavar="FILE", default="", help="instead of a run: a published classifier")
     parser.add_argument("--labels", type=Path, metavar="FILE", help="scientific names of its classes, one a line")
+    parser.add_argument("--taxonomy", type=Path, metavar="TABLE", help="coarser ranks of its species or genera")
     parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
     options = parser.parse_args(argv)
-    from linnaeus_jax.inference.bundle import bundle_of_run
-    from linnaeus_jax.inference.bundle_files import check_out, write_bundle
-    from linnaeus_jax.inference.card import summary, write_card
-    from linnaeus_jax.inference.from_weights import bundle_from_weights
-    from linnaeus_jax.inference.measuring import calibrated, measure, read_rows
+    from linnaeus_jax.inference.bundle.bundle import bundle_of_run
+    from linnaeus_jax.inference.bundle.files import check_out, write_bundle
+    from linnaeus_jax.inference.bundle.from_weights import bundle_from_weights
+    from linnaeus_jax.inference.quality.card import summary, write_card
+    from linnaeus_jax.inference.quality.measuring import calibrated, measure, read_rows
     from linnaeus_jax.reporting.logs import console, setup_logging
     from linnaeus_jax.weights.hub_settings import hub_settings
     from linnaeus_jax.weights.locating import FETCHED, scheme_of
@@ -61,9 +63,11 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(
             "give either a run directory, or --from-weights FILE with --labels FILE, unless its description names them"
         )
+    if options.taxonomy and not published:
+        raise UserError(f"--taxonomy {options.taxonomy} is for --from-weights: a run has its ranks already")
     check_out(options.out, force=options.force)
     if published:
-        bundle = bundle_from_weights(options.from_weights, options.labels)
+        bundle = bundle_from_weights(options.from_weights, options.labels, options.taxonomy)
     else:
         bundle = bundle_of_run(options.run, options.checkpoint, options.weights or "ema")
     if options.weights == "ema" and bundle.facts["weights"] != "ema":

@@ -20,7 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from linnaeus_jax import tools
-from linnaeus_jax.building.starter_config import fitted, least_epochs
+from linnaeus_jax.building.steps.starter_config import fitted, least_epochs
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reporting.display import eta

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from linnaeus_jax import tools
-from linnaeus_jax.building.describe import (
+from linnaeus_jax.building.scan.describe import (
     RANK_COLUMNS,
     RANK_NOTE,
     Description,
@@ -26,8 +26,8 @@ from linnaeus_jax.building.describe import (
     split_columns,
     split_tables,
 )
-from linnaeus_jax.building.describe_page import example_pictures, text_rows, write_description
-from linnaeus_jax.building.text import printable
+from linnaeus_jax.building.scan.describe_page import example_pictures, text_rows, write_description
+from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.taxonomy.ranks import task_name

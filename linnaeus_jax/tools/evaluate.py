@@ -73,10 +73,10 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
 def of_bundle(options: argparse.Namespace) -> None:
     """Evaluates a bundle, or a run as a bundle would be."""
     from linnaeus_jax.files import write_atomically
-    from linnaeus_jax.inference.evaluating import Pictures, evaluate_labelled, read_labelled
-    from linnaeus_jax.inference.evaluation_page import evaluation_page, summary
     from linnaeus_jax.inference.forward import BUCKETS
     from linnaeus_jax.inference.model import load
+    from linnaeus_jax.inference.quality.evaluating import Pictures, evaluate_labelled, read_labelled
+    from linnaeus_jax.inference.quality.evaluation_page import evaluation_page, summary
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.step.process import use_compilation_cache
 
@@ -108,7 +108,7 @@ def of_bundle(options: argparse.Namespace) -> None:
 
 def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     """Prints the tables of `evaluation_page.summary`."""
-    from linnaeus_jax.inference.evaluating import PATH
+    from linnaeus_jax.inference.quality.evaluating import PATH
     from linnaeus_jax.metrics.judged import roll_up_rows
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.reporting.tables import percent, table
@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     tools.plugins_option(parser)
     options = parser.parse_args(argv)
-    from linnaeus_jax.inference.bundle_files import is_bundle
+    from linnaeus_jax.inference.bundle.files import is_bundle
     from linnaeus_jax.metrics.phases import phase_label
     from linnaeus_jax.reporting.logs import setup_logging
     from linnaeus_jax.run.evaluate import (

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--force", action="store_true", help="replace an export that lies there")
     tools.plugins_option(parser)
     options = parser.parse_args(argv)
-    from linnaeus_jax.inference.exporting import PROGRAM, check_out, check_platforms, write_export
+    from linnaeus_jax.inference.files.exporting import PROGRAM, check_out, check_platforms, write_export
     from linnaeus_jax.inference.model import read_bundle_or_run
     from linnaeus_jax.reporting.logs import console
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linnaeus_jax.inference.answers import AnswerOptions
+    from linnaeus_jax.inference.files.picture_list import PictureFile
+    from linnaeus_jax.inference.files.predicting import Job
+    from linnaeus_jax.inference.files.prediction_files import Summary
     from linnaeus_jax.inference.model import Model
-    from linnaeus_jax.inference.picture_list import PictureFile
-    from linnaeus_jax.inference.predicting import Job
-    from linnaeus_jax.inference.prediction_files import Summary
 
 from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
@@ -114,12 +114,12 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     Raises:
       UserError: no pictures, a table that cannot be used, or a wrong --shard.
     """
-    from linnaeus_jax.building.columns import split_options
-    from linnaeus_jax.building.options import Shard
-    from linnaeus_jax.inference.metadata import Observation
-    from linnaeus_jax.inference.observation_table import read_observation_table
-    from linnaeus_jax.inference.picture_list import list_pictures, of_shard
-    from linnaeus_jax.inference.predicting import Job
+    from linnaeus_jax.inference.files.observation_table import read_observation_table
+    from linnaeus_jax.inference.files.picture_list import list_pictures, of_shard
+    from linnaeus_jax.inference.files.predicting import Job
+    from linnaeus_jax.reading.columns import split_options
+    from linnaeus_jax.reading.observation import Observation
+    from linnaeus_jax.reading.shards import Shard
 
     try:
         shard = Shard.parse(args.shard) if args.shard else Shard(1, 1)
@@ -144,7 +144,7 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
 
 def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
     """What the predictions depend on, as JSON types."""
-    from linnaeus_jax.inference.prediction_files import model_digest
+    from linnaeus_jax.inference.files.prediction_files import model_digest
 
     def digest(text: str) -> str:
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
@@ -172,8 +172,8 @@ def _say(text: str) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raises UserError for arguments that cannot be, before anything is read."""
-    from linnaeus_jax.inference.bundle_files import is_bundle
-    from linnaeus_jax.inference.prediction_files import check_format
+    from linnaeus_jax.inference.bundle.files import is_bundle
+    from linnaeus_jax.inference.files.prediction_files import check_format
 
     if args.out is not None:
         check_format(args.out)
@@ -207,11 +207,11 @@ def options_of(args: argparse.Namespace, model: Model) -> AnswerOptions:
 def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit status."""
     args = argument_parser().parse_args(argv)
-    from linnaeus_jax.inference.bundle import Calibration
+    from linnaeus_jax.inference.bundle.bundle import Calibration
+    from linnaeus_jax.inference.files.predicting import batch_for
+    from linnaeus_jax.inference.files.prediction_display import summary_lines
+    from linnaeus_jax.inference.files.prediction_files import finished, remove
     from linnaeus_jax.inference.model import Model, read_bundle_or_run
-    from linnaeus_jax.inference.predicting import batch_for
-    from linnaeus_jax.inference.prediction_display import summary_lines
-    from linnaeus_jax.inference.prediction_files import finished, remove
     from linnaeus_jax.step.process import use_compilation_cache
 
     check(args)
@@ -255,11 +255,11 @@ def predict(
     about: Mapping[str, Any],
 ) -> Summary:
     """Predicts what is left to do, and writes or prints all of it."""
-    from linnaeus_jax.inference.gallery import LeastCertain, write_gallery
-    from linnaeus_jax.inference.predicting import predict_files
-    from linnaeus_jax.inference.prediction_display import answers_table
-    from linnaeus_jax.inference.prediction_files import UNFINISHED, beside, remove, unfinished
-    from linnaeus_jax.inference.prediction_lines import lines_for
+    from linnaeus_jax.inference.files.gallery import LeastCertain, write_gallery
+    from linnaeus_jax.inference.files.predicting import predict_files
+    from linnaeus_jax.inference.files.prediction_display import answers_table
+    from linnaeus_jax.inference.files.prediction_files import UNFINISHED, beside, remove, unfinished
+    from linnaeus_jax.inference.files.prediction_lines import lines_for
     from linnaeus_jax.reporting.logs import console
 
     lines = lines_for(args.out.suffix.lower() if args.out is not None else ".csv", model.bundle.taxonomy, options)
@@ -305,10 +305,10 @@ def predict(
 
 def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions, exif: bool) -> None:
     """Writes a PNG for each picture that can be read; those that are there already are kept."""
-    from linnaeus_jax.inference.exif import observation_of
-    from linnaeus_jax.inference.explaining import explain as explain_one
-    from linnaeus_jax.inference.metadata import Observation
     from linnaeus_jax.inference.pictures import PictureError
+    from linnaeus_jax.inference.quality.explaining import explain as explain_one
+    from linnaeus_jax.reading.exif import observation_of
+    from linnaeus_jax.reading.observation import Observation
 
     written = 0
     with tools.progress_bar("explaining") as progress:

@@ -115,12 +115,12 @@ def main(argv: Sequence[str]) -> None:
         if getattr(options, name) <= 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}; give more than 0")
     try:
-        from linnaeus_jax.inference.serving import SERVER_BUCKETS, create_app, serve
+        from linnaeus_jax.inference.server.serving import SERVER_BUCKETS, create_app, serve
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed; run: pip install "linnaeus-jax[serve]"') from error
     from linnaeus_jax.inference.model import load
-    from linnaeus_jax.inference.server_access import access_of, read_token
-    from linnaeus_jax.inference.server_requests import Limits
+    from linnaeus_jax.inference.server.access import access_of, read_token
+    from linnaeus_jax.inference.server.requests import Limits
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.step.process import use_compilation_cache
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.building.build import build
-from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.building.plan import plan_build
+from linnaeus_jax.building.steps.build import build
+from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.plan import plan_build
 from tests.building.helpers import rows_of
 
 

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import polars as pl
 
-from linnaeus_jax.building.rows import SourceRows, standard_frame
+from linnaeus_jax.reading.schema import SourceRows, standard_frame
 
 LEVELS = ("L10", "L20", "L30")
 

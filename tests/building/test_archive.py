@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 
-from linnaeus_jax.building import archive, table
-from linnaeus_jax.building.archive import Archive, read_meta
+from linnaeus_jax.building.sources import archive, table
+from linnaeus_jax.building.sources.archive import Archive, read_meta
 from linnaeus_jax.config.errors import UserError
 from tests.building.archives import DWC, GBIF_META, element, meta, write_folder, write_zip
 

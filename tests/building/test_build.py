@@ -22,18 +22,19 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from linnaeus_jax.building import build as building
-from linnaeus_jax.building.build import build, build_shard, discard, merge
-from linnaeus_jax.building.options import IMAGE_FORMS, BuildOptions, Shard
-from linnaeus_jax.building.pixels import BATCH, Journal, Outcome, encode_jpeg
-from linnaeus_jax.building.plan import plan_build
-from linnaeus_jax.building.streamed import DATA_OFFSET, StreamedBytes
-from linnaeus_jax.building.verify import verify_labels
-from linnaeus_jax.building.verify_pictures import PictureChecks
+from linnaeus_jax.building.scan.verify import verify_labels
+from linnaeus_jax.building.scan.verify_pictures import PictureChecks
+from linnaeus_jax.building.steps import build as building
+from linnaeus_jax.building.steps.build import build, build_shard, discard, merge
+from linnaeus_jax.building.steps.options import IMAGE_FORMS, BuildOptions
+from linnaeus_jax.building.steps.pixels import BATCH, Journal, Outcome, encode_jpeg
+from linnaeus_jax.building.steps.plan import plan_build
+from linnaeus_jax.building.steps.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.reading.shards import Shard
 from linnaeus_jax.tools.build_dataset import main
 from tests.building.build_driver import plan
 from tests.building.helpers import rows_of, write_pictures
@@ -359,9 +360,9 @@ def test_memory_is_bounded_by_the_batches_in_flight(pictures, tmp_path, monkeypa
         decoded += 1
         return keep(*args)
 
-    write, keep = StreamedBytes.write, sys.modules["linnaeus_jax.building.pixels"].store
+    write, keep = StreamedBytes.write, sys.modules["linnaeus_jax.building.steps.pixels"].store
     monkeypatch.setattr(StreamedBytes, "write", counting)
-    monkeypatch.setattr("linnaeus_jax.building.pixels.store", store)
+    monkeypatch.setattr("linnaeus_jax.building.steps.pixels.store", store)
     build(plan(pictures), tmp_path / "data", threads=2)
     assert most <= 6 * BATCH
 

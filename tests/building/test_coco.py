@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linnaeus_jax.building import coco
-from linnaeus_jax.building.taxa import label_rows
+from linnaeus_jax.building.sources import coco
+from linnaeus_jax.building.steps.taxa import label_rows
 from linnaeus_jax.config.errors import UserError
 
 BIRDS = {"kingdom": "Animalia", "phylum": "Chordata", "class": "Aves", "order": "Passeriformes"}

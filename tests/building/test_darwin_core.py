@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linnaeus_jax.building import darwin_core
-from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.building.plan import plan_build
+from linnaeus_jax.building.sources import darwin_core
+from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.plan import plan_build
 from linnaeus_jax.config.errors import UserError
 from tests.building import archives
 from tests.building.archives import (

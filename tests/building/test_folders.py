@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
-from linnaeus_jax.building import folders
-from linnaeus_jax.building.exif import exif_of
-from linnaeus_jax.building.observations import encode_moments, read_observations
-from linnaeus_jax.building.options import BuildOptions
+from linnaeus_jax.building.sources import folders
+from linnaeus_jax.building.steps.observations import encode_moments, read_observations
+from linnaeus_jax.building.steps.options import BuildOptions
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference.exif import observation_of
-from linnaeus_jax.inference.metadata import moment
+from linnaeus_jax.reading.exif import exif_of, observation_of
+from linnaeus_jax.reading.metadata import moment
 
 
 def tree(root: Path, *paths: str) -> Path:

@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 import pytest
 
-from linnaeus_jax.building import table
-from linnaeus_jax.building.build import build
-from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.building.plan import plan_build
+from linnaeus_jax.building.sources import table
+from linnaeus_jax.building.steps.build import build
+from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.plan import plan_build
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linnaeus_jax.building import json_arrays
-from linnaeus_jax.building.json_arrays import JsonArrays, Twice
+from linnaeus_jax.building.sources import json_arrays
+from linnaeus_jax.building.sources.json_arrays import JsonArrays, Twice
 from linnaeus_jax.config.errors import UserError
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from linnaeus_jax.building import lists
-from linnaeus_jax.building.lists import ListFile
-from linnaeus_jax.building.rows import SourceRows
+from linnaeus_jax.building.sources import lists
+from linnaeus_jax.building.sources.lists import ListFile
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.reading.schema import SourceRows
 from tests.building.test_folders import tree
 
 RANKS = (":fine", ":coarse")

@@ -7,8 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from linnaeus_jax.building.matching import Matcher
-from linnaeus_jax.building.picture_folder import Listing
+from linnaeus_jax.building.sources.matching import Matcher
+from linnaeus_jax.reading.picture_folder import Listing
 
 
 def match(files: list[str], media: list[tuple]) -> list:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linnaeus_jax.building.observations import read_observations
-from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.data.dates import BadDate, parse_date
+from linnaeus_jax.building.steps.observations import read_observations
+from linnaeus_jax.building.steps.options import BuildOptions
 from linnaeus_jax.data.metadata import ComponentSettings, SourceColumns, build_metadata
+from linnaeus_jax.reading.dates import BadDate, parse_date
 from tests.building.helpers import rows_of
 
 

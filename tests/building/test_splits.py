@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.building.splits import SplitRows, assign_sides, grid_cells, units_of
+from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.splits import SplitRows, assign_sides, grid_cells, units_of
 
 
 def plain_rows(taxon: np.ndarray, **known: np.ndarray) -> SplitRows:

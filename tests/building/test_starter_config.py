@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from linnaeus_jax.building import starter_config as starter
-from linnaeus_jax.building.starter_config import choose_size, has_accelerator, starter_config
+from linnaeus_jax.building.steps import starter_config as starter
+from linnaeus_jax.building.steps.starter_config import choose_size, has_accelerator, starter_config
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linnaeus_jax.building import table
+from linnaeus_jax.building.sources import table
 from linnaeus_jax.config.errors import UserError
 
 INATURALIST = (

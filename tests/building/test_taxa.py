@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linnaeus_jax.building.rows import NO_LABEL, TWO_PARENTS, UNRESOLVED_SYNONYM
-from linnaeus_jax.building.taxa import Taxa, chosen_levels, label_rows
+from linnaeus_jax.building.steps.taxa import Taxa, chosen_levels, label_rows
+from linnaeus_jax.reading.schema import NO_LABEL, TWO_PARENTS, UNRESOLVED_SYNONYM
 from tests.building.helpers import LEVELS, rows_of
 
 

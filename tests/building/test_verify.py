@@ -12,9 +12,9 @@ import h5py
 import numpy as np
 import pytest
 
-from linnaeus_jax.building.findings import LEVELS
-from linnaeus_jax.building.verify import Verification, verify_labels
-from linnaeus_jax.building.verify_pictures import PictureChecks, PictureFacts
+from linnaeus_jax.building.scan.findings import LEVELS
+from linnaeus_jax.building.scan.verify import Verification, verify_labels
+from linnaeus_jax.building.scan.verify_pictures import PictureChecks, PictureFacts
 from linnaeus_jax.config.errors import UserError
 from tests.building.samples import (
     ROWS,
@@ -187,7 +187,7 @@ FAULTS: list[tuple[str, str, str, Fault, str]] = [
 )
 def test_a_planted_fault_is_found(check, level, plant, words, clean, tmp_path, monkeypatch):
     if check == "subset":
-        monkeypatch.setattr("linnaeus_jax.building.verify_columns.MAX_SUBSETS", 30)
+        monkeypatch.setattr("linnaeus_jax.building.scan.verify_columns.MAX_SUBSETS", 30)
     path = tmp_path / "labels.h5"
     shutil.copy(clean, path)
     with h5py.File(path, "r+") as file:

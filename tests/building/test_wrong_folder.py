@@ -7,8 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from linnaeus_jax.building.rows import DETAIL, NO_SUCH_PICTURE, PICTURE, REASON, UNCLAIMED
-from linnaeus_jax.building.wrong_folder import looked_for
+from linnaeus_jax.building.steps.wrong_folder import looked_for
+from linnaeus_jax.reading.schema import DETAIL, NO_SUCH_PICTURE, PICTURE, REASON, UNCLAIMED
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,8 @@ def _write_data(directory: Path) -> None:
     import h5py
     import polars as pl
 
-    from linnaeus_jax.building.labels_writer import LabelsContent, write_labels
-    from linnaeus_jax.building.observations import EncodedColumn
+    from linnaeus_jax.building.steps.labels_writer import LabelsContent, write_labels
+    from linnaeus_jax.building.steps.observations import EncodedColumn
     from tests.tiny import TASKS, write_tiny_data
 
     labels, _ = write_tiny_data(directory)

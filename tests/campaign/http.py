@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from linnaeus_jax.inference.bundle_files import write_bundle
+from linnaeus_jax.inference.bundle.files import write_bundle
 from tests.campaign.case import Case, Outcome
 from tests.inference.conftest import small_bundle
 

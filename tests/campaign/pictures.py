@@ -18,7 +18,7 @@ import numpy as np
 
 from linnaeus_jax.data.decoding import image_size
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.inference.exif import observation_of
+from linnaeus_jax.reading.exif import observation_of
 from tests.campaign.case import Case, Outcome
 from tests.campaign.pictures_made import GENERATORS, damaged_ones
 from tests.forks import FORKS

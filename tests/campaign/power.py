@@ -312,7 +312,7 @@ def failing_run(seed: str, made: Path, directory: Path) -> Outcome:
 BUILD = """
 import sys
 from pathlib import Path
-from linnaeus_jax.building.build import build
+from linnaeus_jax.building.steps.build import build
 from tests.building.build_driver import plan
 build(plan(Path(sys.argv[1]), sys.argv[3]), Path(sys.argv[2]) / "data", threads=2)
 """
@@ -328,7 +328,7 @@ def contents(out: Path, *folders: Path) -> dict[str, bytes]:
 
 def failing_build(form: str, seed: str, made: Path, directory: Path) -> Outcome:
     """A data set whose building loses power, and goes on."""
-    from linnaeus_jax.building.build import build
+    from linnaeus_jax.building.steps.build import build
     from tests.building.build_driver import plan
     from tests.building.helpers import write_pictures
 

@@ -6,8 +6,8 @@ import os
 from collections import Counter
 
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.server_access import access_of
-from linnaeus_jax.inference.server_requests import Limits
+from linnaeus_jax.inference.server.access import access_of
+from linnaeus_jax.inference.server.requests import Limits
 from tests.campaign.http import TOKEN, Server, cases, made
 from tests.inference.conftest import small_bundle
 from tests.inference.serving_helpers import serving

@@ -14,16 +14,16 @@ import h5py
 import numpy as np
 import pytest
 
-from linnaeus_jax.building.describe import describe
-from linnaeus_jax.building.pictures import open_pictures
-from linnaeus_jax.building.verify import verify_labels
-from linnaeus_jax.building.verify_pictures import PictureChecks
+from linnaeus_jax.building.scan.describe import describe
+from linnaeus_jax.building.scan.verify import verify_labels
+from linnaeus_jax.building.scan.verify_pictures import PictureChecks
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import hdf5
 from linnaeus_jax.data.hdf5 import UnsafeFileError, open_hdf5
 from linnaeus_jax.data.labels import read_identifiers, read_label_tables, read_split_column
 from linnaeus_jax.data.metadata import ComponentSettings
 from linnaeus_jax.data.taxon_names import read_taxon_names
+from linnaeus_jax.reading.labelled_pictures import open_pictures
 from tests.building.samples import ROWS, TASKS, encoded, pixels, replace, write_clean, write_packed
 from tests.data.hdf5_malformed import MALFORMED
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.building.pack import PackOptions, pack
-from linnaeus_jax.building.pictures import identifiers_digest, open_pictures
-from linnaeus_jax.building.verify import verify_labels
-from linnaeus_jax.building.verify_pictures import PictureChecks
+from linnaeus_jax.building.scan.verify import verify_labels
+from linnaeus_jax.building.scan.verify_pictures import PictureChecks
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import image_checks
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, SharingSource
 from linnaeus_jax.data.labels import LabelTable, read_identifiers, read_identifiers_digest
+from linnaeus_jax.reading.labelled_pictures import identifiers_digest, open_pictures
 from tests.building.samples import ROWS, pixels, replace, write_clean, write_folder
 from tests.data.helpers import SIDE_32
 

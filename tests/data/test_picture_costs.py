@@ -17,7 +17,7 @@ from PIL import Image
 from linnaeus_jax.data import picture_costs
 from linnaeus_jax.data.decoding import TooCostly, image_size, open_header, read_image
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.inference.exif import observation_of
+from linnaeus_jax.reading.exif import observation_of
 from tests.campaign.pictures_made import after_start, chunk, encoded, jpeg_of_scans, png_with, tiff, tile_of
 
 SCAN_BEHIND_HIDDEN_END = b"\xff\xfe\0\4\xff\xd9"

@@ -13,8 +13,8 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from linnaeus_jax.building.options import BuildOptions
-from linnaeus_jax.building.pixels import store
+from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.pixels import store
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError
@@ -22,8 +22,8 @@ from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.image_sources import open_images, other_resizing
 from linnaeus_jax.data.images import ImageFiles, ImageSource
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, PILLOW_FILTERS, RESIZE_MODES, Preprocessing
-from linnaeus_jax.inference import decoder_process
 from linnaeus_jax.inference.pictures import read_picture
+from linnaeus_jax.inference.server import decoder_process
 from tests.data.helpers import Identifiers
 
 SIDE = 16

@@ -69,7 +69,7 @@ def test_a_file_that_was_cut_off_goes_on_from_what_is_whole(tmp_path, values, br
     written(path, values)
     data, lines = break_it(path.read_bytes(), journal.read_text().splitlines())
     path.write_bytes(data)
-    journal.write_text("\n".join(lines))
+    journal.write_text("".join(f"{line}\n" for line in lines))
     file = StoredFile(path, SPEC)
     assert file.done == left
     written(path, values, batch=1)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from linnaeus_jax.building.options import IMAGE_FORMS, SPLITS
-from linnaeus_jax.building.rows import REASONS
+from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLITS
 from linnaeus_jax.data.preprocessing import RESIZE_MODES
+from linnaeus_jax.reading.schema import REASONS
 from tests.docs.commands import run
 from tests.docs.pages import DOCS, blocks
 

@@ -13,12 +13,12 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.taxon_names import TaxonNames
-from linnaeus_jax.inference.bundle import Bundle, Calibration
-from linnaeus_jax.inference.metadata import Component, MetadataEncoder
+from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.taxonomy import Taxonomy
 from linnaeus_jax.models.family import build_model
 from linnaeus_jax.models.names import abstract_variables
+from linnaeus_jax.reading.metadata import Component, MetadataEncoder
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 #: task -> (taxon id, name, parent's index in the next task); class 0 is null

@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.server_access import Access
-from linnaeus_jax.inference.server_requests import Limits
-from linnaeus_jax.inference.serving import create_app, server_of
+from linnaeus_jax.inference.server.access import Access
+from linnaeus_jax.inference.server.requests import Limits
+from linnaeus_jax.inference.server.serving import create_app, server_of
 
 
 @contextmanager

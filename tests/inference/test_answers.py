@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference import answers
 from linnaeus_jax.inference.answers import CONSISTENCY, FEW, Answers, best_first
-from linnaeus_jax.inference.bundle import Calibration
+from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.results import Prediction, Taxon
 from tests.inference.conftest import small_taxonomy
 from tests.inference.trees import cases, random_taxonomy

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.inference.answers import AnswerOptions
-from linnaeus_jax.inference.batching import Batcher, BatcherClosed, best_bucket
-from linnaeus_jax.inference.metadata import Encoded
+from linnaeus_jax.inference.server.batching import Batcher, BatcherClosed, best_bucket
+from linnaeus_jax.reading.metadata import Encoded
 
 OPTIONS = AnswerOptions()
 

@@ -16,7 +16,7 @@ import pytest
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.exit_status import exit_status
 from linnaeus_jax.files import read_sealed, sealed, sha256_of, write_json
-from linnaeus_jax.inference.bundle_files import BUNDLE_JSON, read_bundle, write_bundle
+from linnaeus_jax.inference.bundle.files import BUNDLE_JSON, read_bundle, write_bundle
 from linnaeus_jax.inference.model import Model
 
 

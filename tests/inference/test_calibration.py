@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from scipy.optimize import check_grad
 
-from linnaeus_jax.inference import calibration as cal
 from linnaeus_jax.inference.answers import Answers
-from linnaeus_jax.inference.bundle import Calibration
+from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
+from linnaeus_jax.inference.quality import calibration as cal
 from linnaeus_jax.metrics.extras import Calibration as CalibrationMetric
 from linnaeus_jax.metrics.judged import TINY, accuracy, coverage_and_risk, ece, nll
 from linnaeus_jax.metrics.metric import MetricInputs

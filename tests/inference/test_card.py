@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from linnaeus_jax.data.credits import license_counts
-from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
-from linnaeus_jax.inference.card import one_cell, summary, table, write_card
-from linnaeus_jax.inference.measuring import WITH, WITHOUT, Rows, calibrated, measure
+from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
+from linnaeus_jax.inference.quality.card import one_cell, summary, table, write_card
+from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Rows, calibrated, measure
 from linnaeus_jax.metrics.judged import accuracy, nll
 from tests.inference.test_calibration import overconfident
 

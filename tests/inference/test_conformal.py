@@ -10,9 +10,9 @@ import pytest
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.answers import Answers
-from linnaeus_jax.inference.bundle import Calibration
-from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
-from linnaeus_jax.inference.calibration import judge
+from linnaeus_jax.inference.bundle.bundle import Calibration
+from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
+from linnaeus_jax.inference.quality.calibration import judge
 from tests.inference.conftest import small_taxonomy
 
 

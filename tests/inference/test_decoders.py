@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.inference import decoder_process, serving
-from linnaeus_jax.inference.decoders import Decoders, Undecoded
 from linnaeus_jax.inference.pictures import read_picture
-from linnaeus_jax.inference.server_requests import RETRY_AFTER, Limits
+from linnaeus_jax.inference.server import decoder_process, serving
+from linnaeus_jax.inference.server.decoders import Decoders, Undecoded
+from linnaeus_jax.inference.server.requests import RETRY_AFTER, Limits
 from tests.campaign.pictures_made import encoded, jpeg_of_scans
 from tests.inference.serving_helpers import bomb
 from tests.inference.serving_helpers import encoded as file_of
@@ -43,7 +43,7 @@ def test_a_picture_is_answered_by_pixels_or_by_a_reason():
 
 
 def test_jax_is_not_imported():
-    program = "import sys, linnaeus_jax.inference.decoder_process\nsys.exit('jax' in sys.modules)"
+    program = "import sys, linnaeus_jax.inference.server.decoder_process\nsys.exit('jax' in sys.modules)"
     env = {"PYTHONPATH": ":".join(sys.path)}
     assert subprocess.run([sys.executable, "-c", program], env=env, check=False).returncode == 0
 

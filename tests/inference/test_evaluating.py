@@ -15,8 +15,8 @@ from PIL import Image
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.inference.bundle_files import write_bundle
-from linnaeus_jax.inference.evaluating import (
+from linnaeus_jax.inference.bundle.files import write_bundle
+from linnaeus_jax.inference.quality.evaluating import (
     NO_LABEL,
     PATH,
     RANKS,
@@ -26,7 +26,7 @@ from linnaeus_jax.inference.evaluating import (
     evaluate_labelled,
     read_labelled,
 )
-from linnaeus_jax.inference.evaluation_page import evaluation_page, summary
+from linnaeus_jax.inference.quality.evaluation_page import evaluation_page, summary
 from linnaeus_jax.tools import evaluate
 
 #: species of the rows; 99 is a species that the model does not know, of a genus that it knows

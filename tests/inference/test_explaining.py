@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linnaeus_jax.inference.explaining import ALL, explain
-from linnaeus_jax.inference.metadata import Observation
+from linnaeus_jax.inference.quality.explaining import ALL, explain
+from linnaeus_jax.reading.observation import Observation
 
 
 def with_forward(model, forward) -> Any:

@@ -14,11 +14,11 @@ from PIL import Image
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.inference import exporting
-from linnaeus_jax.inference.bundle_files import write_bundle
-from linnaeus_jax.inference.exporting import CLASSES, EXAMPLE, PROGRAM, WEIGHTS, exported_program, write_export
-from linnaeus_jax.inference.metadata import Observation
+from linnaeus_jax.inference.bundle.files import write_bundle
+from linnaeus_jax.inference.files import exporting
+from linnaeus_jax.inference.files.exporting import CLASSES, EXAMPLE, PROGRAM, WEIGHTS, exported_program, write_export
 from linnaeus_jax.models.names import params_from_torch
+from linnaeus_jax.reading.observation import Observation
 from linnaeus_jax.tools import export
 from linnaeus_jax.weights.files import read_state
 from tests.npz import load_npz

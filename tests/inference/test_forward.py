@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.inference.forward import Forward, forward_pass
-from linnaeus_jax.inference.metadata import Observation
 from linnaeus_jax.learning.augmentation import normalize
+from linnaeus_jax.reading.observation import Observation
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 
 import linnaeus_jax
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference import from_weights
-from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
-from linnaeus_jax.inference.card import write_card
-from linnaeus_jax.inference.from_weights import GENUS, SPECIES, bundle_from_weights, read_labels
+from linnaeus_jax.inference.bundle import from_weights
+from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
+from linnaeus_jax.inference.bundle.from_weights import GENUS, SPECIES, bundle_from_weights, read_labels
 from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
+from linnaeus_jax.inference.quality.card import write_card
 from linnaeus_jax.run.saved_weights import run_state_of
 from linnaeus_jax.tools import bundle as bundle_tool
 from linnaeus_jax.weights.importing import read_pretrained
@@ -43,10 +43,10 @@ def source(monkeypatch):
 
 def test_labels(tmp_path):
     tit, *_, background = read_labels(labels(tmp_path, LABELS + "\n\n"))
-    assert tit == ("Parus major", "Great Tit", "Parus")
-    assert background == ("", "", "")
+    assert tit == ("Parus major", "Great Tit", "Parus", {})
+    assert background == ("", "", "", {})
     (hybrid,) = read_labels(labels(tmp_path, "Anas superciliosa × platyrhynchos (Mallard × Pacific)\n", "latin-1"))
-    assert hybrid == ("Anas superciliosa × platyrhynchos", "Mallard × Pacific", "Anas")
+    assert hybrid == ("Anas superciliosa × platyrhynchos", "Mallard × Pacific", "Anas", {})
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,89 @@ def test_classes_heads_and_names(tmp_path, source):
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match=r"weights\.safetensors is not the file that was written"):
         run_state_of(section(**KEYS, pretrained=str(tmp_path / "bundle")))
+
+
+RANKS = (
+    "genus,family,order\nParus,Paridae,Passeriformes\nPoecile,Paridae,Passeriformes\nTurdus,Turdidae,Passeriformes\n"
+)
+BOTH = "Species;Family;Genus\nParus major;Paridae;Parus\nPoecile montanus;Paridae;\nParus minor;;Parus\n"
+
+
+def table(tmp_path, text=RANKS) -> Path:
+    path = tmp_path / "ranks.csv"
+    path.write_text(text)
+    return path
+
+
+def names_of_parents(taxonomy) -> dict[str, list[str]]:
+    """Of every class below the coarsest rank the name of what it lies in, "" of null."""
+    named = {}
+    for finer, task in zip(taxonomy.tasks, taxonomy.tasks[1:], strict=False):
+        parents = taxonomy.tree.parent[finer].tolist()
+        named[finer] = ["" if parent < 0 else taxonomy.names.name[task][parent] for parent in parents]
+    return named
+
+
+@pytest.mark.parametrize("text", [RANKS, BOTH + "Turdus merula L.;Turdidae;Turdus\n"])
+def test_coarser_ranks_from_a_table(tmp_path, source, text):
+    made = bundle_from_weights("x.tflite", labels(tmp_path), table(tmp_path, text))
+    taxonomy = made.taxonomy
+    coarser = ["family", "order"] if text == RANKS else ["family"]
+    assert list(taxonomy.ranks.values()) == ["species", "genus", *coarser]
+    named = names_of_parents(taxonomy)
+    assert named[SPECIES] == ["", "Parus", "Poecile", "Parus", "Turdus"]
+    assert named[GENUS] == ["", "Paridae", "Paridae", "Turdidae"]
+    assert len({taxon for task in taxonomy.tasks for taxon in taxonomy.classes[task].tolist()}) == 1 + sum(
+        taxonomy.tree.num_classes[task] - 1 for task in taxonomy.tasks
+    )
+    logits = np.random.default_rng(0).normal(size=(20, 5)).astype(np.float32) * 3
+    given = {task: np.zeros((20, taxonomy.tree.num_classes[task]), np.float32) for task in taxonomy.tasks}
+    found = TaxonomyPaths(taxonomy.tree)(given | {SPECIES: logits}, made.calibration.paths)
+    wanted = np.exp(log_softmax(logits))
+    np.testing.assert_allclose(found.by_task["taxa_L30"][:, 1], wanted[:, 1:4].sum(axis=1), atol=1e-9)
+    write_bundle(made, tmp_path / "bundle", lambda out: write_card(made, None, out))
+    assert read_bundle(tmp_path / "bundle").taxonomy.tree.to_json() == taxonomy.tree.to_json()
+
+
+def test_coarser_ranks_from_names_of_inaturalist(tmp_path, source):
+    birds = "Animalia_Chordata_Aves_Passeriformes"
+    lines = [f"00{i}_{birds}_{name}" for i, name in enumerate(("Paridae_Parus_major", "Paridae_Parus_minor"))]
+    lines += [f"003_{birds}_Corvidae_Corvus_corax", "004_Plantae_Tracheophyta_Liliopsida_Poales_Poaceae_Poa_annua"]
+    made = bundle_from_weights("x.tflite", labels(tmp_path, "\n".join([*lines, "background"])))
+    ranks = ["species", "genus", "family", "order", "class", "phylum", "kingdom"]
+    assert list(made.taxonomy.ranks.values()) == ranks
+    named = names_of_parents(made.taxonomy)
+    assert named[GENUS] == ["", "Corvidae", "Paridae", "Poaceae"]
+    assert named["taxa_L60"] == ["", "Animalia", "Plantae"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "does not exist"),
+        ("genus,family\n", "has a header and no records"),
+        ("genus\nParus\n", "columns with the names of a species or genus and of at least one coarser rank are needed"),
+        ("family,order\nParidae,Passeriformes\n", "of a species or genus and of at least one coarser rank are needed"),
+        (
+            "genus,family\nParus,Paridae\n",
+            "the family of 2 of 4 classes: Poecile montanus, Turdus merula",
+        ),
+        ("species,family\nParus major,A-idae\nParus major,B-idae\n", "the family of 'Parus major' is 'A-idae' in one"),
+        (RANKS.replace("Poecile,Paridae,P", "Poecile,Paridae,Other p"), "the family 'Paridae' lies in"),
+        (RANKS + "Parus,Other,Passeriformes\n", "does not tell the family of 2 of 4 classes: Parus major"),
+    ],
+)
+def test_tables_of_ranks_that_cannot_be_used(tmp_path, source, text, words):
+    path = tmp_path / "none.csv" if text is None else table(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        bundle_from_weights("x.tflite", labels(tmp_path), path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_has_its_ranks(capsys):
+    assert bundle_tool.main(["run", "out", "--taxonomy=ranks.csv"]) == 2
+    assert "--taxonomy ranks.csv is for --from-weights" in capsys.readouterr().err
 
 
 def test_a_path_is_as_probable_as_its_class(tmp_path, source):

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from linnaeus_jax.inference.answers import Answers
-from linnaeus_jax.inference.gallery import LeastCertain, write_gallery
-from linnaeus_jax.inference.predicting import Part
+from linnaeus_jax.inference.files.gallery import LeastCertain, write_gallery
+from linnaeus_jax.inference.files.predicting import Part
 
 
 def row(name: str, answered: bool = True, **others: Any) -> dict[str, Any]:

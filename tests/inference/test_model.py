@@ -12,7 +12,7 @@ from PIL import Image
 
 import linnaeus_jax
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference.bundle_files import write_bundle
+from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.pictures import PictureError
 
 

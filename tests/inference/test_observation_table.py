@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference.metadata import Observation
-from linnaeus_jax.inference.observation_table import ObservationTable, read_observation_table
-from linnaeus_jax.inference.picture_list import PictureFile
+from linnaeus_jax.inference.files.observation_table import ObservationTable, read_observation_table
+from linnaeus_jax.inference.files.picture_list import PictureFile
+from linnaeus_jax.reading.observation import Observation
 
 
 def pictures(folder: Path, *names: str) -> list[PictureFile]:

@@ -13,9 +13,9 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
-from linnaeus_jax.inference.metadata import Observation
+from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
 from linnaeus_jax.inference.model import load
+from linnaeus_jax.reading.observation import Observation
 from linnaeus_jax.weights.exporting import torch_state
 from tests.inference.conftest import TAXA, small_taxonomy
 from tests.weights.helpers import SMALL, SMALL_V0, heads, model_of, section, trees

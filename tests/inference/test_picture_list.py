@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from linnaeus_jax.building.options import Shard
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference.picture_list import PictureFile, list_pictures, of_shard
+from linnaeus_jax.inference.files.picture_list import PictureFile, list_pictures, of_shard
+from linnaeus_jax.reading.shards import Shard
 
 
 @pytest.fixture

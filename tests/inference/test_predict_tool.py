@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 
 from linnaeus_jax.inference import model as models
-from linnaeus_jax.inference import predicting
 from linnaeus_jax.inference.answers import Answers
-from linnaeus_jax.inference.bundle_files import write_bundle
+from linnaeus_jax.inference.bundle.files import write_bundle
+from linnaeus_jax.inference.files import predicting
 from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.tools import predict
 from tests.campaign.pictures_made import jpeg_of_scans
@@ -134,7 +134,7 @@ def test_restricted_and_always_reported(shared, trained, capsys):
 
 def test_goes_on_where_it_stopped(shared, trained, capsys, monkeypatch):
     run(capsys, trained, "photos", "--out", "whole.csv")
-    from linnaeus_jax.inference import predicting
+    from linnaeus_jax.inference.files import predicting
 
     through = predicting.predict_files
     asked = []
@@ -269,7 +269,7 @@ def test_explanations(shared, trained, capsys, monkeypatch):
         read_picture(picture, model.bundle.preprocessing)
         return SimpleNamespace(save=lambda path: path.write_text(f"{observation.date} {options.top_k}"))
 
-    monkeypatch.setitem(sys.modules, "linnaeus_jax.inference.explaining", SimpleNamespace(explain=explain))
+    monkeypatch.setitem(sys.modules, "linnaeus_jax.inference.quality.explaining", SimpleNamespace(explain=explain))
     Path("t.csv").write_text("file,date\n0.png,2024-05\n")
     arguments = [trained, "photos", "--meta", "t.csv", "--explain", "why"]
     run(capsys, *arguments)

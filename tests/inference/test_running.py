@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from linnaeus_jax.inference.metadata import Encoded
 from linnaeus_jax.inference.running import by_number, run_rows
+from linnaeus_jax.reading.metadata import Encoded
 
 
 def numbered(rows: int) -> Encoded:

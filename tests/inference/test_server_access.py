@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference.server_access import TOKEN_VARIABLE, Access, access_of, read_token
-from linnaeus_jax.inference.server_requests import Limits
-from linnaeus_jax.inference.serving import create_app
+from linnaeus_jax.inference.server.access import TOKEN_VARIABLE, Access, access_of, read_token
+from linnaeus_jax.inference.server.requests import Limits
+from linnaeus_jax.inference.server.serving import create_app
 
 TOKEN = "a-token-of-the-tests"
 OURS = [("host", "localhost:8000")]

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from linnaeus_jax.inference.server_connections import PIPELINED
-from linnaeus_jax.inference.server_requests import Limits
-from linnaeus_jax.inference.serving import server_of
+from linnaeus_jax.inference.server.connections import PIPELINED
+from linnaeus_jax.inference.server.requests import Limits
+from linnaeus_jax.inference.server.serving import server_of
 
 LIMITS = Limits(connections=40, header_bytes=20_000, header_seconds=0.6, seconds=1.0)
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from linnaeus_jax.inference.server_access import Access
-from linnaeus_jax.inference.server_guard import DRAINED, Guard, ServerMetrics
-from linnaeus_jax.inference.server_requests import Limits
+from linnaeus_jax.inference.server.access import Access
+from linnaeus_jax.inference.server.guard import DRAINED, Guard, ServerMetrics
+from linnaeus_jax.inference.server.requests import Limits
 
 LIMITS = Limits(body_bytes=100, seconds=0.2, queue=1)
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from linnaeus_jax.inference.server_access import access_of
-from linnaeus_jax.inference.server_requests import Limits
+from linnaeus_jax.inference.server.access import access_of
+from linnaeus_jax.inference.server.requests import Limits
 from tests.inference.chromium import Page, browser
 from tests.inference.serving_helpers import encoded, serving
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from linnaeus_jax.inference.server_access import access_of
+from linnaeus_jax.inference.server.access import access_of
 from tests.docs.pages import DOCS, blocks
 from tests.inference.serving_helpers import encoded, serving
 

@@ -8,8 +8,8 @@ import time
 import pytest
 from fastapi import HTTPException
 
-from linnaeus_jax.inference.server_requests import Limits, understand
-from linnaeus_jax.inference.server_types import MAX_TAXA, TOLD_ERRORS
+from linnaeus_jax.inference.server.requests import Limits, understand
+from linnaeus_jax.inference.server.schemas import MAX_TAXA, TOLD_ERRORS
 
 MANY = 1_000_000
 IMAGE = b'{"images":["aGk="],'

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from linnaeus_jax.data.taxon_names import TaxonNames
-from linnaeus_jax.inference.taxonomy import Taxonomy
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 

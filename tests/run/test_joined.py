@@ -17,9 +17,9 @@ import linnaeus_jax
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.inference.bundle import bundle_of_run
-from linnaeus_jax.inference.bundle_files import read_bundle, write_bundle
-from linnaeus_jax.inference.exporting import write_export
+from linnaeus_jax.inference.bundle.bundle import bundle_of_run
+from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
+from linnaeus_jax.inference.files.exporting import write_export
 from linnaeus_jax.reporting.report import write_report
 from linnaeus_jax.run import stored, trainer
 from linnaeus_jax.run.evaluate import evaluate, load, parse_phases

@@ -111,11 +111,9 @@ def uninterrupted(tmp_path_factory):
     "moments",
     [
         ("step:5",),
-        ("save:2",),
-        ("validate:3",),
-        ("row:12",),
-        ("rank:3",),
-        ("step:9", "validate:7", "save:2"),  # three kills of one run
+        ("save:2", "validate:3"),
+        ("row:12", "rank:3"),
+        ("step:9", "validate:7", "save:2"),
     ],
     ids=lambda moments: "+".join(moments),
 )

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.inference.bundle import bundle_of_run
+from linnaeus_jax.inference.bundle.bundle import bundle_of_run
 from linnaeus_jax.run import evaluate
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.saved_weights import read_run, run_state_of

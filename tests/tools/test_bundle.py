@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from linnaeus_jax.inference.bundle_files import read_bundle
+from linnaeus_jax.inference.bundle.files import read_bundle
 from linnaeus_jax.tools import bundle as tool
 from tests.npz import load_npz
 from tests.run.saved_run import contents, save_run
@@ -67,7 +67,7 @@ FAR_AWAY = """
 import json, sys
 import numpy as np
 import linnaeus_jax
-from linnaeus_jax.inference.metadata import Observation
+from linnaeus_jax.reading.observation import Observation
 
 given = np.load(sys.argv[2])
 model = linnaeus_jax.load(sys.argv[1], buckets=(1, 4))

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 
 import linnaeus_jax
-from linnaeus_jax.inference.batching import WAIT
-from linnaeus_jax.inference.bundle_files import write_bundle
-from linnaeus_jax.inference.server_requests import RETRY_AFTER
-from linnaeus_jax.inference.serving import ENDING, SERVER_BUCKETS
+from linnaeus_jax.inference.bundle.files import write_bundle
+from linnaeus_jax.inference.server.batching import WAIT
+from linnaeus_jax.inference.server.requests import RETRY_AFTER
+from linnaeus_jax.inference.server.serving import ENDING, SERVER_BUCKETS
 from linnaeus_jax.tools import serve
 from tests.campaign.pictures_made import jpeg_of_scans
 from tests.inference.conftest import small_bundle

@@ -1,0 +1,1 @@
+"""What is in a data set, and what is wrong with it."""

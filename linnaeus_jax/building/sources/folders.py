@@ -1,0 +1,387 @@
+"""A tree of class folders as rows of a data set: the names of the folders are the labels of the pictures in them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from linnaeus_jax.building.sources import records
+from linnaeus_jax.building.sources.split_folders import SplitFolders, find_split
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.reading import columns, identification, schema
+from linnaeus_jax.reading.columns import Links, is_own, level_of
+from linnaeus_jax.reading.exif import read_exif
+from linnaeus_jax.reading.paths import SUFFIXES
+from linnaeus_jax.reading.picture_folder import Listing, list_files, open_folder, unclaimed
+from linnaeus_jax.reading.schema import Progress, SourceRows
+from linnaeus_jax.reading.table import TextOptions, read_columns
+from linnaeus_jax.reading.text import printable
+from linnaeus_jax.taxonomy.scientific_names import is_unknown
+
+TAXONOMY = "taxonomy.csv"
+#: ranks of nested folders where none are given, from the innermost
+USUAL_RANKS: tuple[str, ...] = ("L10", "L20", "L30", "L40", "L50", "L60", "L70")
+_KINGDOMS = frozenset("Animalia Plantae Fungi Chromista Protozoa Bacteria Archaea Viruses".split())
+#: "001.Black_footed_Albatross", "00001_Lumbricus_terrestris"
+_NUMBERED = re.compile(r"^(?:\d+\.\s*|\d{3,}[_ -]+)(?=\D)")
+
+
+def read(
+    folder: Path,
+    *,
+    ranks: Sequence[str] | None = None,
+    innermost: Sequence[str] = (),
+    taxonomy: Path | None = None,
+    mapping: Mapping[str, str] | None = None,
+    rank_map: Mapping[str, str] | None = None,
+    exif: bool = False,
+    names: str = "auto",
+    doi: str | None = None,
+    follow_links: bool = False,
+    leave_out: Sequence[Path] = (),
+    progress: Progress | None = None,
+) -> SourceRows:
+    """Reads class folders: `family/genus/species/picture.jpg`, `species/picture.jpg` or any depth.
+
+    The deepest folders are species, those around them genera, families, orders, classes, phyla, kingdoms. A picture in
+    a folder further out has the ranks of the folders it lies in. Folders named train, val and test give the split.
+
+    Args:
+      folder: the root.
+      ranks: ranks of the folders from the outermost, instead of those above.
+      innermost: levels of the folders from the innermost, where no `ranks` are given.
+      taxonomy: table with one line per class: name, coarser ranks, ids, common names, accepted names; None:
+        "taxonomy.csv" in the root where it is there.
+      mapping, rank_map: for the columns of that table.
+      exif: whether position, elevation, date and time are read from the pictures.
+      names: whether names are scientific, one of `scientific_names.MODES`.
+      doi: of the pictures' source.
+      follow_links: whether links may lead out of the root.
+      leave_out: folders to leave out.
+      progress: (what, done, total).
+
+    Raises:
+      UserError: no pictures, ranks that do not fit, a taxonomy with two lines for one name.
+    """
+    root = open_folder(folder, "folder")
+    listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    pictures = pl.Series(schema.PICTURE, listing.pictures(), dtype=pl.String)
+    if pictures.is_empty():
+        raise UserError(f"{folder} holds no pictures; their suffixes are {', '.join(SUFFIXES)}")
+    if taxonomy is None and TAXONOMY in listing.files:
+        taxonomy = root / TAXONOMY
+    frame = pl.DataFrame({schema.PICTURE: pictures, "_in": pictures.str.extract(r"^(.*)/[^/]*$").fill_null("")})
+    counted = frame.group_by("_in", maintain_order=True).len()
+    layout = find_layout(dict(counted.iter_rows()), ranks, folder, innermost=innermost)
+    classes, levels, warnings = _labels(layout, names)
+    if taxonomy is not None:
+        classes, levels, notes = _with_taxonomy(classes, levels, taxonomy, mapping, rank_map, names)
+        levels = _ordered(levels, layout)
+        warnings += notes
+    frame = frame.join(classes, on="_in", how="left", maintain_order="left")
+    for where, why in (
+        (pl.col("_in").str.replace("/.*", "").is_in(list(layout.split.beside)), "lies beside the folders of the split"),
+        (pl.col("_in").is_in(layout.without_class), "lies in no class folder"),
+    ):
+        frame = records.reject(frame, where, schema.NO_LABEL, why)
+    if exif:
+        frame = frame.hstack(read_exif(root, listing.pictures(), progress))
+    if doi:
+        frame = frame.with_columns(pl.lit(doi).alias("doi"))
+    rest = schema.standard_frame(unclaimed(listing, pictures), levels)
+    frame = pl.concat([schema.standard_frame(frame, levels), rest], how="diagonal")
+    files = () if taxonomy is None else (taxonomy,)
+    warnings += [*_empty_folders(listing, pictures), *listing.warnings([TAXONOMY])]
+    return SourceRows(frame, root, levels, files, layout.links(), tuple(warnings))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the folders of a tree stand for.
+
+    Attributes:
+      levels: ranks of the folders without the one of the split, from the outermost.
+      first: how many folders further out have no rank.
+      classes: folder, relative to the root -> names of the class folders it lies in, from the outermost.
+      split: the folders of the split.
+      deeper: folders that lie deeper than the ranks.
+      warnings: what a person should know, one line each.
+    """
+
+    levels: tuple[str, ...]
+    first: int
+    classes: Mapping[str, tuple[str, ...]]
+    split: SplitFolders
+    deeper: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def without_class(self) -> list[str]:
+        """Folders of pictures that lie in no class folder."""
+        return [folder for folder, names in self.classes.items() if not names]
+
+    def links(self) -> dict[str, str]:
+        """Standard column -> the folder it is from, for the report."""
+        places = list(range(1, len(self.levels) + self.first + 2))
+        split = {schema.SPLIT: f"folder {places.pop(self.split.place)}"} if self.split.sides else {}
+        return split | {
+            schema.label_column("name", level): f"folder {places[place]}"
+            for place, level in enumerate(self.levels, self.first)
+        }
+
+
+def find_layout(
+    pictures: Mapping[str, int], ranks: Sequence[str] | None, root: Path, *, innermost: Sequence[str] = ()
+) -> Layout:
+    """Ranks of nested folders.
+
+    Args:
+      pictures: folder, relative to the root -> pictures that lie in it.
+      ranks: ranks of the folders from the outermost; None: the innermost folders have the ranks `innermost`, without
+        those the usual ones.
+      root: for advice.
+      innermost: levels, finest first.
+
+    Raises:
+      UserError: folders nested deeper than there are usual ranks, no class folders, ranks unknown or not in order, a
+        split that is not clear.
+    """
+    if not any(pictures):
+        raise UserError("the pictures lie in no class folder; put them into one folder per class, or give a table")
+    given = tuple(level_of(rank) for rank in ranks or ())
+    numbers = [columns.level_number(level) for level in given if not is_own(level)]
+    if len(set(given)) < len(given) or numbers != sorted(numbers, reverse=True):
+        raise UserError(
+            f"--folder-ranks {','.join(ranks or ())}: name them from the outermost folder, coarse to fine, each once"
+        )
+    split = find_split(pictures, root, len(given))
+    parts, warnings = split.parts, [*split.warnings, *columns.misspelt(given or innermost)]
+    depth, first = max(map(len, parts.values())), 0
+    if not given and not innermost and depth > len(USUAL_RANKS):
+        raise UserError(f"folders are nested {depth} deep; say what they are with --folder-ranks, from the outermost")
+    levels = given or (tuple(innermost) or USUAL_RANKS)[:depth][::-1]
+    if not given and depth > len(levels):
+        first = depth - len(levels)
+        named = ", ".join(map(columns.rank_name, levels))
+        warnings.append(
+            f"folders are nested {depth} deep and --ranks names {len(levels)} ({named}): those further out have no rank"
+        )
+    parts = {folder: names[first:] for folder, names in parts.items()}
+    deeper = tuple(folder for folder, names in parts.items() if len(names) > len(levels))
+    if deeper:
+        shown = ", ".join(map(printable, deeper[:3]))
+        warnings.append(f"{len(deeper)} folders lie deeper than the ranks and count for the ones around: {shown}")
+    classes = {folder: names[: len(levels)] for folder, names in parts.items()}
+    classes, notes = _at_their_depth(classes, levels)
+    if not given and not innermost:
+        notes += _rare_depth(parts, pictures)
+    return Layout(levels, first, classes, split, deeper, (*warnings, *notes))
+
+
+def _at_their_depth(
+    classes: dict[str, tuple[str, ...]], levels: Sequence[str]
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Class folders without folders in them that lie less deep than others, and a warning that names them.
+
+    They are classes of the rank of their depth. Below that, ranks of the taxonomy are unknown; at ranks with names of
+    their own the class is one of the finest rank, too, under the same name.
+    """
+    holding = {names[:end] for names in classes.values() for end in range(len(names))}
+    found = {folder: names for folder, names in classes.items() if names and names not in holding}
+    short = {folder: names for folder, names in found.items() if len(names) < len(levels)}
+    if not short or len(short) == len(found):
+        return classes, []
+    own = {folder: names + names[-1:] * _own_below(levels, len(names)) for folder, names in short.items()}
+    shallow = sorted(set(short.values()))
+    shown = ", ".join(printable("/".join(names)) for names in shallow[:5]) + " ..." * (len(shallow) > 5)
+    kinds = "; ".join(
+        f"those {depth} deep are classes of {columns.rank_name(levels[depth - 1])}, "
+        + (
+            f"and of {columns.rank_name(levels[-1])} under the same name"
+            if _own_below(levels, depth)
+            else f"their {columns.rank_name(levels[depth])} is unknown"
+        )
+        for depth in sorted({*map(len, shallow)})
+    )
+    return {**classes, **own}, [f"{len(shallow)} class folders lie less deep than others ({shown}): {kinds}"]
+
+
+def _own_below(levels: Sequence[str], depth: int) -> int:
+    """How many ranks below a depth take the name of a class folder there: all, if they have names of their own."""
+    below = levels[depth:]
+    return len(below) if all(map(is_own, below)) else 0
+
+
+def _rare_depth(parts: Mapping[str, tuple[str, ...]], pictures: Mapping[str, int]) -> list[str]:
+    """A warning where few pictures lie as deep as the deepest ones, since these decide the ranks of all folders."""
+    by_depth: Counter[int] = Counter()
+    for folder, names in parts.items():
+        by_depth[len(names)] += pictures[folder]
+    deepest = max(by_depth)
+    few, shallower = by_depth[deepest], {depth: count for depth, count in by_depth.items() if 0 < depth < deepest}
+    if not shallower or 2 * few > sum(shallower.values()) + few:
+        return []
+    deep = sorted({"/".join(names) for names in parts.values() if len(names) == deepest})
+    usual = max(shallower, key=lambda depth: shallower[depth])
+    ranks = [columns.rank_name(level) for level in USUAL_RANKS[:usual][::-1]]
+    now = [columns.rank_name(level) for level in USUAL_RANKS[:deepest][::-1]]
+    shown = ", ".join(map(printable, deep[:3])) + (f" ... ({len(deep)} folders)" if len(deep) > 3 else "")
+    return [
+        f"only {few} of {few + sum(shallower.values())} pictures lie as deep as {shown}, which makes the folders "
+        f"{', '.join(now)}; if that folder is no rank of its own, give --folder-ranks {','.join(ranks)}"
+    ]
+
+
+def class_names(folder: str) -> dict[str, str]:
+    """Level -> name from the name of one class folder, where it says more than its own rank; {} otherwise.
+
+    "00001_Animalia_Annelida_Clitellata_Haplotaxida_Lumbricidae_Lumbricus_terrestris", as the competitions of
+    iNaturalist name their folders, has all ranks.
+    """
+    words = folder.split("_")
+    words = words[words[0].isdigit() :]
+    if len(words) < 7 or words[0] not in _KINGDOMS:
+        return {}
+    names = dict(zip(USUAL_RANKS[:0:-1], words[:6]))
+    return names | {"L10": f"{words[5]} {' '.join(words[6:])}"}
+
+
+def class_name(folder: str) -> str:
+    """Name of a class from its folder: "001.Black_footed_Albatross" -> "Black footed Albatross"."""
+    text = " ".join(_NUMBERED.sub("", folder).replace("_", " ").split())
+    return text or folder
+
+
+def _labels(layout: Layout, mode: str) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
+    """Labels of each folder: `_in`, `_class` (its own name) and the label columns; the levels; warnings."""
+    found = []
+    for folder, names in layout.classes.items():
+        labels = {level: class_name(name) for level, name in zip(layout.levels, names)}
+        full = class_names(names[-1]) if len(names) == len(layout.levels) else {}
+        found.append({"_in": folder, "_class": names[-1] if names else None, **(full or labels)})
+    levels = columns.finest_first(key for labels in found for key in labels if key not in ("_in", "_class"))
+    data = {key: [labels.get(key) for labels in found] for key in ("_in", "_class", *levels)}
+    frame = pl.DataFrame(data, dict.fromkeys(data, pl.String))
+    frame = frame.rename({level: schema.label_column(columns.EITHER, level) for level in levels})
+    kept = {"_in": "in", "_class": "class"}
+    text = [pl.lit(None, pl.String).alias(name) for name in (schema.REASON, schema.DETAIL)]
+    labelled, levels, warnings = identification.identify(
+        frame.rename(kept).with_columns(text), Links({}, {}), "the folder", mode
+    )
+    labelled = labelled.rename({new: old for old, new in kept.items()})
+    if layout.split.sides:
+        sides = [layout.split.sides.get(folder) for folder in layout.classes]
+        labelled = labelled.with_columns(pl.Series(schema.SPLIT, sides, dtype=pl.String))
+    return labelled, _ordered(levels, layout), [*layout.warnings, *warnings]
+
+
+def _ordered(levels: Sequence[str], layout: Layout) -> tuple[str, ...]:
+    """Levels, finest first: those of the folders by their depth where any has a name of its own."""
+    if not any(map(is_own, layout.levels)):
+        return columns.finest_first(levels)
+    return tuple(dict.fromkeys((*(level for level in layout.levels[::-1] if level in levels), *levels)))
+
+
+def _key(name: str) -> str:
+    return " ".join(name.replace("_", " ").split()).casefold()
+
+
+def _with_taxonomy(
+    classes: pl.DataFrame,
+    levels: tuple[str, ...],
+    path: Path,
+    mapping: Mapping[str, str] | None,
+    rank_map: Mapping[str, str] | None,
+    mode: str,
+) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
+    """Labels completed by a taxonomy: the line of a class, or what all lines with its genus, family ... agree on."""
+    frame, links, warnings = read_columns(
+        path, TextOptions(), mapping=mapping, rank_map=rank_map, check=identification.check_taxa
+    )
+    bad = frame.filter(pl.col(schema.REASON).is_not_null())
+    if bad.height:
+        line, detail = bad.select(schema.LINE, schema.DETAIL).row(0)
+        raise UserError(f"{path.name}, line {line}: {detail}")
+    folders = frame.select(columns.FOLDER) if columns.FOLDER in frame.columns else None
+    frame, known, notes = identification.identify(frame, links, path.name, mode)
+    wanted = [name for name in frame.columns if columns.part_and_level(name) or name in schema.TAXON_NOTES]
+    lines = frame.select(pl.col(wanted).cast(pl.String)).to_dicts()
+    names = folders.to_series().cast(pl.String).to_list() if folders is not None else None
+    lookup = _Taxonomy(path.name, lines, frame[schema.LINE].to_list(), known, names)
+    found, missing = [], []
+    for row in classes.select(pl.all().cast(pl.String)).to_dicts():
+        more = lookup.find(row, levels)
+        if more is None and row["_class"] is not None and not is_unknown(class_name(row["_class"])):
+            missing.append(row["_in"])
+        found.append(row | {key: value for key, value in (more or {}).items() if value is not None})
+    if missing:
+        shown = ", ".join(map(printable, missing[:5])) + (" ..." if len(missing) > 5 else "")
+        warnings.append(f"{path.name} lacks {len(missing)} class folders, which keep their own names: {shown}")
+    keys = list(dict.fromkeys(key for row in found for key in row))
+    complete = pl.DataFrame({key: [row.get(key) for row in found] for key in keys}, dict.fromkeys(keys, pl.String))
+    return complete, columns.finest_first((*levels, *known)), warnings + notes
+
+
+class _Taxonomy:
+    """Lines of a taxonomy by the names, ids or folders of their classes."""
+
+    def __init__(
+        self,
+        where: str,
+        lines: Sequence[dict[str, str | None]],
+        numbers: Sequence[int],
+        levels: tuple[str, ...],
+        folders: Sequence[str | None] | None,
+    ) -> None:
+        self._classes: dict[str, dict[str, str | None]] = {}
+        self._coarser: dict[tuple[str, str], dict[str, str | None]] = {}
+        seen: dict[str, int] = {}
+        for place, (line, number) in enumerate(zip(lines, numbers)):
+            own = folders[place] if folders is not None else None
+            finest = [line.get(schema.label_column(part, levels[0])) for part in ("name", "id")]
+            for name in {_key(name) for name in ([own] if own else finest) if name}:
+                if name in seen:
+                    raise UserError(f"{where} has two lines for {printable(name)!r}: {seen[name]} and {number}")
+                seen[name] = number
+                self._classes[name] = line
+            for place_of_level, level in enumerate(levels[1:], 1):
+                name_here = line.get(schema.label_column("name", level))
+                if name_here:
+                    above = {
+                        key: value
+                        for key, value in line.items()
+                        if (found := columns.part_and_level(key)) and found[1] in levels[place_of_level:]
+                    }
+                    common = self._coarser.setdefault((level, _key(name_here)), above)
+                    for key in above:
+                        common[key] = above[key] if common.get(key) in (None, above[key]) else None
+
+    def find(self, row: Mapping[str, str | None], levels: tuple[str, ...]) -> dict[str, str | None] | None:
+        """What is known of a class folder; None where it is not in the taxonomy."""
+        labels = [(level, row.get(schema.label_column(part, level))) for level in levels for part in ("name", "id")]
+        given = [(level, name) for level, name in labels if name]
+        for name in (row["_class"], class_name(row["_class"] or ""), *[name for _, name in given[:2]]):
+            if name and _key(name) in self._classes:
+                return self._classes[_key(name)]
+        return next(
+            (self._coarser[key] for level, name in given if (key := (level, _key(name))) in self._coarser), None
+        )
+
+
+def _empty_folders(listing: Listing, pictures: pl.Series) -> list[str]:
+    """A warning that names the folders without any picture in or below them."""
+    full = {""}
+    for path in pictures.drop_nulls():
+        while path := path.rpartition("/")[0]:
+            if path in full:
+                break
+            full.add(path)
+    empty = [folder for folder in listing.folders if folder not in full]
+    if not empty:
+        return []
+    return [f"{len(empty)} folders hold no pictures: {', '.join(map(printable, empty[:5]))}{' ...' * (len(empty) > 5)}"]

@@ -1,0 +1,147 @@
+"""Folders named train, val and test in a tree of class folders: the split of whoever made the data set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.reading.text import printable
+
+_SIDES = {
+    **dict.fromkeys(("train", "training", "trainval"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+#: "train_mini", "train_val2018", "test2019", "Test set", "val_images"
+_NAME = re.compile(r"([a-z]+?)(?:[ _-]?(?:mini|val|set|data|images|imgs|split))?(?:[ _-]?\d{1,4})?")
+
+Parts = tuple[str, ...]
+
+
+def side_of(name: str) -> str | None:
+    """Side of the split that a folder or list is named after: "Training" -> "train"; None: it is none."""
+    match = _NAME.fullmatch(name.casefold())
+    return _SIDES.get(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class SplitFolders:
+    """Where the split of a tree is.
+
+    Attributes:
+      parts: folder of pictures -> its folders from the outermost, without that of the split.
+      sides: folder -> side; empty where no folders give a split.
+      place: how far out the folder of the split lies; 0 = outermost.
+      beside: folders that lie beside those of the split.
+      warnings: what a person should know, one line each.
+    """
+
+    parts: Mapping[str, Parts]
+    sides: Mapping[str, str] = field(default_factory=dict)
+    place: int = 0
+    beside: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+def find_split(folders: Iterable[str], root: Path, named_ranks: int) -> SplitFolders:
+    """Finds the folders of the split.
+
+    They may be the outermost folders, alone or beside others, which then are left out; or lie within every class
+    folder. Where that is not clear, nothing is guessed.
+
+    Args:
+      folders: that hold pictures, relative to the root.
+      root: for advice.
+      named_ranks: how many ranks of folders the user names. As many as there are folders: none of them is a split.
+
+    Raises:
+      UserError: folders of a split at another place, or one of a single side beside other folders.
+    """
+    parts = {folder: tuple(filter(None, folder.split("/"))) for folder in folders}
+    holders: dict[Parts, dict[str, str]] = {}
+    for names in parts.values():
+        for place, name in enumerate(names):
+            if side := side_of(name):
+                holders.setdefault(names[:place], {})[name] = side
+    whole = [at for at, found in holders.items() if {"train"} < set(found.values())]
+    if max(map(len, parts.values())) == named_ranks:
+        shown = _shown([*whole[0], name] for name in holders[whole[0]]) if whole else ""
+        return SplitFolders(parts, warnings=[f"--folder-ranks makes {shown} classes: no split is taken"] * bool(whole))
+    outermost = {names[0] for names in parts.values() if names}
+    if () in whole or (() in holders and outermost == set(holders[()])):
+        return _outermost(parts, holders[()], root)
+    if () in holders:
+        return _one_side(parts, holders[()], outermost, root)
+    if not whole:
+        return SplitFolders(parts)
+    places = {folder: [i for i, name in enumerate(names) if side_of(name)] for folder, names in parts.items()}
+    odd = [folder for folder, found in places.items() if len(found) != 1]
+    if odd or len(holders) == 1:
+        at = root.joinpath(*whole[0])
+        found = _shown([name] for name in holders[whole[0]])
+        raise UserError(
+            f"{printable(str(at))} holds folders of a split ({found}), and other pictures lie elsewhere or further out"
+            f"{f', such as {printable(odd[0])}' if odd else ''}. Give --folders {printable(str(at))}, or name every "
+            "folder from the outermost with --folder-ranks to take them as classes"
+        )
+    inner = {folder: tuple(name for name in names if not side_of(name)) for folder, names in parts.items()}
+    sides = {folder: side_of(parts[folder][found[0]]) or "" for folder, found in places.items()}
+    place = min(found[0] for found in places.values())
+    return SplitFolders(inner, sides, place, warnings=["the folders train, val, test within classes are the split"])
+
+
+def _outermost(parts: Mapping[str, Parts], split: Mapping[str, str], root: Path) -> SplitFolders:
+    """The outermost folders give the split; what lies beside them is left out."""
+    inner, sides = {}, {}
+    for folder, names in parts.items():
+        inner[folder] = names[1:] if names[:1] and names[0] in split else ()
+        if names[:1] and names[0] in split:
+            sides[folder] = split[names[0]]
+    if not any(inner.values()):
+        if set(split.values()) == {"train"}:
+            return SplitFolders(parts)
+        raise UserError(
+            f"the pictures lie in {_shown([name] for name in split)}, which are folders of a split, and there in no "
+            "class folder; put them into one folder per class, or give lists of labels with --lists"
+        )
+    beside = sorted({names[0] for names in parts.values() if names} - set(split))
+    warnings = ["the outermost folders are taken as the split" if not beside else "folders are taken as the split"]
+    for name, side in sorted(split.items()):
+        if not any(inner[folder] for folder, names in parts.items() if names[:1] == (name,)):
+            warnings.append(f"the pictures of {printable(name)} lie in no class folder: none is used for {side}")
+    if beside:
+        warnings.append(
+            f"the folders beside {_shown([name] for name in sorted(split))} are left out: "
+            f"{_shown([name] for name in beside)}; if one is of the split, rename it to train, val or test; if all are "
+            "classes, name every folder, from the outermost, with --folder-ranks"
+        )
+    return SplitFolders(inner, sides, 0, beside, warnings)
+
+
+def _one_side(parts: Mapping[str, Parts], split: Mapping[str, str], outermost: set[str], root: Path) -> SplitFolders:
+    """Folders of a single side beside others, or val and test without train: "train" may be a class of vehicles."""
+    names, others = _shown([name] for name in split), _shown([name] for name in sorted(outermost - set(split)))
+    if set(split.values()) != {"train"}:
+        raise UserError(
+            f"{names} is named like the folder of a split, but lies beside {others} and no folder named train. Leave "
+            f"only the folders train, val and test in {printable(str(root))}, or classes alone; --folder-ranks with a "
+            "name for every folder, from the outermost, takes all of them as classes"
+        )
+    deep = {
+        inside: max(len(p) for p in parts.values() if p[:1] and (p[0] in split) == inside) for inside in (True, False)
+    }
+    if deep[True] > max(deep[False], 1):
+        return _outermost(parts, split, root)
+    advice = f"if it is the training side of a split, give --folders {printable(str(root / next(iter(split))))}"
+    return SplitFolders(
+        parts, warnings=[f"{names} is taken as a class like the folders beside it ({others}); {advice}"]
+    )
+
+
+def _shown(paths: Iterable[Sequence[str]]) -> str:
+    """The first few folders, for people."""
+    texts = [printable("/".join(path)) for path in paths]
+    return ", ".join(texts[:5]) + (f" ... ({len(texts)} in all)" if len(texts) > 5 else "")

@@ -1,0 +1,119 @@
+"""A table (CSV, TSV, either of them gzipped, or Parquet) as rows of a data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from linnaeus_jax.building.sources import matching, records
+from linnaeus_jax.building.sources.matching import Matcher
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.reading import schema
+from linnaeus_jax.reading.columns import Links
+from linnaeus_jax.reading.identification import check_taxa, identify
+from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, unclaimed
+from linnaeus_jax.reading.schema import Progress, SourceRows
+from linnaeus_jax.reading.table import TextOptions, read_columns
+
+
+def read(
+    table: Path,
+    *,
+    pictures: Path | None = None,
+    mapping: Mapping[str, str] | None = None,
+    rank_map: Mapping[str, str] | None = None,
+    separator: str | None = None,
+    quotes: str = "csv",
+    encoding: str | None = None,
+    names: str = "auto",
+    doi: str | None = None,
+    follow_links: bool = False,
+    leave_out: Sequence[Path] = (),
+    progress: Progress | None = None,
+) -> SourceRows:
+    """Reads a table with one picture per row.
+
+    Args:
+      table: the file; Parquet and gzip are seen from its first bytes, the separator of a text from its first line.
+      pictures: folder that the paths are relative to, whose other pictures become rows with the reason "no record names
+        it"; None: the table's own folder, which is not searched.
+      mapping: standard column -> column of the table, which wins over usual names.
+      rank_map: rank -> "NAME_COLUMN[:ID_COLUMN]".
+      separator: character between fields; None: found.
+      quotes: "csv", or "none" where quotes are text.
+      encoding: of the text; None: UTF-8, and Latin-1 for lines that are not.
+      names: whether names are scientific, one of `scientific_names.MODES`.
+      doi: of the download, for rows without their own.
+      follow_links: whether links may lead out of the picture folder.
+      leave_out: folders to leave out of the picture folder.
+      progress: (what, done, total).
+
+    Raises:
+      UserError: no such file, not a table, no column of pictures or taxa, an option that names what is not there.
+    """
+    root = open_folder(table.parent if pictures is None else pictures)
+    text = TextOptions(separator, quotes, encoding)
+    frame, links, warnings = read_columns(
+        table, text, mapping=mapping, rank_map=rank_map, check=_check, progress=progress
+    )
+    frame, levels, notes = identify(frame, links, table.name, names)
+    frame = records.standard_splits(frame)
+    if doi:
+        own = pl.col("doi").cast(pl.String) if "doi" in frame.columns else pl.lit(None, pl.String)
+        frame = frame.with_columns(pl.coalesce(own, pl.lit(doi)).alias("doi"))
+    listing = None
+    if pictures is not None or _needs_listing(frame):
+        listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    frame = _with_files(frame, root, listing, follow_links)
+    frame = schema.standard_frame(frame, levels)
+    if pictures is not None and listing is not None:
+        rest = schema.standard_frame(unclaimed(listing, frame[schema.PICTURE]), levels)
+        frame = pl.concat([frame, rest], how="diagonal")
+        warnings += listing.warnings([os.path.relpath(os.path.abspath(table), root)])
+    lost = records.lost_pictures(frame, root)
+    return SourceRows(frame, root, levels, (table,), records.links_of(frame, links), (*warnings, *notes, *lost))
+
+
+def _check(links: Links, header: Sequence[str], where: str) -> None:
+    """Raises UserError without a column of pictures or taxa."""
+    check_taxa(links, header, where)
+    if not {schema.PICTURE, schema.OCCURRENCE} & set(links.names):
+        advice = "name one with --map picture=COLUMN"
+        raise UserError(f"{where}: no column names pictures; {advice}. Its columns are {', '.join(header)}")
+
+
+def _needs_listing(frame: pl.DataFrame) -> bool:
+    """Whether pictures can only be found by looking through the whole folder: by ids, or by addresses of the web."""
+    if schema.PICTURE not in frame.columns:
+        return True
+    return bool(frame.select(matching.is_address(schema.PICTURE).any()).item())
+
+
+def _with_files(frame: pl.DataFrame, root: Path, listing: Listing | None, follow_links: bool) -> pl.DataFrame:
+    """`picture` as found on disk, with reasons where it was not."""
+    if schema.PICTURE not in frame.columns:
+        return files_by_id(frame, Matcher(listing or Listing(root)))
+    if listing is not None and _needs_listing(frame):
+        ids = pl.col(schema.OCCURRENCE) if schema.OCCURRENCE in frame.columns else pl.lit(None, pl.String)
+        place = pl.when(ids.is_not_null()).then(pl.int_range(pl.len(), dtype=pl.Int64).over(ids) + 1)
+        media = frame.select(
+            pl.col(schema.PICTURE).alias(matching.IDENTIFIER), ids.alias(matching.ID), place.alias("number")
+        )
+        found = Matcher(listing).match_media(media)
+    else:
+        found = find_files(frame[schema.PICTURE], root, listing, follow_links=follow_links)
+    return records.with_found(frame, found)
+
+
+def files_by_id(frame: pl.DataFrame, matcher: Matcher) -> pl.DataFrame:
+    """Records that name no pictures: one row per file that is named by their id, or one row without a picture."""
+    frame = frame.with_row_index("row")
+    ids = frame.filter(pl.col(schema.REASON).is_null())
+    names = {schema.OCCURRENCE: matching.ID} | {name: name for name in matching.OTHER_IDS if name in frame.columns}
+    found = matcher.match_records(ids.select("row", *(pl.col(name).alias(new) for name, new in names.items())))
+    found = found.rename({"path": schema.PICTURE})
+    frame = frame.join(found, on="row", how="left", maintain_order="left_right").drop("row")
+    return records.reject(frame, pl.col(schema.PICTURE).is_null(), schema.NO_PICTURE_NAMED)

@@ -1,0 +1,231 @@
+"""Reading, checking and storing the pictures of a data set: on all cores, in order, and so that it can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.streamed import DATA_OFFSET, StreamedBytes
+from linnaeus_jax.data.decoding import read_image
+from linnaeus_jax.data.image_checks import checksum
+from linnaeus_jax.data.parallel import in_order
+from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.files import crc32_of, journal_entries
+from linnaeus_jax.reading.paths import read_file
+from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, UNREADABLE_PICTURE
+
+#: pictures of one piece of work, and of one record of the journal
+BATCH = 32
+#: side at which a picture is decoded that is only checked: JPEG reads all of its data at any scale
+CHECK_SIZE = (16, 16)
+
+Progress = Callable[[int, int], None]
+
+
+class Outcome(NamedTuple):
+    """What became of one candidate: `reason` is empty where it is stored."""
+
+    digest: str = ""  # of the bytes of the file
+    stored: int = 0  # bytes
+    reason: str = ""
+    detail: str = ""
+    crc: int = 0  # of raw pixels, see `data/image_checks.py`
+
+
+@dataclass
+class Journal:
+    """Outcomes on disk, one line for each batch, written after its pixels, with a checksum of these.
+
+    Nothing is synced while a build lasts. After a power failure each part of both files may be there or not, whatever
+    was written first; the checksums tell which pixels are.
+
+    Attributes:
+      outcomes: of all candidates so far.
+      written: bytes of pixels that they account for.
+    """
+
+    path: Path
+    outcomes: list[Outcome] = field(default_factory=list)
+    written: int = 0
+
+    @classmethod
+    def load(cls, path: Path, most_bytes: int | None = None, pixels: Path | None = None) -> Journal:
+        """What an earlier process left; what follows the first batch that is not whole is cut off.
+
+        Args:
+          most_bytes: batches beyond this many bytes of pixels are forgotten, because those are not there.
+          pixels: file of `StreamedBytes`; a batch whose pixels are not those that were written ends what is known.
+        """
+        journal, complete = cls(path), 0
+        if not path.exists():
+            return journal
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open(path, "rb"))
+            data = stack.enter_context(open(pixels, "rb")) if pixels is not None and pixels.exists() else None
+            if data is not None:
+                data.seek(DATA_OFFSET)
+            for end, entry in journal_entries(file):
+                batch, checksum = _batch_of(entry)
+                stored = sum(outcome.stored for outcome in batch)
+                if not batch or (most_bytes is not None and journal.written + stored > most_bytes):
+                    break
+                found = None if data is None else crc32_of(data, stored)
+                if data is not None and (found is None or checksum not in (None, found)):
+                    break
+                journal.outcomes += batch
+                journal.written += stored
+                complete = end
+        os.truncate(path, complete)
+        return journal
+
+    def add(self, batch: Sequence[Outcome], checksum: int) -> None:
+        """Appends the outcomes of one batch, and the CRC-32 of the pixels that were stored of it."""
+        entry = {"crc32": checksum, "outcomes": [list(outcome) for outcome in batch]}
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+        self.outcomes += batch
+        self.written += sum(outcome.stored for outcome in batch)
+
+
+def _batch_of(entry: Any) -> tuple[list[Outcome], int | None]:
+    """Outcomes and checksum of an entry of the journal; no outcomes where it is none.
+
+    Earlier versions wrote the outcomes alone.
+    """
+    try:
+        listed, checksum = (entry["outcomes"], entry["crc32"]) if isinstance(entry, dict) else (entry, None)
+        return [Outcome(*each) for each in listed], checksum
+    except (KeyError, TypeError):
+        return [], None
+
+
+def store(data: bytes, options: BuildOptions, out: NDArray[np.uint8] | None) -> bytes:
+    """What is kept of a picture: its bytes, or nothing where it goes to `out` or stays where it is.
+
+    Raises:
+      ValueError: a picture that cannot be decoded.
+    """
+    if options.images == "raw":
+        assert out is not None
+        options.preprocessing.decode(data, out)
+        return b""
+    if options.images == "jpeg":
+        return encode_jpeg(read_image(data, (options.shorter_side, options.shorter_side)), options)
+    read_image(data, CHECK_SIZE)
+    return data if options.images == "original" else b""
+
+
+def encode_jpeg(image: NDArray[np.uint8], options: BuildOptions) -> bytes:
+    """JPEG of a picture uint8 [h, w, 3] with the shorter side at `options.shorter_side`; smaller ones keep theirs."""
+    height, width = image.shape[:2]
+    side = options.shorter_side
+    scale = side / min(height, width)
+    if scale < 1:
+        size = (max(side, round(height * scale)), max(side, round(width * scale)))
+        image = Preprocessing(size, interpolation=options.interpolation).resize(image)
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(image), options.quality, "RGB", "420")
+
+
+class _Batch:
+    """A few candidates and what was read of them."""
+
+    def __init__(self, paths: Sequence[str], options: BuildOptions) -> None:
+        shape = (len(paths), options.size, options.size, 3)
+        self.pixels = np.empty(shape, np.uint8) if options.images == "raw" else None
+        self.data: list[bytes] = []
+        self.outcomes: list[Outcome] = []
+        self.checksum = 0
+        for i, path in enumerate(paths):
+            self.data.append(b"")
+            try:
+                data = read_file(path)
+                digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+                self.data[i] = store(data, options, None if self.pixels is None else self.pixels[i])
+            except (OSError, ValueError, cv2.error) as error:
+                text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self.outcomes.append(Outcome(reason=UNREADABLE_PICTURE, detail=text))
+                continue
+            if self.pixels is None:
+                self.outcomes.append(Outcome(digest, len(self.data[i])))
+            else:
+                self.outcomes.append(Outcome(digest, self.pixels[i].nbytes, crc=checksum(self.pixels[i])))
+
+    def write(self, stream: StreamedBytes | None, seen: dict[str, int], first: int) -> list[Outcome]:
+        """Marks duplicates, appends what is kept, in order; returns the outcomes. `checksum` is then that of the data.
+
+        Args:
+          seen: digest -> first candidate with it; completed.
+          first: number of the first candidate.
+        """
+        kept = np.zeros(len(self.outcomes), bool)
+        for i, outcome in enumerate(self.outcomes):
+            if outcome.reason:
+                continue
+            earlier = seen.setdefault(outcome.digest, first + i)
+            if earlier == first + i:
+                kept[i] = True
+            else:
+                self.outcomes[i] = Outcome(outcome.digest, 0, DUPLICATE_PICTURE, str(earlier))
+        if stream is not None:
+            if self.pixels is not None:
+                data: bytes | memoryview = (self.pixels if kept.all() else self.pixels[kept]).data
+            else:
+                data = b"".join(data for data, keep in zip(self.data, kept, strict=True) if keep)
+            stream.write(data)
+            self.checksum = zlib.crc32(data)
+        return self.outcomes
+
+
+def read_pictures(
+    paths: Sequence[str],
+    options: BuildOptions,
+    journal_path: Path,
+    pixels_path: Path | None,
+    threads: int,
+    progress: Progress,
+) -> list[Outcome]:
+    """Reads the candidates, stores those that can be used once, and says what became of each.
+
+    A process that is ended at any moment loses at most the batches in flight: pixels are written in order, and counted
+    only when the journal names them. A power failure also loses what the disk did not have: what was stored is read
+    once, to see which. Memory is bounded by the batches in flight.
+
+    Args:
+      paths: files of the candidates.
+      journal_path: continued where it exists.
+      pixels_path: file of `StreamedBytes`, likewise; None: nothing is stored.
+      threads: that decode; 0: one for each core.
+      progress: called with (pictures read, pictures).
+    """
+    most = None
+    if pixels_path is not None:
+        most = max(0, pixels_path.stat().st_size - DATA_OFFSET) if pixels_path.exists() else 0
+    journal = Journal.load(journal_path, most, pixels_path)
+    stream = None if pixels_path is None else StreamedBytes(pixels_path, journal.written)
+    seen = {outcome.digest: i for i, outcome in reversed(list(enumerate(journal.outcomes))) if outcome.digest}
+    cv2_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)  # the pool is the parallelism
+    try:
+        progress(len(journal.outcomes), len(paths))
+        starts = range(len(journal.outcomes), len(paths), BATCH)
+        for batch in in_order(lambda first: _Batch(paths[first : first + BATCH], options), starts, threads=threads):
+            journal.add(batch.write(stream, seen, len(journal.outcomes)), batch.checksum)
+            progress(len(journal.outcomes), len(paths))
+    finally:
+        cv2.setNumThreads(cv2_threads)
+        if stream is not None:
+            stream.close()
+    return journal.outcomes

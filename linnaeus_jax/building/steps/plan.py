@@ -1,0 +1,132 @@
+"""What is decided about a data set before its first picture is read."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+import linnaeus_jax
+from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.starter_config import Budget
+from linnaeus_jax.building.steps.taxa import Taxa, chosen_levels, label_rows
+from linnaeus_jax.building.steps.wrong_folder import looked_for
+from linnaeus_jax.files import sha256_of
+from linnaeus_jax.reading.schema import DETAIL, LINE, PICTURE, REASON, SourceRows
+from linnaeus_jax.reading.text import printable
+
+#: libraries that the bytes of a data set depend on
+LIBRARIES = ("opencv-python-headless", "simplejpeg", "pillow", "h5py", "polars", "numpy")
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """All that is decided before the first picture is read."""
+
+    source: SourceRows
+    options: BuildOptions
+    taxa: Taxa
+    frame: pl.DataFrame  # of the source, with the reasons of both
+    synonyms_file: Path | None = None
+    budget: Budget | None = None  # of the training that config.py is chosen for; no byte of the data follows from it
+
+    @cached_property
+    def candidates(self) -> NDArray[np.int64]:
+        """int64 [M]: rows whose picture is read."""
+        return np.flatnonzero(self.frame[REASON].is_null().to_numpy())
+
+    @cached_property
+    def pictures(self) -> list[str]:
+        """Paths of the candidates below `source.root`."""
+        return self.frame[PICTURE].gather(self.candidates).to_list()
+
+    @property
+    def paths(self) -> list[str]:
+        root = str(self.source.root)
+        return [os.path.join(root, picture) for picture in self.pictures]
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """What the bytes of the data set follow from."""
+        files = [*self.source.files, *([self.synonyms_file] if self.synonyms_file else [])]
+        return {
+            "generator": f"linnaeus_jax {linnaeus_jax.__version__} build_dataset",
+            "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
+            "options": self.options.to_json() | {"ranks": list(self.taxa.tasks)},
+            "sources": [{"file": file.name, "sha256": sha256_of_source(file)} for file in files],
+            "columns": dict(self.source.links),
+            "rows_sha256": sha256_of_rows(self.frame),
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the provenance."""
+        return hashlib.sha256(json.dumps(self.provenance, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of_rows(frame: pl.DataFrame) -> str:
+    """The SHA-256 of all values of a table, the same on every machine."""
+    digest = hashlib.sha256()
+    for part in frame.iter_slices(1 << 16):
+        digest.update(part.select(pl.all().cast(pl.String)).write_csv(null_value="\0").encode())
+    return digest.hexdigest()
+
+
+def sha256_of_source(path: Path) -> str:
+    """The SHA-256 of a file, or of the names and sizes of the files of a folder."""
+    if not path.is_dir():
+        return sha256_of(path)
+    listing = [f"{file.relative_to(path)} {file.stat().st_size}" for file in sorted(path.iterdir()) if file.is_file()]
+    return hashlib.sha256("\n".join(listing).encode("utf-8", "replace")).hexdigest()
+
+
+class NothingUsable(ValueError):
+    """No row can be used.
+
+    Attributes:
+      rejected: line, picture, reason and detail of every row.
+    """
+
+    def __init__(self, rejected: pl.DataFrame, advice: str = "") -> None:
+        reasons = rejected[REASON].value_counts(sort=True).sort("count", REASON, descending=[True, False]).rows()
+        counts = ", ".join(f"{reason} ({count})" for reason, count in reasons)
+        line, picture, reason, detail = rejected.filter(pl.col(REASON) == reasons[0][0]).row(0)
+        parts = (f"line {line}" if line else "", picture and printable(picture), reason, detail and printable(detail))
+        super().__init__(f"no picture can be used: {counts}. The first: {', '.join(filter(None, parts))}{advice}")
+        self.rejected = rejected
+
+
+def plan_build(
+    source: SourceRows, options: BuildOptions, synonyms: Mapping[str, str], synonyms_file: Path | None = None
+) -> BuildPlan:
+    """Decides the label of every row, and which pictures are read.
+
+    Raises:
+      ValueError: a rank that the source lacks.
+      NothingUsable: no row has a label and a picture.
+    """
+    levels = chosen_levels(source.levels, options.ranks)
+    if source.links.get("elevation") == "raw_elevation":  # of a labels file, where 0 stands for unknown
+        is_zero = pl.col("elevation").cast(pl.Float64, strict=False) == 0
+        known = pl.when(is_zero.fill_null(False)).then(None).otherwise(pl.col("elevation"))
+        source = replace(source, frame=source.frame.with_columns(known.alias("elevation")))
+    taxa = label_rows(source.frame, levels, synonyms, options.min_per_class)
+    decided = {REASON: taxa.reason, DETAIL: taxa.detail}
+    frame = source.frame.with_columns(
+        pl.when(pl.col(REASON).is_null()).then(pl.Series(name, values.tolist(), pl.String)).otherwise(name).alias(name)
+        for name, values in decided.items()
+    )
+    plan = BuildPlan(source, options, taxa, frame, synonyms_file)
+    if not len(plan.candidates):
+        raise NothingUsable(frame.select(LINE, PICTURE, REASON, DETAIL), looked_for(frame, source.root))
+    return plan

@@ -1,0 +1,146 @@
+"""What a trained model needs to be used, in memory; `bundle_files` keeps it in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.files import RunDirectory, read_json
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.models.family import ModelFamily, build_model
+from linnaeus_jax.reading.metadata import Component, MetadataEncoder
+from linnaeus_jax.run.pretrained import initial_weights
+from linnaeus_jax.run.saved_weights import SavedWeights, read_run, run_directory
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Temperatures by task, by which logits are divided; fitted on validation rows.
+
+    Attributes:
+      ranks: of every rank by itself.
+      paths: of every rank in the product over a path, see `paths`.
+      rows: rows that they were fitted on; 0: they were not, and are 1.
+      coverage: of answers, in per cent -> threshold of their probability, see `conformal`.
+      coverage_rows: rows that the thresholds were measured on; 0: they were not.
+    """
+
+    ranks: Mapping[str, float]
+    paths: Mapping[str, float]
+    rows: int = 0
+    coverage: Mapping[str, float] = field(default_factory=dict)
+    coverage_rows: int = 0
+
+    @classmethod
+    def none(cls, tasks: tuple[str, ...]) -> Calibration:
+        """No calibration; paths then weigh every rank alike, by the geometric mean of what the ranks say."""
+        return cls(dict.fromkeys(tasks, 1.0), dict.fromkeys(tasks, float(len(tasks))))
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """A trained model with everything that its use needs.
+
+    Attributes:
+      source: the directory that it was read from, for messages.
+      settings: the `model` section of its configuration.
+      model: the model, in float32.
+      variables: `params` and the other collections, numpy.
+      preprocessing: of pictures.
+      encoder: of metadata.
+      taxonomy: of the classes.
+      calibration: of probabilities.
+      facts: what else is known, as JSON types: `title`, `step`, `weights` ("ema" or "last"), `licence`.
+      plugins: names of `env.plugins` that the model may need, without their directories.
+    """
+
+    source: Path
+    settings: Mapping[str, Any]
+    model: ModelFamily
+    variables: Mapping[str, Any]
+    preprocessing: Preprocessing
+    encoder: MetadataEncoder
+    taxonomy: Taxonomy
+    calibration: Calibration
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Finest rank first."""
+        return self.taxonomy.tasks
+
+
+def model_of(
+    settings: ConfigDict, preprocessing: Preprocessing, encoder: MetadataEncoder, taxonomy: Taxonomy
+) -> ModelFamily:
+    """The model that takes these pictures and metadata and knows these classes."""
+    return build_model(
+        settings,
+        components=[(component.name, len(component.columns)) for component in encoder.components],
+        num_classes={task: len(taxonomy.classes[task]) for task in taxonomy.tasks},
+        img_size=preprocessing.size[0],
+        parents=taxonomy.tree.parent,
+    )
+
+
+def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema") -> Bundle:
+    """A run as it stands, not calibrated; its data are not needed.
+
+    Args:
+      checkpoint: "best", "newest" or a step.
+      weights: "ema", the moving average where one was kept, or "last".
+
+    Raises:
+      UserError: no run, no such checkpoint, or one that cannot be read.
+    """
+    run = Path(run).expanduser()
+    saved = read_run(run, checkpoint, weights)
+    directory = run_directory(run)
+    config = config_from_json(directory.read_json(directory.config_json))
+    taxonomy = _taxonomy(saved, directory)
+    data = config.data
+    name = config.experiment.name
+    title = " ".join(filter(None, (data.dataset.name, data.dataset.version, data.dataset.clade))) or name
+    facts = {"title": title, "step": saved.step, "weights": saved.weights}
+    if initial := initial_weights(directory):
+        facts["initial weights"] = initial
+    return Bundle(
+        run,
+        saved.settings,
+        saved.model,
+        {"params": saved.params, **saved.model_state},
+        saved.preprocessing,
+        MetadataEncoder(tuple(Component(name, columns) for name, columns in saved.columns.items())),
+        taxonomy,
+        Calibration.none(taxonomy.tasks),
+        facts,
+        tuple(Path(name).name for name in config.env.plugins),
+    )
+
+
+def _taxonomy(saved: SavedWeights, directory: RunDirectory) -> Taxonomy:
+    """Tree and names that the run left in its assets."""
+    tasks = tuple(saved.classes)
+    classes = {task: np.asarray(ids, np.int64) for task, ids in saved.classes.items()}
+    null_possible = bool(len(classes[tasks[0]])) and int(classes[tasks[0]][0]) == 0
+    sizes = {task: len(ids) for task, ids in classes.items()}
+    if not saved.parents:
+        raise UserError(
+            f"{directory.assets} holds no taxonomy_tree.json; the run was made by an earlier version: train it again"
+        )
+    tree = TaxonomyTree(tasks, sizes, saved.parents, null_possible=null_possible)
+    path = directory.assets / "taxon_names.json"
+    directory.check(path)
+    known = read_json(path) if path.is_file() else {}
+    return Taxonomy(tree, TaxonNames.from_json(classes, known))

@@ -1,0 +1,205 @@
+"""A bundle as a directory: written whole or not at all, and read only if every file is what was written.
+
+bundle.json           format, model, preprocessing, metadata, calibration, facts, and a SHA-256 of every file
+weights.safetensors   parameters and running statistics under their canonical names
+taxonomy.json         the tree, as in a run's assets
+class_index_map.json  taxon ids of the classes and back, and their names
+README.md, images/    the card for people
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from linnaeus_jax import __version__
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.outgoing import redacted
+from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.files import (
+    DamagedFileError,
+    damage_of,
+    read_sealed,
+    replaced_directory,
+    sealed,
+    sha256_of,
+    write_json,
+)
+from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
+from linnaeus_jax.inference.bundle.fields import FieldError, check_fields, check_ranks, check_sizes
+from linnaeus_jax.inference.bundle.taxonomy_files import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
+from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
+from linnaeus_jax.reading.metadata import Component, MetadataEncoder
+from linnaeus_jax.run.saved_weights import BUNDLE_JSON, BUNDLE_WEIGHTS
+from linnaeus_jax.weights.files import read_state, write_state
+from linnaeus_jax.weights.settings import DEFAULTS
+
+WEIGHTS = BUNDLE_WEIGHTS
+#: of the original's bundles
+INFERENCE_CONFIG = "inference_config.yaml"
+FORMAT = "linnaeus_jax bundle"
+FORMAT_VERSION = 1
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a directory holds a bundle of this program or of the original."""
+    return (path / BUNDLE_JSON).is_file() or (path / INFERENCE_CONFIG).is_file()
+
+
+def read_bundle(path: Path, plugins: Sequence[str] = ()) -> Bundle:
+    """Reads and checks a bundle.
+
+    Args:
+      plugins: modules and .py files that register what the model is made of. They are programs, and a bundle may come
+        from anywhere: those that it names itself are told to people, never imported.
+
+    Raises:
+      UserError: a file is missing, damaged or does not belong to the others; the message names it.
+    """
+    import_plugins(ConfigDict({"env": {"plugins": tuple(plugins)}}))
+    if not (path / BUNDLE_JSON).is_file():
+        from linnaeus_jax.inference.bundle.original import read_original_bundle
+
+        return read_original_bundle(path)
+    about = read_json(path / BUNDLE_JSON)
+    if about.get("format") != FORMAT:
+        raise UserError(f"{path / BUNDLE_JSON} describes no bundle (format {about.get('format')!r})")
+    if about.get("format_version") != FORMAT_VERSION:
+        raise UserError(
+            f"{path} has format version {about.get('format_version')!r}, this program reads {FORMAT_VERSION}; it was "
+            f"written by linnaeus_jax {about.get('version', 'of an unknown version')}: use that version or a newer one"
+        )
+    try:
+        read_sealed(path / BUNDLE_JSON)
+    except DamagedFileError as error:
+        raise UserError(f"{error}; copy the bundle again, or make it again") from error
+    _check_files(path, about)
+    try:
+        check_fields(about)
+        return _bundle(path, about)
+    except FieldError as error:
+        raise UserError(f"{path / BUNDLE_JSON}: {error}; make the bundle again from its run") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UserError) as error:
+        named = ", ".join(map(str, about.get("plugins") or ()))
+        hint = f"; it was made with the plugins {named}: name those that you have and trust by --plugins"
+        raise UserError(
+            f"{path} cannot be read: {BUNDLE_JSON} does not fit its files or this program: {error}"
+            + (hint if named and not plugins else "")
+        ) from error
+
+
+def _check_files(path: Path, about: Mapping[str, Any]) -> None:
+    """Every file that is listed must be there with its content, and nothing that is needed may be unlisted."""
+    files = about.get("files")
+    if not isinstance(files, dict) or not {WEIGHTS, TAXONOMY, CLASS_MAP} <= files.keys():
+        raise UserError(f"{path / BUNDLE_JSON} does not list the files of the bundle; make it again")
+    for name, digest in files.items():
+        file = path / name
+        if not file.resolve().is_relative_to(path.resolve()):
+            raise UserError(f"{path / BUNDLE_JSON} lists {name!r}, which lies outside of the bundle")
+        if not file.is_file():
+            raise UserError(f"{path} is incomplete: {name} is missing; copy the whole directory again")
+        if damage_of(file, str(digest)):
+            raise UserError(
+                f"{file} is not the file that was written into the bundle (its SHA-256 differs); copy the whole "
+                "directory again, or make the bundle again"
+            )
+
+
+def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
+    settings = config_from_json({"model": about["model"]}).model
+    taxonomy = read_taxonomy(path / TAXONOMY, path / CLASS_MAP)
+    check_ranks(about, taxonomy.tasks)
+    preprocessing = Preprocessing.from_json(about["image"])
+    state = read_state(path / WEIGHTS).arrays
+    check_sizes(about["model"], state)
+    components = tuple(Component(each["name"], tuple(each["columns"])) for each in about["metadata"])
+    encoder = MetadataEncoder(components, bool(about.get("date_is_midnight", False)))
+    model = model_of(settings, preprocessing, encoder, taxonomy)
+    variables = {}
+    for collection, like in abstract_variables(model).items():
+        names = [name for name, _, _ in named_leaves(like)]
+        variables[collection] = params_from_torch({name: state.pop(name) for name in names if name in state}, like)
+    if state:
+        raise ValueError(f"{WEIGHTS} holds {', '.join(sorted(state)[:5])}, which the model does not have")
+    rest = Calibration(**about["calibration"]), about["facts"], tuple(about.get("plugins", ()))
+    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest)
+
+
+def write_bundle(
+    bundle: Bundle, out: Path, add_card: Callable[[Path], None] | None = None, *, force: bool = False
+) -> None:
+    """Writes a bundle beside `out` and then moves it there.
+
+    Args:
+      add_card: writes README.md and its pictures into the directory that it is given.
+      force: replace what is there, if it is a bundle.
+
+    Raises:
+      UserError: something else lies there, or a bundle and `force` is not set.
+    """
+    check_out(out, force=force)
+    try:
+        with replaced_directory(out) as unfinished:
+            try:
+                _write(bundle, unfinished, add_card)
+            except UserError as error:  # which names the directory that is gone by now
+                raise UserError(str(error).replace(str(unfinished), str(out))) from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(out)) from error
+
+
+def _write(bundle: Bundle, directory: Path, add_card: Callable[[Path], None] | None) -> None:
+    arrays: dict[str, np.ndarray] = {}
+    for collection in bundle.variables.values():
+        arrays |= params_to_torch(collection)
+    write_state(directory / WEIGHTS, arrays, {"format": FORMAT})
+    write_taxonomy(bundle.taxonomy, directory / TAXONOMY, directory / CLASS_MAP)
+    if add_card is not None:
+        add_card(directory)
+    files = sorted(file for file in directory.rglob("*") if file.is_file())
+    about = _about(bundle) | {"files": {file.relative_to(directory).as_posix(): sha256_of(file) for file in files}}
+    write_json(directory / BUNDLE_JSON, sealed(json.loads(json.dumps(about))))
+
+
+def check_out(out: Path, *, force: bool) -> None:
+    """Raises UserError where a bundle may not be written."""
+    check_replaceable(out, "a bundle", is_bundle(out), force=force)
+
+
+def check_replaceable(out: Path, what: str, is_one: bool, *, force: bool) -> None:
+    """Raises UserError where `what` is to be written, and something else is there, or `what` and `force` is not set."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not is_one:
+        raise UserError(f"{out} exists and is no {what.split()[1]}; choose another directory")
+    if not force:
+        raise UserError(f"{out} holds {what}; replace it with --force, or choose another directory")
+
+
+def _about(bundle: Bundle) -> dict[str, Any]:
+    settings = ConfigDict(bundle.settings).to_dict()
+    model = {key: value for key, value in settings.items() if key not in DEFAULTS}
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "version": __version__,
+        "facts": dict(bundle.facts),
+        "plugins": list(bundle.plugins),
+        "model": json.loads(json.dumps(redacted(model))),
+        "image": dataclasses.asdict(bundle.preprocessing),
+        "metadata": [{"name": c.name, "columns": list(c.columns)} for c in bundle.encoder.components],
+        "date_is_midnight": bundle.encoder.date_is_midnight,
+        "ranks": list(bundle.tasks),
+        "calibration": dataclasses.asdict(bundle.calibration),
+    }

@@ -1,0 +1,181 @@
+"""A model as files that run without this program: one StableHLO program with its weights inside (`jax.export`), its
+classes, an example of its use, and its weights as PyTorch has them.
+
+model.jax_export      (image uint8 [b, H, W, 3], meta float32 [b, D], meta_valid bool [b, K]) -> {task: logits [b, C]},
+                      b chosen at each call; normalisation is part of the program, decoding and resizing are not
+classes.json          ranks with classes and temperatures, picture size, metadata columns
+example.py            pictures -> names, by jax, flatbuffers, numpy and pillow alone
+weights.safetensors   as of `weights.exporting`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax import export as jax_export
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.preprocessing import PILLOW_FILTERS, Preprocessing
+from linnaeus_jax.files import replaced_directory, write_json
+from linnaeus_jax.inference.bundle.bundle import Bundle
+from linnaeus_jax.inference.bundle.files import check_replaceable
+from linnaeus_jax.inference.forward import forward_pass
+from linnaeus_jax.models.depthwise import BY_PLATFORM
+from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.weights.exporting import facts, own_settings, torch_state
+from linnaeus_jax.weights.files import IMAGE, write_state
+
+PROGRAM, CLASSES, EXAMPLE, WEIGHTS = "model.jax_export", "classes.json", "example.py", "weights.safetensors"
+FORMAT = "linnaeus_jax export"
+PLATFORMS = ("cpu", "cuda")
+#: what jax can lower for
+KNOWN_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+#: implementations that every platform has
+_EVERYWHERE = {"depthwise_impl": BY_PLATFORM, "attn_impl": "xla"}
+#: `data.resize_mode` -> what the example does
+_RESIZED = {
+    "squash": "picture.resize({size}, Image.Resampling.{filter})",
+    "center_crop": "ImageOps.fit(picture, {size}, Image.Resampling.{filter}{border})",
+    "pad": "ImageOps.pad(picture, {size}, Image.Resampling.{filter})",
+}
+
+
+def check_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
+    """Raises UserError for what is no platform of jax."""
+    unknown = [platform for platform in platforms if platform not in KNOWN_PLATFORMS]
+    if unknown or not platforms:
+        raise UserError(f"platforms {', '.join(unknown) or '(none)'}: choose among {', '.join(KNOWN_PLATFORMS)}")
+    return tuple(dict.fromkeys(platforms))
+
+
+def check_out(out: Path, *, force: bool) -> None:
+    """Raises UserError where an export may not be written."""
+    check_replaceable(out, "an export", (out / PROGRAM).is_file(), force=force)
+
+
+def exported_program(bundle: Bundle, platforms: Sequence[str] = PLATFORMS) -> jax_export.Exported:
+    """The forward pass with its weights, for any number of rows on some platforms."""
+    model, picture = _portable(bundle.model), bundle.preprocessing
+    logits = functools.partial(forward_pass(model, picture), bundle.variables)
+    (rows,) = jax_export.symbolic_shape("b")
+    inputs = (
+        jax.ShapeDtypeStruct((rows, *picture.size, 3), np.uint8),
+        jax.ShapeDtypeStruct((rows, model.meta_dim), np.float32),
+        jax.ShapeDtypeStruct((rows, len(model.components)), bool),
+    )
+    return jax_export.export(jax.jit(logits), platforms=check_platforms(platforms))(*inputs)
+
+
+def _portable(model: ModelFamily) -> ModelFamily:
+    """The model in implementations that are lowered for every platform; families of plugins may have no such choice."""
+    fields: dict[str, Any] = {name: value for name, value in _EVERYWHERE.items() if hasattr(model, name)}
+    return cast(ModelFamily, model.clone(**fields))
+
+
+def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS, *, force: bool = False) -> None:
+    """Writes the files above beside `out`, and then moves them there.
+
+    Args:
+      force: replace what is there, if it is an export.
+
+    Raises:
+      UserError: something else lies there, or an export and `force` is not set; or an unknown platform.
+    """
+    check_out(out, force=force)
+    program = exported_program(bundle, platforms).serialize()
+    settings, taxonomy = bundle.settings, bundle.taxonomy
+    params = bundle.variables["params"]
+    collections = {name: tree for name, tree in bundle.variables.items() if name != "params"}
+    step, classes = int(bundle.facts.get("step", 0)), {task: ids.tolist() for task, ids in taxonomy.classes.items()}
+    which = str(bundle.facts.get("weights", "last"))
+    about = facts(bundle.model, settings["type"], settings["variant"], classes, weights=which, step=step)
+    about |= {IMAGE: dataclasses.asdict(bundle.preprocessing)} | own_settings(settings)
+    with replaced_directory(out) as unfinished:
+        (unfinished / PROGRAM).write_bytes(program)
+        write_json(unfinished / CLASSES, _classes(bundle))
+        (unfinished / EXAMPLE).write_text(_example(bundle))
+        state = torch_state(bundle.model, params, collections, step, taxonomy.tree.parent)
+        write_state(unfinished / WEIGHTS, state, about)
+
+
+def _classes(bundle: Bundle) -> dict[str, Any]:
+    taxonomy, picture = bundle.taxonomy, bundle.preprocessing
+    ranks = []
+    for task in reversed(taxonomy.tasks):
+        names, common = taxonomy.names.name[task], taxonomy.names.common_name[task]
+        classes = [
+            {
+                "taxon_id": int(taxon),
+                "name": str(names[index]),
+                "common_name": str(common[index]),
+                "parent": int(parent),
+            }
+            for index, (taxon, parent) in enumerate(
+                zip(taxonomy.classes[task], taxonomy.tree.parent[task], strict=True)
+            )
+        ]
+        temperature = bundle.calibration.ranks[task]
+        ranks.append({"task": task, "rank": taxonomy.ranks[task], "temperature": temperature, "classes": classes})
+    return {
+        "format": FORMAT,
+        "facts": dict(bundle.facts),
+        "jax": jax.__version__,
+        "image": {
+            "size": list(picture.size),
+            "resize_mode": picture.resize_mode,
+            "interpolation": picture.interpolation,
+            "crop_fraction": picture.crop_fraction,
+        },
+        "metadata": [{"name": c.name, "columns": list(c.columns)} for c in bundle.encoder.components],
+        "ranks": ranks,
+    }
+
+
+def _example(bundle: Bundle) -> str:
+    picture, encoder = bundle.preprocessing, bundle.encoder
+    columns = ", ".join(column or "?" for component in encoder.components for column in component.columns)
+    names = ", ".join(component.name for component in encoder.components)
+    return EXAMPLE_TEXT.format(
+        resized=_resized(picture),
+        width=encoder.width,
+        columns=f"  # {columns}" if columns else "",
+        components=len(encoder.components),
+        names=f"  # {names}" if names else "",
+    )
+
+
+def _resized(picture: Preprocessing) -> str:
+    chosen = PILLOW_FILTERS.get(picture.interpolation)
+    height, width = picture.size
+    border = f", {(1 - picture.crop_fraction) / 2:g}" if picture.crop_fraction != 1 else ""
+    return _RESIZED[picture.resize_mode].format(
+        size=(width, height), filter=chosen.name if chosen else "BOX", border=border
+    )
+
+
+EXAMPLE_TEXT = '''\
+"""Names what pictures show, without metadata: python example.py PICTURE... (pip install jax flatbuffers pillow)"""
+import json, pathlib, sys
+
+import jax, jax.export, numpy as np
+from PIL import Image, ImageOps
+
+folder = pathlib.Path(__file__).parent
+model = jax.export.deserialize(bytearray((folder / "model.jax_export").read_bytes()))
+pictures = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in sys.argv[1:]]
+image = np.stack([np.asarray({resized}) for picture in pictures])
+meta = np.zeros((len(image), {width}), np.float32){columns}
+known = np.zeros((len(image), {components}), bool){names}
+logits = jax.jit(model.call)(image, meta, known)
+for rank in json.loads((folder / "classes.json").read_text(encoding="utf-8"))["ranks"]:
+    probability = np.asarray(jax.nn.softmax(logits[rank["task"]] / rank["temperature"]))
+    for path, row in zip(sys.argv[1:], probability):
+        best = rank["classes"][row.argmax()]
+        print(path, rank["rank"], best["taxon_id"], best["name"] or "unknown", f"{{row.max():.3f}}", sep="\\t")
+'''

@@ -1,0 +1,145 @@
+"""Many pictures through a model: read and decoded by threads ahead of the device, answered behind it, in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
+from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
+from linnaeus_jax.inference.forward import BUCKETS
+from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.pictures import read_picture
+from linnaeus_jax.inference.results import Prediction
+from linnaeus_jax.inference.running import Pixels, run_rows
+from linnaeus_jax.reading.exif import observation_of
+from linnaeus_jax.reading.metadata import Encoded
+from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.paths import read_file
+
+#: where metadata come from
+TABLE, EXIF = "table", "exif"
+_NOTHING = Observation()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A picture and what is known of it; without an observation its EXIF data are looked at, where that is wanted."""
+
+    picture: PictureFile
+    observation: Observation | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What came of some pictures that follow each other.
+
+    Attributes:
+      pictures: names of all of them.
+      reasons: of all of them, why they cannot be read; "" where they can.
+      answered: of those that can be read; None where there are none.
+      inputs, notes: of these, see `Prediction`.
+      metadata_from: of these, "table", "exif", or "" where nothing was known.
+      stamps: of all pictures, `stamp_of` from before they were read.
+    """
+
+    pictures: Sequence[str]
+    reasons: Sequence[str]
+    answered: Answered | None = None
+    inputs: Sequence[tuple[str, ...]] = ()
+    notes: Sequence[tuple[str, ...]] = ()
+    metadata_from: Sequence[str] = ()
+    stamps: Sequence[str] = ()
+
+    @property
+    def read(self) -> list[str]:
+        """Names of the pictures that can be read."""
+        return [name for name, reason in zip(self.pictures, self.reasons) if not reason]
+
+    def predictions(self, answers: Answers, options: AnswerOptions) -> list[Prediction]:
+        """Of the pictures that can be read."""
+        if self.answered is None:
+            return []
+        return answers.predictions(self.answered, options, self.inputs, self.notes)
+
+    def rows(self, answers: Answers, options: AnswerOptions) -> Iterator[dict[str, Any]]:
+        """Of all pictures, as JSON types: `Prediction.to_json` with `file` and `metadata_from`, or `unreadable`."""
+        predictions = zip(self.predictions(answers, options), self.metadata_from)
+        for name, reason in zip(self.pictures, self.reasons):
+            if reason:
+                yield {"file": name, "unreadable": reason}
+            else:
+                prediction, source = next(predictions)
+                yield {"file": name, "metadata_from": source, **prediction.to_json()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A picture as it was read, or why there are no pixels."""
+
+    job: Job
+    observation: Observation = _NOTHING
+    notes: tuple[str, ...] = ()
+    reason: str = ""
+    stamp: str = ""
+
+
+def batch_for(pictures: int, batch: int = 0) -> int:
+    """Rows that are computed at once for some pictures, so that one program is compiled whatever their number.
+
+    Args:
+      batch: what is asked for; 0: the smallest of the usual sizes that holds them all, at most the largest.
+    """
+    return batch or next((rows for rows in BUCKETS if rows >= pictures), BUCKETS[-1])
+
+
+def predict_files(
+    model: Model, jobs: Sequence[Job], options: AnswerOptions, *, exif: bool = False, threads: int = 0
+) -> Generator[Part, None, None]:
+    """Answers for all pictures, in order, about a batch at a time; no picture ends it.
+
+    Args:
+      exif: use the EXIF data of pictures without an observation.
+      threads: that read and decode; 0: one per core.
+    """
+    exif = exif and any(component.inputs for component in model.bundle.encoder.components)
+
+    def read(job: Job) -> tuple[_Read, Pixels | None]:
+        stamp = stamp_of(job.picture)  # first: a change while it is read is then seen, too
+        said, pixels = _read(model, job, exif)
+        return replace(said, stamp=stamp), pixels
+
+    def encode(said: list[_Read]) -> list[Encoded]:
+        encoded = model.bundle.encoder.encode([each.observation for each in said])
+        return [replace(encoded, notes=[(*each.notes, *more) for each, more in zip(said, encoded.notes)])]
+
+    def answer(said: list[_Read], given: Sequence[Encoded], logits: list[Logits]) -> Part:
+        all_of_them = [each.job.picture.name for each in said], [each.reason for each in said]
+        stamps = [each.stamp for each in said]
+        if not logits:
+            return Part(*all_of_them, stamps=stamps)
+        inputs, seen = model.inputs(given[0]), [each.job for each in said if not each.reason]
+        sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
+        answered = model.answers.answered(logits[0], options)
+        return Part(*all_of_them, answered, inputs, given[0].notes, sources, stamps)
+
+    return run_rows(model.forward, jobs, read, encode, answer, threads=threads)
+
+
+def _read(model: Model, job: Job, exif: bool) -> tuple[_Read, Pixels | None]:
+    if job.picture.fault:
+        return _Read(job, reason=job.picture.fault), None
+    try:
+        data = read_file(os.fspath(job.picture.path))
+        pixels = read_picture(data, model.bundle.preprocessing)
+    except (OSError, ValueError) as error:  # PictureError is a ValueError
+        return _Read(job, reason=getattr(error, "strerror", "") or str(error) or type(error).__name__), None
+    except Exception as error:  # whatever a decoder makes of a damaged file, it costs this picture alone
+        return _Read(job, reason=f"{type(error).__name__}: {error}"), None
+    if job.observation is not None or not exif:
+        return _Read(job, job.observation or _NOTHING), pixels
+    observation, notes = observation_of(data)
+    return _Read(job, observation, notes), pixels

@@ -1,0 +1,98 @@
+"""Predictions for people, on the console."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from linnaeus_jax.inference.answers import AnswerOptions
+from linnaeus_jax.inference.bundle.bundle import Bundle
+from linnaeus_jax.inference.files.prediction_files import UNREADABLE, Summary, beside
+from linnaeus_jax.reading.text import printable
+from linnaeus_jax.reporting.tables import table
+
+#: columns of a terminal from which on there is room for every rank
+_WIDE = 120
+
+
+def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
+    """The answers of predictions, see `predicting.Part.rows`.
+
+    Args:
+      width: of the console in characters; a wide one has room for all ranks.
+    """
+    folder = os.path.commonpath([os.path.dirname(row["file"]) or "." for row in rows]) if _one_kind(rows) else ""
+    lines = []
+    for row in rows:
+        file = printable(os.path.relpath(row["file"], folder) if folder else row["file"])
+        if "unreadable" in row:
+            lines.append([file, "", "", "", f"cannot be read: {printable(row['unreadable'])}"])
+            continue
+        answer, path = row["answer"], row["path"]
+        common = f" ({answer['common_name']})" if answer and answer["common_name"] else ""
+        beyond = [taxon for taxon in path if width >= _WIDE or (taxon == path[-1] and taxon != answer)]
+        ranks = " > ".join(f"{_name(taxon)} {_percent(taxon)}" for taxon in beyond)
+        always = [f"{_name(taxon)} {_percent(taxon)}" for taxon in row["always"]]
+        said = "; ".join(filter(None, [ranks, *always, *map(printable, row["notes"])]))
+        what = f"{_name(answer)}{common}" if answer else "unknown"
+        lines.append([file, what, *([answer["rank"], _percent(answer)] if answer else ["", ""]), said])
+    last = "path, with %" if width >= _WIDE else "finest, with %"
+    result = table(printable(folder), ["picture", "answer", "rank", "%", last], lines)
+    for column in (1, 2, 4):
+        result.columns[column].justify = "left"
+    result.columns[2].no_wrap = True
+    return result
+
+
+def _one_kind(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the paths have a folder in common: all absolute, or all relative."""
+    return len({os.path.isabs(row["file"]) for row in rows}) == 1
+
+
+def _name(taxon: Mapping[str, Any]) -> str:
+    return (taxon["name"] or str(taxon["taxon_id"])) if taxon["taxon_id"] else "unknown"
+
+
+def _percent(taxon: Mapping[str, Any]) -> str:
+    return f"{100 * taxon['probability']:.0f}"
+
+
+def summary_lines(
+    summary: Summary,
+    bundle: Bundle,
+    options: AnswerOptions,
+    source: str,
+    out: Path | None,
+    coverage: float | None = None,
+) -> list[str]:
+    """What came of all pictures.
+
+    Args:
+      source: what metadata were taken from, for people.
+      out: the file of predictions, if there is one.
+      coverage: that was asked for.
+    """
+    read = summary.pictures - summary.unreadable
+    ranks = [bundle.taxonomy.ranks[task] for task in bundle.tasks]
+    answers = [f"{summary.answers[rank]:,} to {rank}" for rank in ranks if rank in summary.answers]
+    answers += [f"{summary.answers['']:,} unknown"] if "" in summary.answers else []
+    where = "" if out is None else f"{out}: "
+    least = f"at {options.min_confidence:g} or more"
+    if coverage is not None:
+        least = f"for a coverage of {coverage:g}, at {options.min_confidence:.4g} or more"
+    lines = [f"{where}{read:,} pictures predicted, {least}: {', '.join(answers) or 'none'}"]
+    components = [component.name for component in bundle.encoder.components]
+    if components and read:
+        counts = ", ".join(f"{name} for {summary.inputs.get(name, 0):,}" for name in components)
+        lines.append(f"metadata from {source}: {counts} of {read:,} pictures")
+    if summary.notes:
+        some = "1 picture has" if summary.notes == 1 else f"{summary.notes:,} pictures have"
+        lines.append(f"{some} notes on what was given and not used")
+    if summary.unreadable:
+        listed = "" if out is None else f", listed in {beside(out, UNREADABLE)}"
+        lines.append(f"{summary.unreadable:,} of {summary.pictures:,} pictures cannot be read{listed}")
+    return lines

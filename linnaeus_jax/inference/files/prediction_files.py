@@ -1,0 +1,320 @@
+"""Predictions of many pictures as a file: written as they come, gone on with after an interruption, whole at the end.
+
+While the work lasts, `OUT.unfinished/` holds
+
+about.json       what the predictions are made with
+rows             their lines, in order
+unreadable.csv   pictures that could not be read
+gallery.jsonl    what the page of pictures needs
+progress.jsonl   after every batch, how long these files are, the SHA-256 of what they hold and what was counted: what
+                 is longer, or was lost by a power failure, is written again; size and time of the files of its
+                 pictures: from the first one that has changed on, all are predicted again
+
+At the end OUT is made of the lines, with `OUT.unreadable.csv` where pictures could not be read and `OUT.about.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import polars as pl
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.files import (
+    RunDirectory,
+    journal_entries,
+    locked,
+    make_directory,
+    replaced_file,
+    sha256_of,
+    write_json,
+)
+from linnaeus_jax.inference.bundle.bundle import Bundle
+from linnaeus_jax.inference.bundle.files import BUNDLE_JSON
+from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
+from linnaeus_jax.inference.files.predicting import Part
+from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, unreadable_lines
+
+FORMATS = (".csv", ".jsonl", ".parquet")
+#: what belongs to a file of predictions, see `beside`
+UNFINISHED, ABOUT, UNREADABLE = "unfinished", "about.json", "unreadable.csv"
+_FILES = ("rows", UNREADABLE, "gallery.jsonl")
+
+
+@dataclass
+class Summary:
+    """Counts over all pictures.
+
+    Attributes:
+      pictures, unreadable: all, and those that could not be read.
+      answers: rank -> pictures that were answered there, "" for unknown.
+      metadata_from: "table", "exif" or "" -> pictures.
+      inputs: name of a metadata component -> pictures that it was known of.
+      notes: pictures with notes.
+    """
+
+    pictures: int = 0
+    unreadable: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    metadata_from: Counter[str] = field(default_factory=Counter)
+    inputs: Counter[str] = field(default_factory=Counter)
+    notes: int = 0
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any]) -> Summary:
+        """From its fields as JSON has them."""
+        fields: Any = {name: Counter(value) if isinstance(value, dict) else value for name, value in saved.items()}
+        return cls(**fields)
+
+    def add(self, part: Part, ranks: Sequence[str]) -> None:
+        """Counts a part.
+
+        Args:
+          ranks: of the model, the finest first.
+        """
+        self.pictures += len(part.pictures)
+        self.unreadable += sum(map(bool, part.reasons))
+        if part.answered is None:
+            return
+        answered = np.bincount(part.answered.answer + 1, minlength=len(ranks) + 1).tolist()
+        self.answers.update({name: count for name, count in zip(("", *ranks), answered) if count})
+        self.metadata_from.update(part.metadata_from)
+        self.inputs.update(itertools.chain.from_iterable(part.inputs))
+        self.notes += sum(map(bool, part.notes))
+
+
+def model_digest(bundle: Bundle) -> str:
+    """What tells one model from another: SHA-256 over the hashes of a bundle, or over run, checkpoint and weights."""
+    files = {BUNDLE_JSON: bundle.source / BUNDLE_JSON}
+    if not files[BUNDLE_JSON].is_file():
+        run = RunDirectory(bundle.source)
+        known = [run.config_json, run.run_id_file] if run.config_json.is_file() else sorted(bundle.source.iterdir())
+        files = {path.name: path for path in known if path.is_file()}
+    parts = {name: sha256_of(path) for name, path in files.items()}
+    facts = {name: bundle.facts.get(name) for name in ("step", "weights")}
+    return hashlib.sha256(json.dumps([parts, facts], sort_keys=True).encode()).hexdigest()
+
+
+def check_format(out: Path) -> str:
+    """The suffix of a file of predictions. Raises UserError for one that is not written."""
+    suffix = out.suffix.lower()
+    if suffix not in FORMATS:
+        raise UserError(f"{out} must end in one of {', '.join(FORMATS)}, the forms that predictions are written in")
+    return suffix
+
+
+def beside(out: Path, what: str) -> Path:
+    """A file that belongs to `out`: ("predictions.csv", "about.json") -> predictions.csv.about.json."""
+    return out.with_name(f"{out.name}.{what}")
+
+
+def remove(out: Path, *, finished: bool) -> None:
+    """Takes away what is unfinished, and with `finished` also `out` and what belongs to it."""
+    shutil.rmtree(beside(out, UNFINISHED), ignore_errors=True)
+    for path in (out, beside(out, ABOUT), beside(out, UNREADABLE)) if finished else ():
+        path.unlink(missing_ok=True)
+
+
+# ---- the same command again
+
+
+def finished(out: Path, about: Mapping[str, Any], pictures: Sequence[PictureFile] = ()) -> Summary | None:
+    """What was counted where `out` is finished and was made with the same; None where there is nothing yet.
+
+    Raises:
+      UserError: `out` is something else, or one of its pictures has changed since.
+    """
+    if not out.exists():
+        return None
+    known = _read(beside(out, ABOUT))
+    if known is None:
+        raise UserError(f"{out} exists already; choose another --out, or replace it with --force")
+    _check_same(out, known["made_with"], about)
+    if pictures and known.get("stamps", stamps := _stamps(map(stamp_of, pictures))) != stamps:
+        raise UserError(f"{out} is complete, but some of its pictures have changed since; predict again with --force")
+    return Summary.read(known["counts"])
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        known = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); remove it, or begin anew with --force") from None
+    return known if isinstance(known, dict) else None
+
+
+def _check_same(out: Path, known: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Raises UserError that names what differs."""
+    about = json.loads(json.dumps(about))
+    differing = [key for key in dict.fromkeys([*known, *about]) if known.get(key) != about.get(key)]
+    if differing:
+        said = "; ".join(f"{key} was {_short(known.get(key))}, now {_short(about.get(key))}" for key in differing)
+        raise UserError(
+            f"{out} was begun with other inputs: {said}; give the same command to go on, choose another --out, or "
+            "replace it with --force"
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ---- while the work lasts
+
+
+class Unfinished:
+    """Predictions that are not yet a file.
+
+    Attributes:
+      summary: of what is done.
+      changed: name of the first picture that was done and has changed since, so that it is to be done again; "": none.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        lines: CsvLines | JsonLines,
+        files: Mapping[str, IO[bytes]],
+        log: IO[bytes],
+        pictures: Sequence[PictureFile] = (),
+    ) -> None:
+        self._folder, self._lines, self._files, self._log = folder, lines, files, log
+        self._digests = {name: hashlib.sha256() for name in files}
+        self.summary, lengths = Summary(), dict.fromkeys(files, 0)
+        self.changed, self._stamps = "", list[str]()
+        whole = 0
+        for end, entry in journal_entries(log):
+            if any(entry["lengths"][name] > _length(file) for name, file in files.items()):
+                break
+            here, stamps = pictures[self.summary.pictures :], entry.get("stamps", [])
+            self.changed = next((each.name for each, was in zip(here, stamps) if stamp_of(each) != was), "")
+            if self.changed:
+                break
+            digests = {name: digest.copy() for name, digest in self._digests.items()}
+            for each, part in files.items():
+                part.seek(lengths[each])
+                digests[each].update(part.read(entry["lengths"][each] - lengths[each]))
+            if entry.get("sha256", found := _hexadecimal(digests)) != found:  # earlier versions kept none
+                break
+            self._digests, self._stamps = digests, self._stamps + stamps
+            whole, lengths, self.summary = end, entry["lengths"], Summary.read(entry["summary"])
+        for name, file in (*files.items(), (None, log)):
+            file.truncate(lengths[name] if name is not None else whole)
+        if not whole:
+            self._append("rows", lines.header.encode())
+            self._append(UNREADABLE, b"file,reason\n")
+
+    def _append(self, name: str, content: bytes) -> None:
+        self._files[name].write(content)
+        self._digests[name].update(content)
+
+    def add(self, part: Part, gallery: str = "") -> None:
+        """Appends a part.
+
+        Args:
+          gallery: lines for the page of pictures.
+        """
+        self.summary.add(part, [self._lines.taxonomy.ranks[task] for task in self._lines.taxonomy.tasks])
+        texts = ("".join(self._lines.lines(part)), "".join(unreadable_lines(part)), gallery)
+        for (name, file), text in zip(self._files.items(), texts, strict=True):
+            if text:
+                self._append(name, text.encode())
+            file.flush()
+        lengths = {name: _length(file) for name, file in self._files.items()}
+        self._stamps += part.stamps
+        entry = {"lengths": lengths, "sha256": _hexadecimal(self._digests), "stamps": list(part.stamps)}
+        entry["summary"] = vars(self.summary)
+        self._log.write(json.dumps(entry).encode() + b"\n")
+        self._log.flush()
+
+    def gallery(self) -> Iterator[dict[str, Any]]:
+        """What was kept for the page of pictures."""
+        with (self._folder / "gallery.jsonl").open("rb") as file:
+            yield from map(json.loads, file)
+
+    def finish(self, out: Path, about: Mapping[str, Any]) -> None:
+        """Makes `out` and what belongs to it; `remove` takes the rest away."""
+        counts = vars(self.summary)
+        with replaced_file(out) as temporary:
+            if check_format(out) == ".parquet":
+                assert isinstance(self._lines, CsvLines)
+                write_parquet(self._folder / "rows", temporary, self._lines.schema)
+            else:
+                shutil.copyfile(self._folder / "rows", temporary)
+            if self.summary.unreadable:
+                with replaced_file(beside(out, UNREADABLE)) as listed:
+                    shutil.copyfile(self._folder / UNREADABLE, listed)
+            else:
+                beside(out, UNREADABLE).unlink(missing_ok=True)
+            about = {"made_with": dict(about), "counts": counts, "stamps": _stamps(self._stamps)}
+            write_json(beside(out, ABOUT), about)
+
+
+def _stamps(stamps: Iterable[str]) -> str:
+    """Of all pictures, in one text."""
+    return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]
+
+
+def _hexadecimal(digests: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of each file, by its name."""
+    return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+def _length(file: IO[bytes]) -> int:
+    """Bytes of a file that is open for appending."""
+    return file.seek(0, 2)
+
+
+@contextlib.contextmanager
+def unfinished(
+    folder: Path,
+    out: Path,
+    about: Mapping[str, Any],
+    lines: CsvLines | JsonLines,
+    pictures: Sequence[PictureFile] = (),
+) -> Iterator[Unfinished]:
+    """Opens what is unfinished, or begins it.
+
+    Args:
+      folder: where it lies.
+      out: what it is for, in messages.
+      about: what the predictions are made with, as JSON types.
+      lines: their form.
+      pictures: all that are predicted; those that were done and have changed since are to be done again.
+
+    Raises:
+      UserError: it was begun with something else, or another process is writing.
+    """
+    make_directory(folder)
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((folder / "progress.jsonl").open("ab+"))
+        if locked(log) is False:
+            raise UserError(f"another process is writing {out}; wait for it or choose another --out")
+        known = _read(folder / ABOUT)
+        if known is None:
+            log.truncate(0)
+            write_json(folder / ABOUT, {"made_with": dict(about)})
+        else:
+            _check_same(out, known["made_with"], about)
+        log.seek(0)
+        files = {name: stack.enter_context((folder / name).open("ab+")) for name in _FILES}
+        yield Unfinished(folder, lines, files, log, pictures)
+
+
+def write_parquet(source: Path, out: Path, schema: Mapping[str, type[pl.DataType]]) -> None:
+    """CSV -> Parquet, a part at a time."""
+    texts = [name for name, kind in schema.items() if kind == pl.String]
+    pl.scan_csv(source, schema=dict(schema)).with_columns(pl.col(texts).fill_null("")).sink_parquet(out)

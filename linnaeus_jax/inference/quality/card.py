@@ -1,0 +1,274 @@
+"""The card of a bundle, for people: README.md with plain tables, and the pictures that it shows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.inference import conformal
+from linnaeus_jax.inference.bundle.bundle import Bundle
+from linnaeus_jax.inference.bundle.files import FORMAT, FORMAT_VERSION
+from linnaeus_jax.inference.quality.card_figures import draw_accuracy, draw_reliability, draw_roll_up
+from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Measured
+from linnaeus_jax.metrics.judged import MEASURES, THRESHOLDS, accuracy, ece, nll, roll_up, roll_up_rows
+from linnaeus_jax.reporting.tables import percent
+
+IMAGES = "images"
+#: levels of coverage that the card shows, in per cent
+COVERAGE = (80, 90, 95)
+#: `facts.weights` -> what they are
+WEIGHTS = {
+    "ema": "moving average of the parameters",
+    "last": "last parameters",
+    "published": "as published, not trained further",
+}
+
+
+def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> None:
+    """Writes README.md and, where something was measured, images/*.png into the directory of a bundle."""
+    sections = [_head(bundle), _use(bundle), _about(bundle, measured)]
+    if measured is None:
+        sections.append(
+            "## How good it is\n\nThis bundle was made without data: nothing was measured, and its probabilities are "
+            "not calibrated."
+        )
+    else:
+        images = directory / IMAGES
+        images.mkdir()
+        paths = measured.judged[WITH, "paths"]
+        ranks = list(bundle.taxonomy.ranks.values())
+        draw_accuracy(images / "accuracy.png", ranks, _accuracies(measured))
+        draw_reliability(images / "reliability.png", ranks, measured.raw, paths)
+        draw_roll_up(images / "roll_up.png", ranks, paths, bundle.taxonomy.first)
+        sections += [_accuracy(bundle, measured), _subsets(bundle, measured), _calibration(bundle, measured)]
+        sections += [_roll_up(bundle, measured), _coverage(bundle, measured)]
+    sections += [_limits(bundle), _licences(bundle, measured)]
+    (directory / "README.md").write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8")
+
+
+def summary(measured: Measured) -> dict[str, Any]:
+    """The numbers of the card as JSON types: by rank, finest first, None where nothing is labelled."""
+    judged = {
+        "raw": measured.raw,
+        **{f"{name}{_SUFFIX[phase]}": each for (phase, name), each in measured.judged.items()},
+    }
+    return {
+        "rows": len(measured.rows.labels),
+        "of": measured.rows.total,
+        **{name: {what: _json(of(each)) for what, of in MEASURES.items()} for name, each in judged.items()},
+    }
+
+
+_SUFFIX = {WITH: "", WITHOUT: " without metadata"}
+
+
+def _json(values: NDArray[np.float64]) -> list[float | None]:
+    return [None if math.isnan(value) else round(value, 6) for value in values.tolist()]
+
+
+def _accuracies(measured: Measured) -> dict[str, NDArray[np.float64]]:
+    """Column of tables and figures -> accuracy [T]."""
+    names = {
+        (WITH, "ranks"): "every rank by itself",
+        (WITH, "paths"): "the path",
+        (WITHOUT, "paths"): "the path, without metadata",
+    }
+    return {name: accuracy(measured.judged[key]) for key, name in names.items() if key in measured.judged}
+
+
+def _head(bundle: Bundle) -> str:
+    facts = bundle.facts
+    return (
+        f"# {one_cell(str(facts.get('title') or 'A model'))}\n\nA model that names the taxon in a picture at "
+        f"{len(bundle.tasks)} ranks that agree with each other: {', '.join([*bundle.taxonomy.ranks.values()][::-1])}."
+    )
+
+
+def _use(bundle: Bundle) -> str:
+    text = """## How to use it
+
+With `linnaeus_jax` installed, from the directory that holds this one under the name `bundle`:
+
+```
+python -m linnaeus_jax.tools.predict bundle pictures/ --out predictions.csv
+python -m linnaeus_jax.tools.serve bundle
+python -c "import linnaeus_jax; print(linnaeus_jax.load('bundle').predict('picture.jpg')[0].answer)"
+```
+"""
+    if bundle.encoder.components:
+        names = ", ".join(component.name for component in bundle.encoder.components)
+        text += f"\n\nMetadata of the pictures ({names}) make the answers better; each may be missing."
+    else:
+        text += "\n\nThe model looks at the picture alone: place, date and elevation change nothing."
+    if not bundle.plugins:
+        return text
+    names = ", ".join(one_cell(name.rpartition("/")[2]) for name in bundle.plugins)
+    return (
+        f"{text}\n\nIts run had plugins, which are programs and not part of the bundle: {names}. Where its model needs "
+        "them, name your copies by `--plugins`, or `plugins=` in Python."
+    )
+
+
+def _about(bundle: Bundle, measured: Measured | None) -> str:
+    facts = bundle.facts
+    height, width = bundle.preprocessing.size
+    values = sum(np.size(leaf) for leaf in jax.tree.leaves(bundle.variables["params"]))
+    weights = WEIGHTS.get(str(facts.get("weights")), WEIGHTS["last"])
+    classes = ", ".join(
+        f"{rank} {bundle.taxonomy.tree.num_classes[bundle.tasks[place]] - bundle.taxonomy.first:,}"
+        for place, rank in bundle.taxonomy.coarse_first
+    )
+    metadata = [
+        f"{component.name} ({', '.join(component.inputs) or 'given as numbers'}, {len(component.columns)} numbers)"
+        for component in bundle.encoder.components
+    ]
+    rows = [
+        ("model", f"{bundle.settings.get('type', '')}-{bundle.settings.get('variant', '')}".strip("-")),
+        ("parameters", f"{values:,}"),
+        ("weights", f"{weights} after {facts['step']:,} updates" if "step" in facts else weights),
+        ("picture", f"{height} x {width} pixels, {bundle.preprocessing.resizing}"),
+        ("metadata", "; ".join(metadata) or "none"),
+        ("taxa", classes),
+        ("unknown", "can be answered at any rank" if bundle.taxonomy.first else "is no class of this model"),
+        ("format", f"{FORMAT}, version {FORMAT_VERSION}"),
+    ]
+    if measured is not None:
+        rows.append(("calibrated on", _sample(measured)))
+    return "## What it is\n\n" + table(("", ""), rows, left=2)
+
+
+def _sample(measured: Measured) -> str:
+    count, total = len(measured.rows.labels), measured.rows.total
+    drawn = "all" if count == total else f"{count:,}, drawn at random, of"
+    return f"{drawn} {total:,} validation rows of its data"
+
+
+def _accuracy(bundle: Bundle, measured: Measured) -> str:
+    columns = _accuracies(measured)
+    rows = [
+        (rank, f"{measured.raw.known[:, place].sum():,}", *(percent(column[place]) for column in columns.values()))
+        for place, rank in bundle.taxonomy.coarse_first
+    ]
+    text = table(("rank", "labelled rows", *(f"{name}, %" for name in columns)), rows)
+    return (
+        f"## How good it is\n\nMeasured on {_sample(measured)}. Accuracy is the share of the rows labelled at a rank "
+        'that are answered rightly there; "unknown" is then wrong. *The path* is the most probable one through the '
+        f"taxonomy, the answer of `predict`.\n\n{text}\n\n![accuracy by rank]({IMAGES}/accuracy.png)"
+    )
+
+
+def _subsets(bundle: Bundle, measured: Measured) -> str:
+    paths, rows = measured.judged[WITH, "paths"], []
+    for kind, name, inside in measured.rows.subsets:
+        if inside.any():
+            values = accuracy(paths.take(inside))
+            cells = [percent(values[place]) for place, _ in bundle.taxonomy.coarse_first]
+            rows.append((kind, name, f"{int(inside.sum()):,}", *cells))
+    if not rows:
+        return ""
+    text = table(("subset of", "", "rows", *(f"{rank}, %" for _, rank in bundle.taxonomy.coarse_first)), rows, left=2)
+    rarity = any(row[0] == "rarity" for row in rows)
+    note = " Rarity is by training rows of the species: `lt_p1` are the rarest." if rarity else ""
+    return f"### By subset\n\nAccuracy of the path.{note}\n\n{text}"
+
+
+def _calibration(bundle: Bundle, measured: Measured) -> str:
+    columns = [measured.raw, measured.judged[WITH, "ranks"], measured.judged[WITH, "paths"]]
+    values = [of(each) for of in (nll, ece) for each in columns]
+    rows = [(rank, *(number(each[place]) for each in values)) for place, rank in bundle.taxonomy.coarse_first]
+    unknown = (
+        ' Part of the probability stays with "unknown" as often as training labels were missing, so that answers may '
+        "be right more often than they say."
+    )
+    names = [f"{what} {which}" for what in ("NLL", "ECE") for which in ("before", "of a rank", "of the path")]
+    return (
+        "### Calibration\n\n*Before*: softmax of the logits. *Of a rank*: with a temperature for every rank. *Of the "
+        "path*: of taxa in the answer of `predict`. Temperatures were fitted on one half of the rows and measured on "
+        "the other, both ways. NLL is the mean of -log of the label's probability, in nats; ECE the expected "
+        f"calibration error in 15 bins.{unknown}\n\n{table(('rank', *names), rows)}\n\n"
+        f"![reliability before and after]({IMAGES}/reliability.png)\n\nThe area of a dot is its share of the rows; "
+        "dots of fewer than 10 rows are not joined."
+    )
+
+
+def _roll_up(bundle: Bundle, measured: Measured) -> str:
+    found = roll_up(measured.judged[WITH, "paths"], THRESHOLDS, bundle.taxonomy.first)
+    ranks = list(bundle.taxonomy.ranks.values())
+    rows = roll_up_rows((each.to_json(ranks) for each in found), percent)
+    head = ("--min-confidence", *(f"{rank}, %" for rank in ranks[::-1]), "no answer, %", "errors, %")
+    return (
+        "### Answering only as deep as it is sure\n\nShare of the rows that are answered at each rank when the answer "
+        "is the deepest taxon of the path with at least some probability, and errors among the answers.\n\n"
+        f"{table(head, rows)}\n\n![risk and coverage]({IMAGES}/roll_up.png)"
+    )
+
+
+def _coverage(bundle: Bundle, measured: Measured) -> str:
+    """What `--coverage` promises; nothing where the bundle has no such thresholds."""
+    known, judged, rows = bundle.calibration, measured.judged[WITH, "paths"], []
+    levels = [level for level in COVERAGE if str(level) in known.coverage]
+    if not levels:
+        return ""
+    ranks = list(bundle.taxonomy.ranks.values())
+    least = [conformal.least_confidence(known.coverage, known.coverage_rows, level / 100) for level in levels]
+    score = conformal.scores(judged, bundle.taxonomy.first)
+    for level, each in zip(levels, roll_up(judged, least, bundle.taxonomy.first), strict=True):
+        answered = each.to_json(ranks)
+        shares = map(percent, (*answered["answered"].values(), answered["unanswered"]))
+        rows.append(
+            (f"{level / 100:g}", f"{answered['min_confidence']:.3f}", *shares, percent(conformal.held(score, level)))
+        )
+    head = ("--coverage", "least probability", *(f"{rank}, %" for rank in ranks[::-1]), "no answer, %", "hold it, %")
+    return (
+        "### Answers that hold the truth\n\nWith `--coverage 0.9` the answer is as deep as 90 of 100 answers allow: so "
+        "many of them are the true taxon, one above it, or none, on pictures like the validation rows. *Hold it*: what "
+        "the threshold of one half of these rows gave on the other, both ways; the bundle's own thresholds are of all "
+        f"{known.coverage_rows:,} rows labelled at the finest rank.\n\n{table(head, rows)}"
+    )
+
+
+def _limits(bundle: Bundle) -> str:
+    return (
+        "## Intended use and limits\n\nIt proposes taxa for pictures like those that it was trained on, to people who "
+        "can check them. It knows the listed taxa only and names one of them for anything that it is shown, the "
+        "numbers above hold for pictures like the validation rows, and a probability proves no rare or new record."
+    )
+
+
+def _licences(bundle: Bundle, measured: Measured | None) -> str:
+    weights = bundle.facts.get("licence") or "not stated; ask whoever gave you this bundle"
+    text = f"## Licences\n\nWeights: {one_cell(str(weights))}"
+    if initial := bundle.facts.get("initial weights"):
+        text += f"\n\nTraining began with other weights: {one_cell(str(initial))}"
+    if measured is None:
+        return text
+    if not measured.rows.licences:
+        return text + "\n\nTraining pictures: the data set states no licences."
+    rows = [(name or "not stated", f"{count:,}") for name, count in measured.rows.licences.items()]
+    return text + "\n\nTraining pictures:\n\n" + table(("licence", "rows"), rows[:30])
+
+
+# ---- markdown
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A markdown table; the first `left` columns are texts, the others numbers."""
+    rule = [":--" if column < left else "--:" for column in range(len(head))]
+    return "\n".join(f"| {' | '.join(map(one_cell, row))} |" for row in (head, rule, *rows))
+
+
+def one_cell(text: str) -> str:
+    """A text of unknown origin as one cell of a table: what Markdown or HTML would take for markup is escaped."""
+    return re.sub(r"([\\`*\[\]<>&|])", r"\\\1", " ".join(text.split()))
+
+
+def number(value: float) -> str:
+    """0.123; - where there is none."""
+    return "-" if math.isnan(value) else f"{value:.3f}"

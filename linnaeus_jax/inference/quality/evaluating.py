@@ -1,0 +1,250 @@
+"""A model against records of known taxa whose classes need not be its own: classes are matched by taxon id, ranks by
+their name, metadata by the names of their columns. Taxa that the model does not know are counted apart."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.decoding import read_image
+from linnaeus_jax.data.image_sources import other_resizing
+from linnaeus_jax.data.images import EncodedImages, ImageSource
+from linnaeus_jax.data.labels import SPLITS, LabelTable, read_label_tables, read_split_column
+from linnaeus_jax.data.labels_file import IDENTIFIERS, column_names, open_labels, text_dataset
+from linnaeus_jax.data.metadata import ComponentSettings
+from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
+from linnaeus_jax.inference.bundle.bundle import Bundle
+from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.pictures import PictureError, read_picture
+from linnaeus_jax.inference.quality.calibration import judge
+from linnaeus_jax.inference.running import by_number, run_rows
+from linnaeus_jax.metrics.judged import Judged, joined
+from linnaeus_jax.reading.labelled_pictures import open_pictures
+from linnaeus_jax.reading.metadata import Component, Encoded
+from linnaeus_jax.reporting.mistakes import thumbnail
+
+#: class indices of `Labelled.label`: no label at that rank, and a taxon that the model has no class for
+NO_LABEL, UNKNOWN = -1, -2
+#: keys of `Evaluated.judged`: the most probable path with all metadata and without any; every rank by itself
+PATH, WITHOUT_METADATA, RANKS = "path", "path, no metadata", "separate ranks"
+#: those with all metadata -> `AnswerOptions.consistency`
+ALL_METADATA = {RANKS: "documented", PATH: "path"}
+
+log = logging.getLogger("linnaeus_jax")
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Rows of a labels file that name a taxon at one of the model's ranks.
+
+    Letters: N rows, T tasks of the model (finest first), D metadata columns and K components of the model.
+
+    Attributes:
+      path: the labels file.
+      rows: int64 [N], rows of the file.
+      taxon: int64 [N, T], taxon ids, 0 where none is given.
+      label: int32 [N, T], classes of the model, `NO_LABEL` or `UNKNOWN`.
+      meta: float32 [N, D]; valid: bool [N, K], as the model takes them.
+      names: of the taxa in the file.
+      notes: what of the model the file does not have.
+      split: whose rows these are; "": all of the file.
+    """
+
+    path: Path
+    rows: NDArray[np.int64]
+    taxon: NDArray[np.int64]
+    label: NDArray[np.int32]
+    meta: NDArray[np.float32]
+    valid: NDArray[np.bool_]
+    names: TaxonNames
+    notes: tuple[str, ...]
+    split: str = ""
+
+    @property
+    def unknown(self) -> NDArray[np.bool_]:
+        """bool [N, T]: the row names a taxon that the model does not know."""
+        return self.label == UNKNOWN
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """Answers for all rows, by kind: `PATH`, `RANKS`, and `WITHOUT_METADATA` where rows have metadata."""
+
+    labelled: Labelled
+    judged: dict[str, Judged]
+
+    @property
+    def strict(self) -> Judged:
+        """The path's answers, where each is wrong that is given at the rank of an unknown taxon."""
+        judged = self.judged[PATH]
+        return replace(judged, label=self.labelled.label, known=judged.known | self.labelled.unknown)
+
+
+def read_labelled(bundle: Bundle, labels: Path, split: str = "") -> Labelled:
+    """The rows of a labels file.
+
+    Args:
+      split: "train", "val" or "test": only rows that the file's dataset `split` sets aside so.
+
+    Raises:
+      UserError: the file cannot be read, or has no row with a taxon at one of the model's ranks.
+    """
+    try:
+        return _read_labelled(bundle, labels, split)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(str(error.args[0] if isinstance(error, KeyError) else error)) from error
+
+
+def _read_labelled(bundle: Bundle, labels: Path, split: str) -> Labelled:
+    offered = _offered(labels)
+    tasks = [task for task in bundle.tasks if task in offered]
+    ranks = bundle.taxonomy.ranks
+    if not tasks:
+        raise UserError(
+            f"{labels} labels none of the model's ranks ({', '.join(bundle.tasks)}); its datasets are "
+            + ", ".join(sorted(offered))
+        )
+    absent = [ranks[task] for task in bundle.tasks if task not in tasks]
+    notes = [f"{rank} is not labelled in the file" for rank in absent]
+    settings = []
+    for component in bundle.encoder.components:
+        source = _source_of(component, offered)
+        if source is None:
+            notes.append(f"{component.name} is in no dataset of the file: it is unknown for every row")
+        else:
+            columns = component.columns if all(component.columns) else ()
+            settings.append(ComponentSettings(component.name, source, columns, len(component.columns)))
+    (table,), classes = read_label_tables([str(labels)], tasks, settings, null_possible=True)
+    keep = (table.taxon != 0).any(axis=1)
+    if split:
+        keep &= read_split_column(str(labels)) == SPLITS.index(split)
+    rows = np.flatnonzero(keep)
+    if not len(rows):
+        raise UserError(f"{labels} has no row{f' of split {split}' if split else ''} with a taxon")
+    taxon = np.zeros((len(rows), len(bundle.tasks)), np.int64)
+    label = np.full(taxon.shape, NO_LABEL, np.int32)
+    for column, task in enumerate(tasks):
+        place = bundle.tasks.index(task)
+        taxon[:, place] = table.taxon[rows, column]
+        label[:, place] = _matched(bundle.taxonomy.classes[task][bundle.taxonomy.first :], taxon[:, place])
+        label[label[:, place] >= 0, place] += bundle.taxonomy.first
+    names = read_taxon_names([str(labels)], classes)
+    meta, valid = _metadata(bundle, table, rows)
+    return Labelled(labels, rows, taxon, label, meta, valid, names, tuple(notes), split)
+
+
+def _offered(labels: Path) -> dict[str, tuple[str, ...]]:
+    """Dataset -> names of its columns, () without."""
+    with open_labels(str(labels)) as file:
+        return {name: column_names(item) for name, item in file.items() if isinstance(item, h5py.Dataset)}
+
+
+def _source_of(component: Component, offered: dict[str, tuple[str, ...]]) -> str | None:
+    """The dataset with all columns of a component; where these have no names, that of the component's name."""
+    if all(component.columns):
+        return next((name for name, columns in offered.items() if set(component.columns) <= set(columns)), None)
+    return next((name for name in offered if name.casefold() == component.name.casefold()), None)
+
+
+def _matched(classes: NDArray[np.int64], taxon: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Position [N] of taxon ids [N] among classes [C] in any order, `NO_LABEL` or `UNKNOWN`."""
+    order = np.argsort(classes, kind="stable")
+    place = np.minimum(np.searchsorted(classes[order], taxon), max(len(classes) - 1, 0))
+    found = order[place] if len(classes) else place
+    known = np.isin(taxon, classes)
+    return np.where(taxon == 0, NO_LABEL, np.where(known, found, UNKNOWN)).astype(np.int32)
+
+
+def _metadata(
+    bundle: Bundle, table: LabelTable, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Metadata of the model from those components that the file has."""
+    meta = np.zeros((len(rows), bundle.encoder.width), np.float32)
+    valid = np.zeros((len(rows), len(bundle.encoder.components)), bool)
+    position = {component.name: number for number, component in enumerate(bundle.encoder.components)}
+    for column, of_file in enumerate(table.components):
+        number = position[of_file.name]
+        start, stop = bundle.encoder.bounds[number]
+        meta[:, start:stop] = table.meta[rows, of_file.start : of_file.stop]
+        valid[:, number] = table.meta_valid[rows, column]
+    return meta, valid
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """The pictures of a labels file, as a model sees them."""
+
+    bundle: Bundle
+    source: ImageSource
+
+    @classmethod
+    def of(cls, bundle: Bundle, images: Path, labels: Path, extension: str | None = None) -> Pictures:
+        """Opens an HDF5 file or a folder; raises UserError where that cannot be done."""
+        source = open_pictures(images, labels, extension)
+        with open_labels(str(labels)) as file:
+            rows = len(text_dataset(file, str(labels), IDENTIFIERS))
+        if len(source) != rows:
+            raise UserError(f"{images} holds {len(source)} pictures, but {labels} has {rows} rows; both must agree")
+        if said := other_resizing(str(labels), source, bundle.preprocessing):
+            log.warning("%s", said)
+        return cls(bundle, source)
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """uint8 [H, W, 3]; raises UserError for a picture that cannot be read."""
+        try:
+            stored = self._stored(row)
+            if not isinstance(stored, bytes) and stored.shape == (*self.bundle.preprocessing.size, 3):  # as in training
+                return stored
+            return read_picture(stored, self.bundle.preprocessing)
+        except (OSError, PictureError) as error:
+            raise UserError(
+                f"the picture of row {row} cannot be read: {error}; restore it, or leave the row out"
+            ) from error
+
+    def thumbnails(self, rows: NDArray[np.int64]) -> list[str]:
+        """Base64 of small JPEGs of pictures that can be read."""
+        stored = (self._stored(row) for row in rows.tolist())
+        return [thumbnail(read_image(one) if isinstance(one, bytes) else one) for one in stored]
+
+    def _stored(self, row: int) -> bytes | NDArray[np.uint8]:
+        """The encoded picture, or its pixels [h, w, 3] where these are what is stored."""
+        if isinstance(self.source, EncodedImages):
+            return bytes(self.source.encoded(row))
+        pixels = np.empty((1, *self.source.image_shape), np.uint8)
+        self.source.read(np.array([row]), pixels)
+        return pixels[0]
+
+
+def evaluate_labelled(
+    model: Model, labelled: Labelled, pictures: Pictures, progress: Callable[[int, int], None] | None = None
+) -> Evaluated:
+    """Answers for all rows; memory is bounded by a few batches."""
+    known = Encoded(labelled.meta, labelled.valid, [()] * len(labelled.rows))
+    given = by_number(known, known.without()) if labelled.valid.any() else by_number(known)
+
+    def read(number: int) -> tuple[int, NDArray[np.uint8]]:
+        return number, pictures.read(int(labelled.rows[number]))
+
+    def judged(numbers: list[int], _: Sequence[Encoded], logits: list[Logits]) -> dict[str, Judged]:
+        row, label = labelled.rows[numbers], np.maximum(labelled.label[numbers], NO_LABEL)
+        found = {kind: judge(logits[0], label, model.answers, how, row) for kind, how in ALL_METADATA.items()}
+        if len(logits) > 1:
+            found[WITHOUT_METADATA] = judge(logits[1], label, model.answers, row=row)
+        return found
+
+    parts: list[dict[str, Judged]] = []
+    done = 0
+    for part in run_rows(model.forward, range(len(labelled.rows)), read, given, judged, finishers=2):
+        parts.append(part)
+        done += len(part[PATH].label)
+        if progress:
+            progress(done, len(labelled.rows))
+    return Evaluated(labelled, {kind: joined([part[kind] for part in parts]) for kind in parts[0]})

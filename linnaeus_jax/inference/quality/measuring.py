@@ -1,0 +1,158 @@
+"""How good a trained run is on its validation rows, for its bundle: temperatures and what the card says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.credits import license_counts
+from linnaeus_jax.data.splits import Split
+from linnaeus_jax.inference import conformal
+from linnaeus_jax.inference.answers import Answers
+from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.quality.calibration import fit, judge
+from linnaeus_jax.metrics.judged import Judged, joined
+from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
+from linnaeus_jax.run.evaluate import Loaded, evaluate, load
+
+#: most rows that are measured, and most bytes of their logits
+MOST_ROWS, MOST_BYTES = 20_000, 1 << 30
+WITH, WITHOUT = MAIN.name, WITHOUT_METADATA.name
+CONSISTENCY = {"ranks": "documented", "paths": "path"}
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Validation rows of a run, and what its model says of them.
+
+    Attributes:
+      logits: phase -> task -> float32 [N, C]; the phases are `WITH` all metadata and, where there are any, `WITHOUT`.
+      labels: int32 [N, T], class indices, finest rank first.
+      subsets: (kind, name, bool [N]) of every subset that the run measures.
+      total: validation rows, of which N were drawn.
+      licences: of the training rows, by name; {} where the labels file has none.
+    """
+
+    logits: Mapping[str, Logits]
+    labels: NDArray[np.int32]
+    subsets: tuple[tuple[str, str, NDArray[np.bool_]], ...]
+    total: int
+    licences: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What a card says; `ranks` is every rank by itself, `paths` the most probable path.
+
+    Attributes:
+      rows: what was measured on.
+      raw: `ranks` of the logits as they are.
+      judged: (phase, "ranks" or "paths") -> answers by temperatures that were fitted on other rows.
+    """
+
+    rows: Rows
+    raw: Judged
+    judged: Mapping[tuple[str, str], Judged]
+
+
+def read_rows(
+    bundle: Bundle, progress: Callable[[int, int], None] | None = None, *, most_rows: int = MOST_ROWS, seed: int = 0
+) -> Rows:
+    """Evaluates the weights of a bundle, which was read from a run, on a sample of the run's validation rows.
+
+    Raises:
+      UserError: the data of the run cannot be read, or it has no validation rows.
+    """
+    try:
+        loaded = load(bundle.source, str(bundle.facts["step"]))
+    except UserError as error:
+        raise UserError(
+            f"{error}. The bundle's probabilities are calibrated on the validation rows of the run, so its data must "
+            "be where its configuration says; without them, use --without-data"
+        ) from error
+    whole = loaded.dataset.val
+    if not len(whole):
+        raise UserError(f"{bundle.source} has no validation rows to calibrate on; use --without-data")
+    phases = (MAIN, WITHOUT_METADATA) if bundle.encoder.components else (MAIN,)
+    row_bytes = 4 * len(phases) * sum(bundle.taxonomy.tree.num_classes.values())
+    split = sample(whole, min(most_rows, max(1, MOST_BYTES // row_bytes)), seed)
+    evaluation = evaluate(_with_weights(loaded, bundle), phases, split, logits=True, progress=progress)
+    return Rows(
+        {phase: each.logits for phase, each in evaluation.predictions.items()},
+        evaluation.predictions[WITH].label,
+        tuple(_subsets(loaded, split)),
+        len(whole),
+        license_counts(loaded.dataset.train.table.path, np.sort(loaded.dataset.train.rows)),
+    )
+
+
+def sample(split: Split, count: int, seed: int) -> Split:
+    """At most `count` rows of a split, drawn at random, in its order."""
+    if len(split) <= count:
+        return split
+    chosen = np.sort(np.random.default_rng(seed).choice(len(split), count, replace=False))
+    columns = ("rows", "rarity", "taxa_subset", "subsets")
+    return dataclasses.replace(split, **{name: getattr(split, name)[chosen] for name in columns})
+
+
+def measure(rows: Rows, taxonomy: Taxonomy, seed: int = 0) -> Measured:
+    """Judges every row by temperatures that were fitted on the half of the rows without it."""
+    halves = np.array_split(np.random.default_rng(seed).permutation(len(rows.labels)), 2)
+    parts: dict[tuple[str, str], list[Judged]] = {}
+    for own, other in ((halves[0], halves[1]), (halves[1], halves[0])):
+        fitted = fit(some(rows.logits[WITH], other), rows.labels[other], taxonomy)
+        answers = Answers(taxonomy, fitted)
+        for phase, logits in rows.logits.items():
+            for name, consistency in CONSISTENCY.items():
+                one = judge(some(logits, own), rows.labels[own], answers, consistency)
+                parts.setdefault((phase, name), []).append(one)
+    back = np.argsort(np.concatenate(halves))
+    judged = {key: joined(each).take(back) for key, each in parts.items()}
+    raw = Answers(taxonomy, Calibration.none(taxonomy.tasks))
+    return Measured(rows, judge(rows.logits[WITH], rows.labels, raw, CONSISTENCY["ranks"]), judged)
+
+
+def some(logits: Logits, rows: NDArray[np.integer]) -> dict[str, NDArray[np.float32]]:
+    """Logits of some rows."""
+    return {task: z[rows] for task, z in logits.items()}
+
+
+def calibrated(bundle: Bundle, measured: Measured) -> Bundle:
+    """The bundle with temperatures of all the rows, and thresholds of coverage by what other rows gave."""
+    fitted = fit(measured.rows.logits[WITH], measured.rows.labels, bundle.taxonomy)
+    score = conformal.scores(measured.judged[WITH, "paths"], bundle.taxonomy.first)
+    found = dataclasses.replace(fitted, coverage=conformal.thresholds(score), coverage_rows=len(score))
+    return dataclasses.replace(bundle, calibration=found)
+
+
+def _components(loaded: Loaded) -> Sequence[str]:
+    return loaded.experiment.program.evaluation.component_names
+
+
+def _with_weights(loaded: Loaded, bundle: Bundle) -> Loaded:
+    """The same with exactly the weights of the bundle."""
+    place = loaded.experiment.placement.replicate
+    params = place(bundle.variables["params"])
+    others = place({name: tree for name, tree in bundle.variables.items() if name != "params"})
+    state = loaded.state.replace(params=params, ema=None, model_state=others)  # type: ignore[attr-defined]
+    return dataclasses.replace(loaded, state=state)
+
+
+def _subsets(loaded: Loaded, split: Split) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+    extras = loaded.experiment.program.evaluation.extras
+    own = {kind: split.subsets[:, column] for column, kind in enumerate(extras.kinds)}
+    unknown = loaded.dataset.null_possible & (split.labels[:, 0] == 0)  # is neither rare nor common
+    member = {"taxa": split.taxa_subset, "rarity": np.where(unknown, -1, split.rarity), **own}
+    for metric in extras.subset_metrics:
+        if metric.kind in member:
+            of_kind = member[metric.kind]
+            for position, name in enumerate(metric.names):
+                inside = of_kind[:, position] if of_kind.ndim == 2 else of_kind == position
+                yield metric.kind, name, np.asarray(inside, bool)

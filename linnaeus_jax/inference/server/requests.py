@@ -1,0 +1,265 @@
+"""From the body of a request to pictures, observations and options; nothing is ever read from a name or path in it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException
+from pydantic import ValidationError
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference.answers import AnswerOptions
+from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.server.multipart_form import FormError, Part, read_form
+from linnaeus_jax.inference.server.schemas import (
+    MAX_TAXA,
+    TOLD_KEY,
+    ObservationIn,
+    PictureIn,
+    PredictForm,
+    PredictRequest,
+    message_of,
+)
+from linnaeus_jax.reading.metadata import Encoded
+from linnaeus_jax.reading.observation import Observation
+
+#: AnswerOptions of so many different requests are kept
+KEPT_OPTIONS = 64
+#: seconds after which a client may try again
+RETRY_AFTER = 1
+_LISTS = ("restrict", "always_report")
+_JSON_FIELDS = ("metadata", "components")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server accepts.
+
+    Attributes:
+      body_bytes: of a request.
+      pictures: of a request.
+      pixels: width times height of a picture, by its header.
+      seconds: for a request, from its first byte to its answer.
+      queue: requests that are read, decoded and computed at once; more are refused with 503.
+      held_bytes: of the bodies of all these requests; more are refused with 503.
+      connections: open at once; for one more the one that has waited longest is closed, or it is refused with 503.
+      header_bytes: of the line, the headers and the trailers of a request.
+      header_seconds: for them to come.
+    """
+
+    body_bytes: int = 20 * 2**20
+    pictures: int = 32
+    pixels: int = 64_000_000
+    seconds: float = 30.0
+    queue: int = 128
+    held_bytes: int = 2**29
+    connections: int = 512
+    header_bytes: int = 2**15
+    header_seconds: float = 10.0
+
+    @property
+    def values(self) -> int:
+        """Numbers, texts, lists and objects that JSON in a request may hold; more than any request needs."""
+        return 2 * MAX_TAXA + 1000 * (self.pictures + 1)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was understood.
+
+    Attributes:
+      names: of the pictures, as the client calls them.
+      data: functions that return the bytes of each, to be called where it is decoded.
+      observations: one for each.
+      request: the rest.
+    """
+
+    names: list[str]
+    data: list[Callable[[], bytes]]
+    observations: list[Observation]
+    request: PredictRequest | PredictForm
+
+
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A request that is ready for the model, but for the pixels of its pictures, whose files are `contents`."""
+
+    asked: Asked
+    encoded: Encoded
+    options: AnswerOptions
+    contents: list[bytes]
+
+
+def refuse(status: int, detail: str) -> HTTPException:
+    """The error to raise for a request that cannot be answered."""
+    return HTTPException(status, detail, {"Retry-After": str(RETRY_AFTER)} if status in (503, 504) else None)
+
+
+def understand(content_type: str, body: bytes, limits: Limits) -> Asked:
+    """Reads the body of a request.
+
+    Raises:
+      HTTPException: 400, 413, 415 or 422, with the reason.
+    """
+    kind = content_type.split(";")[0].strip().lower()
+    try:
+        if kind == "application/json":
+            return _from_json(body, limits)
+        if kind == "multipart/form-data":
+            return _from_form(read_form(content_type, body), limits)
+    except FormError as error:
+        raise refuse(400, f"this is no multipart/form-data that can be read: {error}") from error
+    except ValidationError as error:
+        raise refuse(422, message_of(error)) from error
+    raise refuse(
+        415, f"a body of {kind or 'no content type'} is not read; send multipart/form-data or application/json"
+    )
+
+
+def _from_json(body: bytes, limits: Limits) -> Asked:
+    _check_values("the body", body, limits)
+    request = PredictRequest.model_validate_json(body)
+    _check_count(len(request.images), limits)
+    pictures = [PictureIn(data=each, name="") if isinstance(each, str) else each for each in request.images]
+    return Asked(
+        [picture.name for picture in pictures],
+        [functools.partial(_decode_base64, picture.data) for picture in pictures],
+        _observations(request, len(pictures)),
+        request,
+    )
+
+
+def _decode_base64(text: str) -> bytes:
+    """Raises ValueError for anything else."""
+    try:
+        return base64.b64decode(re.sub(r"\Adata:[^,]{0,200};base64,", "", text), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("the text is not base64; send the bytes of the file in base64") from error
+
+
+def _from_form(parts: list[Part], limits: Limits) -> Asked:
+    files = [part for part in parts if part.name == "images"]
+    if any(file.filename is None for file in files):
+        raise refuse(422, "images must be files with a file name; a path or text is not read")
+    if not files:
+        raise refuse(422, "the form holds no file named images")
+    _check_count(len(files), limits)
+    texts: dict[str, list[str]] = {}
+    for part in parts:
+        if part.name != "images" and part.filename is not None:
+            raise refuse(422, f"{part.name} must be text; files are named images")
+        if part.name != "images" and part.text.strip():
+            texts.setdefault(part.name, []).append(part.text)
+    request = PredictForm.model_validate({name: _field(name, values, limits) for name, values in texts.items()})
+    return Asked(
+        [file.filename or "" for file in files],
+        [functools.partial(bytes, file.data) for file in files],
+        _observations(request, len(files)),
+        request,
+    )
+
+
+def _field(name: str, texts: list[str], limits: Limits) -> Any:
+    """The value of a field that is given one or more times."""
+    if name in _LISTS:
+        if sum(text.count(",") + text.count("\n") for text in texts) > 2 * MAX_TAXA:  # some may be empty
+            raise refuse(422, f"{name} holds more than {MAX_TAXA} taxa")
+        parts = [part.strip() for text in texts for part in re.split(r"[,\n]", text)]
+        return [part for part in parts if part]
+    if len(texts) > 1:
+        raise refuse(422, f"{name[:TOLD_KEY]} is given {len(texts)} times; give it once")
+    return _json_field(name, texts[0], limits) if name in _JSON_FIELDS else texts[0]
+
+
+def _json_field(name: str, text: str, limits: Limits) -> Any:
+    _check_values(name, text.encode(), limits)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refuse(422, f"{name} is no JSON: {error}") from error
+
+
+def _check_values(name: str, text: bytes, limits: Limits) -> None:
+    """Before JSON is read, since a list in memory takes a hundred times its bytes; commas within texts count, too."""
+    if sum(map(text.count, (b",", b"[", b"{"))) > limits.values:
+        raise refuse(413, f"{name} holds more than {limits.values} values; send fewer in one request")
+
+
+def _check_count(count: int, limits: Limits) -> None:
+    if count > limits.pictures:
+        raise refuse(413, f"{count} pictures in one request; send at most {limits.pictures}")
+
+
+def _observations(request: PredictRequest | PredictForm, count: int) -> list[Observation]:
+    single = {name: getattr(request, name) for name in ObservationIn.model_fields}
+    if request.metadata is None:
+        return [Observation(**single)] * count
+    given = [name for name, value in single.items() if value not in (None, {})]
+    if given:
+        raise refuse(422, f"metadata and {', '.join(given)} exclude each other; give one or the other")
+    if len(request.metadata) != count:
+        raise refuse(422, f"metadata holds {len(request.metadata)} observations for {count} pictures")
+    return [Observation(**{name: getattr(each, name) for name in single}) for each in request.metadata]
+
+
+# ---- what is computed from it, in threads
+
+
+class Preparation:
+    """Files, metadata and options of requests, for one model."""
+
+    def __init__(self, model: Model, limits: Limits) -> None:
+        self._model, self._limits = model, limits
+        self._options = functools.lru_cache(KEPT_OPTIONS)(model.answers.options)
+
+    def _contents(self, asked: Asked) -> list[bytes]:
+        """The bytes of the files. Raises HTTPException 422 for what is no base64."""
+        contents = []
+        for number, data in enumerate(asked.data):
+            try:
+                contents.append(data())
+            except ValueError as error:
+                raise refuse(422, f"{called(asked, number)}: {error}") from error
+            if not contents[-1]:
+                raise refuse(422, f"{called(asked, number)}: empty file")
+        return contents
+
+    def begin(self, content_type: str, body: bytes) -> Begun:
+        """Everything of a request but the pixels of its pictures.
+
+        Raises:
+          HTTPException: see `understand`; 422 for components or taxa that the model does not have.
+        """
+        asked = understand(content_type, body, self._limits)
+        request = asked.request
+        try:
+            options = self._options(
+                top_k=request.top_k,
+                min_confidence=request.min_confidence,
+                consistency=request.consistency,
+                restrict=None if request.restrict is None else tuple(request.restrict),
+                always_report=tuple(request.always_report),
+                coverage=request.coverage,
+            )
+            encoded = self._encoded(asked)
+        except (UserError, ValueError) as error:
+            raise refuse(422, str(error)) from error
+        return Begun(asked, encoded, options, self._contents(asked))
+
+    def _encoded(self, asked: Asked) -> Encoded:
+        encode = self._model.bundle.encoder.encode
+        if asked.request.metadata is not None:
+            return encode(asked.observations)
+        return encode(asked.observations[:1]).take([0] * len(asked.observations))  # the same for all pictures
+
+
+def called(asked: Asked, number: int) -> str:
+    """What a picture is called in messages."""
+    return f"picture {number}" + (f" ({asked.names[number][:100]})" if asked.names[number] else "")

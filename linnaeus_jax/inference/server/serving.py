@@ -1,0 +1,396 @@
+"""The HTTP server: predictions of pictures that clients send, facts about the model, and a page for people."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import functools
+import json
+import math
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+from numpy.typing import NDArray
+from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
+
+from linnaeus_jax import __version__
+from linnaeus_jax.data.parallel import cores
+from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions
+from linnaeus_jax.inference.files.prediction_lines import JsonLines
+from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.server.access import HEALTH, Access
+from linnaeus_jax.inference.server.batching import WAIT, Batcher, BatcherClosed
+from linnaeus_jax.inference.server.connections import LOOK_EVERY, Connection, connections_with
+from linnaeus_jax.inference.server.decoders import SECONDS, Decoders, Undecoded
+from linnaeus_jax.inference.server.guard import PREDICT, Guard, ServerMetrics
+from linnaeus_jax.inference.server.requests import RETRY_AFTER, Asked, Begun, Limits, Preparation, called, refuse
+from linnaeus_jax.inference.server.schemas import (
+    ComponentOut,
+    Health,
+    LimitsOut,
+    ModelInformation,
+    PredictForm,
+    PredictRequest,
+    PredictResponse,
+    Problem,
+)
+from linnaeus_jax.reading.metadata import Encoded
+
+PAGE = Path(__file__).parent / "page"
+#: path -> file of the page, its kind
+PAGE_FILES = {
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
+#: seconds that an idle connection stays open: longer than the 60 s of common proxies, which reuse it until then
+KEEP_ALIVE = 75
+#: seconds that the end may take after the last request was answered or given up; then the process ends itself
+ENDING = 10
+WORLD_MARK = "<!-- world.svg -->"
+#: batch sizes of a server: closer to each other than for folders, since few pictures come at once
+SERVER_BUCKETS = (1, 4, 8, 16, 32, 64)
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "a body that is broken, or a host name that is not the server's"},
+    401: {"model": Problem, "description": "the token is missing or wrong, where the server wants one"},
+    403: {"model": Problem, "description": "sent by a page of another site"},
+    408: {"model": Problem, "description": "the body did not come in time"},
+    413: {"model": Problem, "description": "too many bytes, pictures or pixels"},
+    415: {"model": Problem, "description": "a body or a file of a kind that is not read"},
+    422: {"model": Problem, "description": "a damaged picture, or values that cannot be"},
+    503: {"model": Problem, "description": "too many requests at once; see Retry-After"},
+    504: {"model": Problem, "description": "no answer in time; see Retry-After"},
+}
+
+
+class Service:
+    """One model behind HTTP: what the endpoints do.
+
+    Attributes:
+      batcher: started and closed with the application.
+    """
+
+    def __init__(self, model: Model, limits: Limits, wait: float, decoders: int) -> None:
+        self.model, self.limits = model, limits
+        self._lines = JsonLines(model.bundle.taxonomy, AnswerOptions())
+        self.batcher = Batcher(model, self._texts, wait)
+        self.metrics = ServerMetrics(self.batcher)
+        self._preparation = Preparation(model, limits)
+        self._threads = ThreadPoolExecutor(cores(), thread_name_prefix="request")
+        seconds = min(SECONDS, limits.seconds / 2)  # the rest of the request has its time, too
+        self._decoders = Decoders(model.bundle.preprocessing, limits.pixels, seconds, decoders or cores())
+
+    @asynccontextmanager
+    async def running(self, app: FastAPI) -> AsyncIterator[None]:
+        """Around the life of the application: compiles before the first request, answers what is queued at the end."""
+        self._decoders.start()
+        try:
+            await asyncio.to_thread(self.batcher.start)
+            yield
+            await asyncio.to_thread(self.batcher.close)
+        finally:
+            await asyncio.to_thread(self._decoders.close)
+            await asyncio.to_thread(self._threads.shutdown)
+
+    async def predict(self, request: Request) -> Response:
+        content_type, body = request.headers.get("content-type", ""), await request.body()
+        try:
+            asked, texts = await self._predictions(content_type, body)
+        except BatcherClosed as error:
+            raise refuse(503, str(error)) from error
+        count = len(asked.names)
+        alone = [f"{{{text}" for text in texts[count:]] or ["null"] * count
+        pictures = [
+            f'{{"image":{json.dumps(name)},"without_metadata":{other},{text}'
+            for name, other, text in zip(asked.names, alone, texts[:count], strict=True)
+        ]
+        content = f'{{"model":{json.dumps(self.name)},"predictions":[{",".join(pictures)}]}}'
+        return Response(content, media_type="application/json")
+
+    def _texts(
+        self,
+        logits: Logits,
+        options: AnswerOptions,
+        inputs: Sequence[tuple[str, ...]],
+        notes: Sequence[tuple[str, ...]],
+    ) -> list[str]:
+        """`PredictionOut` as JSON without its first brace; made from pieces, since types take longer than the rest."""
+        return self._lines.texts(self.model.answers.answered(logits, options), options, inputs, notes)
+
+    async def _predictions(self, content_type: str, body: bytes) -> tuple[Asked, list[str]]:
+        """What is asked, and what is said of the pictures with their metadata; then, where `compare` is asked for, of
+        the pictures alone."""
+        begin = functools.partial(self._preparation.begin, content_type, body)
+        with self.batcher.announced():
+            begun = await asyncio.get_running_loop().run_in_executor(self._threads, begin)
+            asked, encoded = begun.asked, begun.encoded
+            reading = [asyncio.ensure_future(self._pixels(begun, number)) for number in range(len(asked.names))]
+            try:
+                pixels = np.stack(await asyncio.gather(*reading))
+            finally:
+                for each in reading:
+                    each.cancel()
+            if asked.request.compare:
+                encoded, pixels = Encoded.joined([encoded, encoded.without()]), np.concatenate([pixels, pixels])
+            computed = self.batcher.submit(pixels, encoded, begun.options)
+        return asked, await asyncio.wrap_future(computed)
+
+    async def _pixels(self, begun: Begun, number: int) -> NDArray[np.uint8]:
+        """uint8 [H, W, 3] of a picture. Raises HTTPException with the reason where there are none."""
+        try:
+            return await self._decoders.read(begun.contents[number])
+        except Undecoded as error:
+            raise refuse(error.status, f"{called(begun.asked, number)}: {error}") from error
+
+    @property
+    def name(self) -> str:
+        return str(self.model.bundle.facts.get("title", "")) or self.model.bundle.source.name
+
+    def info(self) -> ModelInformation:
+        bundle, limits = self.model.bundle, self.limits
+        facts, taxonomy = bundle.facts, bundle.taxonomy
+        coarsest_first = list(reversed(taxonomy.tasks))
+        known = {key: None if facts.get(key) is None else str(facts[key]) for key in _TAXONOMY_FACTS + ("licence",)}
+        return ModelInformation(
+            model_name=self.name,
+            model_version=str(facts.get("version") or f"step {facts.get('step', 'unknown')}"),
+            model_architecture=" ".join(str(bundle.settings.get(key, "")) for key in ("type", "variant")).strip(),
+            predicted_rank_levels=coarsest_first,
+            rank_names={task: taxonomy.ranks[task] for task in coarsest_first},
+            num_classes_per_rank={task: len(taxonomy.classes[task]) for task in coarsest_first},
+            null_class_info=dict.fromkeys(coarsest_first, 0 if taxonomy.first else None),
+            image_size=[3, *bundle.preprocessing.size],
+            image_mean=list(bundle.preprocessing.mean),
+            image_std=list(bundle.preprocessing.std),
+            image_interpolation=bundle.preprocessing.interpolation,
+            image_resize_mode=bundle.preprocessing.resize_mode,
+            image_crop_fraction=bundle.preprocessing.crop_fraction,
+            metadata_components_enabled=[component.name for component in bundle.encoder.components],
+            metadata_feature_encoding=[
+                ComponentOut(name=component.name, columns=list(component.columns), inputs=list(component.inputs))
+                for component in bundle.encoder.components
+            ],
+            aux_vector_length=bundle.encoder.width,
+            default_top_k=TOP_K,
+            default_min_confidence=MIN_CONFIDENCE,
+            calibration_rows=bundle.calibration.rows,
+            coverage_rows=bundle.calibration.coverage_rows,
+            inference_handler_version=f"linnaeus_jax {__version__}",
+            artifacts_source_uri=None,
+            limits=LimitsOut(
+                body_bytes=limits.body_bytes, pictures=limits.pictures, pixels=limits.pixels, seconds=limits.seconds
+            ),
+            **known,  # type: ignore[arg-type]
+        )
+
+    async def health(self, response: Response) -> Health:
+        reason = "" if self.batcher.alive else "the threads of the model have ended; the log of the server says why"
+        reason = reason or await self._decoders.fault()
+        response.status_code = 503 if reason else 200
+        return Health(
+            status="failed" if reason else "ok",
+            reason=reason,
+            batch_sizes=list(self.model.forward.buckets),
+            compilations=self.batcher.compilations,
+            waiting_pictures=self.batcher.waiting,
+        )
+
+
+_TAXONOMY_FACTS = ("taxonomy_source", "taxonomy_version", "taxonomy_root_identifier")
+
+
+def create_app(
+    model: Model,
+    limits: Limits | None = None,
+    *,
+    access: Access | None = None,
+    wait: float = WAIT,
+    decoders: int = 0,
+) -> FastAPI:
+    """The application; `app.state.service` is its `Service`.
+
+    Args:
+      limits: of requests; default: `Limits()`.
+      access: who may ask; default: `Access()`, everybody who calls this machine by a name of itself.
+      wait: seconds that a picture waits for others that are known to come.
+      decoders: processes that decode pictures; 0: as many as there are cores.
+    """
+    limits, access = limits or Limits(), access or Access()
+    service = Service(model, limits, wait, decoders)
+    app = FastAPI(
+        title=f"linnaeus_jax: {service.name}",
+        version=__version__,
+        lifespan=service.running,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.service = service
+
+    @app.post(PREDICT, response_model=PredictResponse, responses=_PROBLEMS, openapi_extra=_request_body())
+    async def predict(request: Request) -> Response:
+        """Predicts pictures, sent as files of a form or in base64 as JSON."""
+        return await service.predict(request)
+
+    @app.get("/info", response_model=ModelInformation)
+    async def info() -> ModelInformation:
+        """What the model is, what it takes and what it knows."""
+        return service.info()
+
+    @app.get(HEALTH, response_model=Health, responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
+        """Whether predictions are made; 503 where they are not."""
+        return await service.health(response)
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """Counts and times in the text format of Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": "the server failed; its log says why"}, 500)
+
+    _add_page(app)
+    setattr(app, "openapi", _openapi_of(app))  # noqa: B010  as FastAPI documents it; mypy refuses the assignment
+    app.add_middleware(
+        Guard,
+        limits=limits,
+        metrics=service.metrics,
+        paths=(PREDICT, "/", "/info", HEALTH, "/metrics", "/openapi.json", *PAGE_FILES),
+        access=access,
+    )
+    if access.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(access.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    return app
+
+
+def _add_page(app: FastAPI) -> None:
+    """Adds the page and its files, which are read once."""
+    html = (PAGE / "index.html").read_text().replace(WORLD_MARK, (PAGE / "world.svg").read_text())
+    contents = {"/": (html, "text/html")}
+    contents |= {path: ((PAGE / name).read_text(), kind) for path, (name, kind) in PAGE_FILES.items()}
+
+    def endpoint(text: str, kind: str) -> Callable[[], Any]:
+        async def page() -> Response:
+            return Response(text, media_type=f"{kind}; charset=utf-8", headers={"Cache-Control": "no-cache"})
+
+        return page
+
+    for path, (text, kind) in contents.items():
+        app.add_api_route(path, endpoint(text, kind), include_in_schema=False)
+
+
+def _request_body() -> dict[str, Any]:
+    """What OpenAPI says of the body of a prediction, which is read by `server_requests`."""
+    form = {
+        "allOf": [
+            {"$ref": "#/components/schemas/PredictForm"},
+            {
+                "type": "object",
+                "required": ["images"],
+                "properties": {"images": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+            },
+        ]
+    }
+    kinds = {"multipart/form-data": form, "application/json": {"$ref": "#/components/schemas/PredictRequest"}}
+    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind, schema in kinds.items()}}}
+
+
+def _openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """The description of the interface with the types of the bodies, made at its first use."""
+
+    def openapi() -> dict[str, Any]:
+        if not app.openapi_schema:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            _, bodies = models_json_schema(
+                [(PredictRequest, "validation"), (PredictForm, "validation")],
+                ref_template="#/components/schemas/{model}",
+            )
+            schema["components"]["schemas"] |= bodies["$defs"]
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    return openapi
+
+
+class _Server(uvicorn.Server):
+    """Calls back once it listens, and ends connections that wait too long; once it is told to end, the process ends in
+    time, whatever hangs.
+
+    Python waits at its end for threads, and a thread that computes cannot be ended. So the end is left to a timer that
+    needs no part of Python: it says where every thread is, and exits with status 1.
+    """
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called every 0.1 s."""
+        if counter % round(10 * LOOK_EVERY) == 0:
+            for connection in [each for each in self.server_state.connections if isinstance(each, Connection)]:
+                connection.look()
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called for SIGTERM and SIGINT."""
+        faulthandler.dump_traceback_later((self.config.timeout_graceful_shutdown or 0) + ENDING, exit=True)
+        super().handle_exit(sig, frame)
+
+
+def server_of(app: FastAPI, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """What serves the application with `run(sockets=[...])`; `ready` is called once requests are answered."""
+    limits: Limits = app.state.service.limits
+    config = uvicorn.Config(
+        app,
+        http=connections_with(limits),
+        log_config=None,
+        log_level="error",  # else whoever sends what is no HTTP writes a line into the log
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE,
+        lifespan="on",
+        timeout_graceful_shutdown=math.ceil(limits.seconds) + RETRY_AFTER,
+    )
+    return _Server(config, ready)
+
+
+def serve(app: FastAPI, listener: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+    """Serves until SIGTERM or SIGINT; requests that have come are answered before it returns. What is not answered when
+    its time is over, and `ENDING` after that, is given up.
+
+    Args:
+      listener: a bound socket.
+      ready: called once requests are answered.
+    """
+    # uvicorn raises the signal once more when it has stopped; that is no error
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server_of(app, ready).run(sockets=[listener])
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,107 @@
+"""Paths of pictures, which files of unknown origin name: they must stay below the folder that they belong to."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from linnaeus_jax.data.images import image_path
+
+#: ends of the names of picture files, without the dot
+SUFFIXES: tuple[str, ...] = (
+    "jpg",
+    "jpeg",
+    "jpe",
+    "jfif",
+    "png",
+    "webp",
+    "bmp",
+    "tif",
+    "tiff",
+    "gif",
+    "jp2",
+    "avif",
+    "heic",
+    "heif",
+)
+#: larger files are no pictures
+MAX_FILE_BYTES = 1 << 30
+SUFFIX = rf"(?i)\.({'|'.join(SUFFIXES)})$"
+_IS_PICTURE = re.compile(SUFFIX)
+#: why a path is not used -> what it looks like; backslashes are folders on one system and letters on others
+_FAULTS = {
+    "empty": r"^$",
+    "a control character in the path": r"[\x00-\x1f\x7f]",
+    "an absolute path out of the folder": r"^/|^[A-Za-z]:",
+    "'..' in the path": r"(?:^|/)\.\.(?:/|$)",
+    "a backslash in the path": r"\\",
+}
+_PATTERNS = {fault: re.compile(pattern) for fault, pattern in _FAULTS.items()}
+#: any of them, in the bytes of a path
+UNSAFE = re.compile("|".join(list(_FAULTS.values())[1:]).encode())
+
+
+def is_picture(path: str) -> bool:
+    """Whether a path ends like one of a picture."""
+    return _IS_PICTURE.search(path) is not None
+
+
+def path_fault(path: str) -> str:
+    """Why a path may not be looked for below a folder; "" where it may."""
+    return next((fault for fault, pattern in _PATTERNS.items() if pattern.search(path)), "")
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+      OSError: no such file, or it cannot be read.
+      ValueError: no regular file, or one too large for a picture.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not stop the build
+    with open(descriptor, "rb", buffering=0) as file:  # half the time of a buffered one
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise ValueError(f"a file of {status.st_size} bytes")
+        return file.readall()
+
+
+class UnsafePathError(ValueError):
+    """A path that leads out of its folder; the message is the reason."""
+
+
+class SafeFolder:
+    """A folder, and the paths of files below it.
+
+    Symbolic links are followed as far as they stay below the folder; the folder itself may be one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.root = os.path.realpath(folder)
+        self._checked: set[str] = set()
+
+    def path(self, identifier: str, extension: str = "") -> str:
+        """Path of the file of an identifier, see `data.images.image_path`.
+
+        Raises:
+          UnsafePathError: it is absolute, holds "..", a backslash or control characters, or a folder on the way, or
+            the file itself, is a symbolic link that leads out.
+        """
+        if fault := path_fault(identifier):
+            raise UnsafePathError(fault)
+        path = image_path(self.root, identifier, extension)
+        parent = os.path.dirname(path)
+        if parent not in self._checked:
+            self._check(parent)
+            self._checked.add(parent)
+        if os.path.islink(path):
+            self._check(path)
+        return path
+
+    def _check(self, path: str) -> None:
+        if os.path.commonpath([self.root, os.path.realpath(path)]) != self.root:
+            raise UnsafePathError("a symbolic link leads out of the folder")
