@@ -42,7 +42,7 @@ _NOTHING = ("nothing-v1-tiny-64", "nothing-v0-tiny-64", "nothing-lite0-64")
 WANTED = {
     "grocery": (*_HEADS, "control-lite2-insects", *_TUNED, "nothing-v1-tiny-96", "nothing-lite0-96"),
     "plants": (*_HEADS, "head-insects", "control-lite2-insects", *_TUNED),
-    "plants-most": ("head-lite2", "head-lite2-insects", "last5-lite0"),
+    "plants-most": ("head-lite2", "head-lite2-insects", "last5-lite0-dates"),
     "plants-time": ("head-lite0", "head-lite2"),
     "plants-time-control": ("head-lite0", "head-lite2"),
     "leaf": ("head-lite0", "control-lite0", "last5-lite0"),

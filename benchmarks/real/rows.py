@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,6 +145,13 @@ def _tuned(trunk: str, blocks: int, views: int, minutes: float) -> Row:
     return Row(title, (trunk,), "pictures", settings, 0, minutes)
 
 
+def _dated(trunk: str, blocks: int, views: int, minutes: float) -> Row:
+    """The same with what is known of the pictures, as the generated configuration of dated pictures has it."""
+    plain = _tuned(trunk, blocks, views, minutes)
+    settings = {**plain.settings, "data.meta.active": True}
+    return dataclasses.replace(plain, title=f"{plain.title}, with dates", settings=settings)
+
+
 def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any) -> Row:
     changed = {key.replace("__", "."): value for key, value in settings.items()}
     model = {"model.type": kind, "model.variant": variant, "model.pretrained": "", "train.tune": "full"}
@@ -166,6 +174,7 @@ ROWS: dict[str, Row] = {
         "control",
     ),
     "last5-lite0": _tuned("lite0", 5, 4, 15),
+    "last5-lite0-dates": _dated("lite0", 5, 4, 15),
     "last6-lite2": _tuned("lite2", 6, 3, 40),
     **IDEAS,
     **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (64, 96)},
