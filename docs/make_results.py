@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +53,8 @@ WANTED = {
 
 #: rows that the tables behind the first ones show, for the page to stay short
 DETAILS = ("head-lite0", "head-lite2", "last5-lite0")
+
+WIDTH = 139  # characters of a line of text
 
 Results = dict[str, dict[str, list[dict[str, Any]]]]  # split -> row -> one for each seed
 
@@ -163,25 +166,25 @@ def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def accuracy_tables(data: Mapping[str, Any]) -> str:
-    """Accuracy at each rank, a table for each split; what was wanted and is not there has its line."""
+    """Accuracy at each rank, a table for each split; what was wanted and is not there is named."""
     parts = []
     for split, heading in HEADS.items():
-        ranks = SETS[SPLITS[split][0]].ranks
-        columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
+        rows, ranks = data.get(split, {}), SETS[SPLITS[split][0]].ranks
+        missing = "; ".join(ROWS[row].title for row in WANTED[split] if row not in rows)
+        lacking = f"Not measured yet: {missing}." if missing else ""
+        if not rows:
+            parts.append(f"### {heading}\n\n{textwrap.fill(lacking, WIDTH)}\n")
+            continue
         lines = []
-        for row in (name for name in ROWS if name not in IDEAS):
-            one = data.get(split, {}).get(row)
-            if one is None:
-                if row in WANTED[split]:
-                    lines.append([ROWS[row].title, "not measured yet", *[""] * (len(columns) - 2)])
-                continue
+        for row in (name for name in ROWS if name in rows and name not in IDEAS):
+            one = rows[row]
             cells = [percent(one["raw"][rank]["accuracy"]) for rank in ranks]
             cells += [percent(one["raw"][ranks[0]]["macro_accuracy"]), ", ".join(map(str, one["seeds"]))]
             lines.append([ROWS[row].title, *cells])
-        sides = next(iter(data[split].values()))["pictures"] if split in data else {}
-        rows = ", ".join(f"{count:,} {side}" for side, count in sides.items())
-        pictures = f"Pictures: {rows}.\n\n" if rows else ""
-        parts.append(f"### {heading}\n\n{pictures}{table(columns, lines)}")
+        sides = ", ".join(f"{count:,} {side}" for side, count in next(iter(rows.values()))["pictures"].items())
+        columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
+        said = textwrap.fill(f"Pictures: {sides}. {lacking}", WIDTH)
+        parts.append(f"### {heading}\n\n{said}\n\n{table(columns, lines)}")
     return "\n".join(parts)
 
 
@@ -296,7 +299,7 @@ def cost_table(data: Mapping[str, Any]) -> str:
     lines = []
     for split, rows in data.items():
         for row, one in rows.items():
-            if row in IDEAS:
+            if row in IDEAS or "bundle_mb" not in one:
                 continue
             cost = one["cost"]
             size = plain(1)(one["bundle_mb"]) if "bundle_mb" in one else ""

@@ -269,8 +269,8 @@ def test_texts_of_a_page_are_neither_markup_nor_commands() -> None:
 
 
 def test_reliability_joins_no_bins_of_a_few_rows(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(report_plots, "panels", lambda title, content, **_: drawn.extend(content) or "")
+    drawn: list[report_plots.Panel] = []
+    monkeypatch.setattr(report_plots, "panels", lambda title, content, **_: drawn.extend(content))
     report_plots.confidence({"fine": {"reliability": [[0.3, 1.0, 2], [0.6, 0.5, 40], [0.8, 0.9, 50]]}})
     joined, alone, _ = drawn[0].curves
     assert (joined.label, joined.dash, list(joined.x)) == ("fine", "-", [60.0, 80.0])
