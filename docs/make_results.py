@@ -1,4 +1,5 @@
-"""Writes docs/results.md, its picture and benchmarks/results/real/summary.json from the results of `benchmarks.real`.
+"""Writes docs/results.md, its picture, README's table and benchmarks/results/real/summary.json from the results of
+`benchmarks.real`.
 
 python -m docs.make_results
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 from benchmarks.common import RESULTS
 from benchmarks.real import figures
-from benchmarks.real.rows import ROWS
+from benchmarks.real.rows import IDEAS, ROWS
 from benchmarks.real.sets import SETS, SPLITS
 
 FOLDER = Path(__file__).parent
@@ -27,6 +29,7 @@ PAGE, CURVES = FOLDER / "results.md", FOLDER / "pictures" / "risk_coverage.png"
 HEADS = {
     "grocery": "Grocery Store: the split of the authors",
     "plants": "Campus plants: 72 % training, 8 % validation, 20 % test, drawn by seed",
+    "plants-most": "Campus plants: the same test rows, one validation picture of each species, all others for training",
     "plants-time": "Campus plants by time: tested from 2023, trained and validated before",
     "plants-time-control": "Campus plants at random, with as many rows of each side as by time",
     "leaf": "Leaf: 70 % training, 10 % validation, 20 % test of each species, drawn by seed",
@@ -40,6 +43,7 @@ _NOTHING = ("nothing-v1-tiny-64", "nothing-v0-tiny-64", "nothing-lite0-64")
 WANTED = {
     "grocery": (*_HEADS, "control-lite2-insects", *_TUNED, "nothing-v1-tiny-96", "nothing-lite0-96"),
     "plants": (*_HEADS, "head-insects", "control-lite2-insects", *_TUNED),
+    "plants-most": ("head-lite2", "head-lite2-insects", "last5-lite0-dates"),
     "plants-time": ("head-lite0", "head-lite2"),
     "plants-time-control": ("head-lite0", "head-lite2"),
     "leaf": ("head-lite0", "control-lite0", "last5-lite0"),
@@ -49,6 +53,8 @@ WANTED = {
 
 #: rows that the tables behind the first ones show, for the page to stay short
 DETAILS = ("head-lite0", "head-lite2", "last5-lite0")
+
+WIDTH = 139  # characters of a line of text
 
 Results = dict[str, dict[str, list[dict[str, Any]]]]  # split -> row -> one for each seed
 
@@ -73,7 +79,32 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 def summary(found: Results) -> dict[str, Any]:
     """Means over the seeds of every number that a table holds."""
-    return {split: {row: _row(seeds) for row, seeds in rows.items()} for split, rows in found.items()}
+    data = {split: {row: _row(seeds) for row, seeds in rows.items()} for split, rows in found.items()}
+    for split, rows in found.items():
+        for row in IDEAS:
+            if row in rows and compared_with(row) in rows and compared_with(row) != row:
+                data[split][row]["beside"] = beside(rows[compared_with(row)], rows[row])
+    return data
+
+
+def compared_with(row: str) -> str:
+    """The row that an idea changes one thing of."""
+    return "idea-hidden-left-out" if row.startswith("idea-hidden") else "idea-plain"
+
+
+def beside(base: list[dict[str, Any]], seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Gains over another row, rank -> mean and deviation over the seeds that both have, and whether they are noise.
+
+    They are where their mean is within two standard errors of 0.
+    """
+    of = {one["seed"]: one["figures"]["raw"] for one in base}
+    both = [(of[one["seed"]], one["figures"]["raw"]) for one in seeds if one["seed"] in of]
+    found: dict[str, Any] = {}
+    for rank in both[0][0] if both else ():
+        gain = spread([mine[rank]["accuracy"] - other[rank]["accuracy"] for other, mine in both])
+        error = None if gain["deviation"] is None else gain["deviation"] / len(both) ** 0.5
+        found[rank] = gain | {"noise": None if error is None else abs(gain["mean"]) <= 2 * error}
+    return found
 
 
 def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -83,14 +114,14 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     def over(path: Iterable[str | int]) -> dict[str, Any]:
         values = []
         for one in seeds:
-            node = one
+            node: Any = one
             for key in path:
                 node = node[key]
-            values.append(float(node))  # type: ignore[arg-type]
+            values.append(float(node))
         return spread(values)
 
-    for kind in (*figures.KINDS, "summed"):
-        if kind in first:
+    for kind in (*figures.KINDS, "summed", "adjusted"):
+        if all(kind in one["figures"] for one in seeds):
             out[kind] = {
                 rank: {name: over(("figures", kind, rank, name)) for name in values}
                 for rank, values in first[kind].items()
@@ -106,9 +137,12 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         {"from": each["from"], "rows": each["rows"], "accuracy": each["accuracy"]} for each in first["by_count"]
     ]
     out["pictures"] = seeds[0]["pictures"]
-    out["cost"] = {name: over(("cost", name)) for name in seeds[0]["cost"]}
+    costs = [one["cost"] for one in seeds if one["cost"]["cpu_minutes"] is not None]
+    out["cost"] = {name: spread([one[name] for one in costs]) for name in (costs or [{}])[0]}
     before = [one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds]
-    out["before"] = {"cpu_minutes": spread(before[:1])}
+    out["before"] = {"cpu_minutes": spread([max(before)])}
+    if "latency" in seeds[0]:
+        out["latency"] = seeds[0]["latency"]
     if "bundle_mb" in seeds[0]:
         out["bundle_mb"] = over(("bundle_mb",))
     return out
@@ -132,25 +166,25 @@ def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def accuracy_tables(data: Mapping[str, Any]) -> str:
-    """Accuracy at each rank, a table for each split; what was wanted and is not there has its line."""
+    """Accuracy at each rank, a table for each split; what was wanted and is not there is named."""
     parts = []
     for split, heading in HEADS.items():
-        ranks = SETS[SPLITS[split][0]].ranks
-        columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
+        rows, ranks = data.get(split, {}), SETS[SPLITS[split][0]].ranks
+        missing = "; ".join(ROWS[row].title for row in WANTED[split] if row not in rows)
+        lacking = f"Not measured yet: {missing}." if missing else ""
+        if not rows:
+            parts.append(f"### {heading}\n\n{textwrap.fill(lacking, WIDTH)}\n")
+            continue
         lines = []
-        for row in ROWS:
-            one = data.get(split, {}).get(row)
-            if one is None:
-                if row in WANTED[split]:
-                    lines.append([ROWS[row].title, "not measured yet", *[""] * (len(columns) - 2)])
-                continue
+        for row in (name for name in ROWS if name in rows and name not in IDEAS):
+            one = rows[row]
             cells = [percent(one["raw"][rank]["accuracy"]) for rank in ranks]
             cells += [percent(one["raw"][ranks[0]]["macro_accuracy"]), ", ".join(map(str, one["seeds"]))]
             lines.append([ROWS[row].title, *cells])
-        sides = next(iter(data[split].values()))["pictures"] if split in data else {}
-        rows = ", ".join(f"{count:,} {side}" for side, count in sides.items())
-        pictures = f"Pictures: {rows}.\n\n" if rows else ""
-        parts.append(f"### {heading}\n\n{pictures}{table(columns, lines)}")
+        sides = ", ".join(f"{count:,} {side}" for side, count in next(iter(rows.values()))["pictures"].items())
+        columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
+        said = textwrap.fill(f"Pictures: {sides}. {lacking}", WIDTH)
+        parts.append(f"### {heading}\n\n{said}\n\n{table(columns, lines)}")
     return "\n".join(parts)
 
 
@@ -197,16 +231,96 @@ def count_table(data: Mapping[str, Any]) -> str:
     return table(["split", "", *names], lines)
 
 
+def idea_table(data: Mapping[str, Any]) -> str:
+    """What single changes gain over the row that they are compared with."""
+    lines = []
+    for split, rows in data.items():
+        ranks = SETS[SPLITS[split][0]].ranks
+        for row in (name for name in IDEAS if name in rows):
+            one, cells = rows[row], []
+            for rank in ranks[:2]:
+                cells.append(percent(one["raw"][rank]["accuracy"]))
+                gain = one.get("beside", {}).get(rank)
+                cells.append("" if gain is None else f"{gained(gain)}{' (noise)' if gain['noise'] else ''}")
+            cells.append(percent(one["raw"][ranks[0]]["macro_accuracy"]))
+            lines.append([split, IDEAS[row].title, *cells, str(len(one["seeds"]))])
+    return table(["split", "", "finest", "gain", "next rank", "gain", "finest, mean of classes", "seeds"], lines)
+
+
+def gained(value: Mapping[str, Any]) -> str:
+    """A gain in per cent, with its sign and deviation."""
+    mean = f"{100 * value['mean']:+.1f}".replace("-", "−")
+    return mean if value["deviation"] is None else f"{mean} ± {100 * value['deviation']:.1f}"
+
+
+def unseen_table(data: Mapping[str, Any]) -> str:
+    """Rows with metadata, where these are known and where they are hidden."""
+    lines = []
+    for split, rows in data.items():
+        for row, one in rows.items():
+            if "unseen" in one:
+                rank = next(iter(one["raw"]))
+                lines.append(
+                    [split, ROWS[row].title, *(percent(one[kind][rank]["accuracy"]) for kind in ("raw", "unseen"))]
+                )
+    return table(["split", "", "dates known", "dates hidden"], lines)
+
+
+def adjusted_table(data: Mapping[str, Any]) -> str:
+    """Logit adjustment at the finest rank."""
+    lines = []
+    for split, rows in data.items():
+        for row, one in rows.items():
+            if "adjusted" in one and row in (*DETAILS, "idea-plain"):
+                rank = next(iter(one["raw"]))
+                pairs = [
+                    " → ".join(percent(one[kind][rank][name]) for kind in ("raw", "adjusted"))
+                    for name in ("accuracy", "macro_accuracy")
+                ]
+                lines.append([split, ROWS[row].title, rank, *pairs])
+    return table(["split", "", "rank", "accuracy", "mean of classes"], lines)
+
+
+def latency_table(data: Mapping[str, Any]) -> str:
+    """How long bundles take for answers."""
+    names = ("predict_ms", "predict_cpu_ms", "server_ms", "pictures_per_s", "pictures_per_cpu_s")
+    lines = [
+        [split, ROWS[row].title, *(f"{one['latency'][name]:.1f}" for name in names)]
+        for split, rows in data.items()
+        for row, one in rows.items()
+        if "latency" in one
+    ]
+    head = ["predict, ms", "CPU-ms of it", "server, ms", "pictures/s of a folder", "pictures per CPU-second"]
+    return table(["split", "", *head], lines)
+
+
 def cost_table(data: Mapping[str, Any]) -> str:
     """What a row costs."""
     lines = []
     for split, rows in data.items():
         for row, one in rows.items():
+            if row in IDEAS or "bundle_mb" not in one:
+                continue
             cost = one["cost"]
             size = plain(1)(one["bundle_mb"]) if "bundle_mb" in one else ""
+            if not cost:
+                continue
             cells = [plain(1)(one["before"]["cpu_minutes"]), plain(1)(cost["cpu_minutes"]), plain(0)(cost["peak_mb"])]
             lines.append([split, ROWS[row].title, *cells, size])
     return table(["split", "", "pixels and features, once", "a seed", "peak MB", "bundle MB"], lines)
+
+
+def cpu_hours(found: Results) -> float:
+    """CPU-hours of all results, features once."""
+    minutes = 0.0
+    for split, rows in found.items():
+        once: dict[str, float] = {}
+        for row, seeds in rows.items():
+            minutes += sum(one["cost"]["cpu_minutes"] or 0 for one in seeds)
+            each = max(one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds)
+            once[f"{ROWS[row].trunks}{ROWS[row].side}"] = each
+        minutes += sum(once.values()) if "time" not in split else 0.0  # which has the pictures of another split
+    return minutes / 60
 
 
 def _with(data: Mapping[str, Any], what: str) -> Iterable[tuple[str, str, dict[str, Any]]]:
@@ -245,11 +359,47 @@ def text(data: Mapping[str, Any], found: Results) -> str:
         "answers": answers_table(data),
         "coverage": coverage_table(data),
         "counts": count_table(data),
+        "ideas": idea_table(data),
+        "unseen": unseen_table(data),
+        "adjusted": adjusted_table(data),
+        "latency": latency_table(data),
         "cost": cost_table(data),
+        "hours": f"{cpu_hours(found):.1f}",
         "machine": said,
     }.items():
         filled = filled.replace("{" + name + "}", part.strip())
     return filled
+
+
+#: rows of the table in README
+FIRST = ("control-lite2", "head-lite2", "last5-lite0", "last6-lite2")
+README, MARK = FOLDER.parent / "README.md", "<!-- {} of docs.make_results -->\n"
+
+
+def first_table(data: Mapping[str, Any]) -> str:
+    """What README shows: the groceries."""
+    rows, ranks = data["grocery"], SETS["grocery"].ranks
+    lines = [
+        [
+            ROWS[row].title,
+            *(f"{percent(rows[row][kind][rank]['accuracy'])} %" for kind, rank in _best(rows[row], ranks)),
+        ]
+        for row in FIRST
+        if row in rows
+    ]
+    return table(["trained", *(f"{rank} ({count})" for rank, count in zip(ranks, SETS["grocery"].classes))], lines)
+
+
+def _best(row: Mapping[str, Any], ranks: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """The answers of `predict`, where there is a bundle."""
+    return ((("paths" if "paths" in row else "raw"), rank) for rank in ranks)
+
+
+def with_table(readme: str, data: Mapping[str, Any]) -> str:
+    """README with its table."""
+    first, last = MARK.format("begin"), MARK.format("end")
+    before, rest = readme.split(first)
+    return f"{before}{first}\n{first_table(data)}\n{last}{rest.split(last)[1]}"
 
 
 def draw(found: Results) -> Figure:
@@ -263,6 +413,8 @@ def draw(found: Results) -> Figure:
     for place, split in enumerate(splits):
         axes = figure.add_subplot(1, len(splits), place + 1)
         for row, seeds in found[split].items():
+            if row in IDEAS:
+                continue
             arrays = figures.read(REAL / split / f"{row}-{seeds[0]['seed']}.npz")
             kind = "paths" if "paths/predicted" in arrays else "raw"
             coverage, risk = coverage_and_risk(figures.unpacked(arrays, kind), 0)
@@ -276,11 +428,12 @@ def draw(found: Results) -> Figure:
 
 
 def main() -> None:
-    """Writes the three files."""
+    """Writes the files."""
     found = results()
     data = summary(found)
     SUMMARY.write_text(json.dumps(data, indent=1) + "\n")
     PAGE.write_text(text(data, found))
+    README.write_text(with_table(README.read_text(), data))
     draw(found).savefig(CURVES, metadata={"Software": None})
 
 

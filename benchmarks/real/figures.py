@@ -4,9 +4,11 @@ A result has `NAME.npz` beside its `NAME.json`; arrays are [N, T], ranks finest 
 
 label, int16; `KIND/predicted`, int16, and `KIND/probability` and `KIND/of_label`, float16, the probability of the
 answer and the logarithm of that of the label, where KIND is "raw" (each rank by itself, not calibrated), "ranks" (each
-rank by itself, calibrated) or "paths" (the most probable path, calibrated); `summed/predicted`, the best coarser
-classes by sums of the probabilities of the finest head; `conformal/rank`, int8 [N], the rank of the answer at
-`CONFORMAL`, T for none, and `conformal/right`, bool [N]; `count/RANK`, int32 [C], training rows of each class.
+rank by itself, calibrated), "paths" (the most probable path, calibrated) or "unseen" (raw, with all metadata hidden);
+`summed/predicted`, the best coarser classes by sums of the probabilities of the finest head; `adjusted/predicted`, the
+best classes by logits less the logarithm of the classes' shares of the training rows; `conformal/rank`, int8 [N], the
+rank of the answer at `CONFORMAL`, T for none, and `conformal/right`, bool [N]; `count/RANK`, int32 [C], training rows
+of each class.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.metrics.judged import MEASURES, Judged, coverage_and_risk
 
-KINDS = ("raw", "ranks", "paths")
+KINDS = ("raw", "ranks", "paths", "unseen")
 #: coverage of the conformal answers
 CONFORMAL = 0.9
 #: classes are told apart by how many training rows they have: from each of these on
@@ -67,9 +69,17 @@ def figures(arrays: Arrays) -> dict[str, Any]:
         found[kind] = {
             rank: {name: _digits(value[place]) for name, value in values.items()} for place, rank in enumerate(ranks)
         }
-    if "summed/predicted" in arrays:
-        right = arrays["summed/predicted"] == arrays["label"]
-        found["summed"] = {rank: {"accuracy": _digits(right[:, place].mean())} for place, rank in enumerate(ranks)}
+    for kind in ("summed", "adjusted"):
+        if f"{kind}/predicted" in arrays:
+            label = arrays["label"]
+            right = arrays[f"{kind}/predicted"] == label
+            found[kind] = {
+                rank: {
+                    "accuracy": _digits(right[:, place].mean()),
+                    "macro_accuracy": _digits(_mean_of_classes(label[:, place], right[:, place])),
+                }
+                for place, rank in enumerate(ranks)
+            }
     found["by_count"] = _by_count(arrays, ranks[0])
     if "conformal/rank" in arrays:
         answered = arrays["conformal/rank"]
@@ -89,7 +99,10 @@ def _area(judged: Judged, place: int) -> float:
 
 def _macro(judged: Judged, place: int) -> float:
     """Accuracy of each class, averaged over the classes that have test rows."""
-    label, right = judged.label[:, place], judged.right[:, place]
+    return _mean_of_classes(judged.label[:, place], judged.right[:, place])
+
+
+def _mean_of_classes(label: NDArray[np.integer], right: NDArray[np.bool_]) -> float:
     rows = np.bincount(label)
     return float(np.mean((np.bincount(label, right) / np.maximum(rows, 1))[rows > 0]))
 

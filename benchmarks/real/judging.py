@@ -22,7 +22,7 @@ from linnaeus_jax.inference.bundle.files import read_bundle
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.paths import Logits, log_softmax
 from linnaeus_jax.inference.quality.calibration import judge
-from linnaeus_jax.metrics.phases import MAIN
+from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
 from linnaeus_jax.run.evaluate import evaluate, load, test_split
 from linnaeus_jax.tools import bundle as bundle_tool
 
@@ -38,6 +38,16 @@ def summed(logits: Logits, taxonomy: Taxonomy, temperature: float) -> NDArray[np
         for column in np.flatnonzero(ancestor >= 0):
             total[:, ancestor[column]] += probability[:, column]
         best.append(total.argmax(axis=1))
+    return np.stack(best, axis=1).astype(np.int16)
+
+
+def adjusted(logits: Logits, taxonomy: Taxonomy, arrays: dict[str, Any], ranks: list[str]) -> NDArray[np.int16]:
+    """Best class of every rank, [N, T], by logits less the logarithm of the classes' shares of the training rows."""
+    best = []
+    for task, rank in zip(taxonomy.tasks, ranks, strict=True):
+        share = np.maximum(arrays[f"count/{rank}"], 0.5)  # a class without a row cannot be rarer than any
+        values = logits[task] - np.log(share / share.sum())
+        best.append(values[:, taxonomy.first :].argmax(axis=1) + taxonomy.first)
     return np.stack(best, axis=1).astype(np.int16)
 
 
@@ -58,7 +68,10 @@ def main(argv: list[str]) -> int:
         return status
     bundle = read_bundle(out)
     loaded = load(run, str(bundle.facts["step"]))
-    rows = evaluate(loaded, (MAIN,), test_split(loaded), predictions=True, logits=True).predictions[MAIN.name]
+    with_metadata = bool(loaded.experiment.program.evaluation.component_names)
+    phases = (MAIN, WITHOUT_METADATA) if with_metadata else (MAIN,)
+    found = evaluate(loaded, phases, test_split(loaded), predictions=True, logits=True).predictions
+    rows = found[MAIN.name]
     taxonomy = bundle.taxonomy
     ranks = [taxonomy.ranks[task] for task in taxonomy.tasks]
     raw, answers = Answers(taxonomy, Calibration.none(taxonomy.tasks)), Answers(taxonomy, bundle.calibration)
@@ -69,7 +82,11 @@ def main(argv: list[str]) -> int:
     arrays |= figures.packed(judge(rows.logits, rows.label, answers, "path"), "paths")
     finest = bundle.calibration.ranks[taxonomy.tasks[0]]
     arrays["summed/predicted"] = summed(rows.logits, taxonomy, finest)
+    if with_metadata:
+        hidden = found[WITHOUT_METADATA.name]
+        arrays |= figures.packed(judge(hidden.logits, hidden.label, raw, "documented"), "unseen")
     arrays |= counts(loaded.dataset.train.labels, taxonomy.tasks, ranks, taxonomy)
+    arrays["adjusted/predicted"] = adjusted(rows.logits, taxonomy, arrays, ranks)
     answered = answers.answered(rows.logits, answers.options(coverage=figures.CONFORMAL))
     given, every = answered.answer, np.arange(len(label))
     at = np.maximum(given, 0)

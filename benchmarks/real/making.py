@@ -22,11 +22,13 @@ import numpy as np
 
 from benchmarks.common import machine_info
 from benchmarks.real import figures
-from benchmarks.real.rows import HEAD, TRUNKS, Row
+from benchmarks.real.rows import HEAD, IDEAS, TRUNKS, Row
 from benchmarks.real.sets import SIDES, Rows
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import write_atomically
 
+#: pictures whose answers are timed
+PICTURES = 64
 PLUGIN = Path(__file__).with_name("features.py")
 
 
@@ -127,23 +129,29 @@ def pixels(place: Place, size: int) -> tuple[Path, Cost]:
     return folder, once(folder, make)
 
 
-def labels(place: Place, built: Path, seed: int) -> Path:
-    """The labels file of a data set with the sides of one seed."""
-    path = place.out / place.name / f"labels-{built.name}-{seed}.h5"
+def labels(place: Place, built: Path, seed: int, hidden: float = 0.0) -> Path:
+    """The labels file of a data set with the sides of one seed; `hidden`: see `Row`."""
+    ending = f"-hidden-{hidden:g}" if hidden else ""
+    path = place.out / place.name / f"labels-{built.name}-{seed}{ending}.h5"
     if not path.is_file():
-        with_sides(place, built, path, place.rows.sides(place.scheme, seed))
+        with_sides(place, built, path, place.rows.sides(place.scheme, seed), hidden=hidden, seed=seed)
     return path
 
 
-def with_sides(place: Place, built: Path, path: Path, sides: Sequence[str]) -> None:
-    """A copy of a data set's labels file with other sides."""
+def with_sides(
+    place: Place, built: Path, path: Path, sides: Sequence[str], *, hidden: float = 0.0, seed: int = 0
+) -> None:
+    """A copy of a data set's labels file with other sides, and a share of the finest labels of training rows hidden."""
     path.parent.mkdir(parents=True, exist_ok=True)
     side = {Path(name).as_posix(): SIDES.index(each) for name, each in zip(place.rows.paths, sides, strict=True)}
     unfinished = path.with_suffix(".part")
     shutil.copyfile(built / "labels.h5", unfinished)
     with h5py.File(unfinished, "r+") as file:
         names = [name.decode() for name in file["img_identifiers"][:]]
-        file["split"][:] = [side[name] for name in names]
+        chosen = np.array([side[name] for name in names])
+        file["split"][:] = chosen
+        drawn = np.random.default_rng(seed).random(len(names)) < hidden
+        file[tasks_of(built)[0]][np.flatnonzero(drawn & (chosen == SIDES.index("train")))] = 0
     unfinished.rename(path)
 
 
@@ -160,7 +168,9 @@ def features(place: Place, trunk: str) -> tuple[Path, Cost]:
         both = work.with_name(f"{work.name}.h5")
         sides = ["train" if side == "train" else "val" for side in place.rows.sides(place.scheme, 0)]
         with_sides(place, built, both, sides)
-        flags = settings(place, trunk, HEAD | {"train.epochs": 1, "data.h5.labels_path": str(both)})
+        flags = settings(
+            place, (trunk,), HEAD | {"train.epochs": 1, "metrics.baselines": False, "data.h5.labels_path": str(both)}
+        )
         took = train(built, work, flags, seed=0)
         with h5py.File(both) as file:
             side = file["split"][:]
@@ -183,12 +193,35 @@ def features(place: Place, trunk: str) -> tuple[Path, Cost]:
     return path, cost
 
 
-def settings(place: Place, trunk: str, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Config keys of a row that begins from a trunk."""
-    source = TRUNKS[trunk]
-    given = {f"model.{key}": value for key, value in source.settings.items()}
-    given |= {"model.pretrained": source.weights.format(weights=place.weights), "data.img_size": source.size}
+def settings(place: Place, trunks: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Config keys of a row that begins from a trunk, or from several beside each other."""
+    sources = [TRUNKS[trunk] for trunk in trunks]
+    weights = [source.weights.format(weights=place.weights) for source in sources]
+    given: dict[str, Any] = {"data.img_size": max(source.size for source in sources)}
+    if len(sources) == 1:
+        given |= {f"model.{key}": value for key, value in sources[0].settings.items()}
+        given |= {"model.pretrained": weights[0]}
+    else:
+        given |= {"model.pretrained": "", "model.features": ",".join(weights)}
     return given | {"data.meta.active": False} | dict(changed)
+
+
+def joined(place: Place, trunks: Sequence[str], made: Sequence[Path]) -> Path:
+    """The features of several trunks beside each other, as one file; of one trunk its own."""
+    if len(made) == 1:
+        return made[0]
+    path = place.out / place.rows.of.name / f"{'+'.join(trunks)}.features"
+    if not path.is_file():
+        unfinished = path.with_suffix(".part")
+        with unfinished.open("wb") as file:
+            np.save(file, np.concatenate([np.load(each, mmap_mode="r") for each in made], axis=1))
+        unfinished.rename(path)
+    return path
+
+
+def of_tasks(changed: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Any]:
+    """Settings with a key for every rank in place of one with {task}."""
+    return {key.format(task=task): value for key, value in changed.items() for task in (tasks if "{" in key else ("",))}
 
 
 def train(built: Path, work: Path, flags: Mapping[str, Any], seed: int) -> Cost:
@@ -199,8 +232,12 @@ def train(built: Path, work: Path, flags: Mapping[str, Any], seed: int) -> Cost:
     return run(command, work.with_suffix(".log"))
 
 
-def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict[str, Any]:
-    """Makes a row and writes its JSON file and the arrays beside it; returns what the file says."""
+def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, timed: bool = True) -> dict[str, Any]:
+    """Makes a row and writes its JSON file and the arrays beside it; returns what the file says.
+
+    Args:
+      timed: measure the latency of the bundle of seed 0, too.
+    """
     work = place.out / place.name / f"{name}-{seed}"
     result = place.result(name, seed)
     result.parent.mkdir(parents=True, exist_ok=True)
@@ -210,11 +247,11 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict
     if row.how == "pictures":
         built, before = pixels(place, row.side)
     else:
-        built, _ = pixels(place, TRUNKS[row.trunks[0]].size)
+        built, _ = pixels(place, row.side)
         made = [features(place, trunk) for trunk in row.trunks]
         for _, each in made:
             before.add(each)
-    split = labels(place, built, seed)
+    split = labels(place, built, seed, row.hidden)
     if row.how == "control":
         tasks = ",".join(tasks_of(built))
         ranks = ",".join(place.rows.of.ranks)
@@ -223,15 +260,17 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict
             run(["benchmarks.real.control", str(split), str(arrays), tasks, ranks, *paths], work.with_suffix(".log"))
         )
     else:
-        given = {"data.h5.labels_path": str(split)} | dict(row.settings)
+        given = {"data.h5.labels_path": str(split)} | of_tasks(row.settings, tasks_of(built))
         if row.how == "head":
-            given |= {"data.h5.images_path": str(made[0][0]), "env.plugins": str(PLUGIN)}
-        flags = settings(place, row.trunks[0], given) if row.trunks else given | {"data.img_size": row.side}
+            stored = joined(place, row.trunks, [path for path, _ in made])
+            given |= {"data.h5.images_path": str(stored), "env.plugins": str(PLUGIN)}
+        flags = settings(place, row.trunks, given) if row.trunks else given | {"data.img_size": row.side}
         cost.add(once(work, lambda: train(built, work, flags, seed), goes_on=True))
         bundle = work.with_name(f"{work.name}-bundle")
-        cost.add(
-            run(["benchmarks.real.judging", str(work), str(bundle), str(arrays)], work.with_suffix(".judging.log"))
-        )
+        judging = ["benchmarks.real.judging", str(work), str(bundle), str(arrays)]
+        cost.add(once(arrays, lambda: run(judging, work.with_suffix(".judging.log"))))
+        if timed and seed == 0 and name not in IDEAS:
+            extra["latency"] = latency(place, bundle, arrays.with_suffix(".latency.json"))
         extra["bundle_mb"] = round(sum(f.stat().st_size for f in bundle.rglob("*") if f.is_file()) / 1e6, 1)
         extra["settings"] = {key: value for key, value in row.settings.items() if key not in ("env.plugins",)}
     shutil.copyfile(arrays, result.with_suffix(".npz"))
@@ -256,6 +295,15 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str) -> dict
     }
     write_atomically(result, json.dumps(report, indent=1) + "\n")
     return report
+
+
+def latency(place: Place, bundle: Path, out: Path) -> dict[str, Any]:
+    """How long a bundle takes for an answer; see `benchmarks.real.latency`."""
+    sides = place.rows.sides(place.scheme, 0)
+    pictures = [str(place.data / path) for path, side in zip(place.rows.paths, sides, strict=True) if side == "test"]
+    run(["benchmarks.real.latency", str(bundle), str(out), *pictures[:PICTURES]], out.with_suffix(".log"))
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
 
 
 def pictures_of(labels_file: Path) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +27,12 @@ class Trunk:
     seconds: float
 
 
-def _mobilenet(name: str) -> Trunk:
+def _mobilenet(name: str, size: int = 224) -> Trunk:
     file = f"{{weights}}/mobilenet_v2_1.0_224_{name}quant.tflite"
     title = {"": "MobileNetV2", "inat_bird_": "MobileNetV2 birds", "inat_insect_": "MobileNetV2 insects"}[name]
-    return Trunk(title, file, {"type": "EfficientNet", "variant": "mobilenet_v2"}, 224, 0.03)
+    if size != 224:
+        title += f" at {size} px"
+    return Trunk(title, file, {"type": "EfficientNet", "variant": "mobilenet_v2"}, size, 0.03 * (size / 224) ** 2)
 
 
 TRUNKS = {
@@ -38,6 +41,7 @@ TRUNKS = {
     "mobilenet": _mobilenet(""),
     "birds": _mobilenet("inat_bird_"),
     "insects": _mobilenet("inat_insect_"),
+    "insects-260": _mobilenet("inat_insect_", 260),  # beside Lite2, whose pictures all trunks of a model get
 }
 
 
@@ -50,9 +54,10 @@ class Row:
       trunks: whose features are used, one after the other; none: from nothing.
       how: "head" on stored features, "control" (logistic regression of scikit-learn on the same features), or
         "pictures" (the generated configuration with `settings`).
-      settings: config keys that differ from the generated configuration.
+      settings: config keys that differ from the generated configuration; {task} in a key stands for every rank.
       size: of the pictures, where no trunk says it.
       minutes: about so many CPU-minutes beside the features, for 2,600 training rows.
+      hidden: share of the training rows whose finest label is hidden.
     """
 
     title: str
@@ -61,6 +66,7 @@ class Row:
     settings: Mapping[str, Any] = field(default_factory=dict)
     size: int = 0
     minutes: float = 1.0
+    hidden: float = 0.0
 
     @property
     def side(self) -> int:
@@ -78,10 +84,72 @@ def _head(trunk: str, what: str = "", **settings: Any) -> Row:
     return Row(title, (trunk,), "head", HEAD | changed)
 
 
-def _tuned(trunk: str, blocks: int, minutes: float, **settings: Any) -> Row:
+def _pair(first: str, second: str) -> Row:
+    return Row(f"{TRUNKS[first].title} and {TRUNKS[second].title}, heads", (first, second), "head", HEAD)
+
+
+#: what comparisons of ideas have in common: heads on features of Lite0 that begin as drawn, the best of 7 checkpoints
+IDEA = {
+    "train.tune": "head",
+    "train.tune_views": 0,
+    "train.fit_heads": False,
+    "train.epochs": 37,
+    "schedule.validation.interval_epochs": 6,
+    "schedule.checkpoint.interval_epochs": 6,
+    "metrics.baselines": False,
+}
+
+
+def _idea(title: str, hidden: float = 0.0, **settings: Any) -> Row:
+    """One change beside `idea-plain`."""
     changed = {key.replace("__", "."): value for key, value in settings.items()}
+    return Row(title, ("lite0",), "head", IDEA | changed, hidden=hidden)
+
+
+def _heads(kind: str) -> dict[str, Any]:
+    return {"model__classification__heads__{task}__type": kind}
+
+
+#: share of the finest labels that is hidden where null labels are compared
+HIDDEN = 0.2
+_WEIGHTS: dict[str, Any] = {"method": ("smoothing",), "normalize": True}
+
+IDEAS: dict[str, Row] = {
+    "idea-plain": _idea("linear heads, cross entropy, static weights"),
+    "idea-conditional": _idea("conditional heads", **_heads("ConditionalClassifier")),
+    "idea-path": _idea("path heads", **_heads("PathSoftmax")),
+    "idea-taxonomy": _idea("taxonomy smoothing", loss__taxonomy_smoothing__enabled=(True,)),
+    "idea-smoothing": _idea("label smoothing", loss__task_specific__train__funcs=("LabelSmoothingCrossEntropy",)),
+    "idea-class-weights": _idea(
+        "class weights N / n",
+        **{f"loss__grad_weighting__class_weights__{key}": value for key, value in _WEIGHTS.items()},
+    ),
+    "idea-balanced": _idea("classes drawn by the root of their rows", data__sampler__class_balance="sqrt"),
+    "idea-dates": _idea("dates, hidden from half of the rows at first, from a tenth later", data__meta__active=True),
+    "idea-dates-always": _idea("dates, never hidden", data__meta__active=True, schedule__meta_masking__enabled=False),
+    "idea-hidden-left-out": _idea("rows with a hidden label left out", HIDDEN, data__partial__levels=False),
+    "idea-hidden-counts": _idea("hidden labels count as a class", HIDDEN),
+    "idea-hidden-never": _idea("hidden labels never count", HIDDEN, train__phase1_mask_null_loss=True),
+    "idea-hidden-schedule": _idea(
+        "hidden labels count more and more",
+        HIDDEN,
+        schedule__null_masking__enabled=True,
+        schedule__null_masking__end_fraction=1.0,
+    ),
+}
+
+
+def _tuned(trunk: str, blocks: int, views: int, minutes: float) -> Row:
     title = f"{TRUNKS[trunk].title}, last {blocks} blocks"
-    return Row(title, (trunk,), "pictures", {"train.tune": f"last:{blocks}", **changed}, 0, minutes)
+    settings = {"train.tune": f"last:{blocks}", "train.tune_views": views, "train.epochs": 7}
+    return Row(title, (trunk,), "pictures", settings, 0, minutes)
+
+
+def _dated(trunk: str, blocks: int, views: int, minutes: float) -> Row:
+    """The same with what is known of the pictures, as the generated configuration of dated pictures has it."""
+    plain = _tuned(trunk, blocks, views, minutes)
+    settings = {**plain.settings, "data.meta.active": True}
+    return dataclasses.replace(plain, title=f"{plain.title}, with dates", settings=settings)
 
 
 def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any) -> Row:
@@ -92,23 +160,23 @@ def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any
     return Row(title, (), "pictures", model | own | changed, size, minutes)
 
 
+_ALONE = {name: trunk for name, trunk in TRUNKS.items() if name != "insects-260"}
 ROWS: dict[str, Row] = {
-    **{f"head-{name}": _head(name) for name in TRUNKS},
+    **{f"head-{name}": _head(name) for name in _ALONE},
     **{
         f"control-{name}": Row(f"{trunk.title}, logistic regression (scikit-learn)", (name,), "control")
-        for name, trunk in TRUNKS.items()
+        for name, trunk in _ALONE.items()
     },
+    "head-lite2-insects": _pair("lite2", "insects-260"),
     "control-lite2-insects": Row(
-        "Lite2 and MobileNetV2 insects, logistic regression (scikit-learn)", ("lite2", "insects"), "control"
+        "Lite2 and MobileNetV2 insects at 260 px, logistic regression (scikit-learn)",
+        ("lite2", "insects-260"),
+        "control",
     ),
-    "last5-lite0": _tuned("lite0", 5, 25),
-    "last6-lite2": _tuned("lite2", 6, 60),
-    # one change at a time, beside head-lite0
-    "head-lite0-dates": _head("lite0", "with metadata", data__meta__active=True),
-    "head-lite0-views4": Row(
-        "Lite0, head, 4 augmented views", ("lite0",), "pictures", HEAD | {"train.tune_views": 4}, 0, 12
-    ),
-    "head-lite0-gradnorm": _head("lite0", "GradNorm", loss__grad_weighting__task__type="gradnorm"),
+    "last5-lite0": _tuned("lite0", 5, 4, 15),
+    "last5-lite0-dates": _dated("lite0", 5, 4, 15),
+    "last6-lite2": _tuned("lite2", 6, 3, 40),
+    **IDEAS,
     **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (64, 96)},
     **{f"nothing-v0-tiny-{size}": _nothing("mFormerV0", "tiny", size, 20) for size in (64, 96)},
     **{f"nothing-lite0-{size}": _nothing("EfficientNet", "lite0", size, 20) for size in (64, 96)},

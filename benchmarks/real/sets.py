@@ -95,9 +95,14 @@ class Rows:
         Args:
           scheme: "official"; "random": each finest class gives its shares, and what belongs together stays together;
             "time": test from 2023, validation drawn from before; "control": as many test, validation and training rows
-            as "time", at random.
+            as "time", at random; "most": test rows of "random", and one validation row of each finest class.
           seed: of what is drawn.
         """
+        if scheme == "most":
+            sides = self.sides("random", seed)
+            last = {self.names[row][0]: row for row, side in enumerate(sides) if side == "val"}
+            kept = set(last.values())
+            return ["train" if side == "val" and row not in kept else side for row, side in enumerate(sides)]
         rng, everything = np.random.default_rng(seed), np.arange(len(self.paths))
         if scheme == "official":
             if all(self.given) and "val" in self.given:
@@ -282,6 +287,7 @@ SETS = {
 SPLITS = {
     "grocery": ("grocery", "official"),
     "plants": ("plants", "random"),
+    "plants-most": ("plants", "most"),
     "plants-time": ("plants", "time"),
     "plants-time-control": ("plants", "control"),
     "leaf": ("leaf", "random"),

@@ -44,6 +44,25 @@ def thresholds(score: NDArray[np.float64]) -> dict[str, float]:
     return found
 
 
+def held(score: NDArray[np.float64], level: int, seed: int = 0) -> float:
+    """Share of the rows whose answer holds the truth by the threshold of the half of the rows without them.
+
+    Args:
+      level: in per cent.
+
+    Returns:
+      NaN where a half has too few rows for it.
+    """
+    halves = np.array_split(np.random.default_rng(seed).permutation(score), 2)
+    right = 0
+    for own, other in (halves, halves[::-1]):
+        found = thresholds(other)
+        if str(level) not in found:
+            return float("nan")
+        right += int((own <= found[str(level)]).sum())
+    return right / len(score)
+
+
 def least_confidence(found: Mapping[str, float], rows: int, level: float) -> float:
     """`min_confidence` whose answers hold the truth in a share `level` of pictures like those that were measured.
 

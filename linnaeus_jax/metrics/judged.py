@@ -22,6 +22,8 @@ from linnaeus_jax.metrics.mistakes import Mistakes
 TINY = 1e-12
 #: confidences of the tables of what is answered at which
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+#: a line of reliability joins bins of so many rows; smaller ones are dots alone
+LEAST_ROWS = 10
 
 
 @dataclass(frozen=True, eq=False)

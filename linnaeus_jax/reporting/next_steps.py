@@ -113,6 +113,12 @@ def _longer(run: RunRecord) -> Iterator[Suggestion]:
         why = (
             f"still growing, {curve[-1][1] - last_third[-1]:.1f} points in the last third of the epochs: twice as many"
         )
+    elif _below_features(run) and run.config["train"]["tune"] == "head" and run.config["train"].get("fit_heads"):
+        why = "a simple classifier knows more from the same features, and the heads began as one: a tenth of the rate"
+        yield Suggestion(
+            why, _again(run, "gentle", lr_scheduler__base_lr=f"{run.config['lr_scheduler']['base_lr'] / 10:.3g}")
+        )
+        return
     elif _below_features(run):
         why = "a simple classifier knows more from the same features before any training: twice the epochs"
     else:

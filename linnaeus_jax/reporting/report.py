@@ -184,7 +184,10 @@ def overview(runs: Runs, tasks: Tasks) -> str:
         pairs = [best(run, name, higher=info.higher_is_better) for run, name in zip(records, names, strict=True)]
         top = (max if info.higher_is_better else min)((pair[0] for pair in pairs if pair), default=None)
         facts[label] = [
-            (f"{info.scale * pair[0]:.4g} ({pair[1]})", "best" if len(runs) > 1 and pair[0] == top else "")
+            (
+                f"{percent(pair[0]) if info.scale == 100 else f'{pair[0]:.4g}'} ({pair[1]})",
+                "best" if len(runs) > 1 and pair[0] == top else "",
+            )
             if pair
             else None
             for pair in pairs

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax.metrics.judged import LEAST_ROWS
 from linnaeus_jax.metrics.names import CHAINS
 from linnaeus_jax.metrics.table import BUILT_IN
 from linnaeus_jax.reporting.alerts import WAIT_SHARE
@@ -277,15 +278,21 @@ def confidence(curves: Mapping[str, Mapping[str, Any]]) -> str:
     for index, (task, one) in enumerate(curves.items()):
         color = COLORS[index % len(COLORS)]
         if one.get("reliability"):
-            mean, right, _ = np.asarray(one["reliability"], np.float64).T
-            reliable.append(Curve(task, 100 * mean, 100 * right, color, marker="o"))
+            mean, right, rows = np.asarray(one["reliability"], np.float64).T
+            for some, label, dash in ((rows >= LEAST_ROWS, task, "-"), (rows < LEAST_ROWS, "", "none")):
+                reliable.append(Curve(label, 100 * mean[some], 100 * right[some], color, dash, marker="o"))
         if one.get("risk_coverage"):
             coverage, wrong = np.asarray(one["risk_coverage"], np.float64).T
             risk.append(Curve(task, 100 * coverage, 100 * wrong, color))
     if reliable:
         reliable.append(Curve("perfectly calibrated", (0, 100), (0, 100), "#999999", "--", width=1.0))
     content = [
-        Panel("reliability", reliable, "right predictions [%]", "confidence [%]"),
+        Panel(
+            f"reliability; fewer than {LEAST_ROWS} rows are not joined",
+            reliable,
+            "right predictions [%]",
+            "confidence [%]",
+        ),
         Panel("risk against coverage", risk, "errors among the answered [%]", "answered, most confident first [%]"),
     ]
     return panels("confidence", content, columns=2, height=3.2)

@@ -89,6 +89,12 @@ def test_card(bundle, rows, tmp_path):
         "last parameters after 7 updates",
     ):
         assert words in text
+    promised = dict(
+        re.findall(r"^\| (0\.\d+) \|.*\| ([\d.]+) \|$", text.split("### Answers that hold the truth")[1], re.M)
+    )
+    assert list(promised) == ["0.8", "0.9", "0.95"]
+    for level, held in promised.items():
+        assert float(held) == pytest.approx(100 * float(level), abs=6)
     for rows_of in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len(Counter(len(re.findall(r"(?<!\\)\|", line)) for line in rows_of.splitlines())) == 1
     assert str(tmp_path) not in text

@@ -131,3 +131,11 @@ def test_bundles_keep_thresholds(bundle, tmp_path):
     calibration = dataclasses.replace(bundle.calibration, coverage=found, coverage_rows=99)
     write_bundle(dataclasses.replace(bundle, calibration=calibration), tmp_path / "b")
     assert read_bundle(tmp_path / "b").calibration == calibration
+
+
+def test_what_half_of_the_rows_promise_the_others():
+    score = np.random.default_rng(1).random(2000)
+    assert conformal.held(score, 90) == pytest.approx(0.9, abs=0.02)
+    assert conformal.held(score, 90) == conformal.held(score, 90)
+    assert np.isnan(conformal.held(score[:10], 90))  # five rows allow no more than 80 %
+    assert conformal.held(np.zeros(40), 90) == 1.0

@@ -87,6 +87,14 @@ def test_a_run_below_its_own_frozen_features_trains_longer(tmp_path):
         assert [one.command.split()[-1] for one in suggestions(run)] == wanted
 
 
+def test_heads_that_left_their_discriminants_train_gently(tmp_path):
+    settings = {"train__tune": "head", "train__tune_views": 4, "lr_scheduler__base_lr": 0.016}
+    run = record(tmp_path, {ACCURACY: 60.0}, data__img_size=48, **settings)
+    write_json(tmp_path / BASELINES_FILE, {"percent": {"features": {"taxa_L10": 61.0}}})
+    assert "--config.lr_scheduler.base_lr=0.0016" in " ".join(one.command for one in suggestions(run))
+    assert not any("epochs" in one.command for one in suggestions(run))
+
+
 def test_small_classes_that_are_badly_known_are_named(tmp_path):
     run = record(tmp_path, {}, data__img_size=48)
     write_json(tmp_path / "assets" / "class_to_idx.json", {"taxa_L10": {"null": 0, "7": 1, "8": 2, "9": 3}})

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from linnaeus_jax.reporting import report_plots
 from linnaeus_jax.reporting.metrics_log import RunError, read_rows
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
 from linnaeus_jax.reporting.page import page, table
@@ -265,3 +266,12 @@ def test_texts_of_a_page_are_neither_markup_nor_commands() -> None:
     assert "&lt;d&gt;\\x1b[2J\\u202e" in text
     assert "&lt;a&gt;\\x1b" in text
     assert not {"<a>", "<b>", "<c>", "<d>"} & set(re.findall("<.>", text))
+
+
+def test_reliability_joins_no_bins_of_a_few_rows(monkeypatch):
+    drawn: list[report_plots.Panel] = []
+    monkeypatch.setattr(report_plots, "panels", lambda title, content, **_: drawn.extend(content))
+    report_plots.confidence({"fine": {"reliability": [[0.3, 1.0, 2], [0.6, 0.5, 40], [0.8, 0.9, 50]]}})
+    joined, alone, _ = drawn[0].curves
+    assert (joined.label, joined.dash, list(joined.x)) == ("fine", "-", [60.0, 80.0])
+    assert (alone.label, alone.dash, list(alone.y)) == ("", "none", [100.0])

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import FORMAT, FORMAT_VERSION
 from linnaeus_jax.inference.quality.card_figures import draw_accuracy, draw_reliability, draw_roll_up
@@ -20,6 +21,8 @@ from linnaeus_jax.metrics.judged import MEASURES, THRESHOLDS, accuracy, ece, nll
 from linnaeus_jax.reporting.tables import percent
 
 IMAGES = "images"
+#: levels of coverage that the card shows, in per cent
+COVERAGE = (80, 90, 95)
 #: `facts.weights` -> what they are
 WEIGHTS = {
     "ema": "moving average of the parameters",
@@ -45,7 +48,7 @@ def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> No
         draw_reliability(images / "reliability.png", ranks, measured.raw, paths)
         draw_roll_up(images / "roll_up.png", ranks, paths, bundle.taxonomy.first)
         sections += [_accuracy(bundle, measured), _subsets(bundle, measured), _calibration(bundle, measured)]
-        sections.append(_roll_up(bundle, measured))
+        sections += [_roll_up(bundle, measured), _coverage(bundle, measured)]
     sections += [_limits(bundle), _licences(bundle, measured)]
     (directory / "README.md").write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8")
 
@@ -204,6 +207,30 @@ def _roll_up(bundle: Bundle, measured: Measured) -> str:
         "### Answering only as deep as it is sure\n\nShare of the rows that are answered at each rank when the answer "
         "is the deepest taxon of the path with at least some probability, and errors among the answers.\n\n"
         f"{table(head, rows)}\n\n![risk and coverage]({IMAGES}/roll_up.png)"
+    )
+
+
+def _coverage(bundle: Bundle, measured: Measured) -> str:
+    """What `--coverage` promises; nothing where the bundle has no such thresholds."""
+    known, judged, rows = bundle.calibration, measured.judged[WITH, "paths"], []
+    levels = [level for level in COVERAGE if str(level) in known.coverage]
+    if not levels:
+        return ""
+    ranks = list(bundle.taxonomy.ranks.values())
+    least = [conformal.least_confidence(known.coverage, known.coverage_rows, level / 100) for level in levels]
+    score = conformal.scores(judged, bundle.taxonomy.first)
+    for level, each in zip(levels, roll_up(judged, least, bundle.taxonomy.first), strict=True):
+        answered = each.to_json(ranks)
+        shares = map(percent, (*answered["answered"].values(), answered["unanswered"]))
+        rows.append(
+            (f"{level / 100:g}", f"{answered['min_confidence']:.3f}", *shares, percent(conformal.held(score, level)))
+        )
+    head = ("--coverage", "least probability", *(f"{rank}, %" for rank in ranks[::-1]), "no answer, %", "hold it, %")
+    return (
+        "### Answers that hold the truth\n\nWith `--coverage 0.9` the answer is as deep as 90 of 100 answers allow: so "
+        "many of them are the true taxon, one above it, or none, on pictures like the validation rows. *Hold it*: what "
+        "the threshold of one half of these rows gave on the other, both ways; the bundle's own thresholds are of all "
+        f"{known.coverage_rows:,} rows labelled at the finest rank.\n\n{table(head, rows)}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.metrics.judged import Judged, coverage_and_risk, reliability, roll_up
+from linnaeus_jax.metrics.judged import LEAST_ROWS, Judged, coverage_and_risk, reliability, roll_up
 from linnaeus_jax.reporting.figures import COLORS, DASHES, MARKERS, grid, labels, legend
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 CONFIDENCES = np.linspace(0, 1, 101)
 #: least share of the rows of a risk-coverage curve that is drawn: of a few rows it says nothing
 LEAST_COVERAGE = 0.02
-#: a line joins bins of so many rows; smaller ones are dots alone
-LEAST_ROWS = 10
 
 
 def save(figure: Figure, path: Path) -> None:
