@@ -83,6 +83,17 @@ def test_what_a_gpu_program_takes_is_what_it_was_counted_with() -> None:
         assert step.memory_bytes == pytest.approx(found["memory_mb"] * 1e6, abs=1e4)
 
 
+def test_on_a_gpu_memory_grows_by_a_straight_line() -> None:
+    """Of ViT-tiny for 32, 64 and 128 pictures, compiled for an H100: the line that the search follows is near."""
+    programs = json.loads((RESULTS / "gpu_program.json").read_text())["programs"]
+    label = "update, ViT-tiny, 224 px, {} rows, h100, "
+    some, more, most = (
+        next(found["memory_mb"] for name, found in programs.items() if name.startswith(label.format(rows)))
+        for rows in (32, 64, 128)
+    )
+    assert more + 2 * (more - some) == pytest.approx(most, rel=0.05)
+
+
 def test_a_run_that_goes_on_keeps_its_batch(tmp_path: Path) -> None:
     config = settings(tmp_path, enabled=True, device_memory_gb=1.0)
     directory = RunDirectory(tmp_path / "run")
