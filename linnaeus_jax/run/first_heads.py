@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.images import input_dtype
 from linnaeus_jax.learning.discriminant import Affine, FeatureSums, fitted
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.step.placement import fetch
@@ -83,7 +84,7 @@ def _discriminants(experiment: Experiment, heads: dict[str, int]) -> dict[str, A
         if dataset.null_possible:
             label = np.where(label == 0, -1, label)
         for view in range(min(views, VIEWS)):
-            stored = np.empty((len(rows), *source.image_shape), source.dtype)
+            stored = np.empty((len(rows), *source.image_shape), input_dtype(source))
             read = source.read(rows * views + view, stored)
             x = stored.reshape(len(rows), -1).astype(np.float32)
             for half, sums in enumerate(halves):

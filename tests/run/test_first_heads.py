@@ -70,8 +70,8 @@ def test_heads_begin_at_the_discriminants_and_the_rest_as_it_was(tmp_path, capsy
     rest = [{**dict(state.params), "head": None} for state in (before, after)]
     jax.tree.map(np.testing.assert_array_equal, *rest)
     jax.tree.map(np.testing.assert_array_equal, after.ema, after.params)
-    assert jax.tree.structure(before) == jax.tree.structure(after)
-    again = with_fitted_heads(*[built(tmp_path, train__ema__enabled=True)[0]] * 1, before)
+    jax.tree.map(lambda *_: None, before, after)  # of one structure
+    again = with_fitted_heads(built(tmp_path, train__ema__enabled=True)[0], before)
     jax.tree.map(np.testing.assert_array_equal, again.params, after.params)
 
 
