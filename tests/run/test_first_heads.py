@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.files import RunDirectory
-from linnaeus_jax.run.experiment import build_experiment
+from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.first_heads import with_fitted_heads
 from tests.run.test_stored import config_of
 from tests.tiny import TASKS
@@ -39,9 +39,8 @@ class Features:
 
 
 def built(tmp_path, **changes):
-    experiment = build_experiment(
-        config_of(tmp_path / "data", "head", **changes), RunDirectory(tmp_path / "run"), write=False
-    )
+    config = config_of(tmp_path / "data", "head", **changes)
+    experiment = preview_experiment(config, RunDirectory(tmp_path / "run"))
     label = experiment.inputs.dataset.train.table.label[:, 0].astype(int)
     features = Features(label)
     experiment.inputs.stored.update(dict.fromkeys(("train", "val"), features))
