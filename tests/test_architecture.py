@@ -46,7 +46,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "debugging": "compat config data files learning mistakes models reporting schedules step versions",
         "weights": "config data files mistakes models registry",
         "checks": "config data debugging learning mistakes models registry schedules step taxonomy weights",
-        "run": "backend checks compat config data debugging files learning metrics mistakes models reporting schedules "
+        "run": "checks compat config data debugging files learning metrics mistakes models reporting schedules "
         "step taxonomy versions weights",
         "inference": "compat config data files learning metrics models reading reporting run step taxonomy weights",
         "demo": "data files",

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from linnaeus_jax.learning.joining import global_norm, worth_joining
 
 from linnaeus_jax import backend
 from linnaeus_jax.backend import CPU, EVERYWHERE, PLAIN, TRICKS
 from linnaeus_jax.learning.branches import computed_if
+from linnaeus_jax.learning.buckets import global_norm, worth_gathering
 from linnaeus_jax.learning.gradnorm import task_gradients
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import operations
@@ -152,7 +152,7 @@ def test_the_process_is_left_as_it_is(monkeypatch):
     monkeypatch.setattr(process, "_kept", {"heap": False})
     assert process.compiler_options(training=True) == {}
     assert not process.keep_freed_memory()
-    assert not worth_joining()
+    assert not worth_gathering()
     assert backend.automatic_dtype() == "float32"  # no trick
     assert backend.target() == CPU
 

@@ -68,7 +68,7 @@ def test_a_wrong_config_is_refused_before_anything_is_read(tmp_path):
     [
         (20, 10.0, 20.0, "in 20 minutes: it fits as it is: 0:14:50"),
         (10, 10.0, 20.0, "in 10 minutes: give --config.train.epochs=25; it takes 0:09:50"),
-        (5, 60.0, 10.0, "in 5 minutes: give --config.train.tune_views=1 --config.train.epochs=12; it takes 0:05:00"),
+        (5, 60.0, 10.0, "in 5 minutes: give --config.train.tune_views=2 --config.train.epochs=6; it takes 0:05:00"),
     ],
 )
 def test_what_fits_a_budget_is_said_as_arguments(minutes, storing, of_epoch, words):
@@ -81,7 +81,7 @@ def test_what_fits_a_budget_is_said_as_arguments(minutes, storing, of_epoch, wor
 def test_a_budget_that_nothing_fits_is_one_line():
     config = get_config()
     config.train.tune = "last:5"
-    with pytest.raises(UserError, match=r"--minutes 2 is too little: .* 4\.5 minutes .*--config\.train\.tune=head"):
+    with pytest.raises(UserError, match=r"--minutes 2 is too little: .* 3\.5 minutes .*--config\.train\.tune=head"):
         check.within(2, config, beside=60.0, storing=50.0, of_epoch=20.0, stored=True)
 
 
