@@ -70,7 +70,7 @@ def test_heads_begin_at_the_discriminants_and_the_rest_as_it_was(tmp_path, capsy
     rest = [{**dict(state.params), "head": None} for state in (before, after)]
     jax.tree.map(np.testing.assert_array_equal, *rest)
     jax.tree.map(np.testing.assert_array_equal, after.ema, after.params)
-    jax.tree.map(lambda *_: None, before, after)  # of one structure
+    assert str(jax.tree.structure(before)) == str(jax.tree.structure(after))
     again = with_fitted_heads(built(tmp_path, train__ema__enabled=True)[0], before)
     jax.tree.map(np.testing.assert_array_equal, again.params, after.params)
 
