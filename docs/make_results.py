@@ -52,7 +52,7 @@ WANTED = {
 }
 
 #: rows that the tables behind the first ones show, for the page to stay short
-DETAILS = ("head-lite0", "head-lite2", "last5-lite0")
+DETAILS = ("head-lite0", "head-lite2", "head-lite2-insects", "last5-lite0", "last5-lite0-dates", "last6-lite2")
 
 WIDTH = 139  # characters of a line of text
 
