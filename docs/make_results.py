@@ -52,7 +52,7 @@ WANTED = {
 }
 
 #: rows that the tables behind the first ones show, for the page to stay short
-DETAILS = ("head-lite2", "head-lite2-insects", "last5-lite0-dates", "last6-lite2")
+DETAILS = ("head-lite2", "last5-lite0-dates", "last6-lite2")
 
 WIDTH = 139  # characters of a line of text
 
@@ -256,7 +256,7 @@ def gained(value: Mapping[str, Any]) -> str:
 
 
 def unseen_table(data: Mapping[str, Any]) -> str:
-    """Rows with metadata, where these are known and where they are hidden."""
+    """Rows with metadata, where these are known and where they are hidden, in a sentence."""
     lines = []
     for split, rows in data.items():
         for row, one in rows.items():
@@ -267,8 +267,11 @@ def unseen_table(data: Mapping[str, Any]) -> str:
                 )
     if not lines:
         return "What dates are worth where the test rows have none is not measured yet."
-    said = "Dates of the plants, where the test rows have them and where they are hidden from the same model:\n\n"
-    return said + table(["split", "", "dates known", "dates hidden"], lines)
+    said = (
+        f"{split}, {title}: {seen} % where test rows have dates, {hidden} % without"
+        for split, title, seen, hidden in lines
+    )
+    return textwrap.fill(f"One model with and without what it knows of the test rows: {'; '.join(said)}.", WIDTH)
 
 
 def adjusted_table(data: Mapping[str, Any]) -> str:
