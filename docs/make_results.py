@@ -52,7 +52,7 @@ WANTED = {
 }
 
 #: rows that the tables behind the first ones show, for the page to stay short
-DETAILS = ("head-lite0", "head-lite2", "last5-lite0")
+DETAILS = ("head-lite2", "last5-lite0-dates", "last6-lite2")
 
 WIDTH = 139  # characters of a line of text
 
@@ -167,13 +167,13 @@ def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def accuracy_tables(data: Mapping[str, Any]) -> str:
     """Accuracy at each rank, a table for each split; what was wanted and is not there is named."""
-    parts = []
+    parts, nothing = [], []
     for split, heading in HEADS.items():
         rows, ranks = data.get(split, {}), SETS[SPLITS[split][0]].ranks
         missing = "; ".join(ROWS[row].title for row in WANTED[split] if row not in rows)
         lacking = f"Not measured yet: {missing}." if missing else ""
         if not rows:
-            parts.append(f"### {heading}\n\n{textwrap.fill(lacking, WIDTH)}\n")
+            nothing.append(heading)
             continue
         lines = []
         for row in (name for name in ROWS if name in rows and name not in IDEAS):
@@ -185,6 +185,8 @@ def accuracy_tables(data: Mapping[str, Any]) -> str:
         columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
         said = textwrap.fill(f"Pictures: {sides}. {lacking}", WIDTH)
         parts.append(f"### {heading}\n\n{said}\n\n{table(columns, lines)}")
+    if nothing:
+        parts.append(textwrap.fill(f"Not measured yet: {'; '.join(nothing)}.", WIDTH))
     return "\n".join(parts)
 
 
@@ -254,7 +256,7 @@ def gained(value: Mapping[str, Any]) -> str:
 
 
 def unseen_table(data: Mapping[str, Any]) -> str:
-    """Rows with metadata, where these are known and where they are hidden."""
+    """Rows with metadata, where these are known and where they are hidden, in a sentence."""
     lines = []
     for split, rows in data.items():
         for row, one in rows.items():
@@ -263,15 +265,22 @@ def unseen_table(data: Mapping[str, Any]) -> str:
                 lines.append(
                     [split, ROWS[row].title, *(percent(one[kind][rank]["accuracy"]) for kind in ("raw", "unseen"))]
                 )
-    return table(["split", "", "dates known", "dates hidden"], lines)
+    if not lines:
+        return "What dates are worth where the test rows have none is not measured yet."
+    said = (
+        f"{split}, {title}: {seen} % where test rows have dates, {hidden} % without"
+        for split, title, seen, hidden in lines
+    )
+    return textwrap.fill(f"One model with and without what it knows of the test rows: {'; '.join(said)}.", WIDTH)
 
 
 def adjusted_table(data: Mapping[str, Any]) -> str:
     """Logit adjustment at the finest rank."""
     lines = []
     for split, rows in data.items():
-        for row, one in rows.items():
-            if "adjusted" in one and row in (*DETAILS, "idea-plain"):
+        for row in ("head-lite0", "head-lite2", "last5-lite0", "last6-lite2"):
+            one = rows.get(row, {})
+            if "adjusted" in one:
                 rank = next(iter(one["raw"]))
                 pairs = [
                     " → ".join(percent(one[kind][rank][name]) for kind in ("raw", "adjusted"))
@@ -281,33 +290,23 @@ def adjusted_table(data: Mapping[str, Any]) -> str:
     return table(["split", "", "rank", "accuracy", "mean of classes"], lines)
 
 
-def latency_table(data: Mapping[str, Any]) -> str:
-    """How long bundles take for answers."""
-    names = ("predict_ms", "predict_cpu_ms", "server_ms", "pictures_per_s", "pictures_per_cpu_s")
-    lines = [
-        [split, ROWS[row].title, *(f"{one['latency'][name]:.1f}" for name in names)]
-        for split, rows in data.items()
-        for row, one in rows.items()
-        if "latency" in one
-    ]
-    head = ["predict, ms", "CPU-ms of it", "server, ms", "pictures/s of a folder", "pictures per CPU-second"]
-    return table(["split", "", *head], lines)
-
-
 def cost_table(data: Mapping[str, Any]) -> str:
-    """What a row costs."""
+    """What a row costs, and how long its bundle takes for answers."""
+    timed = ("predict_ms", "predict_cpu_ms", "server_ms", "pictures_per_s", "pictures_per_cpu_s")
     lines = []
     for split, rows in data.items():
         for row, one in rows.items():
-            if row in IDEAS or "bundle_mb" not in one:
+            cost, took = one["cost"], one.get("latency", {})
+            if row in IDEAS or "bundle_mb" not in one or not (cost or took):
                 continue
-            cost = one["cost"]
-            size = plain(1)(one["bundle_mb"]) if "bundle_mb" in one else ""
-            if not cost:
-                continue
-            cells = [plain(1)(one["before"]["cpu_minutes"]), plain(1)(cost["cpu_minutes"]), plain(0)(cost["peak_mb"])]
-            lines.append([split, ROWS[row].title, *cells, size])
-    return table(["split", "", "pixels and features, once", "a seed", "peak MB", "bundle MB"], lines)
+            cells = [""] * 3
+            if cost:
+                cells = [plain(1)(each["cpu_minutes"]) for each in (one["before"], cost)] + [plain(0)(cost["peak_mb"])]
+            answers = [f"{took[name]:.1f}" if took else "" for name in timed]
+            lines.append([split, ROWS[row].title, *cells, plain(1)(one["bundle_mb"]), *answers])
+    head = ["features, once", "a seed", "peak MB", "bundle MB"]
+    head += ["predict, ms", "CPU-ms of it", "server, ms", "pictures/s", "pictures per CPU-second"]
+    return table(["split", "", *head], lines)
 
 
 def cpu_hours(found: Results) -> float:
@@ -323,10 +322,13 @@ def cpu_hours(found: Results) -> float:
     return minutes / 60
 
 
+def detailed(rows: Mapping[str, Any]) -> list[str]:
+    """Rows of `DETAILS`, or the head of Lite0 where there is none of them."""
+    return [row for row in rows if row in DETAILS] or [row for row in rows if row == "head-lite0"]
+
+
 def _with(data: Mapping[str, Any], what: str) -> Iterable[tuple[str, str, dict[str, Any]]]:
-    return (
-        (split, row, one) for split, rows in data.items() for row, one in rows.items() if what in one and row in DETAILS
-    )
+    return ((split, row, rows[row]) for split, rows in data.items() for row in detailed(rows) if what in rows[row])
 
 
 def text(data: Mapping[str, Any], found: Results) -> str:
@@ -362,7 +364,6 @@ def text(data: Mapping[str, Any], found: Results) -> str:
         "ideas": idea_table(data),
         "unseen": unseen_table(data),
         "adjusted": adjusted_table(data),
-        "latency": latency_table(data),
         "cost": cost_table(data),
         "hours": f"{cpu_hours(found):.1f}",
         "machine": said,

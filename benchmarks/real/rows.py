@@ -145,11 +145,11 @@ def _tuned(trunk: str, blocks: int, views: int, minutes: float) -> Row:
     return Row(title, (trunk,), "pictures", settings, 0, minutes)
 
 
-def _dated(trunk: str, blocks: int, views: int, minutes: float) -> Row:
+def _with_dates(row: Row) -> Row:
     """The same with what is known of the pictures, as the generated configuration of dated pictures has it."""
-    plain = _tuned(trunk, blocks, views, minutes)
-    settings = {**plain.settings, "data.meta.active": True}
-    return dataclasses.replace(plain, title=f"{plain.title}, with dates", settings=settings)
+    return dataclasses.replace(
+        row, title=f"{row.title}, with dates", settings={**row.settings, "data.meta.active": True}
+    )
 
 
 def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any) -> Row:
@@ -168,13 +168,14 @@ ROWS: dict[str, Row] = {
         for name, trunk in _ALONE.items()
     },
     "head-lite2-insects": _pair("lite2", "insects-260"),
+    "head-lite2-insects-dates": _with_dates(_pair("lite2", "insects-260")),
     "control-lite2-insects": Row(
         "Lite2 and MobileNetV2 insects at 260 px, logistic regression (scikit-learn)",
         ("lite2", "insects-260"),
         "control",
     ),
     "last5-lite0": _tuned("lite0", 5, 4, 15),
-    "last5-lite0-dates": _dated("lite0", 5, 4, 15),
+    "last5-lite0-dates": _with_dates(_tuned("lite0", 5, 4, 15)),
     "last6-lite2": _tuned("lite2", 6, 3, 40),
     **IDEAS,
     **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (64, 96)},
