@@ -88,6 +88,14 @@ def _pair(first: str, second: str) -> Row:
     return Row(f"{TRUNKS[first].title} and {TRUNKS[second].title}, heads", (first, second), "head", HEAD)
 
 
+def _views(*trunks: str) -> Row:
+    """Heads on the features of the pictures and of four augmented views of each."""
+    title = " and ".join(TRUNKS[trunk].title for trunk in trunks)
+    return Row(
+        f"{title}, head{'s' * (len(trunks) > 1)}, 4 views", trunks, "pictures", HEAD | {"train.tune_views": 4}, 0, 15
+    )
+
+
 #: what comparisons of ideas have in common: heads on features of Lite0 that begin as drawn, the best of 7 checkpoints
 IDEA = {
     "train.tune": "head",
@@ -169,6 +177,8 @@ ROWS: dict[str, Row] = {
     },
     "head-lite2-insects": _pair("lite2", "insects-260"),
     "head-lite2-insects-dates": _with_dates(_pair("lite2", "insects-260")),
+    "views4-lite2": _views("lite2"),
+    "views4-lite2-insects-dates": _with_dates(_views("lite2", "insects-260")),
     "control-lite2-insects": Row(
         "Lite2 and MobileNetV2 insects at 260 px, logistic regression (scikit-learn)",
         ("lite2", "insects-260"),
