@@ -165,11 +165,13 @@ class Calibration(PhaseMetric):
         rows, right = (np.sum(sums[f"calibration/{name}"], axis=1) for name in ("count", "correct"))
         gap = np.asarray(sums["calibration/correct"], np.float64) - sums["calibration/confidence"]
         nll = ratio(sums["nll"], rows)
+        with np.errstate(over="ignore"):  # of a run that diverges it is infinite
+            perplexity = [None if x is None else float(np.exp(x)) for x in nll]
         values: dict[str, list[float | None]] = {
             "ece": ratio(np.abs(gap).sum(axis=1), rows),
             "nll": nll,
             "brier": ratio(sums["brier"], rows),
-            "perplexity": [None if x is None else float(np.exp(x)) for x in nll],
+            "perplexity": perplexity,
             "error_rate": [None if x is None else 1 - x for x in ratio(right, rows)],
         }
         measured = {name: [x for x in of_tasks if x is not None] for name, of_tasks in values.items()}

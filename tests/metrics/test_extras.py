@@ -205,6 +205,17 @@ def test_non_finite_logits_count_as_unconfident():
     assert np.signbit(score[0, 0])
 
 
+def test_of_a_run_that_diverges_the_perplexity_is_infinite():
+    """exp(710) is beyond float64; that is no warning, and the other measures stay."""
+    logits, label, weight = make_batch(1)
+    label[:, 0], weight[:] = 1, 1.0
+    logits["taxa_L10"][:] = np.where(np.arange(7) == 1, -2000.0, 0.0)
+    values = summarise(jax.device_get(sums_of(logits, label, weight)), TASKS, EXTRAS, scores_of(logits, label, weight))
+    assert values["perplexity_taxa_L10"] == values["perplexity"] == np.inf
+    assert values["nll_taxa_L10"] == pytest.approx(2000 + np.log(6))
+    assert np.isfinite(values["perplexity_taxa_L20"])
+
+
 def test_curves_are_json_and_agree_with_the_numbers():
     logits, label, weight = make_batch(3)
     sums = jax.device_get(sums_of(logits, label, weight))
