@@ -57,6 +57,8 @@ ASSUMED_CLASSES = (684, 179, 40, 4)
 SIZES = (224, 384)
 #: (key, function of a model, changed arguments of `build_model`)
 Measures = tuple[tuple[str, Callable[[ModelFamily], Any], dict[str, Any]], ...]
+#: of tables of weights
+_COLUMNS = ("model.pretrained", "size", "parameters, GMAC", "licence", "source, good for", "pictures")
 REMAT = "train.gradient_checkpointing.enabled_normal_steps"
 
 
@@ -235,20 +237,25 @@ def show_pretrained(console: Console, *, as_json: bool) -> None:
         cost = f"{costs['parameters'] / 1e6:.1f} M, {costs['multiply_adds'] / 1e9:.2f}" if costs else "–"
         source = f"{each.source}; {each.purpose}" if each.purpose else each.source
         cells.append([name, f"{each.megabytes:.1f} MB", cost, each.licence, source, about, each.get])
-    columns = ["model.pretrained", "size", "parameters, GMAC", "licence", "source, good for", "pictures"]
-    columns.append("how to get it")
-    rows = Table(title="published weights", title_justify="left", show_lines=True)
-    for column in columns:
-        rows.add_column(column, overflow="fold", min_width=26 if column == columns[0] else None)
-    for row in cells:
-        rows.add_row(*row)
-    (console if console.width >= 150 else Console(width=150)).print(rows)
+    _print_weights(console, "published weights", (*_COLUMNS, "how to get it"), cells, name_width=26)
     console.print(
         "also: a file (.safetensors, .pth, .tflite), a run, a bundle, hf:OWNER/REPO[/FILE], timm:NAME; "
         "package:NAME of any package that ships one file of weights. Trunks of hubs: add --hub. Pictures per second: "
         'the manual, "Which backbone?"',
         soft_wrap=True,
     )
+
+
+def _print_weights(
+    console: Console, title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], *, name_width: int
+) -> None:
+    """A table of weights, 150 characters wide where the terminal is narrower."""
+    rows = Table(title=title, title_justify="left", show_lines=True)
+    for place, column in enumerate(columns):
+        rows.add_column(column, overflow="fold", min_width=None if place else name_width)
+    for row in cells:
+        rows.add_row(*row)
+    (console if console.width >= 150 else Console(width=150)).print(rows)
 
 
 def show_hub(console: Console, *, as_json: bool) -> None:
@@ -267,13 +274,7 @@ def show_hub(console: Console, *, as_json: bool) -> None:
         ]
         for each in HUB_MODELS
     ]
-    columns = ["model.pretrained", "size", "parameters, GMAC", "licence", "source, good for", "pictures"]
-    rows = Table(title="trunks of hubs", title_justify="left", show_lines=True)
-    for column in columns:
-        rows.add_column(column, overflow="fold", min_width=40 if column == columns[0] else None)
-    for row in cells:
-        rows.add_row(*row)
-    (console if console.width >= 150 else Console(width=150)).print(rows)
+    _print_weights(console, "trunks of hubs", _COLUMNS, cells, name_width=40)
     console.print(
         "fetched by its name: --config.model.pretrained=NAME, with what describes it. Licences are as their sources "
         "say and may have terms beside their names: read them before use.",
