@@ -4,10 +4,14 @@ __version__ = "0.1.0"
 
 from typing import TYPE_CHECKING, Any
 
+from linnaeus_jax import migration
+
 if TYPE_CHECKING:
     from linnaeus_jax.inference.model import Model, load
 
 __all__ = ["Model", "__version__", "load"]
+
+migration.register()
 
 
 def __getattr__(name: str) -> Any:

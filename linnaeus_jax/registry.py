@@ -144,5 +144,9 @@ IMAGE_SOURCES: Registry[Any] = Registry("image source", "data.h5.images_path", "
 PROBES: Registry[Any] = Registry("probe", "debug.probes", "debug.probes")
 METRICS: Registry[Any] = Registry("metric", "env.plugins", "metrics")
 WEIGHT_FORMATS: Registry[Any] = Registry("kind of weight files", "model.pretrained_source")
-#: all of them, in the order of the way of the data
+#: what other programs wrote, and who reads it; filled by `linnaeus_jax.migration`, chosen by no key
+CONFIG_FORMATS: Registry[Any] = Registry("format of configuration files", "--config")  # (path, inside) -> ConfigDict
+COMMAND_OPTIONS: Registry[Any] = Registry("option of another program", "--")  # (argv) -> this program's command
+BUNDLE_LAYOUTS: Registry[Any] = Registry("file of another program's bundles", "")  # (directory) -> Bundle
+#: all that a run chooses from, in the order of the way of the data
 ALL = (IMAGE_SOURCES, SAMPLERS, MODELS, WEIGHT_FORMATS, HEADS, LOSSES, OPTIMIZERS, SCHEDULES, PROBES, METRICS)

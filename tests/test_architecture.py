@@ -48,7 +48,9 @@ SUBPACKAGES: dict[str, set[str]] = {
         "checks": "config data debugging learning mistakes models registry schedules step taxonomy weights",
         "run": "checks compat config data debugging files learning metrics mistakes models reporting schedules "
         "step taxonomy versions weights",
-        "inference": "compat config data files learning metrics models reading reporting run step taxonomy weights",
+        "inference": "compat config data files learning metrics models reading registry reporting run step taxonomy "
+        "weights",
+        "migration": "config data inference models reading registry taxonomy weights",
         "demo": "data files",
         "tools": "building checks config data debugging demo files inference learning metrics mistakes models reading "
         "registry reporting run schedules step taxonomy weights",
@@ -123,6 +125,15 @@ def test_imports_go_to_the_subpackages_that_are_allowed():
         assert [why for other, why in used[subpackage].items() if other not in allowed] == []
         unused = allowed - used[subpackage].keys()
         assert not unused, f"{subpackage} does not import {unused}: take it out of the table"
+
+
+def test_migration_is_known_to_the_package_alone():
+    """It fills registries, by a call in the package's own file; its readers are imported at their first use."""
+    assert not any("migration" in allowed for allowed in SUBPACKAGES.values())
+    assert "migration/__init__.py" in imports_of(PACKAGE / "__init__.py")
+    body = tree_of(PACKAGE / "migration" / "__init__.py").body
+    at_once = [node.module or "" for node in body if isinstance(node, ast.ImportFrom)]
+    assert [module for module in at_once if module.startswith("linnaeus_jax.")] == []
 
 
 def folder_of(file: str) -> str:

@@ -7,9 +7,8 @@ import importlib.util
 import inspect
 import json
 import re
-import shlex
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.processes import OPTIONS
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, mark_given, nearest_key, shown
-from linnaeus_jax.config.yaml_import import excuse_of, parse_list, target_key, target_value
+from linnaeus_jax.config.yaml_values import parse_list
+from linnaeus_jax.registry import COMMAND_OPTIONS
 
 COMMAND = "python -m linnaeus_jax.main"
 QUICKSTART = "configs/quickstart.py"
@@ -48,9 +48,7 @@ USAGE = f"""usage: {COMMAND} --config=FILE[:ARGUMENT] [options]
   --help [KEY]                 this text; of a key or a section: default, values and meaning"""
 
 _VALUE_FLAGS = ("config", "workdir", "debug", "debug_log_dir")
-_SWITCHES = ("skip_validation", "enable_debug_logger", "no_enable_debug_logger")
-#: options of other programs' documented command lines
-_FOREIGN = ("cfg", "opts", "datadir", "metapath", "val_metapath", "saving_path")
+SWITCHES = ("skip_validation", "enable_debug_logger", "no_enable_debug_logger")
 
 
 def load_config(argv: Sequence[str]) -> tuple[ConfigDict, str | None]:
@@ -71,8 +69,9 @@ def load_config(argv: Sequence[str]) -> tuple[ConfigDict, str | None]:
         named = [token for token in argv[argv.index(asked.pop()) + 1 :] if token not in ("--help", "-h")]
         print("\n".join(map(key_help, named)) or USAGE)
         raise SystemExit(0)
-    if any(token.startswith("--") and _name(token) in _FOREIGN for token in argv):
-        raise ConfigError(f"these are options of another program; use instead:\n  {_replacement(argv)}")
+    for name in (option_name(token) for token in argv if token.startswith("--")):
+        if name in COMMAND_OPTIONS:
+            raise ConfigError(f"these are options of another program; use instead:\n  {COMMAND_OPTIONS[name](argv)}")
     options, overrides, errors = _split(argv)
     if "config" not in options:
         raise ConfigError([*errors, f"--config is missing; for a first run use --config={QUICKSTART}"])
@@ -119,7 +118,8 @@ def _complete(config: ConfigDict) -> ConfigDict:
         raise ConfigError(_unknown_key(config, error.args[0])) from None
 
 
-def _name(token: str) -> str:
+def option_name(token: str) -> str:
+    """The name of an option as it was typed, `--NAME` or `--NAME=VALUE`; dashes are underscores."""
     name = token[2:].partition("=")[0].replace("-", "_")
     return "no_enable_debug_logger" if name == "noenable_debug_logger" else name
 
@@ -131,11 +131,11 @@ def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, str]], 
     while tokens:
         token = tokens.pop(0)
         _, given, value = token.partition("=")
-        name = _name(token)
+        name = option_name(token)
         is_override = token.startswith("--config.")
         if not token.startswith("--"):
             errors.append(f"{token!r} is not an option; options begin with --")
-        elif name in _SWITCHES and not given:
+        elif name in SWITCHES and not given:
             options[name] = "true"
         elif is_override or name in _VALUE_FLAGS:
             if not given and tokens and not tokens[0].startswith("--"):
@@ -149,10 +149,10 @@ def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, str]], 
                 errors.append(f"--{name} is given twice; keep one")
             else:
                 options[name] = value
-        elif name in _SWITCHES:
+        elif name in SWITCHES:
             errors.append(f"{token}: this switch takes no value; write --{name}")
         else:
-            near = difflib.get_close_matches(name, [*_VALUE_FLAGS, *_SWITCHES, *OPTIONS], n=1)
+            near = difflib.get_close_matches(name, [*_VALUE_FLAGS, *SWITCHES, *OPTIONS], n=1)
             hint = f"did you mean --{near[0]}?" if near else "see --help"
             errors.append(f"--{name} is not an option; {hint}")
             if not given and tokens and not tokens[0].startswith("--"):
@@ -307,91 +307,3 @@ def _unknown(known: ConfigDict, config: ConfigDict, prefix: str = "") -> Iterato
             yield f"{prefix}{key}"
         elif isinstance(value, ConfigDict) and key not in FILTER_KEYS:
             yield from _unknown(known[key], value, f"{prefix}{key}.")
-
-
-def _replacement(argv: Sequence[str]) -> str:
-    """This program's command for a documented command line of another one."""
-    given, notes = _foreign_options(argv)
-    words = [COMMAND]
-
-    def add(flag: str, value: str) -> None:
-        words.append(shlex.quote(f"--{flag}={value}"))
-
-    if "cfg" in given:
-        add("config", f"configs/yaml.py:{' '.join(given['cfg'])}")
-    else:
-        add("config", " ".join(given.get("config", [QUICKSTART])))
-    for key, value in _foreign_overrides(given.get("opts", []), notes):
-        if key == "data.batch_size_per_device" and "cfg" not in given:
-            add("config.data.batch_size", "None")  # the file gives this one
-        add(f"config.{key}", value)
-    for key, value in _foreign_data(given, notes):
-        add(f"config.{key}", value)
-    if "saving_path" in given:
-        add("workdir", " ".join(given["saving_path"]))
-    for name, values in given.items():
-        if name in _SWITCHES:
-            words.append(f"--{name.replace('no_enable', 'no-enable')}")
-        elif name.startswith("config.") or name in ("workdir", "debug", "debug_log_dir"):
-            add(name, " ".join(values))
-        elif name not in (*_FOREIGN, "config"):
-            notes.append(f"--{name} is left out: it has no translation")
-    return "\n  ".join([" ".join(words), *(f"# {note}" for note in notes)])
-
-
-def _foreign_options(argv: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Values by option of a command line whose options take one value, but for --opts; and what belongs to none."""
-    given, stray, name = dict[str, list[str]](), list[str](), ""
-    for token in argv:
-        if token.startswith("--"):
-            name, _, value = token[2:].partition("=")
-            name = name if name.startswith("config.") else _name(token)
-            given.setdefault(name, []).extend([value] if "=" in token else [])
-        elif name == "opts" or (name and name not in _SWITCHES and not given[name]):
-            given[name].append(token)
-        else:
-            stray.append(token)
-    return given, [f"{' '.join(stray)} is left out: no option before it"] if stray else []
-
-
-def _foreign_overrides(opts: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:
-    """(key of the tree, text) for the pairs of --opts."""
-    for key, value in zip(opts[::2], opts[1::2], strict=False):
-        target = target_key(tuple(key.split(".")))
-        dotted = ".".join(target)
-        try:
-            kind_of(get_config(), target)
-            yield dotted, target_value(target, key, value)
-        except ValueError as error:
-            notes.append(f"{key} is left out: {error}")
-        except KeyError:
-            near = nearest_key(get_config(), dotted)
-            hint = f"; did you mean {near}?" if near else ""
-            notes.append(f"{key} is left out: " + (excuse_of(key) or f"there is no such key{hint}"))
-    if len(opts) % 2:
-        notes.append(f"{opts[-1]} is left out: it has no value")
-
-
-def _foreign_data(given: Mapping[str, Sequence[str]], notes: list[str]) -> Iterator[tuple[str, str]]:
-    """(key, text) for pictures in a folder and annotations in one or two files; empties what the config names."""
-    if not {"datadir", "metapath", "val_metapath"} & set(given):
-        return
-    folder = " ".join(given.get("datadir", ())) or "IMAGES"
-    if "datadir" not in given:
-        notes.append("IMAGES stands for the folder of your pictures")
-    yield from (("data.hybrid.use_hybrid", "true"), ("data.hybrid.images_dir", folder), ("data.h5.images_path", ""))
-    labels = dict[str, str]()
-    for option in ("metapath", "val_metapath"):
-        if option in given:
-            source = Path(" ".join(given[option]))
-            labels[option] = str(source.with_suffix(".h5"))
-            notes.append(f"{labels[option]} stands for {source.name} as a labels file, see docs/your_data.md")
-    if "metapath" not in labels:
-        labels["metapath"] = "LABELS.h5"
-        notes.append("LABELS.h5 stands for your labels file, see docs/your_data.md")
-    if "val_metapath" not in labels:
-        yield "data.h5.labels_path", labels["metapath"]  # split at start
-        return
-    yield "data.h5.labels_path", ""
-    yield "data.h5.train_labels_path", labels["metapath"]
-    yield "data.h5.val_labels_path", labels["val_metapath"]

@@ -151,7 +151,7 @@ def read_bundle_or_run(
     source: str | os.PathLike[str], checkpoint: str | int = "best", plugins: Sequence[str] = ()
 ) -> Bundle:
     """What `load` makes its model from."""
-    from linnaeus_jax.inference.bundle.files import is_bundle, read_bundle
+    from linnaeus_jax.inference.bundle.files import is_bundle, read_bundle, told_by
 
     path = Path(source).expanduser()
     if is_bundle(path):
@@ -160,7 +160,7 @@ def read_bundle_or_run(
     if directory.config_json.is_file() and directory.checkpoints.is_dir():
         return bundle_of_run(path, checkpoint)
     raise UserError(
-        f"{path} is neither a bundle (it holds no bundle.json or inference_config.yaml) nor a run directory; make a "
+        f"{path} is neither a bundle (it holds no {' or '.join(told_by())}) nor a run directory; make a "
         "bundle with python -m linnaeus_jax.tools.bundle RUN OUT"
     )
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
+from linnaeus_jax.config import load_yaml
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.exit_status import exit_status
 from linnaeus_jax.config.outgoing import REDACTED, redacted, shown
-from linnaeus_jax.config.yaml_import import load_yaml
 from linnaeus_jax.reporting.logs import PlainConsole, log_to_files, setup_logging
 
 SECRET = "s3cr3t/Va1ue+"

@@ -20,8 +20,8 @@ import yaml
 from linnaeus_jax.config import get_config, load_config, load_yaml
 from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.tree import known_keys
-from linnaeus_jax.config.yaml_import import target_key
-from linnaeus_jax.config.yaml_names import ALIASES, COMPATIBILITY
+from linnaeus_jax.migration.experiments import target_key
+from linnaeus_jax.migration.keys import ALIASES, COMPATIBILITY
 from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.schedules.alternatives import ALTERNATIVES, choose
 from linnaeus_jax.step.placement import Placement

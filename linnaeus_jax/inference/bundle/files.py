@@ -38,20 +38,24 @@ from linnaeus_jax.inference.bundle.fields import FieldError, check_fields, check
 from linnaeus_jax.inference.bundle.taxonomy_files import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
 from linnaeus_jax.reading.metadata import Component, MetadataEncoder
+from linnaeus_jax.registry import BUNDLE_LAYOUTS
 from linnaeus_jax.run.saved_weights import BUNDLE_JSON, BUNDLE_WEIGHTS
 from linnaeus_jax.weights.files import read_state, write_state
 from linnaeus_jax.weights.settings import DEFAULTS
 
 WEIGHTS = BUNDLE_WEIGHTS
-#: of the original's bundles
-INFERENCE_CONFIG = "inference_config.yaml"
 FORMAT = "linnaeus_jax bundle"
 FORMAT_VERSION = 1
 
 
+def told_by() -> tuple[str, ...]:
+    """The files that tell a bundle of this program, and of others, from other directories."""
+    return BUNDLE_JSON, *BUNDLE_LAYOUTS
+
+
 def is_bundle(path: Path) -> bool:
-    """Whether a directory holds a bundle of this program or of the original."""
-    return (path / BUNDLE_JSON).is_file() or (path / INFERENCE_CONFIG).is_file()
+    """Whether a directory holds a bundle of this program or of another one."""
+    return any((path / name).is_file() for name in told_by())
 
 
 def read_bundle(path: Path, plugins: Sequence[str] = ()) -> Bundle:
@@ -66,9 +70,11 @@ def read_bundle(path: Path, plugins: Sequence[str] = ()) -> Bundle:
     """
     import_plugins(ConfigDict({"env": {"plugins": tuple(plugins)}}))
     if not (path / BUNDLE_JSON).is_file():
-        from linnaeus_jax.inference.bundle.original import read_original_bundle
-
-        return read_original_bundle(path)
+        for name, read_other in BUNDLE_LAYOUTS.entries.items():
+            if (path / name).is_file():
+                other: Bundle = read_other(path)
+                return other
+        raise UserError(f"{path} is no bundle: it holds no {BUNDLE_JSON}")
     about = read_json(path / BUNDLE_JSON)
     if about.get("format") != FORMAT:
         raise UserError(f"{path / BUNDLE_JSON} describes no bundle (format {about.get('format')!r})")

@@ -7,14 +7,13 @@ file, `MODEL.BASE` its section MODEL. A later file wins over an earlier one, and
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import fnmatch
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,9 @@ from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.paths import nearest_file
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key
-from linnaeus_jax.config.yaml_names import ALIASES, COMPATIBILITY, HARMLESS, ROUTING, VARIANTS
-from linnaeus_jax.config.yaml_size import MAX_DEPTH, check_size, read_text
+from linnaeus_jax.config.yaml_values import MAX_DEPTH, Loader, check_size, parse_list
+from linnaeus_jax.migration.keys import ALIASES, COMPATIBILITY, HARMLESS, ROUTING, VARIANTS
+from linnaeus_jax.migration.yaml_files import read_text
 from linnaeus_jax.registry import ALL
 
 logger = logging.getLogger(__name__)
@@ -42,23 +42,11 @@ _LINEAR_HEADS = {
     "LinearHead": "the original has no head of this name",
 }
 
-#: lists within lists within a value
-MAX_NESTING = 20
 #: of a file with all its bases
 MAX_DOCUMENTS = 200
 _BASE_KEYS = ("BASE", "MODEL.BASE")
 _HEADS = ("model", "classification", "heads")
 _REMOTE, _BUCKET = ("env", "output", "bucket", "remote"), ("env", "output", "bucket", "bucket")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 plus what people write: 1e-6 is a number and None is null."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), [*"-+0123456789"]
-)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^None$"), ["N"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,23 +65,8 @@ class _Entry:
         return repr(redacted({self.path[-1]: self.value})[self.path[-1]])
 
 
-def load_yaml(path: str | Path, inside: Path | None = None) -> ConfigDict:
-    """Loads a YAML experiment over the default tree.
-
-    In a document, a zero beside a set rival (e.g. `STEP_INTERVAL: 100` and `STEP_FRACTION: 0.0`) means "not given".
-    Keys without a counterpart are logged once with the reason.
-
-    Args:
-      path: file with one or more documents. Files that it names in `BASE` or `MODEL.BASE` are read first; they are
-        looked for in its folder, in $CONFIG_DIR and in the folders above its own.
-      inside: the folder of a file that is not trusted: it may name no plugins, and no files outside of the folder.
-
-    Returns:
-      The locked, completed tree.
-
-    Raises:
-      ConfigError: all unknown keys, wrong types, duplicate keys and contradictions at once, with file and line.
-    """
+def load_experiment(path: str | Path, inside: Path | None = None) -> ConfigDict:
+    """See `linnaeus_jax.config.load_yaml`."""
     errors: list[str] = []
     merged: dict[tuple[str, ...], _Entry] = {}
     config = get_config()
@@ -184,32 +157,6 @@ def excuse_of(spelled: str) -> str | None:
     return None
 
 
-def parse_list(text: str) -> list[Any]:
-    """Parses `(1, 2)`, `[a, b]`, `1,2`, `a` or nothing into a list; items are numbers, booleans, None, texts or lists.
-
-    Raises:
-      ValueError: the text is not a list.
-    """
-    if max(accumulate((char in "([{") - (char in ")]}") for char in text), default=0) > MAX_NESTING:
-        raise ValueError(f"{text[:40]}... is nested more than {MAX_NESTING} times")
-    try:
-        value = ast.literal_eval(text)
-        return list(value) if isinstance(value, list | tuple) else [value]
-    except (ValueError, SyntaxError):
-        flow = text.strip().replace("(", "[").replace(")", "]")
-    loader = _Loader(flow if flow.startswith("[") and flow.endswith("]") else f"[{flow}]")
-    try:
-        node = loader.get_single_node()
-        assert node is not None  # it is a list
-        check_size(node, "list")
-        value = loader.construct_document(node)
-    except (yaml.YAMLError, ConfigError) as error:
-        raise ValueError(text) from error
-    if any(isinstance(item, dict) for item in value):
-        raise ValueError(text)
-    return value
-
-
 def _documents(path: Path, chain: tuple[Path, ...], errors: list[str], inside: Path | None) -> Iterator[list[_Entry]]:
     """Entries of each document, those of its bases before it."""
     path = path.resolve()
@@ -225,7 +172,7 @@ def _documents(path: Path, chain: tuple[Path, ...], errors: list[str], inside: P
         by = f" (named by BASE in {chain[-1].name})" if chain else ""
         raise ConfigError(f"{path}: cannot be read{by}: {error.strerror}{hint}") from None
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         loader.name = path.name
         while loader.check_node():
             node = loader.get_node()
@@ -271,7 +218,7 @@ def _model_section(document: list[_Entry]) -> list[_Entry]:
 class _Reader:
     """Flattens the nodes of one document, watching for duplicate keys."""
 
-    def __init__(self, loader: _Loader, file: str, errors: list[str]) -> None:
+    def __init__(self, loader: Loader, file: str, errors: list[str]) -> None:
         self.loader, self.file, self.errors = loader, file, errors
 
     def entries(self, node: yaml.MappingNode, path: tuple[str, ...]) -> Iterator[_Entry]:

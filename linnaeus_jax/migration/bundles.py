@@ -25,13 +25,14 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.yaml_import import load_yaml
-from linnaeus_jax.config.yaml_size import read_documents
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle.fields import LARGEST_SIDE, LARGEST_VALUE, LEAST_DEVIATION
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.bundle.taxonomy_files import read_json, taxonomy_of
+from linnaeus_jax.migration import INFERENCE_CONFIG
+from linnaeus_jax.migration.experiments import load_experiment
+from linnaeus_jax.migration.yaml_files import read_documents
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.reading.metadata import Component, MetadataEncoder
@@ -41,7 +42,6 @@ from linnaeus_jax.weights.files import StateFile, read_state
 from linnaeus_jax.weights.importing import read_pretrained
 from linnaeus_jax.weights.settings import DEFAULTS
 
-CONFIG = "inference_config.yaml"
 #: families that the original has
 FAMILIES = ("mFormerV0", "mFormerV1")
 #: kind of metadata, in the order in which the original's inference puts them -> how its components are called
@@ -61,14 +61,16 @@ def read_original_bundle(path: Path) -> Bundle:
     Raises:
       UserError: a file is missing or does not belong to the others; the message names file and key.
     """
-    about = _read_yaml(path / CONFIG)
+    about = _read_yaml(path / INFERENCE_CONFIG)
     try:
         return _bundle(path, about)
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path / CONFIG} cannot be used: {what}; correct it or export the bundle again") from error
+        raise UserError(
+            f"{path / INFERENCE_CONFIG} cannot be used: {what}; correct it or export the bundle again"
+        ) from error
 
 
 def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
@@ -226,7 +228,7 @@ def _variant(path: Path, model: Mapping[str, Any], state: StateFile) -> ConfigDi
     original = state.facts.get("original", not state.facts)
     given = model.get("architecture_variant_config_path")
     file = _inside(path, given, "model.architecture_variant_config_path") if given else None
-    config = load_yaml(file, inside=path) if file is not None else get_config()
+    config = load_experiment(file, inside=path) if file is not None else get_config()
     spelled = _spelled(file)
     with config.unlocked():
         if file is None:

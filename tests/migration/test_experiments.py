@@ -17,8 +17,8 @@ from linnaeus_jax.config import ConfigError, get_config, load_yaml
 from linnaeus_jax.config.open_nodes import entry
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import known_keys
-from linnaeus_jax.config.yaml_import import parse_list
-from linnaeus_jax.config.yaml_names import VARIANTS
+from linnaeus_jax.config.yaml_values import parse_list
+from linnaeus_jax.migration.keys import VARIANTS
 from linnaeus_jax.models import build_model
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.step.program import model_from_config
