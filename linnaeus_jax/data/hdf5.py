@@ -217,6 +217,9 @@ def _text_lengths(path: Path, dataset: h5py.Dataset) -> Iterator[NDArray[np.uint
     """The lengths that rows of a data set of texts say, piece by piece; nothing of a storage that is not known here.
 
     In the file a text is its length (4 bytes), the address of a heap and a number within it (4 bytes).
+
+    Raises:
+      OSError: a chunk is damaged.
     """
     address = dataset.file.id.get_create_plist().get_sizes()[0]
     row = np.dtype({"names": ["length"], "formats": ["<u4"], "offsets": [0], "itemsize": 8 + address})
@@ -240,5 +243,8 @@ def _text_lengths(path: Path, dataset: h5py.Dataset) -> Iterator[NDArray[np.uint
             if one == h5py.h5z.FILTER_FLETCHER32:
                 data = data[:-4]
             else:
-                data = zlib.decompressobj().decompress(data, size + 4)
+                try:
+                    data = zlib.decompressobj().decompress(data, size + 4)
+                except zlib.error as error:
+                    raise OSError(f"{path}: a chunk of {dataset.name!r} cannot be unpacked: {error}") from error
         yield np.frombuffer(data, row, min(dataset.chunks[0], len(dataset) - start[0]))["length"]

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from linnaeus_jax import tools
 from linnaeus_jax.building.scan.findings import ERROR, LEVELS, NOTE, SHOWN, WARNING
+from linnaeus_jax.building.scan.pictures import DECODE, PictureChecks
 from linnaeus_jax.building.scan.verify import Verification, verify_labels
-from linnaeus_jax.building.scan.verify_pictures import DECODE, PictureChecks
 from linnaeus_jax.files import write_json
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.logs import PlainConsole

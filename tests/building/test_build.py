@@ -22,8 +22,8 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from linnaeus_jax.building.scan.pictures import PictureChecks
 from linnaeus_jax.building.scan.verify import verify_labels
-from linnaeus_jax.building.scan.verify_pictures import PictureChecks
 from linnaeus_jax.building.steps import build as building
 from linnaeus_jax.building.steps.build import build, build_shard, discard, merge
 from linnaeus_jax.building.steps.options import IMAGE_FORMS, BuildOptions

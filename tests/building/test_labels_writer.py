@@ -11,7 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from linnaeus_jax.building.scan.label_file import DamagedError, LabelFile
+from linnaeus_jax.building.scan.findings import DamagedError
+from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.building.steps.labels_writer import LabelsContent, write_labels
 from linnaeus_jax.building.steps.observations import EncodedColumn
 from linnaeus_jax.data.labels_file import TEXT_DIGEST, open_labels, texts_of, values_of

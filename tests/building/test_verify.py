@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.building.scan.findings import LEVELS
+from linnaeus_jax.building.scan.pictures import PictureChecks, PictureFacts
 from linnaeus_jax.building.scan.verify import Verification, verify_labels
-from linnaeus_jax.building.scan.verify_pictures import PictureChecks, PictureFacts
 from linnaeus_jax.config.errors import UserError
 from tests.building.samples import (
     ROWS,
@@ -187,7 +187,7 @@ FAULTS: list[tuple[str, str, str, Fault, str]] = [
 )
 def test_a_planted_fault_is_found(check, level, plant, words, clean, tmp_path, monkeypatch):
     if check == "subset":
-        monkeypatch.setattr("linnaeus_jax.building.scan.verify_columns.MAX_SUBSETS", 30)
+        monkeypatch.setattr("linnaeus_jax.building.scan.columns.MAX_SUBSETS", 30)
     path = tmp_path / "labels.h5"
     shutil.copy(clean, path)
     with h5py.File(path, "r+") as file:
@@ -248,18 +248,20 @@ def test_what_is_no_labels_file(tmp_path, packed):
         verify_labels(packed)
 
 
-def test_a_damaged_data_set_is_named_and_the_others_are_checked(clean, tmp_path):
+@pytest.mark.parametrize("name", ["taxa_L20", "img_identifiers"])
+def test_a_damaged_data_set_is_named_and_the_others_are_checked(clean, tmp_path, name):
     path = tmp_path / "labels.h5"
     shutil.copy(clean, path)
     with h5py.File(path, "r+") as file:
-        replace(file, "taxa_L20", file["taxa_L20"][:], chunks=(60,), compression="gzip")
-        info = file["taxa_L20"].id.get_chunk_info(0)
+        replace(file, name, file[name][:], chunks=(60,), compression="gzip", dtype=file[name].dtype)
+        info = file[name].id.get_chunk_info(0)
     with open(path, "r+b") as raw:
         raw.seek(info.byte_offset)
         raw.write(b"\xff" * info.size)
     found = verify_labels(path)
-    assert "'taxa_L20' cannot be read" in next(f.message for f in found.findings if f.check == "unreadable")
-    assert [facts.task for facts in found.ranks] == ["taxa_L10", "taxa_L30"]
+    message = next(f.message for f in found.findings if f.check == "unreadable")
+    assert f"{name}' cannot be" in message
+    assert [facts.task for facts in found.ranks] == [task for task in TASKS if task != name]
 
 
 def test_an_empty_file_has_one_error(tmp_path):
@@ -341,7 +343,7 @@ def test_wrong_number_of_pictures(clean, tmp_path):
 
 def test_pictures_that_are_damaged_empty_blank_or_copies(clean, tmp_path):
     pictures = encoded()
-    blank = encoded_image(np.full((9, 9, 3), 7, np.uint8))
+    blank = encoded_image(np.full((9, 9, 3), (7, 90, 7), np.uint8))
     pictures[3], pictures[5], pictures[7], pictures[9], pictures[11] = (
         pictures[3][:40], b"", b"GIF89a no", pictures[8], blank,
     )  # fmt: skip

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.building.scan.describe import describe
+from linnaeus_jax.building.scan.pictures import PictureChecks
 from linnaeus_jax.building.scan.verify import verify_labels
-from linnaeus_jax.building.scan.verify_pictures import PictureChecks
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import hdf5
 from linnaeus_jax.data.hdf5 import UnsafeFileError, open_hdf5

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.building.pack import PackOptions, pack
+from linnaeus_jax.building.scan.pictures import PictureChecks
 from linnaeus_jax.building.scan.verify import verify_labels
-from linnaeus_jax.building.scan.verify_pictures import PictureChecks
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import image_checks
 from linnaeus_jax.data.image_sources import open_images

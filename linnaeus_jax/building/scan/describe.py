@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.building.scan.columns import Identifiers, usable_columns
 from linnaeus_jax.building.scan.findings import ERROR, Findings
-from linnaeus_jax.building.scan.label_file import LabelFile, damage_noted
-from linnaeus_jax.building.scan.verify_columns import check_structure, repeated_rows
-from linnaeus_jax.building.scan.verify_metadata import coordinates, known_rows, metadata_sets
-from linnaeus_jax.building.scan.verify_taxa import Taxa, read_taxa
+from linnaeus_jax.building.scan.label_file import LabelFile
+from linnaeus_jax.building.scan.metadata import MetadataSet, coordinates, metadata_sets
+from linnaeus_jax.building.scan.taxa import Taxa, read_taxa
 from linnaeus_jax.data.credits import license_name
 from linnaeus_jax.data.labels import OCCURRENCE, SPLIT, SPLITS
 from linnaeus_jax.data.labels_file import IDENTIFIERS
@@ -29,6 +29,8 @@ from linnaeus_jax.taxonomy.ranks import task_name
 #: classes with fewer rows are hard to learn; those with fewer than the larger number are rare
 FEW = (10, 50)
 UNKNOWN = ""
+#: column of texts -> what `Description` calls its rows per text
+TEXTS = {"license": "licenses", "rights_holder": "holders", "source_doi": "sources"}
 _DAYS = np.cumsum([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 
 
@@ -105,22 +107,21 @@ def describe(labels: Path, val_labels: Path | None = None) -> Description:
     """
     findings = Findings()
     with LabelFile(labels) as file:
-        good = check_structure(file, findings)
-        taxa = read_taxa(file, [task for task in file.tasks if task in good], findings)
-        reader = _Reader(file, good)
-        reader.read_metadata(findings)
-        with damage_noted(findings):
+        reader = _Reader(file, findings)
+        taxa = reader.taxa
+        reader.read_metadata()
+        with findings.of_damage():
             reader.read_raw()
-        for name in ("license", "rights_holder", "source_doi"):
-            with damage_noted(findings):
+        for name in TEXTS:
+            with findings.of_damage():
                 reader.read_texts(name)
         sides: tuple[Side, ...] = ()
         repeated = 0
-        with damage_noted(findings):
-            identity = _Identity(file, good)
-            repeated = len(repeated_rows(identity.pictures))
+        with findings.of_damage():
+            identity = _Identity(reader)
+            repeated = identity.repeated
             if val_labels is None:
-                sides = _sides_of_column(file, good, taxa, identity)
+                sides = _sides_of_column(reader, identity)
             else:
                 sides = (_side("train", np.ones(file.rows, bool), taxa, identity), *_other_file(val_labels, findings))
         faults = tuple(finding.message for finding in findings if finding.level == ERROR)
@@ -138,48 +139,48 @@ def _depth(taxa: Taxa) -> dict[str, int]:
 
 
 class _Reader:
-    """Reads the columns of one file into the keyword arguments of `Description`."""
+    """Reads the columns of one file, its labels and the keyword arguments of `Description`."""
 
-    def __init__(self, file: LabelFile, good: set[str]) -> None:
-        self.file, self.good = file, good
+    def __init__(self, file: LabelFile, findings: Findings) -> None:
+        self.file, self.findings = file, findings
+        self.good = usable_columns(file, findings)
+        self.taxa = read_taxa(file, [task for task in file.tasks if task in self.good], findings)
         self.found: dict[str, Any] = {}
         self._places: list[NDArray[np.float32]] = []
         self._heights: list[NDArray[np.float32]] = []
         self._elevation = ""  # the first data set of elevations that can be read
 
-    def read_metadata(self, findings: Findings) -> None:
+    def read_metadata(self) -> None:
         """Coverage, places, months and hours, and encoded elevation."""
-        names = [name for name in metadata_sets(self.file) if name in self.good]
+        sets = [one for one in metadata_sets(self.file) if one.name in self.good]
         bits = np.zeros(self.file.rows, np.int64)
-        for position, name in enumerate(names):
-            with damage_noted(findings):
-                for start, part in self.file.slabs(name):
-                    values = part.reshape(len(part), -1)
-                    known = known_rows(name, values)
-                    bits[start : start + len(part)] |= known.astype(np.int64) << position
-                    self._add(name, values[known])
+        for position, one in enumerate(sets):
+            with self.findings.of_damage():
+                for start, values, known in one.slabs():
+                    bits[start : start + len(values)] |= known.astype(np.int64) << position
+                    self._add(one, values[known])
         if self._places:
             self.found["places"] = np.concatenate(self._places)
         if self._heights:
             self.found["elevation"] = np.concatenate(self._heights)
         combination, rows = np.unique(bits, return_counts=True)
-        self.found["components"] = {name: int((bits >> i & 1).sum()) for i, name in enumerate(names)}
+        self.found["components"] = {one.name: int((bits >> i & 1).sum()) for i, one in enumerate(sets)}
         self.found["combinations"] = {
-            tuple(name for i, name in enumerate(names) if bit >> i & 1): count
+            tuple(one.name for i, one in enumerate(sets) if bit >> i & 1): count
             for bit, count in zip(combination.tolist(), rows.tolist())
         }
 
-    def _add(self, name: str, values: NDArray[np.floating]) -> None:
+    def _add(self, data: MetadataSet, values: NDArray[np.floating]) -> None:
         """Usable rows [n, W] of a metadata data set."""
-        width = values.shape[1]
+        name, width = data.name, data.width
         if name == "spatial" and width == 3:
             self._places.append(coordinates(values).astype(np.float32))
         elif name == "temporal" and width in (2, 4):
-            months, hours = _moments(values, self.file.column_names(name))
+            months, hours = _moments(values, data.columns)
             self.found["months"] = self.found.get("months", 0) + months
             self.found["hours"] = self.found.get("hours", 0) + hours
-        elif name.startswith("elevation") and self._elevation in ("", name):
-            scales = self.file.scales(name)
+        elif data.is_elevation and self._elevation in ("", name):
+            scales = data.scales
             if 2 * scales.size != width or not width:
                 return
             self._elevation, longest = name, int(np.argmax(scales))
@@ -213,8 +214,7 @@ class _Reader:
         for text, rows in counts.items():
             line = printable(text)
             texts[license_name(line) if name == "license" else line] += rows
-        key = {"license": "licenses", "rights_holder": "holders", "source_doi": "sources"}[name]
-        self.found[key] = dict(texts.most_common())
+        self.found[TEXTS[name]] = dict(texts.most_common())
 
 
 def _moments(values: NDArray[np.floating], columns: Iterable[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -238,13 +238,19 @@ def _moments(values: NDArray[np.floating], columns: Iterable[str]) -> tuple[NDAr
 
 
 class _Identity:
-    """What a row is compared by across a split, int64 [N] each, 0 for unknown."""
+    """What a row is compared by across a split, int64 [N] each, 0 for unknown; `repeated` rows show a picture again."""
 
-    def __init__(self, file: LabelFile, good: set[str]) -> None:
-        nothing = np.zeros(file.rows, np.int64)
-        self.pictures = file.hashes(IDENTIFIERS) if IDENTIFIERS in good else nothing
-        self.occurrences = file.hashes(OCCURRENCE) if OCCURRENCE in good else nothing
-        self.observers = file.numbers("observer_id").astype(np.int64) if "observer_id" in good else nothing
+    def __init__(self, reader: _Reader) -> None:
+        file, good = reader.file, reader.good
+        self.pictures = self.occurrences = self.observers = np.zeros(file.rows, np.int64)
+        self.repeated = 0
+        if IDENTIFIERS in good:
+            identifiers = Identifiers(file)
+            self.pictures, self.repeated = identifiers.hashes, len(identifiers.repeated)
+        if OCCURRENCE in good:
+            self.occurrences = file.hashes(OCCURRENCE)
+        if "observer_id" in good:
+            self.observers = file.numbers("observer_id").astype(np.int64)
 
 
 def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -263,19 +269,18 @@ def _side(name: str, mask: NDArray[np.bool_], taxa: Taxa, identity: _Identity) -
     )
 
 
-def _sides_of_column(file: LabelFile, good: set[str], taxa: Taxa, identity: _Identity) -> tuple[Side, ...]:
-    if SPLIT not in good:
+def _sides_of_column(reader: _Reader, identity: _Identity) -> tuple[Side, ...]:
+    if SPLIT not in reader.good:
         return ()
-    column = file.numbers(SPLIT)
+    column = reader.file.numbers(SPLIT)
     masks = ((name, column == number) for number, name in enumerate(SPLITS))
-    return tuple(_side(name, mask, taxa, identity) for name, mask in masks if mask.any())
+    return tuple(_side(name, mask, reader.taxa, identity) for name, mask in masks if mask.any())
 
 
 def _other_file(labels: Path, findings: Findings) -> tuple[Side, ...]:
     with LabelFile(labels) as file:
-        good = check_structure(file, findings)
-        taxa = read_taxa(file, [task for task in file.tasks if task in good], findings)
-        return (_side("val", np.ones(file.rows, bool), taxa, _Identity(file, good)),)
+        reader = _Reader(file, findings)
+        return (_side("val", np.ones(file.rows, bool), reader.taxa, _Identity(reader)),)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

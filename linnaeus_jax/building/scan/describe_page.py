@@ -22,9 +22,9 @@ from linnaeus_jax.building.scan.describe import (
     split_tables,
 )
 from linnaeus_jax.building.scan.describe_figures import FIGURES
+from linnaeus_jax.building.scan.pictures import UnreadableError, read_one
 from linnaeus_jax.data.credits import credit_line, read_credits
-from linnaeus_jax.data.decoding import read_image
-from linnaeus_jax.data.images import ImageReadError, ImageSource
+from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.files import write_atomically
 from linnaeus_jax.reading.labelled_pictures import open_pictures
 from linnaeus_jax.reading.text import printable
@@ -106,18 +106,9 @@ def _some_rows(rows: NDArray[np.int64], index: int) -> NDArray[np.int64]:
 
 def _example(source: ImageSource, row: int, credit: str) -> Example:
     try:
-        return Example(row, thumbnail(_pixels(source, row)), credit)
-    except (OSError, ValueError, ImageReadError) as error:
-        return Example(row, "", credit, printable(getattr(error, "strerror", None) or str(error)))
-
-
-def _pixels(source: ImageSource, row: int) -> NDArray[np.uint8]:
-    """One picture with its own aspect ratio."""
-    if hasattr(source, "encoded"):
-        return read_image(source.encoded(row), _READ)
-    pixels = np.empty((1, *source.image_shape), np.uint8)
-    source.read(np.array([row]), pixels)
-    return pixels[0]
+        return Example(row, thumbnail(read_one(source, row, _READ)[0]), credit)
+    except (UnreadableError, ValueError) as error:
+        return Example(row, "", credit, printable(str(error)))
 
 
 # ---- page ------------------------------------------------------------------------------------------------------------

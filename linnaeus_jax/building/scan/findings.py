@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from linnaeus_jax.reading.text import printable
 
 ERROR, WARNING, NOTE = LEVELS = ("error", "warning", "note")
 #: rows and examples that a finding keeps
 SHOWN = 5
+
+
+class DamagedError(Exception):
+    """A part of the data that cannot be read. `check`: the finding that it becomes."""
+
+    def __init__(self, message: str, check: str = "unreadable") -> None:
+        super().__init__(message)
+        self.check = check
 
 
 @dataclass(frozen=True)
@@ -39,19 +45,21 @@ class Finding:
 class Findings(list[Finding]):
     """Findings in the order in which they were made; all text is made printable here, and nowhere else."""
 
-    def _add(self, level: str, check: str, message: str, rows: Iterable[int], examples: Sequence[str | bytes]) -> None:
+    def add(
+        self, level: str, check: str, message: str, rows: Iterable[int] = (), examples: Sequence[str | bytes] = ()
+    ) -> None:
+        """One more, with its first rows and examples."""
         first = tuple(int(row) for row, _ in zip(rows, range(SHOWN)))
         lines = tuple(printable(line, 400) for line in examples[:SHOWN])
         self.append(Finding(level, check, printable(message, 2000), first, lines))
 
-    def error(self, check: str, message: str, rows: Iterable[int] = (), examples: Sequence[str | bytes] = ()) -> None:
-        self._add(ERROR, check, message, rows, examples)
-
-    def warning(self, check: str, message: str, rows: Iterable[int] = (), examples: Sequence[str | bytes] = ()) -> None:
-        self._add(WARNING, check, message, rows, examples)
-
-    def note(self, check: str, message: str, rows: Iterable[int] = (), examples: Sequence[str | bytes] = ()) -> None:
-        self._add(NOTE, check, message, rows, examples)
+    @contextmanager
+    def of_damage(self) -> Iterator[None]:
+        """A DamagedError within becomes an error, and the check goes on behind the block."""
+        try:
+            yield
+        except DamagedError as error:
+            self.add(ERROR, error.check, str(error))
 
     def number(self, level: str) -> int:
         """How many findings there are of a level."""
@@ -59,21 +67,3 @@ class Findings(list[Finding]):
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(finding) for finding in self]
-
-
-class Tally:
-    """Counts rows that fall under something, slab by slab, and keeps the first ones."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.rows: list[int] = []
-
-    def __bool__(self) -> bool:
-        return self.count > 0
-
-    def add(self, mask: NDArray[np.bool_], start: int = 0) -> None:
-        """Args: mask: bool [n], rows start ... start + n."""
-        found = np.flatnonzero(mask)
-        self.count += len(found)
-        if len(self.rows) < SHOWN:
-            self.rows += (found[: SHOWN - len(self.rows)] + start).tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.scan.findings import Findings
+from linnaeus_jax.building.scan.findings import DamagedError
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.hdf5 import check_texts, open_hdf5
 from linnaeus_jax.data.labels_file import (
@@ -25,19 +24,6 @@ from linnaeus_jax.data.labels_file import (
     rows_of_slab,
 )
 from linnaeus_jax.taxonomy.ranks import is_task, task_level
-
-
-class DamagedError(Exception):
-    """A data set that HDF5 cannot read."""
-
-
-@contextmanager
-def damage_noted(findings: Findings) -> Iterator[None]:
-    """A DamagedError within becomes a finding, and the check goes on behind the block."""
-    try:
-        yield
-    except DamagedError as error:
-        findings.error("unreadable", str(error))
 
 
 class LabelFile:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import h5py
+
 import linnaeus_jax
+from linnaeus_jax.building.scan.checks import make_checks
+from linnaeus_jax.building.scan.columns import AskedRanks, Identifiers, Split, Subset, usable_columns
 from linnaeus_jax.building.scan.findings import ERROR, NOTE, WARNING, Findings
-from linnaeus_jax.building.scan.label_file import LabelFile, damage_noted
-from linnaeus_jax.building.scan.verify_columns import (
-    check_identifiers,
-    check_names,
-    check_split,
-    check_structure,
-    check_subset,
-)
-from linnaeus_jax.building.scan.verify_metadata import ComponentFacts, check_metadata
-from linnaeus_jax.building.scan.verify_pictures import PictureChecks, PictureFacts, check_pictures
-from linnaeus_jax.building.scan.verify_taxa import RankFacts, check_taxa, read_taxa
+from linnaeus_jax.building.scan.label_file import LabelFile
+from linnaeus_jax.building.scan.metadata import ComponentFacts, RawColumn, metadata_sets, raw_columns
+from linnaeus_jax.building.scan.pictures import PictureChecks, PictureFacts, Pictures, ReadPictures
+from linnaeus_jax.building.scan.taxa import Hierarchy, NamesGroup, Rank, RankFacts, RankNames, read_taxa
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.labels import OCCURRENCE, SPLIT, SUBSET_PREFIX
 from linnaeus_jax.data.labels_file import IDENTIFIERS
+from linnaeus_jax.data.taxon_names import GROUP
 from linnaeus_jax.taxonomy.ranks import check_task_order
 
 
@@ -71,9 +69,7 @@ def verify_labels(
 
     Args:
       tasks: label columns as in `data.task_keys_h5`; none: all that the file has.
-      conflict_limit: largest share of a class's rows that may contradict its parent; None: the default of
-        `data.parent_conflict_limit`.
-      threshold: fewest rows that a link between a class and its parent should rest on.
+      conflict_limit, threshold: see `Hierarchy`; None: the default of `data.parent_conflict_limit`.
 
     Raises:
       UserError: no labels file at all, or impossible `tasks`.
@@ -86,44 +82,52 @@ def verify_labels(
             raise UserError(str(error)) from error
     findings = Findings()
     with LabelFile(labels) as file:
-        good = check_structure(file, findings)
-        _check_tasks(file, tasks, tuple(data.task_keys_h5), findings)
-        identifiers = check_identifiers(file, findings) if IDENTIFIERS in good else None
+        good = usable_columns(file, findings)
+        make_checks(AskedRanks(tasks, data.task_keys_h5, file), findings)
+        hashes = {}
+        if IDENTIFIERS in good:
+            with findings.of_damage():
+                identifiers = Identifiers(file)
+                hashes["picture (by identifier)"] = identifiers.hashes
+                make_checks(identifiers, findings)
         taxa = read_taxa(file, [task for task in tasks or file.tasks if task in good], findings)
-        limit = data.parent_conflict_limit if conflict_limit is None else conflict_limit
-        ranks = check_taxa(taxa, findings, conflict_limit=limit, threshold=threshold)
-        components = check_metadata(file, findings)
+        for task in taxa.tasks:
+            make_checks(Rank(taxa, task), findings)
+        hierarchy = Hierarchy(taxa, data.parent_conflict_limit if conflict_limit is None else conflict_limit, threshold)
+        make_checks(hierarchy, findings)
+        components = [one.facts() for one in metadata_sets(file) if make_checks(one, findings)]
+        for name in raw_columns(file):
+            with findings.of_damage():
+                make_checks(RawColumn(file, name), findings)
         for name in sorted(good):
             if name.startswith(SUBSET_PREFIX):
-                with damage_noted(findings):
-                    check_subset(file, name, findings)
-        names = check_names(file, taxa, findings)
-        images, contents = None, None
+                with findings.of_damage():
+                    make_checks(Subset(file, name), findings)
+        found = Verification(labels, file.rows, findings, [hierarchy.facts(task) for task in taxa.tasks], components)
+        group = file.file.get(GROUP)
+        group = group if isinstance(group, h5py.Group) else None
+        make_checks(NamesGroup(group, taxa.tasks), findings)
+        for task in taxa.tasks if group is not None else ():
+            names = RankNames(file, group, taxa, task)
+            make_checks(names, findings)
+            found.names.update({task: names.share} if names.present else {})
+        images = None
         if pictures is not None:
-            images, contents = check_pictures(file, pictures, findings, aligned=identifiers is not None)
-        split: dict[str, int] = {}
+            with findings.of_damage():
+                opened = Pictures(file, pictures, aligned=bool(hashes))
+                make_checks(opened, findings)
+                images = opened.facts()
+                if pictures.decode != "none" and opened.count:
+                    read = ReadPictures(opened)
+                    make_checks(read, findings)
+                    images = read.facts()
+                    if read.contents is not None:
+                        hashes["picture (by content)"] = read.contents
         if SPLIT in good:
-            hashes = {"picture (by identifier)": identifiers, "picture (by content)": contents}
-            with damage_noted(findings):
-                hashes["occurrence"] = file.hashes(OCCURRENCE) if OCCURRENCE in good else None
-                present = {what: values for what, values in hashes.items() if values is not None}
-                split = check_split(file, taxa, present, findings)
-        return Verification(labels, file.rows, findings, ranks, components, split, names, images)
-
-
-def _check_tasks(file: LabelFile, tasks: Sequence[str], default: Sequence[str], findings: Findings) -> None:
-    """Compares the ranks of the file with the configured ones."""
-    for task in tasks:
-        if task not in file.datasets:
-            findings.error(
-                "ranks", f"{task} is asked for, but the file has {', '.join(file.tasks) or 'no label column'}"
-            )
-    if tasks:
-        left = [task for task in file.tasks if task not in tasks]
-        if left:
-            findings.note("ranks", f"not checked, because they were not asked for: {', '.join(left)}")
-    elif file.tasks and tuple(file.tasks) != tuple(default):
-        keys = ",".join(repr(task) for task in file.tasks)
-        findings.note(
-            "ranks", f"the file has other ranks than the default; for all of them set data.task_keys_h5=({keys},)"
-        )
+            with findings.of_damage():
+                if OCCURRENCE in good:
+                    hashes["occurrence"] = file.hashes(OCCURRENCE)
+                split = Split(file, taxa, hashes)
+                make_checks(split, findings)
+                found.split.update(split.rows)
+        return replace(found, images=images)
