@@ -28,7 +28,7 @@ from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.reporting.logs import setup_logging
 from linnaeus_jax.run import autobatch
 from linnaeus_jax.run.checkpoints import Checkpoints
-from linnaeus_jax.run.failures import of_world
+from linnaeus_jax.run.failures import as_infrastructure_error
 from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs, use_given
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
@@ -197,7 +197,7 @@ def _as_user_errors() -> Iterator[None]:
     except OSError as error:
         raise UserError(described(error)) from error
     except (MemoryError, RuntimeError) as error:
-        if (failure := of_world(error)) is None:
+        if (failure := as_infrastructure_error(error)) is None:
             raise
         raise UserError(str(failure)) from error
 

@@ -25,21 +25,21 @@ log = logging.getLogger("linnaeus_jax")
 _NOBODY_WAITS = "exception was never retrieved"
 
 
-class WorldError(TrainingError):
+class InfrastructureError(TrainingError):
     """Storage, memory or data failed while a run went on."""
 
     alert = "The run failed"
 
 
-def of_world(error: Exception) -> WorldError | None:
+def as_infrastructure_error(error: Exception) -> InfrastructureError | None:
     """The error for people where storage, memory or data failed; None of a fault of the program."""
     if isinstance(error, ImageReadError | DamagedFileError):
-        return WorldError(str(error))
+        return InfrastructureError(str(error))
     if isinstance(error, OSError):
-        return WorldError(f"{described(error)}; {GIVE_AGAIN}")
+        return InfrastructureError(f"{described(error)}; {GIVE_AGAIN}")
     if is_out_of_memory(error):
         text = " ".join(str(error).split())[:200]
-        return WorldError(f"{OUT_OF_MEMORY}{f' ({text})' if text else ''}: {TRAINING_MEMORY}, {GIVE_AGAIN}")
+        return InfrastructureError(f"{OUT_OF_MEMORY}{f' ({text})' if text else ''}: {TRAINING_MEMORY}, {GIVE_AGAIN}")
     return None
 
 
@@ -63,7 +63,7 @@ def background_errors() -> Iterator[None]:
         return not told
 
     def ended(args: threading.ExceptHookArgs) -> None:
-        failure = of_world(args.exc_value) if isinstance(args.exc_value, Exception) else None
+        failure = as_infrastructure_error(args.exc_value) if isinstance(args.exc_value, Exception) else None
         if failure is None:
             before(args)
             return

@@ -24,7 +24,7 @@ from linnaeus_jax.run.baselines import write_baselines
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import Experiment, build_experiment
-from linnaeus_jax.run.failures import background_errors, of_world
+from linnaeus_jax.run.failures import as_infrastructure_error, background_errors
 from linnaeus_jax.run.finish import finish
 from linnaeus_jax.run.first_heads import with_fitted_heads
 from linnaeus_jax.run.host_state import HostState
@@ -114,7 +114,7 @@ def _failure(error: Exception, updates: int) -> TrainingError | None:
         return error
     if ended_elsewhere(error):
         return TrainingError("another process of this run ended; see what it said, then give the same command again")
-    return of_world(error)
+    return as_infrastructure_error(error)
 
 
 def _failed(error: TrainingError, sinks: Sinks) -> UserError:
