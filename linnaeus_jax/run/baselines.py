@@ -34,7 +34,7 @@ from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import write_json
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.inputs import evaluation_batch
-from linnaeus_jax.run.processes import together
+from linnaeus_jax.run.processes import fail_on_all
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.state import TrainState
 from linnaeus_jax.taxonomy.ranks import task_name
@@ -60,7 +60,7 @@ def write_baselines(experiment: Experiment, state: TrainState, step: int | None)
     skipped = config.train.skip_validation or not len(experiment.inputs.dataset.val)
     if skipped or not config.metrics.baselines:
         return
-    with together():
+    with fail_on_all():
         if not experiment.is_coordinator or path.exists():
             return
         started = time.perf_counter()

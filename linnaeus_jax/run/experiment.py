@@ -33,7 +33,7 @@ from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identi
 from linnaeus_jax.run.inputs import Inputs, build_inputs, use_given
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
 from linnaeus_jax.run.pretrained import loaded_names, settle
-from linnaeus_jax.run.processes import check_agreement, together
+from linnaeus_jax.run.processes import check_agreement, fail_on_all
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.compilation import compile_steps
@@ -117,12 +117,12 @@ def build_experiment(
     several = jax.process_count() > 1
     if several:
         check_agreement({"run directory": directory.checkpoints.is_dir()})
-    with together():
+    with fail_on_all():
         if lock is not None:
             lock.acquire()
         experiment = _planned(config, directory, checkpoints, given, reports=directory.root)
     # ---- the run directory, which no process may make before all have looked for an earlier run's
-    with together():
+    with fail_on_all():
         try:
             directory.create()
         except OSError as error:
@@ -145,7 +145,7 @@ def preview_experiment(
 ) -> Experiment:
     """That of the run which `build_experiment` would begin, with the same arguments and errors; writes nothing."""
     given = _checked(config, directory, checkpoints, initial_weights)
-    with together():
+    with fail_on_all():
         return _planned(config, directory, checkpoints, given, reports=None)
 
 
@@ -153,7 +153,7 @@ def evaluation_experiment(config: ConfigDict, directory: RunDirectory, schedule:
     """That of a checkpoint with this schedule, to be evaluated: no epoch is planned, no training image opened, nothing
     is written, and logging is left to the caller. Errors as of `build_experiment`."""
     given = _checked(config, directory, None, None)
-    with together(), _as_user_errors():
+    with fail_on_all(), _as_user_errors():
         log.info("%s", given.notice)
         placement = Placement(fsdp=config.parallel.fsdp)
         inputs = build_inputs(config, devices=placement.device_count, output_dir=None, positions=placement.positions)

@@ -79,7 +79,7 @@ def _give_up(found: str, reason: str) -> None:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def fail_on_all() -> Iterator[None]:
     """What fails in here on one process with a `UserError` fails on all of them, and none waits for what never comes.
 
     Every process must pass here.
@@ -136,7 +136,7 @@ def ended_elsewhere(error: Exception) -> bool:
     )
 
 
-def leave(status: int) -> int:
+def exit_process(status: int) -> int:
     """`status`, for `sys.exit`. One of several processes that failed ends here.
 
     Ending in the ordinary way would wait for the others, which wait for this one in an update that it never makes.

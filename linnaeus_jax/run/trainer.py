@@ -32,7 +32,7 @@ from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.lock import RunLock
 from linnaeus_jax.run.pretrained import read_initial_weights
 from linnaeus_jax.run.processes import ended_elsewhere
-from linnaeus_jax.run.read_errors import retried
+from linnaeus_jax.run.read_errors import with_retry
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import Restored, compiled_interval, restore, save
 from linnaeus_jax.run.stalls import Stalls
@@ -158,7 +158,7 @@ def train(
     loader = experiment.inputs.train_loader(progress.global_step)
     ahead = RunAhead()
     try:
-        step, batch = retried(loader.__next__)
+        step, batch = with_retry(loader.__next__)
         placed = placement.to_device(batch, placement.update)
         with train_log.bar.compiling(), interruption.during("compiling"):
             steps = compile_steps(experiment.program, state, placed, placement, donate=debug.donates)
@@ -223,7 +223,7 @@ def train(
             watchdog.finished("an update")
             waited = time.perf_counter()
             with debug.profiler.input_wait():
-                step, batch = retried(loader.__next__)
+                step, batch = with_retry(loader.__next__)
             waited = time.perf_counter() - waited
             placed = placement.to_device(batch, placement.update)
             images = batch["weight"].size * placement.process_count
