@@ -21,7 +21,7 @@ from linnaeus_jax.config.errors import TrainingError, UserError
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.data.texts import one_line
+from linnaeus_jax.data.texts import sanitize_line
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 logger = logging.getLogger("linnaeus_jax.data")
@@ -265,8 +265,8 @@ def check_below(identifiers: NDArray[Any]) -> None:
     for row in np.flatnonzero(suspicious).tolist():
         if identifiers[row].startswith("/") or ".." in identifiers[row].split("/"):
             raise UserError(
-                f"row {row} of the labels file names the picture {one_line(identifiers[row])!r}, outside of the folder "
-                "data.hybrid.images_dir; write its path below that folder"
+                f"row {row} of the labels file names the picture {sanitize_line(identifiers[row])!r}, outside of the "
+                "folder data.hybrid.images_dir; write its path below that folder"
             )
 
 

@@ -12,7 +12,7 @@ from linnaeus_jax.building.scan.findings import SHOWN, Findings
 from linnaeus_jax.building.scan.label_file import LabelFile, damage_noted
 from linnaeus_jax.building.scan.verify_taxa import Taxa
 from linnaeus_jax.data.labels import MAX_SUBSETS, OCCURRENCE, SPLIT, SPLITS, SUBSET_PREFIX
-from linnaeus_jax.data.labels_file import IDENTIFIERS, checked, json_attribute, values_of
+from linnaeus_jax.data.labels_file import IDENTIFIERS, json_attribute, validated_dataset, values_of
 from linnaeus_jax.data.splits import FEWEST_ROWS
 from linnaeus_jax.data.taxon_names import GROUP
 from linnaeus_jax.reading.paths import UNSAFE
@@ -261,7 +261,7 @@ def _check_names_of(file: LabelFile, taxa: Taxa, task: str, findings: Findings) 
     """Checks the names of one rank; the share of its classes with a name, 0 where they cannot be read."""
     where, ids, names = f"{GROUP}/{task}", taxa.classes[task][1:], taxa.names.name[task][1:]
     try:
-        known = checked(file.file, str(file.path), f"{where}/taxon_id", None, kinds="ui", dims=(1,))
+        known = validated_dataset(file.file, str(file.path), f"{where}/taxon_id", None, kinds="ui", dims=(1,))
         unused = np.setdiff1d(values_of(known, str(file.path)), ids)
     except ValueError:  # a finding of `read_taxa`
         return 0.0
