@@ -36,7 +36,15 @@ from linnaeus_jax.inference.server.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.server.connections import LOOK_EVERY, Connection, connections_with
 from linnaeus_jax.inference.server.decoders import SECONDS, Decoders, Undecoded
 from linnaeus_jax.inference.server.guard import PREDICT, Guard, ServerMetrics
-from linnaeus_jax.inference.server.requests import RETRY_AFTER, Asked, Begun, Limits, Preparation, called, refuse
+from linnaeus_jax.inference.server.requests import (
+    RETRY_AFTER,
+    Limits,
+    ParsedRequest,
+    Preparation,
+    PreparedRequest,
+    called,
+    http_error,
+)
 from linnaeus_jax.inference.server.schemas import (
     ComponentOut,
     Health,
@@ -107,14 +115,14 @@ class Service:
     async def predict(self, request: Request) -> Response:
         content_type, body = request.headers.get("content-type", ""), await request.body()
         try:
-            asked, texts = await self._predictions(content_type, body)
+            parsed, texts = await self._predictions(content_type, body)
         except BatcherClosed as error:
-            raise refuse(503, str(error)) from error
-        count = len(asked.names)
+            raise http_error(503, str(error)) from error
+        count = len(parsed.names)
         alone = [f"{{{text}" for text in texts[count:]] or ["null"] * count
         pictures = [
             f'{{"image":{json.dumps(name)},"without_metadata":{other},{text}'
-            for name, other, text in zip(asked.names, alone, texts[:count], strict=True)
+            for name, other, text in zip(parsed.names, alone, texts[:count], strict=True)
         ]
         content = f'{{"model":{json.dumps(self.name)},"predictions":[{",".join(pictures)}]}}'
         return Response(content, media_type="application/json")
@@ -129,30 +137,30 @@ class Service:
         """`PredictionOut` as JSON without its first brace; made from pieces, since types take longer than the rest."""
         return self._lines.texts(self.model.answers.answered(logits, options), options, inputs, notes)
 
-    async def _predictions(self, content_type: str, body: bytes) -> tuple[Asked, list[str]]:
+    async def _predictions(self, content_type: str, body: bytes) -> tuple[ParsedRequest, list[str]]:
         """What is asked, and what is said of the pictures with their metadata; then, where `compare` is asked for, of
         the pictures alone."""
-        begin = functools.partial(self._preparation.begin, content_type, body)
+        prepare = functools.partial(self._preparation.prepare, content_type, body)
         with self.batcher.announced():
-            begun = await asyncio.get_running_loop().run_in_executor(self._threads, begin)
-            asked, encoded = begun.asked, begun.encoded
-            reading = [asyncio.ensure_future(self._pixels(begun, number)) for number in range(len(asked.names))]
+            prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
+            parsed, encoded = prepared.parsed, prepared.encoded
+            reading = [asyncio.ensure_future(self._pixels(prepared, number)) for number in range(len(parsed.names))]
             try:
                 pixels = np.stack(await asyncio.gather(*reading))
             finally:
                 for each in reading:
                     each.cancel()
-            if asked.request.compare:
+            if parsed.request.compare:
                 encoded, pixels = Encoded.joined([encoded, encoded.without()]), np.concatenate([pixels, pixels])
-            computed = self.batcher.submit(pixels, encoded, begun.options)
-        return asked, await asyncio.wrap_future(computed)
+            computed = self.batcher.submit(pixels, encoded, prepared.options)
+        return parsed, await asyncio.wrap_future(computed)
 
-    async def _pixels(self, begun: Begun, number: int) -> NDArray[np.uint8]:
+    async def _pixels(self, prepared: PreparedRequest, number: int) -> NDArray[np.uint8]:
         """uint8 [H, W, 3] of a picture. Raises HTTPException with the reason where there are none."""
         try:
-            return await self._decoders.read(begun.contents[number])
+            return await self._decoders.read(prepared.contents[number])
         except Undecoded as error:
-            raise refuse(error.status, f"{called(begun.asked, number)}: {error}") from error
+            raise http_error(error.status, f"{called(prepared.parsed, number)}: {error}") from error
 
     @property
     def name(self) -> str:
