@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.config.outgoing import redacted, shown
+from linnaeus_jax.config.redaction import redacted, sanitize
 from linnaeus_jax.reporting.alerts import Watch
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import LOCAL, MetricsLog, Row
@@ -103,7 +103,7 @@ class Sinks:
             return
         if not logged:
             log.warning("%s: %s", title, text)
-        self._each("alert", lambda sink: sink.alert(title, shown(text)))
+        self._each("alert", lambda sink: sink.alert(title, sanitize(text)))
 
     def tables(self, tables: Mapping[str, Table]) -> None:
         """Hands tables about the classes to every sink."""
