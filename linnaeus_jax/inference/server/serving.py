@@ -141,7 +141,7 @@ class Service:
         """What is asked, and what is said of the pictures with their metadata; then, where `compare` is asked for, of
         the pictures alone."""
         prepare = functools.partial(self._preparation.prepare, content_type, body)
-        with self.batcher.announced():
+        with self.batcher.expect_request():
             prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
             parsed, encoded = prepared.parsed, prepared.encoded
             reading = [asyncio.ensure_future(self._pixels(prepared, number)) for number in range(len(parsed.names))]
