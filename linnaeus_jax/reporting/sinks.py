@@ -77,8 +77,8 @@ class Sinks:
         self.metrics_log = metrics_log
         self.optional = list(optional)
         self._watch = Watch()
-        self._off: dict[str, Callable[[list[Row]], Sink]] = {}  # that failed, and how they are made
-        self._makers: dict[str, Callable[[list[Row]], Sink]] = {}
+        self._off: dict[str, Callable[[], Sink]] = {}  # that failed, and how they are made
+        self._makers: dict[str, Callable[[], Sink]] = {}
         self._retry_at, self._pause = 0.0, RETRY_SECONDS
 
     def write(self, event: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
@@ -114,11 +114,8 @@ class Sinks:
         self._each("close", lambda sink: sink.close(exit_code))
         self.optional = []
 
-    def open(self, name: str, make: Callable[[list[Row]], Sink]) -> None:
-        """Adds an optional sink, which gets the rows so far first.
-
-        Args:
-          make: opens it; takes those rows.
+    def open(self, name: str, make: Callable[[], Sink]) -> None:
+        """Adds an optional sink, which `make` opens and which gets the rows so far first.
 
         Raises:
           ConfigError: the sink needs a package that is not installed.
@@ -126,7 +123,7 @@ class Sinks:
         self._makers[name] = make
         try:
             rows = [] if self.metrics_log is None else self.metrics_log.rows()
-            sink = make(rows)
+            sink = make()
             replay((row for row in rows if row.event != "final"), sink)  # the end of the run writes best values again
             sink.replayed()
         except ConfigError:
@@ -188,11 +185,11 @@ def open_sinks(
     """
     sinks, logs = Sinks(metrics_log), metrics_log.path.parent
     if experiment.tensorboard.enabled:
-        sinks.open("TensorBoard", lambda rows: TensorBoardSink(logs / "tensorboard", config=config))
+        sinks.open("TensorBoard", lambda: TensorBoardSink(logs / "tensorboard", config=config))
     if experiment.wandb.enabled:
         described, safe = {**config, **facts}, redacted(experiment.to_dict())
         sinks.open(
             "W&B",
-            lambda rows: WandbSink(safe, directory=logs, config=described, logged=rows, run_id=run_id, debug=debug),
+            lambda: WandbSink(safe, directory=logs, config=described, run_id=run_id, debug=debug),
         )
     return sinks
