@@ -89,8 +89,8 @@ class Registry(Generic[T]):
 
     @contextlib.contextmanager
     def wrap_errors(self, name: str) -> Iterator[None]:
-        """Makes whatever an entry of a plugin raises one InputError that begins with the entry's config section, and of
-        built-in ones the values that they refuse."""
+        """Within it, every exception of a plugin's entry, and every ValueError of a built-in one, is raised as an
+        InputError that begins with the entry's config section."""
         try:
             yield
         except Exception as error:
@@ -100,8 +100,8 @@ class Registry(Generic[T]):
 
     @contextlib.contextmanager
     def plugin_errors(self, name: str) -> Iterator[None]:
-        """Makes whatever an entry of a plugin raises one InputError. A ValueError says itself what is wrong; what
-        built-in entries raise passes, and so do errors of files."""
+        """Within it, every exception of a plugin's entry but OSError is raised as an InputError; the text of a
+        ValueError stands alone. What built-in entries raise passes."""
         try:
             yield
         except Exception as error:

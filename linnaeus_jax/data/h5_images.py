@@ -178,7 +178,7 @@ def _joined_source(path: Path, dataset: h5py.Dataset) -> JoinedImages | None:
 
 
 def _direct_source(path: Path, dataset: h5py.Dataset) -> StoredImages | None:
-    """A reader of one file past HDF5, where its layout has one."""
+    """A reader of one file without the HDF5 library, where its layout has one."""
     shape = dataset.shape
     if dataset.chunks is not None:
         table = ChunkTable.of(dataset)

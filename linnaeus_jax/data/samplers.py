@@ -41,7 +41,7 @@ class TrainingRows:
 
 @dataclass(frozen=True)
 class EpochIndex:
-    """The M micro-batches of an epoch, `[M, B]`."""
+    """Which rows the M micro-batches of an epoch hold, `[M, B]`."""
 
     index: NDArray[np.int64]  # position within the split
     group: NDArray[np.int32]  # the rows of one group may be mixed; -1: never mixed

@@ -155,7 +155,7 @@ def _sum_of_shifts(x: jax.Array, kernel: jax.Array, stride: int, padding: Paddin
     shape = (x.shape[0], *_places(x.shape[1:3], kernel.shape[0], stride, padding), x.shape[3])
     if shape != x.shape or not backend.COMPUTED_ONCE.here():
         return materialize(_taps_summed(x, kernel, shape, stride, padding))
-    # Of this loop the compiler cannot know that it makes a single round.
+    # The single iteration of this loop is hidden from the compiler.
     rounds = lax.optimization_barrier(jnp.int32(1))
     return lax.fori_loop(0, rounds, lambda _, value: _taps_summed(value, kernel, shape, stride, padding), x)
 

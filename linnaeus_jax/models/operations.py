@@ -19,9 +19,9 @@ from linnaeus_jax import backend
 
 PrecisionLike = Any
 T = TypeVar("T")
-#: numbers of an array below which computing it twice costs less than a loop
+#: elements of an array below which computing it twice costs less than a loop
 WORTH_A_LOOP = 2**16
-#: numbers of an array from which it is worth a loop that it is freed early
+#: elements of an array from which freeing it early is worth a loop
 WORTH_FREEING = 2**20
 
 
@@ -60,7 +60,8 @@ def _normal_cdf(x: jax.Array) -> jax.Array:
 
 
 def _normal_cdf_no_cse(x: jax.Array) -> jax.Array:
-    """The same; the compiler shall not see that it is, since it would keep the first result for the second use."""
+    """The same in another form, which XLA's common subexpression elimination does not recognise: the backward pass
+    computes it again instead of keeping the result of the forward pass."""
     return 0.5 - 0.5 * lax.erf(x * -math.sqrt(0.5))
 
 
@@ -217,7 +218,7 @@ patch_conv.defvjp(_patch_conv_fwd, _patch_conv_bwd)
 
 
 def materialize(x: jax.Array) -> jax.Array:
-    """`x`, which CPU programs compute once and in its own order, whoever reads it transposed."""
+    """`x`; CPU programs store it once in its own layout, instead of fusing its computation into each of its readers."""
     open_ended = any(map(export.is_symbolic_dim, x.shape))  # a program for any number of rows
     if not open_ended and x.size < WORTH_A_LOOP:
         return x
@@ -226,10 +227,10 @@ def materialize(x: jax.Array) -> jax.Array:
 
 
 def release_residuals(kept: tuple[jax.Array, ...], *gradients: jax.Array) -> tuple[jax.Array, ...]:
-    """`gradients`, of which CPU programs hand on none before all are computed, so that what is `kept` is freed then.
+    """`gradients`; CPU programs compute all of them before any is used, so that the residuals `kept` can be freed.
 
-    XLA would compute the gradients of parameters, which nobody waits for, after everything else, and keep until then
-    what they are made from.
+    XLA would schedule the gradients of parameters, which no other operation needs, last, and keep their residuals until
+    then.
     """
     if max(x.size for x in kept) < WORTH_FREEING:
         return gradients
@@ -241,7 +242,7 @@ def release_residuals(kept: tuple[jax.Array, ...], *gradients: jax.Array) -> tup
 
 def _opaque_identity(arrays: Any) -> Any:
     # XLA on CPU fuses what computes an array into each of its readers, optimization barriers or not, but never across
-    # a loop; of this one the compiler cannot know that it makes no round.
+    # a loop. The number of iterations is 0, which the barrier hides from the compiler.
     rounds = lax.optimization_barrier(jnp.int32(0))
     return lax.fori_loop(0, rounds, lambda _, values: jax.tree.map(lambda value: value + value, values), arrays)
 

@@ -67,7 +67,7 @@ def replay(rows: Iterable[Row], sink: Sink) -> None:
 
 
 class Sinks:
-    """The fan-out: the metrics log must succeed; another sink that fails is left alone, then made anew.
+    """All sinks: the metrics log must succeed; another sink that fails is switched off, then made anew.
 
     A sink that is made anew gets every row of the metrics log, so that a failure costs no row once the sink works.
     """

@@ -1,4 +1,5 @@
-"""What simple models reach on the data of a run, computed in seconds before its first update; see `data/baselines.py`.
+"""Accuracies of simple models on the data of a run, computed in seconds before its first update; see
+`data/baselines.py`.
 
 They are of a sample of the rows, evenly spaced, and of pictures of 64 pixels, so that neither time nor memory grows
 with the data set. A start that finds their file leaves it as it is.

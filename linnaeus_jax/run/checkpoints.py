@@ -2,7 +2,7 @@
 
 A checkpoint's key is the global step. `boundary_<step>.json` beside it says that the epoch boundary at that step was
 finished after the save (validation, ranking, early stop, log) and holds the host state from after it; without the file
-the hooks at the end of that epoch are all rerun after a restart.
+the end of that epoch is done again after a restart.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def build_experiment(
     lock: RunLock | None = None,
     initial_weights: InitialWeights | None = None,
 ) -> Experiment:
-    """That of a run; the first thing written is the run directory itself.
+    """The experiment of a training run; the first thing written is the run directory itself.
 
     Args:
       checkpoints: those of the directory; epochs that the newest one has finished are not planned anew. None: no
@@ -143,15 +143,15 @@ def preview_experiment(
     *,
     initial_weights: InitialWeights | None = None,
 ) -> Experiment:
-    """That of the run which `build_experiment` would begin, with the same arguments and errors; writes nothing."""
+    """What `build_experiment` would return, with the same arguments and errors; writes nothing."""
     given = _checked(config, directory, checkpoints, initial_weights)
     with fail_on_all():
         return _planned(config, directory, checkpoints, given, reports=None)
 
 
 def evaluation_experiment(config: ConfigDict, directory: RunDirectory, schedule: ResolvedSchedule) -> Experiment:
-    """That of a checkpoint with this schedule, to be evaluated: no epoch is planned, no training image opened, nothing
-    is written, and logging is left to the caller. Errors as of `build_experiment`."""
+    """The experiment that evaluates a checkpoint with this schedule: no epoch is planned, no training image opened,
+    nothing is written, and logging is left to the caller. Errors as of `build_experiment`."""
     given = _checked(config, directory, None, None)
     with fail_on_all(), _as_user_errors():
         log.info("%s", given.notice)
@@ -188,7 +188,7 @@ def _checked(
 
 @contextlib.contextmanager
 def _as_user_errors() -> Iterator[None]:
-    """Mistakes of the user and what failed in the world outside are raised as UserError, faults of the program as they
+    """Mistakes of the user and infrastructure errors are raised as UserError, faults of the program as they
     are."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What failed around a run, not in it: one line for whoever started it, and what to do."""
+"""Infrastructure errors (storage, memory, data): one line for whoever started the run, and what to do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InfrastructureError(TrainingError):
 
 
 def as_infrastructure_error(error: Exception) -> InfrastructureError | None:
-    """The error for people where storage, memory or data failed; None of a fault of the program."""
+    """The InfrastructureError that an error of storage, memory or data is shown as; None of a fault of the program."""
     if isinstance(error, ImageReadError | DamagedFileError):
         return InfrastructureError(str(error))
     if isinstance(error, OSError):
@@ -47,7 +47,7 @@ def as_infrastructure_error(error: Exception) -> InfrastructureError | None:
 def background_errors() -> Iterator[None]:
     """Tracebacks that threads of libraries print go to the log files while the block runs.
 
-    Orbax raises the same error again where the run waits for a save; of what else fails by the world's fault, as in the
+    Orbax raises the same error again where the run waits for a save; of other infrastructure errors, as in the
     writer of TensorBoard, one line is shown. After a failed save, tensorstore's threads call the event loop that orbax
     has closed, and print a traceback for every array; asyncio logs arrays and files that fail right after the first
     one. Other errors of threads are shown as ever.

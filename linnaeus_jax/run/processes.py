@@ -1,4 +1,4 @@
-"""Several processes that make one run: joining them, agreeing, failing together, leaving."""
+"""Several processes that make one run: joining them, agreement, failing on all of them, exit."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _give_up(found: str, reason: str) -> None:
 
 @contextlib.contextmanager
 def fail_on_all() -> Iterator[None]:
-    """What fails in here on one process with a `UserError` fails on all of them, and none waits for what never comes.
+    """Within it, a `UserError` of one process is raised on all, so that none waits for a collective that never comes.
 
     Every process must pass here.
 
@@ -127,7 +127,7 @@ def check_agreement(made: Mapping[str, Any]) -> None:
 
 
 def ended_elsewhere(error: Exception) -> bool:
-    """Whether what failed here is that another process is gone."""
+    """Whether an error of this process means that another one has ended."""
     return (
         isinstance(error, jax.errors.JaxRuntimeError)
         and jax.process_count() > 1

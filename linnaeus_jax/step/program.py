@@ -305,7 +305,7 @@ def _may_recompute(config: ConfigDict) -> frozenset[str]:
 def build_objective(
     config: ConfigDict, dataset: Dataset, resolved: ResolvedSchedule, model: ModelFamily, block: int
 ) -> Objective:
-    """What the gradient sees."""
+    """The loss of a configuration."""
     masking = bool(dataset.components) and (resolved.meta_masking.enabled or resolved.partial_masking.enabled)
     component_names = tuple(component.name for component in dataset.components)
     return Objective(
@@ -342,7 +342,7 @@ def build_step_settings(
     loaded: frozenset[str] | None = None,
     trained: frozenset[str] | None = None,
 ) -> StepSettings:
-    """What happens to the gradient."""
+    """Optimizer, learning rates, clipping, moving average and GradNorm of a configuration."""
     train = config.train
     optimizer = optimizers.build_optimizer(
         config.optimizer,
@@ -368,7 +368,7 @@ def build_step_settings(
 
 
 def build_evaluation(config: ConfigDict, dataset: Dataset, model: ModelFamily) -> EvaluationProgram:
-    """What the phases of a validation compute."""
+    """The evaluation of a configuration."""
     return EvaluationProgram(
         model=model,
         block=entry_block(model, config.train.tune),
