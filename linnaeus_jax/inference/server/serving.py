@@ -306,7 +306,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _request_body() -> dict[str, Any]:
-    """What OpenAPI says of the body of a prediction, which is read by `server_requests`."""
+    """What OpenAPI says of the body of a prediction, which is read by `requests`."""
     form = {
         "allOf": [
             {"$ref": "#/components/schemas/PredictForm"},
