@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.server.multipart_form import FormError, Part, read_form
+from linnaeus_jax.inference.server.multipart_form import File, FormError, read_form
 from linnaeus_jax.inference.server.schemas import (
     MAX_TAXA,
     TOLD_KEY,
@@ -72,7 +72,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request that was understood.
+    """What the body of a request asks for.
 
     Attributes:
       names: of the pictures, as the client calls them.
@@ -89,7 +89,7 @@ class ParsedRequest:
 
 @dataclass(frozen=True, eq=False)
 class PreparedRequest:
-    """A request that is ready for the model, but for the pixels of its pictures, whose files are `contents`."""
+    """A request that is ready for the model; the files `contents` of its pictures are still to be decoded."""
 
     parsed: ParsedRequest
     encoded: Encoded
@@ -144,22 +144,22 @@ def _decode_base64(text: str) -> bytes:
         raise ValueError("the text is not base64; send the bytes of the file in base64") from error
 
 
-def _from_form(parts: list[Part], limits: Limits) -> ParsedRequest:
-    files = [part for part in parts if part.name == "images"]
-    if any(file.filename is None for file in files):
+def _from_form(parts: list[tuple[str, str | File]], limits: Limits) -> ParsedRequest:
+    files = [part for name, part in parts if name == "images" and isinstance(part, File)]
+    if len(files) < sum(name == "images" for name, _ in parts):
         raise http_error(422, "images must be files with a file name; a path or text is not read")
     if not files:
         raise http_error(422, "the form holds no file named images")
     _check_count(len(files), limits)
     texts: dict[str, list[str]] = {}
-    for part in parts:
-        if part.name != "images" and part.filename is not None:
-            raise http_error(422, f"{part.name} must be text; files are named images")
-        if part.name != "images" and part.text.strip():
-            texts.setdefault(part.name, []).append(part.text)
+    for name, part in parts:
+        if name != "images" and isinstance(part, File):
+            raise http_error(422, f"{name} must be text; files are named images")
+        if isinstance(part, str) and part.strip():
+            texts.setdefault(name, []).append(part)
     request = PredictForm.model_validate({name: _field(name, values, limits) for name, values in texts.items()})
     return ParsedRequest(
-        [file.filename or "" for file in files],
+        [file.name for file in files],
         [functools.partial(bytes, file.data) for file in files],
         _observations(request, len(files)),
         request,
