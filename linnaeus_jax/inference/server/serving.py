@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import functools
-import json
 import math
 import signal
 import socket
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import orjson
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
@@ -93,7 +93,7 @@ class Service:
     def __init__(self, model: Model, limits: Limits, wait: float, decoders: int) -> None:
         self.model, self.limits = model, limits
         self._lines = JsonLines(model.bundle.taxonomy, AnswerOptions())
-        self.batcher = Batcher(model, self._texts, wait)
+        self.batcher = Batcher(model, self._said, wait)
         self.metrics = ServerMetrics(self.batcher)
         self._preparation = Preparation(model, limits)
         self._threads = ThreadPoolExecutor(cores(), thread_name_prefix="request")
@@ -115,29 +115,27 @@ class Service:
     async def predict(self, request: Request) -> Response:
         content_type, body = request.headers.get("content-type", ""), await request.body()
         try:
-            parsed, texts = await self._predictions(content_type, body)
+            parsed, said = await self._predictions(content_type, body)
         except BatcherClosed as error:
             raise http_error(503, str(error)) from error
         count = len(parsed.names)
-        alone = [f"{{{text}" for text in texts[count:]] or ["null"] * count
         pictures = [
-            f'{{"image":{json.dumps(name)},"without_metadata":{other},{text}'
-            for name, other, text in zip(parsed.names, alone, texts[:count], strict=True)
+            {"image": name, "without_metadata": alone, **one}
+            for name, alone, one in zip(parsed.names, said[count:] or [None] * count, said[:count], strict=True)
         ]
-        content = f'{{"model":{json.dumps(self.name)},"predictions":[{",".join(pictures)}]}}'
-        return Response(content, media_type="application/json")
+        return Response(orjson.dumps({"model": self.name, "predictions": pictures}), media_type="application/json")
 
-    def _texts(
+    def _said(
         self,
         logits: Logits,
         options: AnswerOptions,
         inputs: Sequence[tuple[str, ...]],
         notes: Sequence[tuple[str, ...]],
-    ) -> list[str]:
-        """`PredictionOut` as JSON without its first brace; made from pieces, since types take longer than the rest."""
-        return self._lines.texts(self.model.answers.answered(logits, options), options, inputs, notes)
+    ) -> list[dict[str, Any]]:
+        """`PredictionOut` as JSON types, since its pydantic type takes longer than the rest."""
+        return self._lines.objects(self.model.answers.answered(logits, options), options, inputs, notes)
 
-    async def _predictions(self, content_type: str, body: bytes) -> tuple[ParsedRequest, list[str]]:
+    async def _predictions(self, content_type: str, body: bytes) -> tuple[ParsedRequest, list[dict[str, Any]]]:
         """What is asked, and what is said of the pictures with their metadata; then, where `compare` is asked for, of
         the pictures alone."""
         prepare = functools.partial(self._preparation.prepare, content_type, body)
