@@ -119,9 +119,10 @@ class Service:
         except BatcherClosed as error:
             raise http_error(503, str(error)) from error
         count = len(parsed.names)
+        alone: Sequence[dict[str, Any] | None] = said[count:] or [None] * count
         pictures = [
-            {"image": name, "without_metadata": alone, **one}
-            for name, alone, one in zip(parsed.names, said[count:] or [None] * count, said[:count], strict=True)
+            {"image": name, "without_metadata": other, **one}
+            for name, other, one in zip(parsed.names, alone, said[:count], strict=True)
         ]
         return Response(orjson.dumps({"model": self.name, "predictions": pictures}), media_type="application/json")
 
