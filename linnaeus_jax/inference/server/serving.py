@@ -119,7 +119,7 @@ class Service:
         except BatcherClosed as error:
             raise http_error(503, str(error)) from error
         count = len(parsed.names)
-        alone: Sequence[dict[str, Any] | None] = said[count:] or [None] * count
+        alone: Sequence[dict[str, Any] | None] = said[count:] if parsed.request.compare else [None] * count
         pictures = [
             {"image": name, "without_metadata": other, **one}
             for name, other, one in zip(parsed.names, alone, said[:count], strict=True)
