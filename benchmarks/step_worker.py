@@ -125,8 +125,9 @@ def programs(settings: Settings, directory: Path) -> Mapping[str, tuple[Run, Fac
         run, moved = triad()
         found["bandwidth"] = run, {"bytes": moved, "devices": jax.device_count()}
     process = _process_settings()
-    if settings.keep_freed_memory and hasattr(process, "leave_gaps"):  # an earlier commit has none
-        process.leave_gaps()  # as a run does after its compilations
+    retire = getattr(process, "retire_heap_fragments", getattr(process, "leave_gaps", None))  # earlier: the other, none
+    if settings.keep_freed_memory and retire is not None:
+        retire()  # as a run does after its compilations
     return found
 
 

@@ -258,7 +258,7 @@ KEPT_MEMORY = Trick(
     "python -m benchmarks.train_step",
     key="env.keep_freed_memory",
 )
-RETIRED_GAPS = Trick(
+RETIRED_FRAGMENTS = Trick(
     "retired-gaps",
     (CPU,),
     "gaps that a compilation left in the heap are no longer searched: a quarter of a small model's update",

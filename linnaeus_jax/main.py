@@ -27,7 +27,7 @@ def _main(argv: Sequence[str]) -> int:
 
     status = exit_status(lambda: _run(list(argv)))
     if "linnaeus_jax.run.processes" in sys.modules:
-        sys.modules["linnaeus_jax.run.processes"].leave(status)
+        sys.modules["linnaeus_jax.run.processes"].exit_process(status)
     return status
 
 

@@ -81,14 +81,16 @@ class Registry(Generic[T]):
         return options_of(self.entries[name]) if name in self.entries else {}
 
     def bind(self, name: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> functools.partial[Any]:
-        """The entry with its options filled in, and with what it asks for of `given`, see `asked_of`."""
+        """The entry with its options filled in, and with what it asks for of `given`, see `required_kwargs`."""
         item: Any = self[name]
-        return functools.partial(item, **{key: given[key] for key in asked_of(item) if key in given} | dict(options))
+        return functools.partial(
+            item, **{key: given[key] for key in required_kwargs(item) if key in given} | dict(options)
+        )
 
     @contextlib.contextmanager
-    def errors_of(self, name: str) -> Iterator[None]:
-        """Makes whatever an entry of a plugin raises one InputError that begins with the entry's config section, and of
-        built-in ones the values that they refuse."""
+    def wrap_errors(self, name: str) -> Iterator[None]:
+        """Within it, every exception of a plugin's entry, and every ValueError of a built-in one, is raised as an
+        InputError that begins with the entry's config section."""
         try:
             yield
         except Exception as error:
@@ -98,8 +100,8 @@ class Registry(Generic[T]):
 
     @contextlib.contextmanager
     def plugin_errors(self, name: str) -> Iterator[None]:
-        """Makes whatever an entry of a plugin raises one InputError. A ValueError says itself what is wrong; what
-        built-in entries raise passes, and so do errors of files."""
+        """Within it, every exception of a plugin's entry but OSError is raised as an InputError; the text of a
+        ValueError stands alone. What built-in entries raise passes."""
         try:
             yield
         except Exception as error:
@@ -124,7 +126,7 @@ def options_of(item: Any) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
 
 
-def asked_of(item: Any) -> frozenset[str]:
+def required_kwargs(item: Any) -> frozenset[str]:
     """Keyword-only arguments of a function without a default value: what the program gives it by name."""
     parameters = inspect.signature(item).parameters.values()
     return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)

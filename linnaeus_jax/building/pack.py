@@ -289,7 +289,7 @@ def _earlier_rows(labels: Path, identifiers: NDArray[Any]) -> dict[int, int]:
 
 
 def copy_raw(labels: Path, images: Path, source: ImageSource, out: Path, options: PackOptions) -> PackReport:
-    """Raw pictures of any HDF5 layout as one contiguous data set, which is read past HDF5."""
+    """Raw pictures of any HDF5 layout as one contiguous data set, which is read without the HDF5 library."""
     if out.exists() and images.samefile(out):
         raise UserError(f"--out is the file that is read, {out}; give another one")
     count, height, width, _ = shape = (len(source), *source.image_shape)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from linnaeus_jax.checks.schedule import validate_schedule_config
-from linnaeus_jax.checks.tables import caught, empty_errors, size_errors, tuple_errors, value_errors
+from linnaeus_jax.checks.tables import empty_errors, error_lines, size_errors, tuple_errors, value_errors
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import mixes, value_of
 from linnaeus_jax.data.dataset import resolve_sources
@@ -56,7 +56,7 @@ def config_errors(config: ConfigDict) -> list[str]:
         (_bucket_errors, ()),
         (validate_schedule_config, ("data",)),
         (lambda config: schedule_errors(config.debug.profiler.schedule), ("debug.profiler",)),
-        (lambda config: caught(lambda: registered_probes(config.debug.get("probes", {}))), ()),
+        (lambda config: error_lines(lambda: registered_probes(config.debug.get("probes", {}))), ()),
     )
     for check, sections in checks:  # a section with a malformed tuple cannot be looked at any further
         if not any(key.startswith(f"{section}.") for key in malformed for section in sections):
@@ -85,11 +85,11 @@ def _bucket_errors(config: ConfigDict) -> list[str]:
 
 def _data_errors(config: ConfigDict) -> list[str]:
     data, metrics, tasks = config.data, config.metrics, config.data.task_keys_h5
-    errors = caught(lambda: check_task_order(tasks)) + caught(lambda: resolve_sources(data))
-    errors += caught(lambda: component_settings(data.meta))
-    errors += caught(lambda: check_percentiles(metrics.rarity_percentiles))
+    errors = error_lines(lambda: check_task_order(tasks)) + error_lines(lambda: resolve_sources(data))
+    errors += error_lines(lambda: component_settings(data.meta))
+    errors += error_lines(lambda: check_percentiles(metrics.rarity_percentiles))
     if all(rows is None or rows >= 1 for rows in (data.batch_size, data.batch_size_per_device)):
-        errors += caught(lambda: SamplerSettings.from_config(config))
+        errors += error_lines(lambda: SamplerSettings.from_config(config))
     if data.resize_mode in RESIZE_MODES and (conflict := crop_conflict(data.resize_mode, data.crop_fraction)):
         errors.append(f"data.{conflict}")
     named: dict[str, tuple[str, ...]] = {"schedule.mixup.null_task_keys": config.schedule.mixup.null_task_keys}
@@ -142,7 +142,7 @@ def _model_errors(config: ConfigDict) -> list[str]:
             )
 
     errors = [
-        error if error.startswith(("model.", "data.", "train.")) else f"model: {error}" for error in caught(build)
+        error if error.startswith(("model.", "data.", "train.")) else f"model: {error}" for error in error_lines(build)
     ]
     return _of_other_families(config) or errors
 
@@ -197,7 +197,7 @@ def _loss_errors(config: ConfigDict) -> list[str]:
             )
     smoothing = config.model.label_smoothing
     for name in {*loss.task_specific.train.funcs, *loss.task_specific.val.funcs} - {TAXONOMY}:
-        errors += caught(
+        errors += error_lines(
             lambda name=name: make_criterion(  # type: ignore[misc]
                 name, num_classes=TRIAL_CLASSES, label_smoothing=smoothing, options=loss.get(name)
             )
@@ -210,7 +210,7 @@ def _loss_errors(config: ConfigDict) -> list[str]:
             f"{tasks}, not all 0"
         )
     key = "loss.grad_weighting.task.exclude_config"
-    return errors + caught(lambda: parse_filter(weighting.exclude_config, key, stage_of=_family(config).stage_of))
+    return errors + error_lines(lambda: parse_filter(weighting.exclude_config, key, stage_of=_family(config).stage_of))
 
 
 def _optimizer_errors(config: ConfigDict) -> list[str]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.checks.tables import caught, size_errors, tuple_errors, value_errors
+from linnaeus_jax.checks.tables import error_lines, size_errors, tuple_errors, value_errors
 from linnaeus_jax.config.derived import STORED_GROUP, active_components, gradnorm_enabled, stores_inputs
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.alternatives import all_sets, set_errors
@@ -33,7 +33,9 @@ def _kind_errors(config: ConfigDict) -> Iterator[str]:
     names = [scheduler.name, *(groups[group].name for group in groups if group != "enabled")]
     for name in dict.fromkeys(filter(None, names)):
         if name in SCHEDULES or name.lower() in SCHEDULES:
-            yield from (f"lr_scheduler.{name}: {text}" for text in caught(partial(configured_kind, scheduler, name)))
+            yield from (
+                f"lr_scheduler.{name}: {text}" for text in error_lines(partial(configured_kind, scheduler, name))
+            )
 
 
 def _group_errors(config: ConfigDict) -> Iterator[str]:
@@ -117,9 +119,9 @@ def _mixing_errors(config: ConfigDict) -> Iterator[str]:
 def _early_stop_errors(config: ConfigDict) -> Iterator[str]:
     stop, tasks, components = config.train.early_stop, config.data.task_keys_h5, active_components(config.data.meta)
     if stop.active:
-        for error in caught(lambda: parse_metric_name(stop.metric, tasks=tasks, components=components)):
+        for error in error_lines(lambda: parse_metric_name(stop.metric, tasks=tasks, components=components)):
             yield f"train.early_stop.metric = {error}"
-    for error in caught(lambda: ranking_key(config, components)):
+    for error in error_lines(lambda: ranking_key(config, components)):
         yield f"schedule.checkpoint.best_metric = {error}"
 
 

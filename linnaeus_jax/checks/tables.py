@@ -112,7 +112,7 @@ def tuple_errors(config: ConfigDict) -> Iterator[tuple[str, str]]:
                 yield key, f"{key} = {value!r} holds {wrong[0]}; each item must be {_interval_text(within)}"
 
 
-def caught(check: Callable[[], object]) -> list[str]:
+def error_lines(check: Callable[[], object]) -> list[str]:
     """The message, by lines, of what a check of another subpackage raises."""
     try:
         check()

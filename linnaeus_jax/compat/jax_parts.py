@@ -28,7 +28,7 @@ __all__ = [
 def compilations(jitted: Callable[..., Any]) -> int:
     """How many programs a function of `jax.jit` holds, one for each shape of its arguments.
 
-    Without `_cache_size`: 0, so that the heap keeps the gaps of evaluation's compilation, see `step/process`.
+    Without `_cache_size`: 0, so that the heap keeps the fragments of evaluation's compilation, see `step/process`.
     """
     count = getattr(jitted, "_cache_size", None)
     return 0 if count is None else int(count())

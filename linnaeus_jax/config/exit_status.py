@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from linnaeus_jax.config.errors import OUT_OF_MEMORY, UserError, described, is_out_of_memory, text_of
-from linnaeus_jax.config.outgoing import shown
+from linnaeus_jax.config.redaction import sanitize
 from linnaeus_jax.mistakes import InputError
 
 USER_ERROR = 2
@@ -37,7 +37,7 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
         return 0
     except caught as error:
         text = described(error) if isinstance(error, OSError) else str(error)
-        print("\n".join(shown(_clipped(line)) for line in text.splitlines()), file=sys.stderr)
+        print("\n".join(sanitize(_clipped(line)) for line in text.splitlines()), file=sys.stderr)
         return status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -46,10 +46,10 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
         if is_out_of_memory(error):
             print(f"{OUT_OF_MEMORY}; {MEMORY_ADVICE}", file=sys.stderr)
             return status
-        text = shown(text_of(error))
+        text = sanitize(text_of(error))
         print(
             f"this is a fault of linnaeus_jax, not yours: {type(error).__name__}: {text}\n"
-            f"please report it with {_written(shown(traceback.format_exc()))}",
+            f"please report it with {_written(sanitize(traceback.format_exc()))}",
             file=sys.stderr,
         )
         return INTERNAL_ERROR

@@ -9,8 +9,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
-from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.redaction import redacted
 
 #: keys of configs saved by earlier versions, which had but one value
 FORMER_KEYS = ("model.in_chans", "model.img_size")

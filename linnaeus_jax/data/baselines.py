@@ -1,4 +1,4 @@
-"""What simple models tell of the classes of a data set: the commonest class, and a kernel classifier on vectors.
+"""Simple baselines of a data set: the commonest class, and a kernel classifier on vectors.
 
 The classifier is kernel ridge regression: one Cholesky factorisation answers for all ranks at once, so it takes a
 second for a few thousand rows and any number of classes, and needs no tuning. On square roots of colour histograms it

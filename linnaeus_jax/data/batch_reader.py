@@ -63,7 +63,7 @@ class BatchReader:
     def _read_images(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Reads rows[n] into out[n, ...] in pieces on the pool; bool[n] ok. The first failure is raised."""
         ok = np.ones(len(rows), bool)
-        if self._copies_only:  # threads would only wait for each other and the memory
+        if self._copies_only:  # uncompressed: threads would only wait for each other and the memory
             self._decode(rows, out, ok, slice(None))
             return ok
         pieces = self._pieces(rows)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.labels_file import open_labels, text_dataset, text_of, values_of
-from linnaeus_jax.data.texts import one_line
+from linnaeus_jax.data.texts import sanitize_line
 
 #: datasets of the labels file, all of them optional: one text per row, "" where nothing is known
 CREDITS = ("license", "rights_holder", "source_doi")
@@ -34,7 +34,7 @@ def read_credits(path: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
             if name in file and len(rows):
                 texts = values_of(text_dataset(file, path, name), path, rows)
                 for credit, text in zip(credits, map(text_of, texts), strict=True):
-                    if line := one_line(text):
+                    if line := sanitize_line(text):
                         credit[name] = line
     return credits
 
@@ -54,7 +54,7 @@ def license_counts(path: str, rows: NDArray[np.int64]) -> dict[str, int]:
         texts = Counter(map(text_of, values_of(text_dataset(file, path, CREDITS[0]), path, rows)))
     named: Counter[str] = Counter()
     for text, count in texts.items():
-        named[license_name(one_line(text))] += count
+        named[license_name(sanitize_line(text))] += count
     return dict(named.most_common())
 
 

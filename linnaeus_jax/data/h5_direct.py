@@ -1,7 +1,7 @@
-"""Images of HDF5 files read past HDF5, at the places in the file where HDF5 says that they lie.
+"""Images of HDF5 files, read in parallel without the HDF5 library, at the offsets of their chunks.
 
-HDF5 lets one thread in at a time, also while it unpacks; these readers let every thread work. They are pickled as the
-arguments that they were opened with.
+The lock of h5py also covers decompression. So the chunk index is read once, and chunks are read and inflated by many
+threads. Readers are pickled as the arguments that they were opened with.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.image_checks import RowChecks
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
-from linnaeus_jax.data.labels_file import checked, damage_told, values_of
+from linnaeus_jax.data.labels_file import damage_told, validated_dataset, values_of
 from linnaeus_jax.files import FILES_ONLY
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import IMAGE_SOURCES
@@ -178,7 +178,7 @@ def _joined_source(path: Path, dataset: h5py.Dataset) -> JoinedImages | None:
 
 
 def _direct_source(path: Path, dataset: h5py.Dataset) -> StoredImages | None:
-    """A reader of one file past HDF5, where its layout has one."""
+    """A reader of one file without the HDF5 library, where its layout has one."""
     shape = dataset.shape
     if dataset.chunks is not None:
         table = ChunkTable.of(dataset)
@@ -326,7 +326,8 @@ class PackedImages(EncodedImages):
             if IMAGE_OFFSETS not in file:
                 raise MissingDatasetError(f"{path}: dataset 'image_bytes' needs 'image_offsets' (found {sorted(file)})")
             data, stored = (
-                checked(file, str(path), name, None, kinds="iu", dims=(1,)) for name in (IMAGE_BYTES, IMAGE_OFFSETS)
+                validated_dataset(file, str(path), name, None, kinds="iu", dims=(1,))
+                for name in (IMAGE_BYTES, IMAGE_OFFSETS)
             )
             check_parts(path, stored)
             offsets = values_of(stored, str(path)).astype(np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.labels_file import attribute, checked, text_of, values_of
+from linnaeus_jax.data.labels_file import attribute, text_of, validated_dataset, values_of
 from linnaeus_jax.mistakes import InputError
 
 CHECKSUMS, IDENTIFIERS_DIGEST = "image_crc32", "sha256_of_identifiers"
@@ -61,7 +61,7 @@ class RowChecks:
         """Those of the dataset of pictures of a file; None where it has none."""
         if CHECKSUMS not in images.file or images.name != "/images":
             return None
-        stored = checked(images.file, str(path), CHECKSUMS, len(images), kinds="u", dims=(1,), like="images")
+        stored = validated_dataset(images.file, str(path), CHECKSUMS, len(images), kinds="u", dims=(1,), like="images")
         return cls(path, values_of(stored, str(path)).astype(np.uint32))
 
     def compare(self, rows: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.int64] | range) -> None:

@@ -21,7 +21,7 @@ from linnaeus_jax.config.errors import TrainingError, UserError
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.data.texts import one_line
+from linnaeus_jax.data.texts import sanitize_line
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 logger = logging.getLogger("linnaeus_jax.data")
@@ -37,8 +37,8 @@ class ImageSource(Protocol):
 
     What is stored of them for training, such as features, is read in the same way: a source may have a `dtype` and a
     shape of its own, and several `views` of each row, see `input_dtype` and `rows_of_views`. A source whose reading is
-    mere copying may say so by `copies_only = True`: it is then read by one thread at a time. One whose rows share what
-    must be unpacked may have the methods of `SharingSource`.
+    a mere copy may say so by `copies_only = True`: it is then read by one thread at a time. One whose rows share
+    compressed chunks may have the methods of `SharingSource`.
     """
 
     @property
@@ -75,10 +75,10 @@ def rows_of_views(source: ImageSource, rows: NDArray[np.int64], epoch: int) -> N
 
 @runtime_checkable
 class SharingSource(Protocol):
-    """What a source of rows that share stored data offers besides, so that these data are unpacked once for a batch."""
+    """A source several of whose rows lie in one compressed chunk, which is then decompressed once for a batch."""
 
     def neighbours(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64 [n]: a number that rows int64 [n] have in common where they share stored data."""
+        """int64 [n]: the chunk of each of the rows int64 [n]; rows with the same number share one."""
         ...
 
     def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: NDArray[np.int64] | range) -> None:
@@ -265,8 +265,8 @@ def check_below(identifiers: NDArray[Any]) -> None:
     for row in np.flatnonzero(suspicious).tolist():
         if identifiers[row].startswith("/") or ".." in identifiers[row].split("/"):
             raise UserError(
-                f"row {row} of the labels file names the picture {one_line(identifiers[row])!r}, outside of the folder "
-                "data.hybrid.images_dir; write its path below that folder"
+                f"row {row} of the labels file names the picture {sanitize_line(identifiers[row])!r}, outside of the "
+                "folder data.hybrid.images_dir; write its path below that folder"
             )
 
 

@@ -16,13 +16,13 @@ from linnaeus_jax.data.credits import CREDITS
 from linnaeus_jax.data.labels_file import (
     IDENTIFIERS,
     TextDigest,
-    checked,
     column_names,
     json_attribute,
     open_labels,
     text_dataset,
     text_pieces,
     texts_of,
+    validated_dataset,
     values_of,
 )
 from linnaeus_jax.data.metadata import Component, ComponentSettings, SourceColumns, build_metadata, component_layout
@@ -167,7 +167,7 @@ def read_split_column(path: str) -> NDArray[np.uint8]:
     """
     with open_labels(path) as file:
         rows = len(text_dataset(file, path, IDENTIFIERS))
-        values = values_of(checked(file, path, SPLIT, rows, kinds="ui", dims=(1,)), path)
+        values = values_of(validated_dataset(file, path, SPLIT, rows, kinds="ui", dims=(1,)), path)
     wrong = np.flatnonzero((values < 0) | (values >= len(SPLITS)))
     if len(wrong):
         meaning = ", ".join(f"{number} ({name})" for number, name in enumerate(SPLITS))
@@ -190,7 +190,7 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
             taxon[:, column] = _read_taxa(file, path, task, rows)
         in_region = None
         if "in_region" in file:
-            in_region = values_of(checked(file, path, "in_region", rows, kinds="biu", dims=(1,)), path) != 0
+            in_region = values_of(validated_dataset(file, path, "in_region", rows, kinds="biu", dims=(1,)), path) != 0
         sources = {
             item.source: _read_source(file, path, item.source, rows) for item in components if item.source in file
         }
@@ -223,14 +223,14 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
 
 
 def _read_subset(file: h5py.File, path: str, name: str, rows: int) -> NDArray[Any]:
-    dataset = checked(file, path, name, rows, kinds="biuOS", dims=(1,))
+    dataset = validated_dataset(file, path, name, rows, kinds="biuOS", dims=(1,))
     if dataset.dtype.kind in "OS":
         return texts_of(text_dataset(file, path, name, rows), path)
     return values_of(dataset, path)
 
 
 def _read_taxa(file: h5py.File, path: str, task: str, rows: int) -> NDArray[np.int64]:
-    values = values_of(checked(file, path, task, rows, kinds="ui", dims=(1,)), path)
+    values = values_of(validated_dataset(file, path, task, rows, kinds="ui", dims=(1,)), path)
     if len(values):
         low, high = int(values.min()), int(values.max())
         if low < 0 or high > MAX_TAXON_ID:
@@ -240,7 +240,7 @@ def _read_taxa(file: h5py.File, path: str, task: str, rows: int) -> NDArray[np.i
 
 
 def _read_source(file: h5py.File, path: str, name: str, rows: int) -> SourceColumns:
-    dataset = checked(file, path, name, rows, kinds="fiu", dims=(1, 2))
+    dataset = validated_dataset(file, path, name, rows, kinds="fiu", dims=(1, 2))
     values = values_of(dataset, path).astype(np.float32, copy=False)
     try:
         names = column_names(dataset)

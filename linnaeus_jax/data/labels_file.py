@@ -87,7 +87,7 @@ def damage_told(file: h5py.File, path: str | Path) -> Iterator[h5py.File]:
         raise InputError(f"{path} is damaged, or no file of this program: {text}") from error
 
 
-def checked(
+def validated_dataset(
     file: h5py.File,
     path: str,
     name: str,
@@ -127,8 +127,8 @@ def checked(
 def text_dataset(
     file: h5py.File, path: str, name: str, rows: int | None = None, *, like: str = IDENTIFIERS
 ) -> h5py.Dataset:
-    """A dataset of strings, else as `checked`."""
-    dataset = checked(file, path, name, rows, kinds="OS", dims=(1,), like=like)
+    """A dataset of strings, else as `validated_dataset`."""
+    dataset = validated_dataset(file, path, name, rows, kinds="OS", dims=(1,), like=like)
     if h5py.check_string_dtype(dataset.dtype) is None:
         raise InputError(f"{path}: dataset {name!r} has dtype {dataset.dtype}, expected strings")
     try:

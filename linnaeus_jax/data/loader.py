@@ -31,7 +31,7 @@ from linnaeus_jax.data.worker_processes import WorkerRead, start_worker
 
 logger = logging.getLogger("linnaeus_jax.data")
 
-#: decoding threads of which more are not started by default: what they share with the interpreter would hold them up
+#: most decoding threads that are started by default: more would wait for the GIL
 MOST_THREADS = 32
 
 

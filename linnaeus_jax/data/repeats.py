@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.data.labels import OCCURRENCE, LabelTable, text_hashes
 from linnaeus_jax.data.labels_file import IDENTIFIERS, open_labels, text_dataset, text_of, values_of
-from linnaeus_jax.data.texts import one_line
+from linnaeus_jax.data.texts import sanitize_line
 from linnaeus_jax.mistakes import InputError
 
 #: name of a split -> its labels file and the rows of it
@@ -78,7 +78,7 @@ def shared_occurrences(parts: Parts) -> tuple[str, ...]:
             shown = np.sort(rows[first[np.isin(hashes[one][first], common)]])[:6]
             with open_labels(table.path) as file:
                 texts = values_of(text_dataset(file, table.path, OCCURRENCE), table.path, shown)
-            names = [repr(one_line(text_of(text))) for text in texts[:5]] + ["..."] * (len(common) > 5)
+            names = [repr(sanitize_line(text_of(text))) for text in texts[:5]] + ["..."] * (len(common) > 5)
             sentences.append(
                 f"{len(common)} occurrences have pictures in {one} and in {other} rows ({OCCURRENCE} in "
                 f"{_files(parts, one, other)}), so that an evaluation measures in part what was learned by heart: "

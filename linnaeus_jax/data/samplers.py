@@ -40,8 +40,8 @@ class TrainingRows:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The M micro-batches of an epoch, `[M, B]`."""
+class EpochIndex:
+    """Which rows the M micro-batches of an epoch hold, `[M, B]`."""
 
     index: NDArray[np.int64]  # position within the split
     group: NDArray[np.int32]  # the rows of one group may be mixed; -1: never mixed
@@ -70,7 +70,7 @@ class Sampler:
         """
         raise NotImplementedError
 
-    def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> Drawn:
+    def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> EpochIndex:
         """The micro-batches of one epoch.
 
         Raises:
@@ -87,7 +87,7 @@ class Sampler:
                 f"positions between 0 and {len(rows) - 1}"
             )
         position = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-        return Drawn(index.astype(np.int64).reshape(shape), np.full(shape, -1, np.int32), position)
+        return EpochIndex(index.astype(np.int64).reshape(shape), np.full(shape, -1, np.int32), position)
 
     def expected_draws(self, rows: TrainingRows, settings: SamplerSettings) -> NDArray[np.float64]:
         """float64 [n]: how often each row comes in one epoch on average; here counted over a few epochs."""
@@ -307,7 +307,7 @@ class Grouped(Sampler):
         draws[grouped] = per_group[rows.group[grouped]]
         return draws
 
-    def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> Drawn:
+    def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> EpochIndex:
         group, batch, unit = rows.group, settings.batch_size, settings.unit
         micro = self.micro_batches(rows, settings)
         whole, rest = _units(rows, settings, micro * batch, seed, epoch)
@@ -325,7 +325,7 @@ class Grouped(Sampler):
         if settings.balanced:
             alone = np.take_along_axis(index, partner, axis=1) == index
             groups, partner = np.where(alone, -1, groups), np.where(alone, position[None, :], partner)
-        return Drawn(index, groups.astype(np.int32), partner.astype(np.int32))
+        return EpochIndex(index, groups.astype(np.int32), partner.astype(np.int32))
 
     @staticmethod
     def _partners(settings: SamplerSettings, micro: int, seed: int, epoch: int) -> NDArray[np.int32]:
@@ -368,6 +368,6 @@ def _units(
 class Standard(Grouped):
     """A plain permutation: no row belongs to a group."""
 
-    def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> Drawn:
+    def plan(self, rows: TrainingRows, settings: SamplerSettings, *, seed: int, epoch: int) -> EpochIndex:
         alone = dataclasses.replace(rows, group=np.full(len(rows), -1, np.int32))
         return super().plan(alone, settings, seed=seed, epoch=epoch)

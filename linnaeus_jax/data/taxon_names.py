@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from linnaeus_jax.data.labels_file import CHUNK, checked, open_labels, text_dataset, text_of, values_of
-from linnaeus_jax.data.texts import one_line
+from linnaeus_jax.data.labels_file import CHUNK, open_labels, text_dataset, text_of, validated_dataset, values_of
+from linnaeus_jax.data.texts import sanitize_line
 from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,10 @@ class TaxonNames:
         fields = {
             field: {
                 task: np.array(
-                    [one_line(str(saved.get(task, {}).get(str(taxon), {}).get(field, ""))) for taxon in ids.tolist()],
+                    [
+                        sanitize_line(str(saved.get(task, {}).get(str(taxon), {}).get(field, "")))
+                        for taxon in ids.tolist()
+                    ],
                     _TEXT,
                 )
                 for task, ids in classes.items()
@@ -146,7 +149,7 @@ def write_taxon_names(
     group = file.create_group(f"{GROUP}/{task}")
     group.create_dataset("taxon_id", data=ids[order].astype(np.uint32))
     for field, values in texts.items():
-        lines = [one_line(values[i]) for i in order]
+        lines = [sanitize_line(values[i]) for i in order]
         group.create_dataset(field, data=np.array(lines, object), dtype=h5py.string_dtype())
 
 
@@ -158,7 +161,7 @@ def _merge(
     if not isinstance(file[where], h5py.Group):
         raise InputError(f"{path}: {where!r} is a dataset, expected a group with taxon_id, name and common_name")
     like = f"{where}/taxon_id"
-    ids = values_of(checked(file, path, like, None, kinds="ui", dims=(1,)), path).astype(np.int64)
+    ids = values_of(validated_dataset(file, path, like, None, kinds="ui", dims=(1,)), path).astype(np.int64)
     if (np.diff(ids) <= 0).any():
         raise InputError(f"{path}: dataset {like!r} must ascend, every taxon once; sort it")
     if not len(ids):
@@ -177,7 +180,7 @@ def _merge(
             if first == last:
                 continue
             texts = values_of(dataset, path, slice(start, start + CHUNK))
-            new = np.array([one_line(text_of(texts[row - start])) for row in rows[first:last]], _TEXT)
+            new = np.array([sanitize_line(text_of(texts[row - start])) for row in rows[first:last]], _TEXT)
             old = held[owners[first:last]]
             for i in np.flatnonzero((old != "") & (new != "") & (old != new)).tolist():
                 contradictions.append(f"{task} {classes[owners[first + i]]}: {str(old[i])!r} and {str(new[i])!r}")

@@ -11,7 +11,7 @@ _DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\
 _UNSHOWABLE = ("Cc", "Cs", "Zl", "Zp")  # control, surrogate, line and paragraph separator
 
 
-def one_line(text: str) -> str:
+def sanitize_line(text: str) -> str:
     """The text on one line: runs of white space become one space; control characters, marks of writing direction and
     half characters become U+FFFD; what is beyond `LONGEST` characters, an ellipsis."""
     text = " ".join(text[: 4 * LONGEST].split())

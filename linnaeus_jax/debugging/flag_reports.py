@@ -217,7 +217,7 @@ class FlagReports:
     def epoch_end(
         self, step: int, epoch: int, due: Any, row: Mapping[str, Any], tracked: Mapping[str, Any], params: Any
     ) -> None:
-        """The end-of-epoch hooks are done, after `step` updates."""
+        """Everything at the end of an epoch is done, after `step` updates."""
         line = self.debug.debug_line
         line("scheduling", lambda: self._scheduling(step, epoch, due, row.get("early_stop/reason")))
         names = [*(phase.name for phase in due.phases), *(["checkpoint"] if due.save else [])]

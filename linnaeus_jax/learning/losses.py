@@ -27,7 +27,7 @@ from linnaeus_jax.learning.class_weights import mixture_weight
 from linnaeus_jax.learning.mixing import interpolate
 from linnaeus_jax.learning.smoothing import TaxonomySmoothing
 from linnaeus_jax.mistakes import InputError
-from linnaeus_jax.registry import LOSSES, asked_of
+from linnaeus_jax.registry import LOSSES, required_kwargs
 
 TAXONOMY = "TaxonomyAwareLabelSmoothing"
 
@@ -141,7 +141,7 @@ class Criterion:
         if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise ValueError(f"{self.name} expects logits [B, {self.num_classes}], got shape {logits.shape}")
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        if "partner_label" in asked_of(self.function):
+        if "partner_label" in required_kwargs(self.function):
             return self.function(logits, label, partner_label=partner_label, lam=lam)
         return interpolate(functools.partial(self.function, logits), label, partner_label, lam)
 
@@ -169,7 +169,7 @@ def make_criterion(
     if num_classes < 1:
         raise ValueError(f"{name} needs at least one class, got num_classes={num_classes}")
     rows = 2
-    with LOSSES.errors_of(name):
+    with LOSSES.wrap_errors(name):
         loss = jax.eval_shape(
             criterion, jax.ShapeDtypeStruct((rows, num_classes), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)
         )

@@ -61,44 +61,22 @@ def build_optimizer(
         group left empty by earlier ones, wrong number of betas.
     """
     groups, filters, errors = read_groups(settings, checkpoint_shapes=checkpoint_shapes, stage_of=stage_of)
-    used = [parameter for parameter in parameters if trained is None or parameter.name in trained]
-    assigned, overlaps = _assign(used, filters, errors)
-    if len(used) < len(parameters):
-        groups[STORED_GROUP] = _Group(STORED_GROUP, FROZEN, explicit=True, weight_decay=0.0, lr_multiplier=1.0)
-        assigned = dict.fromkeys([parameter.name for parameter in parameters], STORED_GROUP) | assigned
+    assigned, overlaps = _assign(parameters, trained, groups, filters, errors)
     if settings.layer_decay != 1 and layer_index is None:
         errors.append(
             f"optimizer.layer_decay = {settings.layer_decay}: this model does not number its layers; set it to 1"
         )
     if errors:
         raise InputError("\n".join(errors))
-
-    depth = {p.name: layer_index(p.name) if layer_index else 0 for p in parameters}
-    deepest = max(depth.values(), default=0)
-    rows, leaves = [], dict[Path, list[tuple[ParameterRow, float]]]()
-    for parameter in parameters:
-        group = groups[assigned[parameter.name]]
-        factor = settings.layer_decay ** (deepest - depth[parameter.name])
-        row = ParameterRow(
-            name=parameter.name,
-            shape=tuple(parameter.shape),
-            group=group.name,
-            optimizer=_optimizer_of(parameter, group),
-            weight_decay=group.weight_decay if _is_decayed(parameter) and group.optimizer != FROZEN else 0.0,
-            lr_multiplier=group.lr_multiplier * factor,
-        )
-        rows.append(row)
+    factors = _layer_factors(parameters, settings.layer_decay, layer_index)
+    rows = [_row(p, groups[assigned[p.name]], factor) for p, factor in zip(parameters, factors, strict=True)]
+    leaves = dict[Path, list[tuple[ParameterRow, float]]]()
+    for parameter, row, factor in zip(parameters, rows, factors, strict=True):
         leaves.setdefault(tuple(parameter.path), []).append((row, factor))
     first = {path: _agreed(path, members) for path, members in leaves.items()}
-    kinds = {path: row.optimizer for path, row in first.items()}
     ndim = {path: len(row.shape) for path, row in first.items()}
-    if "lamb" in kinds.values() and any(len(members) > 1 for members in leaves.values()):
-        raise InputError("optimizer 'lamb' scales every layer by its own norm and cannot be used with stacked layers")
-    decay = {path: row.weight_decay for path, row in first.items()}
-    names = [name for name in (*OPTIMIZERS, FROZEN) if name in kinds.values()]
-    transforms = {name: build_transform(name, settings, decay, ndim) for name in names}
     return Optimizer(
-        transform=optax.partition(transforms, unflatten_dict(kinds)),
+        transform=_transform(settings, first, stacked=any(len(members) > 1 for members in leaves.values())),
         factor=unflatten_dict({path: _factor(members, ndim[path]) for path, members in leaves.items()}),
         lr_multipliers={
             g.name: g.lr_multiplier for g in groups.values() if g.optimizer != FROZEN and g.name in assigned.values()
@@ -109,6 +87,45 @@ def build_optimizer(
         ndim=unflatten_dict(ndim),
         buckets=LeafBuckets({path: row.shape for path, row in first.items()}, _treatment(leaves)),
     )
+
+
+def _layer_factors(
+    parameters: Sequence[Parameter], decay: float, layer_index: Callable[[str], int] | None
+) -> list[float]:
+    """Factor of every parameter's learning rate by its depth: 1 at the heads, `decay` less with each layer."""
+    depth = [layer_index(parameter.name) if layer_index else 0 for parameter in parameters]
+    deepest = max(depth, default=0)
+    return [decay ** (deepest - each) for each in depth]
+
+
+def _row(parameter: Parameter, group: _Group, factor: float) -> ParameterRow:
+    return ParameterRow(
+        name=parameter.name,
+        shape=tuple(parameter.shape),
+        group=group.name,
+        optimizer=_optimizer_of(parameter, group),
+        weight_decay=group.weight_decay if _is_decayed(parameter) and group.optimizer != FROZEN else 0.0,
+        lr_multiplier=group.lr_multiplier * factor,
+    )
+
+
+def _transform(
+    settings: ConfigDict, first: Mapping[Path, ParameterRow], *, stacked: bool
+) -> optax.GradientTransformation:
+    """The transform of each optimizer over its leaves.
+
+    Args:
+      first: path of a leaf -> its parameter, or the first one of a stack.
+      stacked: whether any leaf stacks layers.
+    """
+    kinds = {path: row.optimizer for path, row in first.items()}
+    if stacked and "lamb" in kinds.values():
+        raise InputError("optimizer 'lamb' scales every layer by its own norm and cannot be used with stacked layers")
+    decay = {path: row.weight_decay for path, row in first.items()}
+    ndim = {path: len(row.shape) for path, row in first.items()}
+    names = [name for name in (*OPTIMIZERS, FROZEN) if name in kinds.values()]
+    transforms = {name: build_transform(name, settings, decay, ndim) for name in names}
+    return optax.partition(transforms, unflatten_dict(kinds))
 
 
 def _treatment(leaves: Mapping[Path, Sequence[tuple[ParameterRow, float]]]) -> dict[Path, Hashable]:
@@ -161,12 +178,20 @@ def read_groups(
 
 
 def _assign(
-    parameters: Sequence[Parameter], filters: Mapping[str, Filter], errors: list[str]
+    parameters: Sequence[Parameter],
+    trained: Collection[str] | None,
+    groups: dict[str, _Group],
+    filters: Mapping[str, Filter],
+    errors: list[str],
 ) -> tuple[dict[str, str], list[str]]:
-    """Group of each parameter name and the overlaps; adds groups without parameters to `errors`."""
+    """Group of each parameter name and the overlaps.
+
+    Adds the group "stored" to `groups` where parameters are not in `trained`, groups without parameters to `errors`.
+    """
+    used = [parameter for parameter in parameters if trained is None or parameter.name in trained]
     assigned, overlaps = dict[str, str](), list[str]()
     match_counts = dict.fromkeys(filters, 0)
-    for parameter in parameters:
+    for parameter in used:
         matches = [name for name, matches in filters.items() if matches(parameter)]
         for name in matches:
             match_counts[name] += 1
@@ -176,9 +201,12 @@ def _assign(
     for name, count in match_counts.items():
         key = f"optimizer.parameter_groups.{name}"
         if not count:
-            errors.append(f"{key}.filter matches none of the {len(parameters)} parameters; correct or remove it")
+            errors.append(f"{key}.filter matches none of the {len(used)} parameters; correct or remove it")
         elif name not in assigned.values():
             errors.append(f"{key} is empty: earlier groups take all of its {count} parameters; move it up or remove it")
+    if len(used) < len(parameters):
+        groups[STORED_GROUP] = _Group(STORED_GROUP, FROZEN, explicit=True, weight_decay=0.0, lr_multiplier=1.0)
+        assigned = dict.fromkeys([parameter.name for parameter in parameters], STORED_GROUP) | assigned
     return assigned, overlaps
 
 

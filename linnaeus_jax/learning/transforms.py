@@ -28,7 +28,7 @@ import optax
 from ml_collections import ConfigDict
 
 from linnaeus_jax.mistakes import InputError
-from linnaeus_jax.registry import OPTIMIZERS, asked_of
+from linnaeus_jax.registry import OPTIMIZERS, required_kwargs
 
 FROZEN = "frozen"
 
@@ -72,11 +72,11 @@ def build_transform(
 
     add_decay = optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(decayed, updates, params))
     given = {**settings, "add_decay": add_decay, "ndim": ndim or {}}
-    with OPTIMIZERS.errors_of(name):
+    with OPTIMIZERS.wrap_errors(name):
         transform = OPTIMIZERS.bind(name, settings.get(name) or {}, given)()
         if not isinstance(transform, optax.GradientTransformation):
             raise InputError(f"must return an optax.GradientTransformation, not {transform!r}")
-    return transform if "add_decay" in asked_of(OPTIMIZERS[name]) else optax.chain(transform, add_decay)
+    return transform if "add_decay" in required_kwargs(OPTIMIZERS[name]) else optax.chain(transform, add_decay)
 
 
 @OPTIMIZERS.register("adamw")

@@ -149,9 +149,9 @@ class Update:
     def new(self, rates: Rates, finite: jax.Array) -> tuple[Trainable, jax.Array]:
         """What is there after it, the old where not `finite`; and the norm of the clipped gradient, float32 [].
 
-        On a CPU a branch of its own is compiled alike whatever surrounds it: its operands, the gradients, are arrays in
-        memory, and XLA fuses nothing across its border. So probes change no bit of the parameters, and no update of a
-        vector is computed again for each leaf that is cut from it.
+        On a CPU this is a `lax.cond` branch: XLA fuses nothing across its border, and its operands, the gradients, are
+        arrays in memory. So the update is compiled alike with and without probes, to the bit, and the update of a
+        bucket is not computed again for each leaf that is sliced from it.
         """
 
         def updated(old: tuple[Trainable, jax.Array]) -> tuple[Trainable, jax.Array]:

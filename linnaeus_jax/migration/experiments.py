@@ -23,9 +23,9 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.open_nodes import OPEN_NODES, complete_open_nodes
-from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.paths import nearest_file
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.redaction import redacted
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key
 from linnaeus_jax.config.yaml_values import MAX_DEPTH, Loader, check_size, parse_list
 from linnaeus_jax.migration.keys import ALIASES, COMPATIBILITY, HARMLESS, ROUTING, VARIANTS

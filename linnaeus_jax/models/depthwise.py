@@ -11,7 +11,7 @@ from jax import lax
 
 from linnaeus_jax import backend
 from linnaeus_jax.mistakes import InputError
-from linnaeus_jax.models.operations import once, together
+from linnaeus_jax.models.operations import materialize, release_residuals
 
 DEPTHWISE_IMPLS = ("auto", "lax", "shift")
 #: `auto` by the platform of a program that is lowered for several at once, as exports are
@@ -154,8 +154,8 @@ def _sum_of_shifts(x: jax.Array, kernel: jax.Array, stride: int, padding: Paddin
     # loop yields is computed once.
     shape = (x.shape[0], *_places(x.shape[1:3], kernel.shape[0], stride, padding), x.shape[3])
     if shape != x.shape or not backend.COMPUTED_ONCE.here():
-        return once(_taps_summed(x, kernel, shape, stride, padding))
-    # Of this loop the compiler cannot know that it makes a single round.
+        return materialize(_taps_summed(x, kernel, shape, stride, padding))
+    # The single iteration of this loop is hidden from the compiler.
     rounds = lax.optimization_barrier(jnp.int32(1))
     return lax.fori_loop(0, rounds, lambda _, value: _taps_summed(value, kernel, shape, stride, padding), x)
 
@@ -192,7 +192,7 @@ def _shift_conv_bwd(
         grad_x = _sum_of_shifts(grad, kernel[::-1, ::-1], 1, ((bottom, top), (right, left)))
     else:
         grad_x = _input_gradient(grad, kernel, stride, padding, x.shape)
-    grad_x, grad_kernel = together((x,), grad_x.astype(x.dtype), grad_kernel)
+    grad_x, grad_kernel = release_residuals((x,), grad_x.astype(x.dtype), grad_kernel)
     return grad_x, grad_kernel
 
 

@@ -19,9 +19,9 @@ from linnaeus_jax import backend
 
 PrecisionLike = Any
 T = TypeVar("T")
-#: numbers of an array below which computing it twice costs less than a loop
+#: elements of an array below which computing it twice costs less than a loop
 WORTH_A_LOOP = 2**16
-#: numbers of an array from which it is worth a loop that it is freed early
+#: elements of an array from which freeing it early is worth a loop
 WORTH_FREEING = 2**20
 
 
@@ -59,8 +59,9 @@ def _normal_cdf(x: jax.Array) -> jax.Array:
     return 0.5 + 0.5 * lax.erf(x * math.sqrt(0.5))
 
 
-def _normal_cdf_again(x: jax.Array) -> jax.Array:
-    """The same; the compiler shall not see that it is, since it would keep the first result for the second use."""
+def _normal_cdf_no_cse(x: jax.Array) -> jax.Array:
+    """The same in another form, which XLA's common subexpression elimination does not recognise: the backward pass
+    computes it again instead of keeping the result of the forward pass."""
     return 0.5 - 0.5 * lax.erf(x * -math.sqrt(0.5))
 
 
@@ -72,7 +73,7 @@ def _gelu_bwd(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
     x_wide = x.astype(wide(x.dtype))
     # Of a base 2 exponential XLA on CPU makes faster code.
     density = jnp.exp2(x_wide * x_wide * (-0.5 / math.log(2.0))) * (1.0 / math.sqrt(2.0 * math.pi))
-    cdf = _normal_cdf_again if x.size >= WORTH_FREEING else _normal_cdf
+    cdf = _normal_cdf_no_cse if x.size >= WORTH_FREEING else _normal_cdf
     return (((cdf(x_wide) + x_wide * density) * grad).astype(x.dtype),)
 
 
@@ -110,7 +111,7 @@ def _matmul_fwd(x: jax.Array, kernel: jax.Array, precision: PrecisionLike) -> tu
 
 
 def _matmul_bwd(precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, ...]:
-    return together((saved[0], grad), *_gradients_of_product(precision, saved, grad))
+    return release_residuals((saved[0], grad), *_gradients_of_product(precision, saved, grad))
 
 
 def _gradients_of_product(
@@ -122,9 +123,9 @@ def _gradients_of_product(
     contract = ((rows, rows), ((), ()))
     # CPU programs transpose the left operand in memory: it shall be the narrower one, and computed before that.
     if x.shape[-1] <= grad.shape[-1] or not backend.NARROW_OPERAND_LEFT.here():
-        grad_kernel = lax.dot_general(once(x), grad, contract, precision)
+        grad_kernel = lax.dot_general(materialize(x), grad, contract, precision)
     else:  # the barrier, or the compiler exchanges the operands
-        grad_kernel = lax.optimization_barrier(lax.dot_general(once(grad), x, contract, precision)).T
+        grad_kernel = lax.optimization_barrier(lax.dot_general(materialize(grad), x, contract, precision)).T
     return grad_x, grad_kernel
 
 
@@ -145,7 +146,7 @@ def _linear_fwd(
 
 def _linear_bwd(precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, ...]:
     grad_x, grad_kernel = _gradients_of_product(precision, saved, grad)
-    return together((saved[0], grad), grad_x, grad_kernel, _sum_of_columns(grad).astype(grad.dtype))
+    return release_residuals((saved[0], grad), grad_x, grad_kernel, _sum_of_columns(grad).astype(grad.dtype))
 
 
 linear.defvjp(_linear_fwd, _linear_bwd)
@@ -177,7 +178,7 @@ def _linear_of_gelu_bwd(
     y, x, kernel = saved
     if y is None:
         x_wide = x.astype(wide(x.dtype))
-        y = (x_wide * _normal_cdf_again(x_wide)).astype(x.dtype)
+        y = (x_wide * _normal_cdf_no_cse(x_wide)).astype(x.dtype)
     grad_y, grad_kernel, grad_bias = _linear_bwd(precision, (y, kernel), grad)
     return grad_y, None, grad_kernel, grad_bias
 
@@ -204,7 +205,7 @@ def _patch_conv_bwd(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tupl
     batch, height, width, channels = x.shape
     (rows, columns), size = grad.shape[1:3], kernel.shape[0]
     by_square = kernel.reshape(-1, kernel.shape[-1])
-    squares = once(x)[:, : rows * size, : columns * size].reshape(batch, rows, size, columns, size, channels)
+    squares = materialize(x)[:, : rows * size, : columns * size].reshape(batch, rows, size, columns, size, channels)
     squares = squares.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows, columns, -1)
     grad_squares, grad_kernel = _gradients_of_product(None, (squares, by_square), grad)
     grad_x = grad_squares.reshape(batch, rows, columns, size, size, channels).transpose(0, 1, 3, 2, 4, 5)
@@ -216,32 +217,32 @@ def _patch_conv_bwd(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tupl
 patch_conv.defvjp(_patch_conv_fwd, _patch_conv_bwd)
 
 
-def once(x: jax.Array) -> jax.Array:
-    """`x`, which CPU programs compute once and in its own order, whoever reads it transposed."""
+def materialize(x: jax.Array) -> jax.Array:
+    """`x`; CPU programs store it once in its own layout, instead of fusing its computation into each of its readers."""
     open_ended = any(map(export.is_symbolic_dim, x.shape))  # a program for any number of rows
     if not open_ended and x.size < WORTH_A_LOOP:
         return x
-    found: jax.Array = backend.COMPUTED_ONCE.by_platform(_through_a_loop, lambda x: x, x)
+    found: jax.Array = backend.COMPUTED_ONCE.by_platform(_opaque_identity, lambda x: x, x)
     return found
 
 
-def together(kept: tuple[jax.Array, ...], *gradients: jax.Array) -> tuple[jax.Array, ...]:
-    """`gradients`, of which CPU programs hand on none before all are computed, so that what is `kept` is freed then.
+def release_residuals(kept: tuple[jax.Array, ...], *gradients: jax.Array) -> tuple[jax.Array, ...]:
+    """`gradients`; CPU programs compute all of them before any is used, so that the residuals `kept` can be freed.
 
-    XLA would compute the gradients of parameters, which nobody waits for, after everything else, and keep until then
-    what they are made from.
+    XLA would schedule the gradients of parameters, which no other operation needs, last, and keep their residuals until
+    then.
     """
     if max(x.size for x in kept) < WORTH_FREEING:
         return gradients
     found: tuple[jax.Array, ...] = backend.RELEASED_EARLY.by_platform(
-        lambda *arrays: _through_a_loop(arrays), lambda *arrays: arrays, *gradients
+        lambda *arrays: _opaque_identity(arrays), lambda *arrays: arrays, *gradients
     )
     return found
 
 
-def _through_a_loop(arrays: Any) -> Any:
+def _opaque_identity(arrays: Any) -> Any:
     # XLA on CPU fuses what computes an array into each of its readers, optimization barriers or not, but never across
-    # a loop; of this one the compiler cannot know that it makes no round.
+    # a loop. The number of iterations is 0, which the barrier hides from the compiler.
     rounds = lax.optimization_barrier(jnp.int32(0))
     return lax.fori_loop(0, rounds, lambda _, values: jax.tree.map(lambda value: value + value, values), arrays)
 
@@ -276,7 +277,8 @@ def _layer_norm_bwd(epsilon: float, dtype: Any, saved: Any, grad: jax.Array) -> 
     shared = _sum_of_row(scaled) / x.shape[-1], _product_of_rows(scaled, normal) / x.shape[-1]
     grad_x = inverse * (scaled - shared[0] - normal * shared[1])
     grad_scale, grad_bias = _product_of_columns(grad, normal), _sum_of_columns(grad)
-    return together((x,), grad_x.astype(x.dtype), grad_scale.astype(scale.dtype), grad_bias.astype(scale.dtype))
+    grad_scale, grad_bias = grad_scale.astype(scale.dtype), grad_bias.astype(scale.dtype)
+    return release_residuals((x,), grad_x.astype(x.dtype), grad_scale, grad_bias)
 
 
 layer_norm.defvjp(_layer_norm_fwd, _layer_norm_bwd)

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from linnaeus_jax.config.outgoing import shown
+from linnaeus_jax.config.redaction import sanitize
 from linnaeus_jax.files import FILES_ONLY
 
 MAIN = "linnaeus_jax"
@@ -30,7 +30,7 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """See `Console`; every text that is printed comes by here, unless it is a `Text` already."""
-        return super().render_str(shown(text), **options)
+        return super().render_str(sanitize(text), **options)
 
 
 #: one console for log lines, progress bars and tables, so that they do not tear each other
@@ -51,7 +51,7 @@ class ConsoleHandler(logging.Handler):
             return
         try:
             style = next((style for level, style in self.STYLES if record.levelno >= level), None)
-            text = "\n".join(self.prefix + line for line in shown(self.format(record)).splitlines())
+            text = "\n".join(self.prefix + line for line in sanitize(self.format(record)).splitlines())
             console.print(text, style=style, soft_wrap=True)
         except Exception:
             self.handleError(record)
@@ -62,7 +62,7 @@ class PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        return shown(super().format(record))
+        return sanitize(super().format(record))
 
 
 class LogFile(logging.handlers.RotatingFileHandler):

@@ -1,4 +1,4 @@
-"""`metrics_log.jsonl`: the local truth about a run, one strict JSON object per line."""
+"""`metrics_log.jsonl`: every logged row of a run, one strict JSON object per line; trackers are made from it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from linnaeus_jax.config.outgoing import shown
+from linnaeus_jax.config.redaction import sanitize
 
 STYLE = """
 body{font:15px/1.45 system-ui,"Segoe UI",Helvetica,Arial,sans-serif;color:#1b1f24;background:#fff;
@@ -36,7 +36,7 @@ code{font:12.5px ui-monospace,Menlo,Consolas,monospace;background:#f4f6f8;paddin
 
 def escaped(text: str) -> str:
     """A text of unknown origin as it stands in a page."""
-    return html.escape(shown(text))
+    return html.escape(sanitize(text))
 
 
 def cell(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.config.outgoing import redacted, shown
+from linnaeus_jax.config.redaction import redacted, sanitize
 from linnaeus_jax.reporting.alerts import Watch
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import LOCAL, MetricsLog, Row
@@ -67,7 +67,7 @@ def replay(rows: Iterable[Row], sink: Sink) -> None:
 
 
 class Sinks:
-    """The fan-out: the metrics log must succeed; another sink that fails is left alone, then made anew.
+    """All sinks: the metrics log must succeed; another sink that fails is switched off, then made anew.
 
     A sink that is made anew gets every row of the metrics log, so that a failure costs no row once the sink works.
     """
@@ -77,8 +77,8 @@ class Sinks:
         self.metrics_log = metrics_log
         self.optional = list(optional)
         self._watch = Watch()
-        self._off: dict[str, Callable[[list[Row]], Sink]] = {}  # that failed, and how they are made
-        self._makers: dict[str, Callable[[list[Row]], Sink]] = {}
+        self._off: dict[str, Callable[[], Sink]] = {}  # that failed, and how they are made
+        self._makers: dict[str, Callable[[], Sink]] = {}
         self._retry_at, self._pause = 0.0, RETRY_SECONDS
 
     def write(self, event: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ class Sinks:
             return
         if not logged:
             log.warning("%s: %s", title, text)
-        self._each("alert", lambda sink: sink.alert(title, shown(text)))
+        self._each("alert", lambda sink: sink.alert(title, sanitize(text)))
 
     def tables(self, tables: Mapping[str, Table]) -> None:
         """Hands tables about the classes to every sink."""
@@ -114,11 +114,8 @@ class Sinks:
         self._each("close", lambda sink: sink.close(exit_code))
         self.optional = []
 
-    def open(self, name: str, make: Callable[[list[Row]], Sink]) -> None:
-        """Adds an optional sink, which gets the rows so far first.
-
-        Args:
-          make: opens it; takes those rows.
+    def open(self, name: str, make: Callable[[], Sink]) -> None:
+        """Adds an optional sink, which `make` opens and which gets the rows so far first.
 
         Raises:
           ConfigError: the sink needs a package that is not installed.
@@ -126,7 +123,7 @@ class Sinks:
         self._makers[name] = make
         try:
             rows = [] if self.metrics_log is None else self.metrics_log.rows()
-            sink = make(rows)
+            sink = make()
             replay((row for row in rows if row.event != "final"), sink)  # the end of the run writes best values again
             sink.replayed()
         except ConfigError:
@@ -188,11 +185,11 @@ def open_sinks(
     """
     sinks, logs = Sinks(metrics_log), metrics_log.path.parent
     if experiment.tensorboard.enabled:
-        sinks.open("TensorBoard", lambda rows: TensorBoardSink(logs / "tensorboard", config=config))
+        sinks.open("TensorBoard", lambda: TensorBoardSink(logs / "tensorboard", config=config))
     if experiment.wandb.enabled:
         described, safe = {**config, **facts}, redacted(experiment.to_dict())
         sinks.open(
             "W&B",
-            lambda rows: WandbSink(safe, directory=logs, config=described, logged=rows, run_id=run_id, debug=debug),
+            lambda: WandbSink(safe, directory=logs, config=described, run_id=run_id, debug=debug),
         )
     return sinks

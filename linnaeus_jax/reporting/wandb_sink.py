@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import logging
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import wandb
 from linnaeus_jax.compat.wandb_parts import outside_directories
 from linnaeus_jax.reporting.chosen import chosen_curves
 from linnaeus_jax.reporting.class_tables import Table
-from linnaeus_jax.reporting.metrics_log import LOCAL, Row, strict
-from linnaeus_jax.reporting.wandb_file import TABLES, compare
+from linnaeus_jax.reporting.metrics_log import strict
 
 log = logging.getLogger("linnaeus_jax")
 
+#: how the names of keys that hold tables begin
+TABLES = "classes/"
 #: seconds that the end of a run may wait for uploads; what is left then can be sent with `wandb sync`
 FINISH_TIMEOUT = 600.0
 
@@ -47,7 +49,6 @@ class WandbSink:
         directory: Path,
         run_id: str,
         config: Mapping[str, Any],
-        logged: Iterable[Row] = (),
         new: bool = False,
         debug: bool = False,
     ) -> None:
@@ -56,7 +57,6 @@ class WandbSink:
         Args:
           directory: holds the `wandb` folder with the local copy.
           config: JSON types without secrets.
-          logged: rows of earlier starts, which `write` gets again.
           new: never resume; else the run goes on if the server has it, and with `wandb.resume` it must.
           debug: write every payload to the debug log.
         """
@@ -66,7 +66,7 @@ class WandbSink:
         self.debug = debug
         settings = experiment["wandb"]
         mode, resume = settings.get("mode", "online"), "must" if settings.get("resume") else "allow"
-        on_disk, stale = compare(directory, run_id, _by_step(logged))
+        unsent = _unsent(directory, run_id)
         self.run = _started(
             project=settings.get("project") or experiment.get("project"),
             entity=settings.get("entity") or None,
@@ -90,9 +90,8 @@ class WandbSink:
                 finish_timeout=FINISH_TIMEOUT,
             ),
         )
-        #: the first step that is written; offline, files of earlier starts that hold the rows before it as they are
-        #: in the metrics log stay, and the others are replaced; a server ignores rows of earlier steps
-        self._next, self._stale = (on_disk, stale) if self.run.offline else (int(self.run.starting_step), [])
+        #: the first step that is written: a server ignores rows of earlier steps, and offline all rows are written anew
+        self._next, self._stale = (0, unsent) if self.run.offline else (int(self.run.starting_step), [])
         self._already = 0
         self._step: int | None = None
         self._row: dict[str, Any] = {}
@@ -127,9 +126,9 @@ class WandbSink:
             self._row["_timestamp"] = timestamp
 
     def replayed(self) -> None:
-        """Removes what a killed start left offline and `write` has written anew."""
+        """Removes what earlier starts left offline: `write` has written all of their rows anew."""
         for path in self._stale:
-            log.info("W&B: %s holds other rows than the metrics log, is written anew and removed", path.name)
+            log.info("W&B: the rows of %s are written anew, and it is removed", path.name)
             shutil.rmtree(path, ignore_errors=True)
         self._stale = []
 
@@ -195,11 +194,7 @@ def _started(**arguments: Any) -> wandb.Run:
         return wandb.init(**arguments)
 
 
-def _by_step(rows: Iterable[Row]) -> dict[int, dict[str, Any]]:
-    """What `WandbSink.write` makes of rows, by step."""
-    found: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        if row.event not in (LOCAL, "final"):
-            values = {**strict(dict(row.values)), "global_step": row.step, "epoch": row.epoch}
-            found.setdefault(row.step, {}).update(values)
-    return found
+def _unsent(directory: Path, run_id: str) -> list[Path]:
+    """Directories of earlier starts of a run that no server has: offline ones without the mark of `wandb sync`."""
+    files = directory.glob(f"wandb/offline-run-*/run-{glob.escape(run_id)}.wandb")
+    return [path.parent for path in files if not path.with_name(f"{path.name}.synced").exists()]

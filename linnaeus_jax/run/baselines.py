@@ -1,4 +1,5 @@
-"""What simple models reach on the data of a run, computed in seconds before its first update; see `data/baselines.py`.
+"""Accuracies of simple models on the data of a run, computed in seconds before its first update; see
+`data/baselines.py`.
 
 They are of a sample of the rows, evenly spaced, and of pictures of 64 pixels, so that neither time nor memory grows
 with the data set. A start that finds their file leaves it as it is.
@@ -34,7 +35,7 @@ from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import write_json
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.inputs import evaluation_batch
-from linnaeus_jax.run.processes import together
+from linnaeus_jax.run.processes import fail_on_all
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.state import TrainState
 from linnaeus_jax.taxonomy.ranks import task_name
@@ -60,7 +61,7 @@ def write_baselines(experiment: Experiment, state: TrainState, step: int | None)
     skipped = config.train.skip_validation or not len(experiment.inputs.dataset.val)
     if skipped or not config.metrics.baselines:
         return
-    with together():
+    with fail_on_all():
         if not experiment.is_coordinator or path.exists():
             return
         started = time.perf_counter()

@@ -2,7 +2,7 @@
 
 A checkpoint's key is the global step. `boundary_<step>.json` beside it says that the epoch boundary at that step was
 finished after the save (validation, ranking, early stop, log) and holds the host state from after it; without the file
-the hooks at the end of that epoch are all rerun after a restart.
+the end of that epoch is done again after a restart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from linnaeus_jax.files import (
 )
 from linnaeus_jax.run.checkpoint_trees import leaf_shapes, step_of, tree_difference
 from linnaeus_jax.run.digests import PathWithDigests, syncing_before
-from linnaeus_jax.run.read_errors import of_storage, retried
+from linnaeus_jax.run.read_errors import is_storage_error, with_retry
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
 
 log = logging.getLogger("linnaeus_jax")
@@ -147,7 +147,7 @@ class Checkpoints:
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """(step, state, meta) of the newest readable checkpoint; None without any.
 
-        Newer ones, which are damaged, are then set aside, see `set_aside`.
+        Newer ones, which are damaged, are then set aside, see `quarantine`.
 
         Args:
           abstract_state: a state of `ShapeDtypeStruct`s with the shardings wanted.
@@ -161,17 +161,17 @@ class Checkpoints:
         failures: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                meta = retried(functools.partial(self.meta, step))
+                meta = with_retry(functools.partial(self.meta, step))
                 if refusal is not None and (reason := refusal(step, meta)):
                     raise CheckpointError(f"checkpoint {step} in {self.directory} {reason}; {OTHER_RUN}")
-                state = retried(functools.partial(self.restore, step, abstract_state, as_stored))
+                state = with_retry(functools.partial(self.restore, step, abstract_state, as_stored))
             except CheckpointError:
                 raise
             except Exception as error:
                 failures[step] = self._unreadable(step, error)
                 continue
             for damaged, reason in failures.items():
-                self.set_aside(damaged, reason)
+                self.quarantine(damaged, reason)
             return step, state, meta
         if failures:
             texts = "; ".join(f"{step}: {reason}" for step, reason in failures.items())
@@ -184,14 +184,14 @@ class Checkpoints:
     def _unreadable(self, step: int, error: Exception) -> str:
         """Why a checkpoint cannot be read; CheckpointError where that is the storage's fault."""
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        if of_storage(error):
+        if is_storage_error(error):
             raise CheckpointError(
                 f"checkpoint {step} in {self.directory} cannot be read now ({text}); nothing was changed: see to the "
                 "storage and give the same command again"
             ) from error
         return text
 
-    def set_aside(self, step: int, reason: str) -> None:
+    def quarantine(self, step: int, reason: str) -> None:
         """Moves a damaged checkpoint with its boundary file to `UNREADABLE_CHECKPOINTS` beside this directory."""
         multihost = jax.process_count() > 1
         if multihost:
@@ -302,7 +302,7 @@ class Checkpoints:
 
     def _read_this(self, step: int, read: Callable[[], T]) -> T:
         try:
-            return retried(read)
+            return with_retry(read)
         except CheckpointError:
             raise
         except Exception as error:  # a damaged file may raise anything
@@ -321,7 +321,7 @@ class Checkpoints:
             return None
         for step in reversed(self.steps()):
             try:
-                return retried(functools.partial(self.meta, step))
+                return with_retry(functools.partial(self.meta, step))
             except Exception as error:  # of damage: `restore_newest` reports it
                 self._unreadable(step, error)
         return None

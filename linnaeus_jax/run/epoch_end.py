@@ -28,7 +28,7 @@ from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
-from linnaeus_jax.run.read_errors import of_storage, retried
+from linnaeus_jax.run.read_errors import is_storage_error, with_retry
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import save
 from linnaeus_jax.run.watchdog import Watchdog
@@ -249,9 +249,9 @@ def _set_damaged_aside(directory: RunDirectory, *paths: Path) -> None:
 
     for path in paths:
         try:
-            retried(functools.partial(read, path))
+            with_retry(functools.partial(read, path))
         except (DamagedFileError, OSError) as error:
-            if of_storage(error):
+            if is_storage_error(error):
                 raise
             log.warning("%s; it is set aside", error)
             if path.exists():

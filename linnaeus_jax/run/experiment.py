@@ -28,12 +28,12 @@ from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.reporting.logs import setup_logging
 from linnaeus_jax.run import autobatch
 from linnaeus_jax.run.checkpoints import Checkpoints
-from linnaeus_jax.run.failures import of_world
+from linnaeus_jax.run.failures import as_infrastructure_error
 from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs, use_given
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
 from linnaeus_jax.run.pretrained import loaded_names, settle
-from linnaeus_jax.run.processes import check_agreement, together
+from linnaeus_jax.run.processes import check_agreement, fail_on_all
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.compilation import compile_steps
@@ -100,7 +100,7 @@ def build_experiment(
     lock: RunLock | None = None,
     initial_weights: InitialWeights | None = None,
 ) -> Experiment:
-    """That of a run; the first thing written is the run directory itself.
+    """The experiment of a training run; the first thing written is the run directory itself.
 
     Args:
       checkpoints: those of the directory; epochs that the newest one has finished are not planned anew. None: no
@@ -117,12 +117,12 @@ def build_experiment(
     several = jax.process_count() > 1
     if several:
         check_agreement({"run directory": directory.checkpoints.is_dir()})
-    with together():
+    with fail_on_all():
         if lock is not None:
             lock.acquire()
         experiment = _planned(config, directory, checkpoints, given, reports=directory.root)
     # ---- the run directory, which no process may make before all have looked for an earlier run's
-    with together():
+    with fail_on_all():
         try:
             directory.create()
         except OSError as error:
@@ -143,17 +143,17 @@ def preview_experiment(
     *,
     initial_weights: InitialWeights | None = None,
 ) -> Experiment:
-    """That of the run which `build_experiment` would begin, with the same arguments and errors; writes nothing."""
+    """What `build_experiment` would return, with the same arguments and errors; writes nothing."""
     given = _checked(config, directory, checkpoints, initial_weights)
-    with together():
+    with fail_on_all():
         return _planned(config, directory, checkpoints, given, reports=None)
 
 
 def evaluation_experiment(config: ConfigDict, directory: RunDirectory, schedule: ResolvedSchedule) -> Experiment:
-    """That of a checkpoint with this schedule, to be evaluated: no epoch is planned, no training image opened, nothing
-    is written, and logging is left to the caller. Errors as of `build_experiment`."""
+    """The experiment that evaluates a checkpoint with this schedule: no epoch is planned, no training image opened,
+    nothing is written, and logging is left to the caller. Errors as of `build_experiment`."""
     given = _checked(config, directory, None, None)
-    with together(), _as_user_errors():
+    with fail_on_all(), _as_user_errors():
         log.info("%s", given.notice)
         placement = Placement(fsdp=config.parallel.fsdp)
         inputs = build_inputs(config, devices=placement.device_count, output_dir=None, positions=placement.positions)
@@ -188,7 +188,7 @@ def _checked(
 
 @contextlib.contextmanager
 def _as_user_errors() -> Iterator[None]:
-    """Mistakes of the user and what failed in the world outside are raised as UserError, faults of the program as they
+    """Mistakes of the user and infrastructure errors are raised as UserError, faults of the program as they
     are."""
     try:
         yield
@@ -197,7 +197,7 @@ def _as_user_errors() -> Iterator[None]:
     except OSError as error:
         raise UserError(described(error)) from error
     except (MemoryError, RuntimeError) as error:
-        if (failure := of_world(error)) is None:
+        if (failure := as_infrastructure_error(error)) is None:
             raise
         raise UserError(str(failure)) from error
 

@@ -1,4 +1,4 @@
-"""What failed around a run, not in it: one line for whoever started it, and what to do."""
+"""Infrastructure errors (storage, memory, data): one line for whoever started the run, and what to do."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ log = logging.getLogger("linnaeus_jax")
 _NOBODY_WAITS = "exception was never retrieved"
 
 
-class WorldError(TrainingError):
+class InfrastructureError(TrainingError):
     """Storage, memory or data failed while a run went on."""
 
     alert = "The run failed"
 
 
-def of_world(error: Exception) -> WorldError | None:
-    """The error for people where storage, memory or data failed; None of a fault of the program."""
+def as_infrastructure_error(error: Exception) -> InfrastructureError | None:
+    """The InfrastructureError that an error of storage, memory or data is shown as; None of a fault of the program."""
     if isinstance(error, ImageReadError | DamagedFileError):
-        return WorldError(str(error))
+        return InfrastructureError(str(error))
     if isinstance(error, OSError):
-        return WorldError(f"{described(error)}; {GIVE_AGAIN}")
+        return InfrastructureError(f"{described(error)}; {GIVE_AGAIN}")
     if is_out_of_memory(error):
         text = " ".join(str(error).split())[:200]
-        return WorldError(f"{OUT_OF_MEMORY}{f' ({text})' if text else ''}: {TRAINING_MEMORY}, {GIVE_AGAIN}")
+        return InfrastructureError(f"{OUT_OF_MEMORY}{f' ({text})' if text else ''}: {TRAINING_MEMORY}, {GIVE_AGAIN}")
     return None
 
 
@@ -47,7 +47,7 @@ def of_world(error: Exception) -> WorldError | None:
 def background_errors() -> Iterator[None]:
     """Tracebacks that threads of libraries print go to the log files while the block runs.
 
-    Orbax raises the same error again where the run waits for a save; of what else fails by the world's fault, as in the
+    Orbax raises the same error again where the run waits for a save; of other infrastructure errors, as in the
     writer of TensorBoard, one line is shown. After a failed save, tensorstore's threads call the event loop that orbax
     has closed, and print a traceback for every array; asyncio logs arrays and files that fail right after the first
     one. Other errors of threads are shown as ever.
@@ -63,7 +63,7 @@ def background_errors() -> Iterator[None]:
         return not told
 
     def ended(args: threading.ExceptHookArgs) -> None:
-        failure = of_world(args.exc_value) if isinstance(args.exc_value, Exception) else None
+        failure = as_infrastructure_error(args.exc_value) if isinstance(args.exc_value, Exception) else None
         if failure is None:
             before(args)
             return

@@ -1,4 +1,4 @@
-"""What a run leaves behind when it ends: final metrics, plots, the report."""
+"""The files that are written when a run ends: final metrics, plots, the report."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class HostState:
 
     @classmethod
     def of(cls, experiment: Experiment) -> HostState:
-        """That of a run that has not begun."""
+        """The state before the first update of a run."""
         config, resolved, program = experiment.config, experiment.resolved, experiment.program
         logger = StepMetricsLogger(
             experiment.inputs.dataset.tasks,

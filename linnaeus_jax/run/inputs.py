@@ -26,7 +26,7 @@ from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.verify_images import verify_images
 from linnaeus_jax.mistakes import InputError
-from linnaeus_jax.run.read_errors import retried
+from linnaeus_jax.run.read_errors import with_retry
 from linnaeus_jax.schedules.level_switching import configured_levels, level_of_epoch
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 
@@ -155,7 +155,7 @@ class Inputs:
         rows = evaluation_batch(rows, self.devices)
         positions = self.positions(rows)
         arrays = {name: values[first:] for name, values in split_arrays(split).items()}
-        return EvalLoader(arrays, split.rows[first:], images, rows, self.reading, positions=positions, retry=retried)
+        return EvalLoader(arrays, split.rows[first:], images, rows, self.reading, positions=positions, retry=with_retry)
 
 
 def use_given(inputs: Inputs, stored: jax.ShapeDtypeStruct | None) -> None:

@@ -1,4 +1,4 @@
-"""Several processes that make one run: joining them, agreeing, failing together, leaving."""
+"""Several processes that make one run: joining them, agreement, failing on all of them, exit."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def _give_up(found: str, reason: str) -> None:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """What fails in here on one process with a `UserError` fails on all of them, and none waits for what never comes.
+def fail_on_all() -> Iterator[None]:
+    """Within it, a `UserError` of one process is raised on all, so that none waits for a collective that never comes.
 
     Every process must pass here.
 
@@ -127,7 +127,7 @@ def check_agreement(made: Mapping[str, Any]) -> None:
 
 
 def ended_elsewhere(error: Exception) -> bool:
-    """Whether what failed here is that another process is gone."""
+    """Whether an error of this process means that another one has ended."""
     return (
         isinstance(error, jax.errors.JaxRuntimeError)
         and jax.process_count() > 1
@@ -136,7 +136,7 @@ def ended_elsewhere(error: Exception) -> bool:
     )
 
 
-def leave(status: int) -> int:
+def exit_process(status: int) -> int:
     """`status`, for `sys.exit`. One of several processes that failed ends here.
 
     Ending in the ordinary way would wait for the others, which wait for this one in an update that it never makes.

@@ -30,7 +30,7 @@ _TEXTS = (
 )
 
 
-def of_storage(error: BaseException) -> bool:
+def is_storage_error(error: BaseException) -> bool:
     """Whether reading failed because of the storage or the system, so that the files may be as they should be."""
     if isinstance(error, MemoryError):
         return True
@@ -38,16 +38,16 @@ def of_storage(error: BaseException) -> bool:
         return error.errno not in _OF_DAMAGE
     if any(text in str(error).lower() for text in _TEXTS):
         return True
-    return error.__cause__ is not None and of_storage(error.__cause__)
+    return error.__cause__ is not None and is_storage_error(error.__cause__)
 
 
-def retried(read: Callable[[], T]) -> T:
+def with_retry(read: Callable[[], T]) -> T:
     """What `read` returns; errors of the storage are tried again after `WAITS`, all others are raised at once."""
     for wait in WAITS:
         try:
             return read()
         except Exception as error:
-            if not of_storage(error):
+            if not is_storage_error(error):
                 raise
             time.sleep(wait)
     return read()

@@ -33,7 +33,7 @@ class Restored(NamedTuple):
 
     Attributes:
       step: updates completed; None for a run that starts from the seed.
-      rerun_epoch_end: the checkpoint was saved at the end of an epoch whose hooks were cut off.
+      rerun_epoch_end: the checkpoint was saved at the end of an epoch that was not finished.
     """
 
     state: TrainState

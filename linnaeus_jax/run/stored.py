@@ -35,7 +35,7 @@ from linnaeus_jax.reporting.display import row_bar
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.identity import training_rows
 from linnaeus_jax.run.interruption import Interruption
-from linnaeus_jax.run.processes import together
+from linnaeus_jax.run.processes import fail_on_all
 from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.step.process import compiler_options
@@ -90,7 +90,7 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
         path = stored_path(experiment.config, experiment.directory, split.name, spec.key)
         with contextlib.ExitStack() as closing:
             file = None
-            with together():
+            with fail_on_all():
                 if experiment.is_coordinator:
                     make_directory(path.parent)
                     if path.parent != experiment.directory.stored:

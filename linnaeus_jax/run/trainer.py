@@ -24,7 +24,7 @@ from linnaeus_jax.run.baselines import write_baselines
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import Experiment, build_experiment
-from linnaeus_jax.run.failures import background_errors, of_world
+from linnaeus_jax.run.failures import as_infrastructure_error, background_errors
 from linnaeus_jax.run.finish import finish
 from linnaeus_jax.run.first_heads import with_fitted_heads
 from linnaeus_jax.run.host_state import HostState
@@ -32,7 +32,7 @@ from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.lock import RunLock
 from linnaeus_jax.run.pretrained import read_initial_weights
 from linnaeus_jax.run.processes import ended_elsewhere
-from linnaeus_jax.run.read_errors import retried
+from linnaeus_jax.run.read_errors import with_retry
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import Restored, compiled_interval, restore, save
 from linnaeus_jax.run.stalls import Stalls
@@ -114,7 +114,7 @@ def _failure(error: Exception, updates: int) -> TrainingError | None:
         return error
     if ended_elsewhere(error):
         return TrainingError("another process of this run ended; see what it said, then give the same command again")
-    return of_world(error)
+    return as_infrastructure_error(error)
 
 
 def _failed(error: TrainingError, sinks: Sinks) -> UserError:
@@ -158,7 +158,7 @@ def train(
     loader = experiment.inputs.train_loader(progress.global_step)
     ahead = RunAhead()
     try:
-        step, batch = retried(loader.__next__)
+        step, batch = with_retry(loader.__next__)
         placed = placement.to_device(batch, placement.update)
         with train_log.bar.compiling(), interruption.during("compiling"):
             steps = compile_steps(experiment.program, state, placed, placement, donate=debug.donates)
@@ -223,7 +223,7 @@ def train(
             watchdog.finished("an update")
             waited = time.perf_counter()
             with debug.profiler.input_wait():
-                step, batch = retried(loader.__next__)
+                step, batch = with_retry(loader.__next__)
             waited = time.perf_counter() - waited
             placed = placement.to_device(batch, placement.update)
             images = batch["weight"].size * placement.process_count

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from linnaeus_jax.step.placement import Placement
-from linnaeus_jax.step.process import compiler_options, leave_gaps
+from linnaeus_jax.step.process import compiler_options, retire_heap_fragments
 from linnaeus_jax.step.program import Program
 
 log = logging.getLogger("linnaeus_jax")
@@ -49,7 +49,7 @@ def compile_steps(
             log.info("that is more than the %.0f MB of a device: activations are recomputed", limit / 1e6)
             step = program.train_step(name, recompute=True)
             steps[name] = compile_step(step, state, batch, placement, name, donate=donate)
-    leave_gaps()
+    retire_heap_fragments()
     return steps
 
 

@@ -24,7 +24,7 @@ from linnaeus_jax.metrics.judged import Judged
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.metrics.phases import MAIN, Phase
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
-from linnaeus_jax.step.process import LARGEST_COMPILER_GAP, compiler_options, leave_gaps
+from linnaeus_jax.step.process import LARGEST_COMPILER_FRAGMENT, compiler_options, retire_heap_fragments
 from linnaeus_jax.step.row_scores import MISTAKE_FIELDS, SCORE_FIELDS, RowScores, judged_rows
 
 #: columns of a batch that every phase needs besides the image
@@ -277,7 +277,7 @@ class Evaluator:
     def _after_compilation(self) -> None:
         programs = compilations(self._features) + compilations(self._phase)
         if programs != self._programs:
-            leave_gaps(LARGEST_COMPILER_GAP)
+            retire_heap_fragments(LARGEST_COMPILER_FRAGMENT)
         self._programs = programs
 
     def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the gradient sees: from a batch to the weighted task losses, as pure functions.
+"""The loss: from a batch to the weighted task losses, as pure functions.
 
 `build_targets` decides everything about targets (mixing, null inclusion, valid counts) for a whole update from labels
 and partners alone; `task_losses` then does the work of one micro-batch. Because the counts come first, one big batch,
@@ -157,7 +157,7 @@ class Objective:
         key = jax.random.fold_in(self.key("mix", step), index)
         draws = mixing.draw_mix(key, self.probabilities.mix(step), label.shape[0], (height, width), self.mix)
         rows = label.shape[0]
-        no_image = jnp.zeros((rows, height, width, 0))  # only labels and lam are mixed here: no channel, no metadata
+        no_image = jnp.zeros((rows, height, width, 0))  # no channels, no metadata: labels and lam alone are mixed
         mixed = mixing.mix(
             no_image,
             jnp.zeros((rows, 0)),

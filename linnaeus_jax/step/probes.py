@@ -91,7 +91,7 @@ def registered_probes(options: Mapping[str, Mapping[str, Any]]) -> list[Probe]:
             raise InputError(
                 f"{PROBES.section}.{name} is no probe: register a subclass of linnaeus_jax.step.probes.Probe"
             )
-        with PROBES.errors_of(name):
+        with PROBES.wrap_errors(name):
             probe = PROBES[name](name=f"probe/{name}", **options.get(name, {}))
         if probe.every < 0:
             raise InputError(f"{PROBES.section}.{name}.every = {probe.every} is out of range; it must be 0 or more")

@@ -26,10 +26,10 @@ CACHE_BYTES = 2 * 2**30
 _WORTH_KEEPING = 0.0
 #: of glibc's mallopt: freed memory above which the heap shrinks, requests that get pages of their own, heaps
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
-#: bytes of the gaps of a heap that `leave_gaps` leaves behind: the smallest, and a power of two above the largest
-_LEAST_GAP, _LARGEST_GAP = 2**13, 2**26
-#: bytes that a gap of the compiler hardly exceeds, while temporaries of updates do
-LARGEST_COMPILER_GAP = 2**20
+#: bytes of the fragments that `retire_heap_fragments` allocates: the smallest, and a power of two above the largest
+_LEAST_FRAGMENT, _LARGEST_FRAGMENT = 2**13, 2**26
+#: bytes that a fragment left by the compiler hardly exceeds, while temporaries of updates do
+LARGEST_COMPILER_FRAGMENT = 2**20
 
 
 def cache_directory() -> Path:
@@ -133,25 +133,26 @@ def keep_freed_memory() -> bool:
 _kept = {"heap": False}
 
 
-def leave_gaps(largest: int = _LARGEST_GAP) -> None:
-    """After a compilation: its memory goes back to the system, and the gaps that it left in the heap are used no more.
+def retire_heap_fragments(largest: int = _LARGEST_FRAGMENT) -> None:
+    """After a compilation: returns its memory to the system, and takes the fragments that it left in the heap out of
+    use.
 
-    A compiler leaves tens of thousands of gaps of all sizes. glibc keeps those of similar size in sorted lists, which
-    each larger request walks: a quarter of the time of a small model's updates. The gaps are allocated and never freed;
-    they are addresses without memory, but for the page that each begins in. Does nothing unless `keep_freed_memory`
-    did, since there is more than one heap otherwise.
+    A compiler leaves tens of thousands of free fragments of all sizes. glibc keeps those of similar size in sorted
+    lists, which each larger request walks: a quarter of the time of a small model's updates. So they are allocated and
+    never freed; they are addresses without memory, but for the page that each begins in. Does nothing unless
+    `keep_freed_memory` did, since there is more than one heap otherwise.
 
     Args:
-      largest: bytes, a power of two; larger gaps stay, since after the first update they are freed temporaries.
+      largest: bytes, a power of two; larger ones stay, since after the first update they are freed temporaries.
     """
     libc = _libc()
-    if libc is None or not _kept["heap"] or not backend.RETIRED_GAPS.allowed():
+    if libc is None or not _kept["heap"] or not backend.RETIRED_FRAGMENTS.allowed():
         return
     libc.malloc_trim(0)
     end, size = libc.sbrk(0), largest
-    while size >= _LEAST_GAP:
+    while size >= _LEAST_FRAGMENT:
         address = libc.malloc(size)
-        if address is None or address > end - _LEAST_GAP:  # no gap, but the end of the heap
+        if address is None or address > end - _LEAST_FRAGMENT:  # no fragment, but the end of the heap
             libc.free(address)
             size //= 2
 

@@ -218,14 +218,7 @@ def build_program(
         objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
     )
     evaluation = build_evaluation(config, dataset, model)
-    _check_phases(evaluation.component_names, model.img_size, stored=objective.block is not None)
-    for extras in (objective.extras, evaluation.extras):
-        extras.check(dataset.num_classes, dataset.meta_dim, len(dataset.components))
-    stop, ranked_by = resolved.early_stop, early_stop.ranking_key(config, evaluation.component_names)
-    for phase, key in ((stop.phase, stop.metric if stop.active else ""), split_result(ranked_by)):
-        extras = objective.extras if phase == "train" else evaluation.extras
-        early_stop.require_measured(key, extras.subsets)
-    weighting = config.loss.grad_weighting.task
+    _check_measured(config, dataset, resolved, objective, evaluation)
     parameters = tuple(parameter_table(model))
     trained = None if objective.block is None else trained_from(model, objective.block)
     return Program(
@@ -235,17 +228,44 @@ def build_program(
         settings=build_step_settings(config, dataset, resolved, model, parameters, probes, loaded, trained),
         evaluation=evaluation,
         parameters=parameters,
-        initial_weights=task_weights.initial_task_weights(
-            init_weights=tuple(weighting.init_weights),
-            init_strategy=weighting.init_strategy,
-            density=[dataset.task_label_density["train"][task] / 100 for task in dataset.tasks],
-            num_classes=[dataset.num_classes[task] for task in dataset.tasks],
-        ),
+        initial_weights=_initial_task_weights(config, dataset),
         ema=config.train.ema.enabled,
         stored=None if objective.block is None else entered(model, objective.block),
         views=1 + config.train.tune_views,
         may_recompute=_may_recompute(config),
     )
+
+
+def _initial_task_weights(config: ConfigDict, dataset: Dataset) -> np.ndarray:
+    """float32 [T]."""
+    weighting = config.loss.grad_weighting.task
+    return task_weights.initial_task_weights(
+        init_weights=tuple(weighting.init_weights),
+        init_strategy=weighting.init_strategy,
+        density=[dataset.task_label_density["train"][task] / 100 for task in dataset.tasks],
+        num_classes=[dataset.num_classes[task] for task in dataset.tasks],
+    )
+
+
+def _check_measured(
+    config: ConfigDict,
+    dataset: Dataset,
+    resolved: ResolvedSchedule,
+    objective: Objective,
+    evaluation: EvaluationProgram,
+) -> None:
+    """Checks the phases and metrics of plugins, and that what stops the run and ranks its checkpoints is measured.
+
+    Raises:
+      ValueError: they do not fit the data, or the metric is measured nowhere.
+    """
+    _check_phases(evaluation.component_names, objective.model.img_size, stored=objective.block is not None)
+    for extras in (objective.extras, evaluation.extras):
+        extras.check(dataset.num_classes, dataset.meta_dim, len(dataset.components))
+    stop, ranked_by = resolved.early_stop, early_stop.ranking_key(config, evaluation.component_names)
+    for phase, key in ((stop.phase, stop.metric if stop.active else ""), split_result(ranked_by)):
+        extras = objective.extras if phase == "train" else evaluation.extras
+        early_stop.require_measured(key, extras.subsets)
 
 
 def _check_phases(components: Sequence[str], size: tuple[int, int], *, stored: bool = False) -> None:
@@ -285,7 +305,7 @@ def _may_recompute(config: ConfigDict) -> frozenset[str]:
 def build_objective(
     config: ConfigDict, dataset: Dataset, resolved: ResolvedSchedule, model: ModelFamily, block: int
 ) -> Objective:
-    """What the gradient sees."""
+    """The loss of a configuration."""
     masking = bool(dataset.components) and (resolved.meta_masking.enabled or resolved.partial_masking.enabled)
     component_names = tuple(component.name for component in dataset.components)
     return Objective(
@@ -322,7 +342,7 @@ def build_step_settings(
     loaded: frozenset[str] | None = None,
     trained: frozenset[str] | None = None,
 ) -> StepSettings:
-    """What happens to the gradient."""
+    """Optimizer, learning rates, clipping, moving average and GradNorm of a configuration."""
     train = config.train
     optimizer = optimizers.build_optimizer(
         config.optimizer,
@@ -348,7 +368,7 @@ def build_step_settings(
 
 
 def build_evaluation(config: ConfigDict, dataset: Dataset, model: ModelFamily) -> EvaluationProgram:
-    """What the phases of a validation compute."""
+    """The evaluation of a configuration."""
     return EvaluationProgram(
         model=model,
         block=entry_block(model, config.train.tune),

@@ -1,4 +1,4 @@
-"""What a run carries from one update to the next, on the device."""
+"""The state of a run on the device, from one update to the next."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class TrainState(struct.PyTreeNode):
     #: int32 [], updates skipped because of non-finite values: all, and since the last good one
     skipped: jax.Array
     skipped_in_a_row: jax.Array
-    #: sums since the last log point; None in a checkpoint, which keeps them apart: what is logged is not learned
+    #: sums since the last log point; None in a checkpoint, which keeps them in its host part: they do not affect
+    #: training
     interval: MetricAccumulator
 
     @property

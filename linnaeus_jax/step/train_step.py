@@ -224,7 +224,8 @@ def apply(
     scheduled = values_at(objective.probabilities.by_name(), state.step)
     inputs = _probe_inputs(state, sums, loss, targets, batch, scheduled, lambda: update.changes(rates, finite))
     probe_results = probes.measure(settings.probes, inputs)
-    # after the probes, so that it may write over the parameters; XLA would copy them for probes that could run later
+    # ordered after the probes, which read the old parameters: XLA can then update these in place instead of copying
+    # them
     new, clipped_norm = update.new(rates, finite & probes.ordering_token(probe_results))
 
     assert state.interval is not None  # only in a checkpoint

@@ -14,7 +14,7 @@ from typing import Any
 
 from linnaeus_jax.config.exit_status import MEMORY_ADVICE, exit_status
 from linnaeus_jax.config.memory_limit import under_memory_limit
-from linnaeus_jax.config.outgoing import shown
+from linnaeus_jax.config.redaction import sanitize
 
 #: of the option --extension
 EXTENSION_HELP = "data.hybrid.file_extension of a folder (default: none if identifiers end like .png, else .jpg)"
@@ -113,7 +113,7 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
         begun: dict[str, tuple[TaskID, float, int]] = {}
 
         def progress(what: str, done: int, total: int) -> None:
-            what = shown(what)
+            what = sanitize(what)
             if what not in begun:
                 begun[what] = bars.add_task(what, total=total or None, rate=""), time.perf_counter(), done
             task, start, first = begun[what]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.outgoing import shown
+from linnaeus_jax.config.redaction import sanitize
 from linnaeus_jax.debugging.analysis import analyse, plot, report
 from linnaeus_jax.debugging.event_reader import log_files
 from linnaeus_jax.reporting.metrics_log import strict
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         files = log_files(options.logs)
     except FileNotFoundError as error:
-        print(shown(str(error)), file=sys.stderr)
+        print(sanitize(str(error)), file=sys.stderr)
         return 1
     analysis = analyse(files)
     if not analysis["total_events"] and analysis["malformed_lines"]:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         console = Console(highlight=False, soft_wrap=True)
         for text, style in report(analysis):
-            console.print(Text(shown(text), _STYLES[style]))
+            console.print(Text(sanitize(text), _STYLES[style]))
     if options.plot:
         print(f"written: {plot(files, options.plot)}", file=sys.stderr)
     bad = any(sign["level"] in ("error", "warning") for sign in analysis["findings"])

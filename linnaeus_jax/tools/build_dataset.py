@@ -24,7 +24,7 @@ from linnaeus_jax import tools
 from linnaeus_jax.building.sources import coco, darwin_core, folders, lists, table
 from linnaeus_jax.building.steps.build import SUMMARY, build, build_shard, discard, merge
 from linnaeus_jax.building.steps.finish import REJECTED, Finished, training_rows
-from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLITS, TEMPORAL_FORMS, BuildOptions
+from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLIT_SCHEMES, TEMPORAL_FORMS, BuildOptions
 from linnaeus_jax.building.steps.plan import NothingUsable, plan_build
 from linnaeus_jax.building.steps.starter_config import (
     Budget,
@@ -138,7 +138,9 @@ def argument_parser() -> argparse.ArgumentParser:
     facts.add_argument("--max-uncertainty", type=float, default=50_000.0, metavar="M", help="of coordinates (50000)")
 
     split = parser.add_argument_group("split")
-    split.add_argument("--split", choices=SPLITS, help="default: that of the source if it has one, else stratified")
+    split.add_argument(
+        "--split", choices=SPLIT_SCHEMES, help="default: that of the source if it has one, else stratified"
+    )
     split.add_argument("--val", type=float, default=0.1, help="share of the rows for validation (0.1)")
     split.add_argument("--test", type=float, default=0.0, help="share of the rows for a test (0)")
     split.add_argument("--seed", type=int, default=42, help="of random splits (42)")

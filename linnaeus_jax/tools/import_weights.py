@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 from linnaeus_jax import tools
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import ConfigError, UserError
-from linnaeus_jax.config.outgoing import shown
+from linnaeus_jax.config.redaction import sanitize
 
 #: classes of a rank that nothing says anything about
 PLACEHOLDER = 2
@@ -161,9 +161,9 @@ def show(done: Import, lines: Sequence[str], *, as_json: bool) -> None:
         return
     for file in done.files:
         notes = f" ({'; '.join(filter(None, (file.about, *file.notes)))})" if file.about or file.notes else ""
-        print(shown(f"{file.path}, sha256 {file.sha256[:16]}{notes}"))
+        print(sanitize(f"{file.path}, sha256 {file.sha256[:16]}{notes}"))
     for text in (done.coverage.table(), *lines):
-        print(shown(text))
+        print(sanitize(text))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What weights need of a configuration, and taking it over where the user has not said otherwise."""
+"""Settings that pretrained weights need, taken over where the user has not set them."""
 
 from __future__ import annotations
 

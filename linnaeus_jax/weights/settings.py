@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from linnaeus_jax.config.outgoing import redacted
+from linnaeus_jax.config.redaction import redacted
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights import formats  # noqa: F401  # which registers them
 from linnaeus_jax.weights.formats.base import WeightFormat, format_named

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linnaeus_jax.building.steps.options import BuildOptions
-from linnaeus_jax.building.steps.splits import SplitRows, assign_sides, grid_cells, units_of
+from linnaeus_jax.building.steps.splits import SplitRows, assign_splits, grid_cells, units_of
 
 
 def plain_rows(taxon: np.ndarray, **known: np.ndarray) -> SplitRows:
@@ -44,58 +44,58 @@ def random_rows(rng: np.random.Generator, count: int) -> SplitRows:
 def test_no_group_falls_on_two_sides(seed, count, split, val, test):
     rows = random_rows(np.random.default_rng(seed), count)
     options = BuildOptions(split=split, val=val, test=test)
-    side = assign_sides(rows, options)
-    assert side.shape == (count,)
-    assert set(side.tolist()) <= {0, 1, 2}
-    np.testing.assert_array_equal(side, assign_sides(rows, options))
+    assigned = assign_splits(rows, options)
+    assert assigned.shape == (count,)
+    assert set(assigned.tolist()) <= {0, 1, 2}
+    np.testing.assert_array_equal(assigned, assign_splits(rows, options))
     groups = [rows.occurrence]
     groups += {"observer": [rows.observer], "place": [grid_cells(rows.place, 0.1)], "date": [rows.day]}.get(split, [])
     for codes in groups:
         for code in np.unique(codes[codes >= 0]):
-            assert len(set(side[codes == code].tolist())) == 1
+            assert len(set(assigned[codes == code].tolist())) == 1
     if split != "given":
-        assert val > 0 or 1 not in side
-        assert test > 0 or 2 not in side
+        assert val > 0 or 1 not in assigned
+        assert test > 0 or 2 not in assigned
 
 
 def test_shares_are_about_those_asked_for():
     rows = plain_rows(np.ones(1000))
     for split in ("random", "stratified", "observer", "place"):
-        side = assign_sides(rows, BuildOptions(split=split, val=0.2, test=0.1))
-        assert np.bincount(side).tolist() == [700, 200, 100]
+        assigned = assign_splits(rows, BuildOptions(split=split, val=0.2, test=0.1))
+        assert np.bincount(assigned).tolist() == [700, 200, 100]
 
 
 def test_a_group_larger_than_the_share_falls_to_training():
     observer = np.repeat(np.arange(21), [500, *[25] * 20])
-    side = assign_sides(plain_rows(np.ones(1000), observer=observer), BuildOptions(split="observer", val=0.1))
-    assert np.bincount(side).tolist() == [900, 100]
-    assert (side[:500] == 0).all()
+    assigned = assign_splits(plain_rows(np.ones(1000), observer=observer), BuildOptions(split="observer", val=0.1))
+    assert np.bincount(assigned).tolist() == [900, 100]
+    assert (assigned[:500] == 0).all()
     two = np.repeat([0, 1], [60, 40])
-    side = assign_sides(plain_rows(np.ones(100), observer=two), BuildOptions(split="observer", val=0.1))
-    assert np.bincount(side).tolist() == [60, 40]
+    assigned = assign_splits(plain_rows(np.ones(100), observer=two), BuildOptions(split="observer", val=0.1))
+    assert np.bincount(assigned).tolist() == [60, 40]
 
 
 def test_every_class_of_two_has_a_row_for_training_and_one_for_validation():
     label = np.repeat(np.arange(1, 60), np.arange(1, 60)).astype(np.uint32)
     rows = plain_rows(label)
-    side = assign_sides(rows, BuildOptions(split="stratified", val=0.1))
+    assigned = assign_splits(rows, BuildOptions(split="stratified", val=0.1))
     for one in range(1, 60):
-        sides = side[label == one]
-        assert 0 in sides
-        assert one < 2 or 1 in sides
-        assert (sides == 1).sum() <= max(1, round(0.1 * one + 0.5))
+        of_class = assigned[label == one]
+        assert 0 in of_class
+        assert one < 2 or 1 in of_class
+        assert (of_class == 1).sum() <= max(1, round(0.1 * one + 0.5))
 
 
 def test_by_date_the_newest_are_measured_on():
     day = np.array([5, 1, 9, 3, 7, -1, 2, 8, 6, 4])
     rows = plain_rows(np.ones(10), day=day)
-    side = assign_sides(rows, BuildOptions(split="date", val=0.2, test=0.1))
-    assert side.tolist() == [0, 0, 2, 0, 1, 0, 0, 1, 0, 0]
+    assigned = assign_splits(rows, BuildOptions(split="date", val=0.2, test=0.1))
+    assert assigned.tolist() == [0, 0, 2, 0, 1, 0, 0, 1, 0, 0]
 
 
 def test_a_given_split_is_kept_but_for_occurrences_on_two_sides():
     rows = plain_rows(np.ones(5), occurrence=np.array([0, 0, 1, -1, -1]), given=np.array([0, 1, 0, 2, -1]))
-    assert assign_sides(rows, BuildOptions(split="given")).tolist() == [1, 1, 0, 2, 0]
+    assert assign_splits(rows, BuildOptions(split="given")).tolist() == [1, 1, 0, 2, 0]
 
 
 def test_units_join_over_other_rows():
@@ -107,4 +107,4 @@ def test_units_join_over_other_rows():
 @pytest.mark.parametrize("split", ["observer", "date", "given"])
 def test_an_empty_data_set_has_no_sides(split):
     rows = plain_rows(np.empty((0, 1)))
-    assert len(assign_sides(rows, BuildOptions(split=split))) == 0
+    assert len(assign_splits(rows, BuildOptions(split=split))) == 0

@@ -22,19 +22,19 @@ SOURCES = {"SPATIAL": ("spatial", 3), "TEMPORAL": ("temporal", 4), "ELEVATION": 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("known", [0, 1, 3])
 @pytest.mark.parametrize("folder", ["", "/photos of 'mine'"])
-@pytest.mark.parametrize("sides", ["file", "train"])
-def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, sides):
+@pytest.mark.parametrize("split", ["file", "train"])
+def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, split):
     sources = dict(list(SOURCES.items())[:known])
     how = Preprocessing((48, 48))
     text = starter_config(
-        "data/mine", "mine", TASKS[:ranks], sources, preprocessing=how, picture_folder=folder, sides=sides
+        "data/mine", "mine", TASKS[:ranks], sources, preprocessing=how, picture_folder=folder, split=split
     )
     path = tmp_path / "config.py"
     path.write_text(text)
     config, _ = load_config([f"--config={path}"])
     assert config_errors(config) == []
     assert config.data.task_keys_h5 == TASKS[:ranks]
-    part = "train_" if sides == "train" else ""
+    part = "train_" if split == "train" else ""
     assert config.data.h5[f"{part}labels_path"] == str(tmp_path / "labels.h5")
     assert resolve_sources(config.data).train_images == (folder or str(tmp_path / "images.h5"))
     enabled = {name for name, node in config.data.meta.components.items() if node.enabled} if known else set()
@@ -50,7 +50,7 @@ def test_pretrained_weights_are_used_where_they_are_and_there_is_no_accelerator(
     tmp_path, rows, side, variant, last, tune
 ):
     how = Preprocessing((side, side))
-    options: Any = {"preprocessing": how, "picture_folder": "", "sides": "file", "rows": rows, "accelerated": False}
+    options: Any = {"preprocessing": how, "picture_folder": "", "split": "file", "rows": rows, "accelerated": False}
     (tmp_path / "config.py").write_text(starter_config("mine", "mine", TASKS, {}, pretrained=True, **options))
     config, _ = load_config([f"--config={tmp_path}/config.py", *[f"--config.train.tune={tune}"] * bool(tune)])
     assert config_errors(config) == []
@@ -75,7 +75,7 @@ def test_whether_weights_are_there_is_whether_their_package_is_installed(monkeyp
 @pytest.mark.parametrize("img_size", [48, 224])
 @pytest.mark.parametrize("accelerated", [False, True])
 def test_it_is_right_for_every_family(tmp_path, family, img_size, accelerated):
-    options: Any = {"preprocessing": Preprocessing((img_size, img_size)), "picture_folder": "", "sides": "file"}
+    options: Any = {"preprocessing": Preprocessing((img_size, img_size)), "picture_folder": "", "split": "file"}
     text = starter_config("mine", "mine", TASKS, {}, rows=9000, accelerated=accelerated, pretrained=False, **options)
     (tmp_path / "config.py").write_text(text)
     config, _ = load_config([f"--config={tmp_path}/config.py", f"--config.model.type={family}"])
@@ -142,7 +142,7 @@ def test_a_budget_chooses_what_is_trained_and_how_long(tmp_path, minutes, speed,
     assert f"of {minutes:g} minutes" in size.remark
     assert f"{size.views} views" in size.model
     how = Preprocessing((224, 224))
-    options: Any = {"preprocessing": how, "picture_folder": "", "sides": "file", "rows": 2640, "accelerated": False}
+    options: Any = {"preprocessing": how, "picture_folder": "", "split": "file", "rows": 2640, "accelerated": False}
     text = starter_config("mine", "mine", TASKS, {}, pretrained=True, budget=budget, **options)
     (tmp_path / "config.py").write_text(text)
     config, _ = load_config([f"--config={tmp_path}/config.py"])

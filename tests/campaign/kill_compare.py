@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-from linnaeus_jax.reporting.wandb_file import history_row, item_name, records
+from tests.reporting.wandb_file import history_row, item_name, records
 from tests.run.test_kill import assert_same_end
 from tests.run.test_trainer import comparable, rows_of
 

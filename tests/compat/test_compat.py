@@ -13,7 +13,6 @@ import pytest
 
 from linnaeus_jax.compat import SEEN, flax_parts, jax_parts, orbax_parts, wandb_parts
 from linnaeus_jax.models import initial
-from linnaeus_jax.reporting.wandb_file import compare, records
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
@@ -81,28 +80,6 @@ def test_scopes_without_these_parts():
     assert not flax_parts.reserve(Other(), "weight", "params")  # type: ignore[arg-type]
     assert flax_parts.declared_parameters(Other()) == []  # type: ignore[arg-type]
     assert list(flax_parts.trace_levels(Other())) == []  # type: ignore[arg-type]
-
-
-def test_without_a_schema_files_of_wandb_do_not_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(wandb_parts, "Record", None)
-    path = tmp_path / "wandb" / "offline-run-20260101_000000-abc" / "run-abc.wandb"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b":W&B\0\0\0" + _block(b"any"))
-    with pytest.raises(ValueError, match="no schema of its records"):
-        list(records(path))
-    assert compare(tmp_path, "abc", {}) == (0, [path.parent])
-
-
-def _block(data: bytes) -> bytes:
-    import struct
-    import zlib
-
-    return struct.pack("<IHB", zlib.crc32(bytes([1]) + data), len(data), 1) + data
-
-
-def test_bytes_that_are_no_record_are_said_to_be_none():
-    with pytest.raises(ValueError, match="no record of W&B"):
-        wandb_parts.parsed_record(b"\xff\xff\xff")
 
 
 def test_wandb_names_what_it_keeps_outside(monkeypatch):

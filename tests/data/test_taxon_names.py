@@ -10,7 +10,7 @@ import pytest
 
 from linnaeus_jax.data.dataset import build_dataset, write_assets
 from linnaeus_jax.data.taxon_names import TaxonNames, describe_taxon, read_taxon_names, write_taxon_names
-from linnaeus_jax.data.texts import LONGEST, one_line
+from linnaeus_jax.data.texts import LONGEST, sanitize_line
 from tests.data.helpers import small_config, write_labels
 
 TAXA = {"taxa_L10": [9, 0, 4, 7], "taxa_L20": [2, 2, 2, 2]}
@@ -159,7 +159,7 @@ def test_unwritable_names(tmp_path, ids, names, message):
     ],
 )
 def test_texts_on_one_line(tmp_path, text, line):
-    assert one_line(text) == line
+    assert sanitize_line(text) == line
     path = named(tmp_path / "a.h5", {"taxa_L10": {9: (text, "")}})
     assert read_taxon_names([path], CLASSES).label("taxa_L10", 3) == f"{line} [9]"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLITS
+from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLIT_SCHEMES
 from linnaeus_jax.data.preprocessing import RESIZE_MODES
 from linnaeus_jax.reading.schema import REASONS
 from tests.docs.commands import run
@@ -57,7 +57,7 @@ def test_ci_types_what_comes_before_training():
 @pytest.mark.parametrize(
     ("page", "choices"),
     [
-        ("your_data.md", (*REASONS, *(f"`{name}`" for name in (*SPLITS, *IMAGE_FORMS, *RESIZE_MODES)))),
+        ("your_data.md", (*REASONS, *(f"`{name}`" for name in (*SPLIT_SCHEMES, *IMAGE_FORMS, *RESIZE_MODES)))),
         ("data_files.md", [f"`{name}`" for name in (*IMAGE_FORMS, *RESIZE_MODES)]),
     ],
 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-from filelock import FileLock
 
 from tests.docs.pages import ROOT
 
@@ -31,7 +30,8 @@ def made(parent: Path, settings: dict[str, str]) -> Path:
     share; the first that asks makes it by commands with the environment `settings`."""
     folder = Path(os.environ.get(GIVEN) or parent / "docs_workspace").absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
         if not folder.exists():
             unfinished = folder.with_name(f"{folder.name}_unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -51,7 +51,7 @@ def test_everyone_gets_their_own(model, pictures):
 
     def ask(caller: int) -> None:
         rows = [(caller + k) % 12 for k in range(1 + caller % 3)]
-        with batcher.announced():
+        with batcher.expect_request():
             future = batcher.submit(*rows_of(model, pictures, rows), OPTIONS if caller % 4 else other)
         answers[caller] = rows, future.result(60)
 
@@ -106,7 +106,7 @@ def test_what_was_submitted_is_answered_at_the_end(model, pictures):
     batcher = Batcher(model, model.answers, wait=60.0)
     batcher.seconds = dict.fromkeys(model.forward.buckets, 1.0)
     batcher.start_threads()
-    with batcher.announced():  # somebody who never comes
+    with batcher.expect_request():  # somebody who never comes
         jobs = [batcher.submit(*rows_of(model, pictures, [row]), OPTIONS) for row in range(3)]
         time.sleep(0.05)
         assert batcher.waiting == 3

@@ -8,7 +8,7 @@ import time
 import pytest
 from fastapi import HTTPException
 
-from linnaeus_jax.inference.server.requests import Limits, understand
+from linnaeus_jax.inference.server.requests import Limits, parse_request
 from linnaeus_jax.inference.server.schemas import MAX_TAXA, TOLD_ERRORS
 
 MANY = 1_000_000
@@ -69,10 +69,10 @@ def test_refused_at_once_and_in_few_words(name):
     )
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     if name == "almost the mark":  # a file as any other
-        understand(kind, body, Limits())
+        parse_request(kind, body, Limits())
     else:
         with pytest.raises(HTTPException) as refused:
-            understand(kind, body, Limits())
+            parse_request(kind, body, Limits())
         assert refused.value.status_code in (400, 413, 422)
         assert len(refused.value.detail) < 1000
     assert time.process_time() - start < 1
@@ -84,21 +84,21 @@ def test_what_is_right_is_read_however_much_it_is():
     pictures = b",".join([b'{"name":"a, b","data":"aGk="}'] * 32)
     metadata = b",".join([b'{"latitude":1,"components":{"a":[' + b",".join([b"1"] * 500) + b"]}}"] * 32)
     lists = b'"restrict":[%s],"always_report":[%s]' % (taxa, taxa)
-    asked = understand(
+    parsed = parse_request(
         "application/json", b'{"images":[%s],"metadata":[%s],%s}' % (pictures, metadata, lists), Limits()
     )
-    assert len(asked.names) == len(asked.observations) == 32
-    assert len(asked.request.always_report) == MAX_TAXA
+    assert len(parsed.names) == len(parsed.observations) == 32
+    assert len(parsed.request.always_report) == MAX_TAXA
     lines = taxa.replace(b",", b" ,\n")
     assert len(
-        understand("multipart/form-data; boundary=mark", form(always_report=lines), Limits()).request.always_report
+        parse_request("multipart/form-data; boundary=mark", form(always_report=lines), Limits()).request.always_report
     )
 
 
 def test_errors_are_told_by_their_place():
     def told(body: bytes) -> str:
         with pytest.raises(HTTPException) as refused:
-            understand("application/json", body, Limits())
+            parse_request("application/json", body, Limits())
         return refused.value.detail
 
     assert told(b'{"images":["aGk=", 1, 2]}').startswith("images.1: Input should be")

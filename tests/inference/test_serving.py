@@ -110,7 +110,7 @@ JPEG = encoded(np.random.default_rng(2).integers(0, 256, (60, 60, 3), dtype=np.u
         (413, "pixels in tiles of 60000 x 11008", {"files": form(tile_of(60000, 11008))}),
         (413, "1200 tags", {"files": form(tiff([(40000 + i, 3, 1, i) for i in range(1200)]))}),
         (413, "9 pictures", {"files": form(*[JPEG] * 9)}),
-        (400, "more than 1000 parts", {"files": form(*[b"x"] * 1001)}),
+        (400, "Too many files. Maximum number of files is 1000", {"files": form(*[b"x"] * 1001)}),
         (400, "ends early", {"content": b"--x\r\n", "headers": {"content-type": "multipart/form-data; boundary=x"}}),
         (413, "200000 bytes", {"files": form(b"x" * 300_000)}),
         (422, "must be files", {"data": {"images": "../../etc/passwd"}, "files": {"y": (None, b"")}}),

@@ -14,16 +14,14 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import plain
-from linnaeus_jax.reporting import wandb_file
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.sinks import open_sinks
-from linnaeus_jax.reporting.wandb_file import compare, history_row, records
 from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
 from linnaeus_jax.tools import replay_metrics
 from tests.reporting.helpers import make_run
-from tests.reporting.wandb_file import contents, wait_for_end
+from tests.reporting.wandb_file import contents, history_row, records, wait_for_end
 from tests.reporting.wandb_server import serving
 
 ROOT = Path(__file__).parents[2]
@@ -163,26 +161,16 @@ def test_an_offline_run_that_was_killed_is_whole(tmp_path: Path) -> None:
     experiment, log = make_config().experiment, MetricsLog(tmp_path / "metrics_log.jsonl")
     assert started(log, "offline", "killed", 5, 10, 15) == -signal.SIGKILL
 
-    def go_on(step: int, loss: float) -> list[Path]:
+    def go_on(step: int, loss: float) -> list[tuple[int, float]]:
         sinks = open_sinks(log, experiment, config={}, facts={}, run_id="killed")
         sinks.write("train", step, 0, {"train/loss": loss})
         sinks.close()
-        files = sorted(tmp_path.glob("wandb/offline-run-*/run-killed.wandb"))
-        wait_for_end(files[-1])
-        return files
+        return [(row["_step"], row["train/loss"]) for row in contents(tmp_path)["history"]]  # of one file
 
-    def losses(files: list[Path]) -> list[tuple[int, float]]:
-        rows = [history_row(record) for path in files for record in records(path) if record.HasField("history")]
-        return [(row["_step"], row["train/loss"]) for row in rows]
-
-    for step in (20, 25):  # of two starts
-        files = go_on(step, step / 10)
-    assert len(files) == 3
-    assert losses(files) == [(5, 0.5), (10, 1.0), (15, 1.5), (20, 2.0), (25, 2.5)]
+    go_on(20, 2.0)
+    assert go_on(25, 2.5) == [(5, 0.5), (10, 1.0), (15, 1.5), (20, 2.0), (25, 2.5)]
     log.supersede(10, frozenset())
-    files = go_on(15, -1.0)
-    assert len(files) == 2
-    assert losses(files) == [(5, 0.5), (10, 1.0), (15, -1.0)]
+    assert go_on(15, -1.0) == [(5, 0.5), (10, 1.0), (15, -1.0)]
 
 
 def test_the_working_directory_may_change_after_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,18 +184,6 @@ def test_the_working_directory_may_change_after_the_first_run(tmp_path: Path, mo
         sinks.close()
         (file,) = tmp_path.glob(f"{name}/run/wandb/offline-run-*/run-{name}.wandb")
         wait_for_end(file)
-
-
-def test_a_damaged_file_is_named_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "wandb" / "offline-run-1-x" / "run-x.wandb"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"something else")
-    with pytest.raises(ValueError, match=r"run-x\.wandb is no file of W&B"):
-        list(records(path))
-    assert compare(tmp_path, "x", {}) == (0, [path.parent])
-    path.write_bytes(b":W&B\xe1\xbe\0" + b"\1" * 30)
-    assert compare(tmp_path, "x", {}) == (0, [])  # cut off before the first row
-    assert compare(tmp_path, "y", {}) == (0, [])
 
 
 @pytest.mark.slow
@@ -230,23 +206,20 @@ def test_w_and_b_may_lose_the_process_that_works_for_it(tmp_path: Path) -> None:
     assert started(log, "offline", "helper killed", 5, 10, 35) == 0
     *_, last = sorted(tmp_path.glob("wandb/offline-run-*/run-killed.wandb"))
     wait_for_end(last)
-    assert sorted(wandb_file.held_rows(last)) == [5, 10, 35, 40, 45]
+    steps = [history_row(record)["_step"] for record in records(last) if record.HasField("history")]
+    assert steps == [5, 10, 35, 40, 45]
 
 
-def test_what_was_sent_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four starts the server has the rows of the first and of the third, whose step 3 is not in the log any more."""
-    held = {"offline-run-1-x": [1], "offline-run-2-x": [2, 9], "run-3-x": [2, 3], "offline-run-4-x": [4]}
-    for name, steps in held.items():
-        (tmp_path / "wandb" / name).mkdir(parents=True)
-        (tmp_path / "wandb" / name / "run-x.wandb").write_text(json.dumps(steps))
-    (tmp_path / "wandb" / "offline-run-1-x" / "run-x.wandb.synced").touch()
-    rows = {step: {"loss": float(step)} for step in range(10)}
-    monkeypatch.setattr(
-        wandb_file, "held_rows", lambda path: {step: rows[step] for step in json.loads(path.read_text())}
-    )
-    logged = {step: rows[step] for step in (1, 2, 4)}
-    assert compare(tmp_path, "x", logged) == (5, [tmp_path / "wandb" / "offline-run-2-x"])
-    assert compare(tmp_path, "x", {**logged, 4: {"loss": 0.0}})[0] == 4
+def test_what_was_sent_stays(tmp_path: Path) -> None:
+    """Of three starts the server has the rows of the first, by `wandb sync`, and of the second, which was online."""
+    starts = [tmp_path / "wandb" / name for name in ("offline-run-1-x", "run-2-x", "offline-run-3-x")]
+    for start in starts:
+        start.mkdir(parents=True)
+        (start / "run-x.wandb").touch()
+    (starts[0] / "run-x.wandb.synced").touch()
+    log = MetricsLog(tmp_path / "metrics_log.jsonl")
+    open_sinks(log, make_config().experiment, config={}, facts={}, run_id="x").close()
+    assert [start.exists() for start in starts] == [True, True, False]
 
 
 class Server:

@@ -221,10 +221,11 @@ def test_an_error_of_the_storage_is_tried_again_and_then_stops_the_run(tmp_path,
 
 
 def test_errors_of_the_storage_are_told_from_damage():
-    assert read_errors.of_storage(OSError(errno.EACCES, "Permission denied"))
-    assert read_errors.of_storage(ValueError("UNAVAILABLE: Error reading x: [OS error 5: EIO Input/output error]"))
-    assert not read_errors.of_storage(FileNotFoundError(errno.ENOENT, "No such file or directory"))
-    assert not read_errors.of_storage(ValueError("DATA_LOSS: Error decoding b-tree node"))
+    assert read_errors.is_storage_error(OSError(errno.EACCES, "Permission denied"))
+    text = "UNAVAILABLE: Error reading x: [OS error 5: EIO Input/output error]"
+    assert read_errors.is_storage_error(ValueError(text))
+    assert not read_errors.is_storage_error(FileNotFoundError(errno.ENOENT, "No such file or directory"))
+    assert not read_errors.is_storage_error(ValueError("DATA_LOSS: Error decoding b-tree node"))
 
 
 @pytest.mark.parametrize(

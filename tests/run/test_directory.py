@@ -7,7 +7,7 @@ import json
 import pytest
 
 from linnaeus_jax.config.defaults import get_config
-from linnaeus_jax.config.outgoing import REDACTED, redacted
+from linnaeus_jax.config.redaction import REDACTED, redacted
 from linnaeus_jax.config.saved import config_difference, plain
 from linnaeus_jax.files import RunDirectory, replaced_file
 

@@ -16,7 +16,7 @@ from absl import logging as absl_logging
 
 from linnaeus_jax.data.images import ImageReadError
 from linnaeus_jax.reporting.logs import LogFile
-from linnaeus_jax.run.failures import background_errors, of_world
+from linnaeus_jax.run.failures import as_infrastructure_error, background_errors
 
 FULL = "/dev/full"
 
@@ -39,13 +39,13 @@ FULL = "/dev/full"
 )
 def test_what_the_world_did_is_one_line(error, says):
     with pytest.raises(Exception, match=says) as found:
-        raise of_world(error) or AssertionError("not explained")
+        raise as_infrastructure_error(error) or AssertionError("not explained")
     assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), jax.errors.JaxRuntimeError("INTERNAL: x"), RuntimeError("x")])
 def test_faults_of_the_program_are_none_of_the_world(error):
-    assert of_world(error) is None
+    assert as_infrastructure_error(error) is None
 
 
 def test_a_log_on_a_full_disk_says_so_once(tmp_path, capsys):

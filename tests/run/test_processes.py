@@ -27,13 +27,13 @@ def two(monkeypatch):
 
 
 def test_what_fails_on_one_fails_on_all(two):
-    with processes.together():
+    with processes.fail_on_all():
         pass
-    with pytest.raises(UserError, match=r"^here$"), processes.together():
+    with pytest.raises(UserError, match=r"^here$"), processes.fail_on_all():
         raise UserError("here")
     text = np.frombuffer("Platte fehlt: ä".encode(), np.uint8)
     two["other"] = lambda own: np.concatenate([text, own[len(text) :]])
-    with pytest.raises(UserError, match=r"process 1 of 2 cannot take part: Platte fehlt: ä$"), processes.together():
+    with pytest.raises(UserError, match=r"process 1 of 2 cannot take part: Platte fehlt: ä$"), processes.fail_on_all():
         pass
 
 
@@ -46,7 +46,7 @@ def test_long_and_empty_errors_are_told(two):
 
     two["other"] = other
     for text in ("x" * 5000, ""):
-        with pytest.raises(UserError), processes.together():
+        with pytest.raises(UserError), processes.fail_on_all():
             raise UserError(text)
     assert told == [b"x" * 1000, b"error"]
 
@@ -60,9 +60,9 @@ def test_processes_must_make_the_same_run(two):
 
 
 def test_one_process_waits_for_nobody():
-    with pytest.raises(UserError, match="here"), processes.together():
+    with pytest.raises(UserError, match="here"), processes.fail_on_all():
         raise UserError("here")
-    assert processes.leave(2) == 2
+    assert processes.exit_process(2) == 2
     processes.join(None)
 
 
@@ -71,10 +71,10 @@ def test_who_failed_leaves_at_once_and_process_0_last(two, monkeypatch):
     monkeypatch.setattr(os, "_exit", done.append)
     monkeypatch.setattr(processes.logging, "shutdown", lambda: None)
     monkeypatch.setattr(processes.time, "sleep", lambda seconds: done.append("waited"))
-    processes.leave(0)
-    processes.leave(2)
+    processes.exit_process(0)
+    processes.exit_process(2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    processes.leave(70)
+    processes.exit_process(70)
     assert done == ["waited", 2, 70]
 
 

@@ -73,14 +73,14 @@ libc = process._libc()
 if libc is None:
     raise SystemExit("no glibc")
 before = libc.sbrk(0)
-process.leave_gaps()  # nothing, since freed memory is not kept
+process.retire_heap_fragments()  # nothing, since freed memory is not kept
 assert libc.sbrk(0) == before
 print(process.keep_freed_memory())
 blocks = [libc.malloc(20_000) for _ in range(4000)]
 for block in blocks[::2]:
     libc.free(block)
 assert blocks[0] <= libc.malloc(20_000) <= blocks[-1]
-process.leave_gaps()
+process.retire_heap_fragments()
 print(libc.malloc(20_000) > blocks[-1])
 """
 

@@ -16,7 +16,7 @@ from linnaeus_jax.building.scan.checks import Found, error, make_checks, note, w
 from linnaeus_jax.building.scan.findings import ERROR, SHOWN, WARNING, DamagedError, Findings
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.data.labels import MAX_TAXON_ID
-from linnaeus_jax.data.labels_file import checked, values_of
+from linnaeus_jax.data.labels_file import validated_dataset, values_of
 from linnaeus_jax.data.taxon_names import GROUP, TaxonNames, read_taxon_names
 from linnaeus_jax.taxonomy.ranks import RANK_LEVELS, task_level, task_name
 from linnaeus_jax.taxonomy.tree import ParentConflict, TaxonomyTree, describe_conflict
@@ -310,7 +310,7 @@ class RankNames:
         self.task, self.where, self.present = task, f"{GROUP}/{task}", task in group
         self.ids, self.names, self.unused, self.share = taxa.classes[task][1:], taxa.names.name[task][1:], 0, 0.0
         try:
-            known = checked(file.file, str(file.path), f"{self.where}/taxon_id", None, kinds="ui", dims=(1,))
+            known = validated_dataset(file.file, str(file.path), f"{self.where}/taxon_id", None, kinds="ui", dims=(1,))
             self.unused = len(np.setdiff1d(values_of(known, str(file.path)), self.ids))
             self.share = 1 - int((self.names == "").sum()) / len(self.ids) if len(self.ids) else 1.0
         except ValueError:

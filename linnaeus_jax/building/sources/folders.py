@@ -128,7 +128,7 @@ class Layout:
     def links(self) -> dict[str, str]:
         """Standard column -> the folder it is from, for the report."""
         places = list(range(1, len(self.levels) + self.first + 2))
-        split = {schema.SPLIT: f"folder {places.pop(self.split.place)}"} if self.split.sides else {}
+        split = {schema.SPLIT: f"folder {places.pop(self.split.place)}"} if self.split.by_folder else {}
         return split | {
             schema.label_column("name", level): f"folder {places[place]}"
             for place, level in enumerate(self.levels, self.first)
@@ -274,9 +274,9 @@ def _labels(layout: Layout, mode: str) -> tuple[pl.DataFrame, tuple[str, ...], l
         frame.rename(kept).with_columns(text), Links({}, {}), "the folder", mode
     )
     labelled = labelled.rename({new: old for old, new in kept.items()})
-    if layout.split.sides:
-        sides = [layout.split.sides.get(folder) for folder in layout.classes]
-        labelled = labelled.with_columns(pl.Series(schema.SPLIT, sides, dtype=pl.String))
+    if layout.split.by_folder:
+        splits = [layout.split.by_folder.get(folder) for folder in layout.classes]
+        labelled = labelled.with_columns(pl.Series(schema.SPLIT, splits, dtype=pl.String))
     return labelled, _ordered(levels, layout), [*layout.warnings, *warnings]
 
 

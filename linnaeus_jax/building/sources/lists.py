@@ -12,7 +12,7 @@ import polars as pl
 from linnaeus_jax.building.sources import class_names as names_of
 from linnaeus_jax.building.sources import records
 from linnaeus_jax.building.sources.field_lines import FieldLines, read_lines
-from linnaeus_jax.building.sources.split_folders import side_of
+from linnaeus_jax.building.sources.split_folders import split_named
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import identification, schema
 from linnaeus_jax.reading.columns import USUAL_NAMES, Links, own_or_level, plain, rank_name
@@ -45,10 +45,10 @@ class ListFile:
         """
         name, sign, path = text.partition("=")
         if not sign:
-            return cls(side_of(Path(text).stem), Path(text))
-        if side_of(name.strip()) is None:
+            return cls(split_named(Path(text).stem), Path(text))
+        if split_named(name.strip()) is None:
             raise UserError(f"--lists {text}: {name!r} is no side of a split; there are train, val and test")
-        return cls(side_of(name.strip()), Path(path.strip()))
+        return cls(split_named(name.strip()), Path(path.strip()))
 
 
 def read(

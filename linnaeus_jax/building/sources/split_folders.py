@@ -21,8 +21,8 @@ _NAME = re.compile(r"([a-z]+?)(?:[ _-]?(?:mini|val|set|data|images|imgs|split))?
 Parts = tuple[str, ...]
 
 
-def side_of(name: str) -> str | None:
-    """Side of the split that a folder or list is named after: "Training" -> "train"; None: it is none."""
+def split_named(name: str) -> str | None:
+    """The split that a folder or list is named after: "Training" -> "train"; None: it is none."""
     match = _NAME.fullmatch(name.casefold())
     return _SIDES.get(match[1]) if match else None
 
@@ -33,14 +33,14 @@ class SplitFolders:
 
     Attributes:
       parts: folder of pictures -> its folders from the outermost, without that of the split.
-      sides: folder -> side; empty where no folders give a split.
+      by_folder: folder -> split; empty where no folders give a split.
       place: how far out the folder of the split lies; 0 = outermost.
       beside: folders that lie beside those of the split.
       warnings: what a person should know, one line each.
     """
 
     parts: Mapping[str, Parts]
-    sides: Mapping[str, str] = field(default_factory=dict)
+    by_folder: Mapping[str, str] = field(default_factory=dict)
     place: int = 0
     beside: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -58,14 +58,14 @@ def find_split(folders: Iterable[str], root: Path, named_ranks: int) -> SplitFol
       named_ranks: how many ranks of folders the user names. As many as there are folders: none of them is a split.
 
     Raises:
-      UserError: folders of a split at another place, or one of a single side beside other folders.
+      UserError: folders of a split at another place, or one of a single split beside other folders.
     """
     parts = {folder: tuple(filter(None, folder.split("/"))) for folder in folders}
     holders: dict[Parts, dict[str, str]] = {}
     for names in parts.values():
         for place, name in enumerate(names):
-            if side := side_of(name):
-                holders.setdefault(names[:place], {})[name] = side
+            if named := split_named(name):
+                holders.setdefault(names[:place], {})[name] = named
     whole = [at for at, found in holders.items() if {"train"} < set(found.values())]
     if max(map(len, parts.values())) == named_ranks:
         shown = _shown([*whole[0], name] for name in holders[whole[0]]) if whole else ""
@@ -74,10 +74,10 @@ def find_split(folders: Iterable[str], root: Path, named_ranks: int) -> SplitFol
     if () in whole or (() in holders and outermost == set(holders[()])):
         return _outermost(parts, holders[()], root)
     if () in holders:
-        return _one_side(parts, holders[()], outermost, root)
+        return _one_split(parts, holders[()], outermost, root)
     if not whole:
         return SplitFolders(parts)
-    places = {folder: [i for i, name in enumerate(names) if side_of(name)] for folder, names in parts.items()}
+    places = {folder: [i for i, name in enumerate(names) if split_named(name)] for folder, names in parts.items()}
     odd = [folder for folder, found in places.items() if len(found) != 1]
     if odd or len(holders) == 1:
         at = root.joinpath(*whole[0])
@@ -87,19 +87,19 @@ def find_split(folders: Iterable[str], root: Path, named_ranks: int) -> SplitFol
             f"{f', such as {printable(odd[0])}' if odd else ''}. Give --folders {printable(str(at))}, or name every "
             "folder from the outermost with --folder-ranks to take them as classes"
         )
-    inner = {folder: tuple(name for name in names if not side_of(name)) for folder, names in parts.items()}
-    sides = {folder: side_of(parts[folder][found[0]]) or "" for folder, found in places.items()}
+    inner = {folder: tuple(name for name in names if not split_named(name)) for folder, names in parts.items()}
+    splits = {folder: split_named(parts[folder][found[0]]) or "" for folder, found in places.items()}
     place = min(found[0] for found in places.values())
-    return SplitFolders(inner, sides, place, warnings=["the folders train, val, test within classes are the split"])
+    return SplitFolders(inner, splits, place, warnings=["the folders train, val, test within classes are the split"])
 
 
 def _outermost(parts: Mapping[str, Parts], split: Mapping[str, str], root: Path) -> SplitFolders:
     """The outermost folders give the split; what lies beside them is left out."""
-    inner, sides = {}, {}
+    inner, splits = {}, {}
     for folder, names in parts.items():
         inner[folder] = names[1:] if names[:1] and names[0] in split else ()
         if names[:1] and names[0] in split:
-            sides[folder] = split[names[0]]
+            splits[folder] = split[names[0]]
     if not any(inner.values()):
         if set(split.values()) == {"train"}:
             return SplitFolders(parts)
@@ -109,20 +109,20 @@ def _outermost(parts: Mapping[str, Parts], split: Mapping[str, str], root: Path)
         )
     beside = sorted({names[0] for names in parts.values() if names} - set(split))
     warnings = ["the outermost folders are taken as the split" if not beside else "folders are taken as the split"]
-    for name, side in sorted(split.items()):
+    for name, named in sorted(split.items()):
         if not any(inner[folder] for folder, names in parts.items() if names[:1] == (name,)):
-            warnings.append(f"the pictures of {printable(name)} lie in no class folder: none is used for {side}")
+            warnings.append(f"the pictures of {printable(name)} lie in no class folder: none is used for {named}")
     if beside:
         warnings.append(
             f"the folders beside {_shown([name] for name in sorted(split))} are left out: "
             f"{_shown([name] for name in beside)}; if one is of the split, rename it to train, val or test; if all are "
             "classes, name every folder, from the outermost, with --folder-ranks"
         )
-    return SplitFolders(inner, sides, 0, beside, warnings)
+    return SplitFolders(inner, splits, 0, beside, warnings)
 
 
-def _one_side(parts: Mapping[str, Parts], split: Mapping[str, str], outermost: set[str], root: Path) -> SplitFolders:
-    """Folders of a single side beside others, or val and test without train: "train" may be a class of vehicles."""
+def _one_split(parts: Mapping[str, Parts], split: Mapping[str, str], outermost: set[str], root: Path) -> SplitFolders:
+    """Folders of a single split beside others, or val and test without train: "train" may be a class of vehicles."""
     names, others = _shown([name] for name in split), _shown([name] for name in sorted(outermost - set(split)))
     if set(split.values()) != {"train"}:
         raise UserError(

@@ -18,8 +18,9 @@ from linnaeus_jax.building.steps.observations import Observations, read_observat
 from linnaeus_jax.building.steps.options import BuildOptions
 from linnaeus_jax.building.steps.pixels import Outcome
 from linnaeus_jax.building.steps.plan import BuildPlan
-from linnaeus_jax.building.steps.splits import SIDES, TEST, TRAIN, VAL, SplitRows, assign_sides
+from linnaeus_jax.building.steps.splits import TEST, TRAIN, VAL, SplitRows, assign_splits
 from linnaeus_jax.building.steps.starter_config import starter_config
+from linnaeus_jax.data.labels import SPLITS
 from linnaeus_jax.data.taxon_names import describe_taxon
 from linnaeus_jax.files import write_atomically, write_json
 from linnaeus_jax.reading.dates import DAY_OR_MONTH
@@ -58,14 +59,14 @@ class Finished:
       totals: of pictures and records: in, used, rejected by reason, blanked by component, and so on; see `build.json`.
       warnings: what a person should know, one line each.
       tables: name of a CSV file -> its rows.
-      rows, sides: the used rows of the source, int64 [N], and where they fall, uint8 [N].
+      rows, split: the used rows of the source, int64 [N], and where they fall, uint8 [N].
     """
 
     totals: dict[str, Any]
     warnings: tuple[str, ...] = ()
     tables: Mapping[str, pl.DataFrame] = field(default_factory=dict)
     rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    sides: NDArray[np.uint8] | None = None
+    split: NDArray[np.uint8] | None = None
     observations: Observations | None = None
 
     @classmethod
@@ -125,14 +126,14 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     ).sort("row")
     observations = read_observations(frame[rows], plan.options)
     taxon = plan.taxa.taxon[rows]
-    sides = None if plan.options.split == "none" else assign_sides(_split_rows(plan, rows, observations), plan.options)
+    split = None if plan.options.split == "none" else assign_splits(_split_rows(plan, rows, observations), plan.options)
     tables = {
         REJECTED: rejected.select(TABLES[REJECTED]),
         "blanked.csv": observations.blanked.sort("line", maintain_order=True),
         "names.csv": _names(frame, plan.taxa.tasks),
         "synonyms.csv": _table("synonyms.csv", plan.taxa.synonyms),
         "small_classes.csv": _table("small_classes.csv", plan.taxa.small_classes),
-        "moved.csv": _moved(frame[rows], sides),
+        "moved.csv": _moved(frame[rows], split),
     }
     totals = {
         "in": frame.height,
@@ -145,10 +146,10 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
         "moved": tables["moved.csv"].height,
         "known": {name: int(flags.sum()) for name, flags in observations.known.items()},
         "ranks": _ranks(plan, taxon),
-        "split": {} if sides is None else {name: int((sides == k).sum()) for k, name in enumerate(SIDES)},
+        "split": {} if split is None else {name: int((split == k).sum()) for k, name in enumerate(SPLITS)},
     }
     warnings = [*plan.source.warnings, *plan.taxa.warnings, *_late_small_classes(plan, taxon)]
-    warnings += _incomplete(frame[rows], plan.options) + _one_sided(sides)
+    warnings += _incomplete(frame[rows], plan.options) + _no_validation(split)
     if relabelled:
         warnings.append(
             f"{len(relabelled)} pictures are copies of others with another label, and the first one counts: "
@@ -160,7 +161,7 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
             f"{unsure.height} dates such as {unsure['value'][0]} count as unknown, since either number may be the day; "
             "give --day-first or --no-day-first"
         )
-    return Finished(totals, tuple(warnings), tables, rows, sides, observations)
+    return Finished(totals, tuple(warnings), tables, rows, split, observations)
 
 
 def _details(plan: BuildPlan, outcomes: Sequence[Outcome], failed: NDArray[np.int64]) -> tuple[list[str], list[str]]:
@@ -209,9 +210,9 @@ def _names(frame: pl.DataFrame, tasks: Sequence[str]) -> pl.DataFrame:
     return pl.concat(found)
 
 
-def _moved(frame: pl.DataFrame, sides: NDArray[np.uint8] | None) -> pl.DataFrame:
-    """Pictures that fall to another side than the source gives, because another picture of their occurrence does."""
-    if sides is None or "split" not in frame.columns:
+def _moved(frame: pl.DataFrame, split: NDArray[np.uint8] | None) -> pl.DataFrame:
+    """Pictures that fall to another split than the source gives, because another picture of their occurrence does."""
+    if split is None or "split" not in frame.columns:
         return pl.DataFrame(schema={name: pl.Int64 if name == LINE else pl.String for name in TABLES["moved.csv"]})
     occurrence = pl.col(OCCURRENCE) if OCCURRENCE in frame.columns else pl.lit(None, pl.String)
     table = frame.select(
@@ -219,13 +220,13 @@ def _moved(frame: pl.DataFrame, sides: NDArray[np.uint8] | None) -> pl.DataFrame
         PICTURE,
         occurrence.alias("occurrence"),
         pl.col("split").alias("given"),
-        pl.Series("split", _side_names(sides)),
+        pl.Series("split", _split_names(split)),
     )
-    return table.filter(pl.col("given").is_in(SIDES) & (pl.col("given") != pl.col("split")))
+    return table.filter(pl.col("given").is_in(SPLITS) & (pl.col("given") != pl.col("split")))
 
 
-def _side_names(sides: NDArray[np.uint8]) -> list[str]:
-    return [SIDES[side] for side in sides.tolist()]
+def _split_names(split: NDArray[np.uint8]) -> list[str]:
+    return [SPLITS[k] for k in split.tolist()]
 
 
 def _codes(frame: pl.DataFrame, column: str) -> NDArray[np.int64]:
@@ -243,7 +244,7 @@ def _split_rows(plan: BuildPlan, rows: NDArray[np.int64], observations: Observat
     place = np.stack([raw.get("raw_lat", unknown), raw.get("raw_lon", unknown)], axis=1).astype(np.float64)
     given = np.full(len(rows), -1, np.int64)
     if "split" in frame.columns:
-        names = {name: k for k, name in enumerate(SIDES)}
+        names = {name: k for k, name in enumerate(SPLITS)}
         given = frame["split"].replace_strict(names, default=-1, return_dtype=pl.Int64).to_numpy()
     return SplitRows(
         plan.taxa.taxon[rows],
@@ -277,17 +278,17 @@ def _incomplete(frame: pl.DataFrame, options: BuildOptions) -> list[str]:
     if len(place) == 1:
         sentences.append(f"the source has a column of {place[0]} alone, so that no place is known")
     if options.split == "given":
-        known = frame["split"].is_in(SIDES).sum() if "split" in frame.columns else 0
+        known = frame["split"].is_in(SPLITS).sum() if "split" in frame.columns else 0
         if known < frame.height:
             sentences.append(f"{frame.height - known} rows have no given side of the split and are for training")
     return sentences
 
 
-def _one_sided(sides: NDArray[np.uint8] | None) -> list[str]:
+def _no_validation(split: NDArray[np.uint8] | None) -> list[str]:
     """A sentence where no row is for validation."""
-    if sides is None or (sides == VAL).any():
+    if split is None or (split == VAL).any():
         return []
-    if (sides == TEST).any():
+    if (split == TEST).any():
         return [
             "no row is for validation: every run draws some of the training rows (data.h5.train_val_split_ratio); the "
             "test rows stay aside"
@@ -321,7 +322,7 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
         for component in ("SPATIAL", "TEMPORAL", "ELEVATION")
         if name.startswith(component.lower())
     }
-    sides = "random" if finished.sides is None else "file" if (finished.sides != TRAIN).any() else "train"
+    split = "random" if finished.split is None else "file" if (finished.split != TRAIN).any() else "train"
     text = starter_config(
         str(out),
         out.resolve().name,
@@ -329,7 +330,7 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
         sources,
         preprocessing=options.preprocessing,
         picture_folder=str(plan.source.root.resolve()) if options.images == "folder" else "",
-        sides=sides,
+        split=split,
         rows=training_rows(finished),
         budget=plan.budget,
     )
@@ -349,7 +350,7 @@ def write_outputs(plan: BuildPlan, finished: Finished, work: Path, out: Path) ->
 
 def training_rows(finished: Finished) -> int:
     """How many rows are for training, as far as the build decides it."""
-    return int(finished.totals["split"].get(SIDES[TRAIN], finished.totals["used"]))
+    return int(finished.totals["split"].get(SPLITS[TRAIN], finished.totals["used"]))
 
 
 def labels_content(plan: BuildPlan, finished: Finished) -> LabelsContent:
@@ -380,7 +381,7 @@ def labels_content(plan: BuildPlan, finished: Finished) -> LabelsContent:
         finished.observations.encoded,
         texts,
         arrays,
-        finished.sides,
+        finished.split,
         plan.provenance | {"totals": finished.totals},
         images,
         "Built from the pictures and records of a user; see config_json for the sources and options",

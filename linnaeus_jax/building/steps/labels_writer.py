@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.steps.observations import EncodedColumn
-from linnaeus_jax.building.steps.splits import SIDES
+from linnaeus_jax.data.labels import SPLITS
 from linnaeus_jax.data.labels_file import IDENTIFIERS, RANK_PLACE, TEXT_DIGEST, TextDigest
 from linnaeus_jax.data.taxon_names import write_taxon_names
 from linnaeus_jax.taxonomy.ranks import task_level
@@ -71,7 +71,7 @@ def write_labels(path: Path, content: LabelsContent) -> None:
         for name, text in content.texts.items():
             _write_text(file, name, text)
         if content.split is not None:
-            _write_numbers(file, "split", content.split).attrs["names"] = list(SIDES)
+            _write_numbers(file, "split", content.split).attrs["names"] = list(SPLITS)
         for task, names in content.names.items():
             scientific, common = ([pair[k] for pair in names.values()] for k in range(2))
             write_taxon_names(file, task, list(names), scientific, common)

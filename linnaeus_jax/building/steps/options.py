@@ -13,7 +13,7 @@ from linnaeus_jax.data.preprocessing import Preprocessing
 
 IMAGE_FORMS = ("raw", "jpeg", "original", "folder")
 TEMPORAL_FORMS = ("month", "month-hour", "day", "day-hour")
-SPLITS = ("stratified", "random", "observer", "place", "date", "given", "none")
+SPLIT_SCHEMES = ("stratified", "random", "observer", "place", "date", "given", "none")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class BuildOptions:
         rules = {
             f"--images {self.images}: choose one of {', '.join(IMAGE_FORMS)}": self.images in IMAGE_FORMS,
             f"--temporal {self.temporal}: choose one of {', '.join(TEMPORAL_FORMS)}": self.temporal in TEMPORAL_FORMS,
-            f"--split {self.split}: choose one of {', '.join(SPLITS)}": self.split in SPLITS,
+            f"--split {self.split}: choose one of {', '.join(SPLIT_SCHEMES)}": self.split in SPLIT_SCHEMES,
             f"--size {self.size}: give 8 to 4096 pixels": 8 <= self.size <= 4096,
             f"--quality {self.quality}: give 1 to 100": 1 <= self.quality <= 100,
             f"--min-per-class {self.min_per_class}: give at least 1": self.min_per_class >= 1,

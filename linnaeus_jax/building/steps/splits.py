@@ -16,7 +16,6 @@ from scipy.sparse.csgraph import connected_components
 from linnaeus_jax.building.steps.options import BuildOptions
 
 TRAIN, VAL, TEST = 0, 1, 2
-SIDES = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class SplitRows:
     observer: NDArray[np.int64]
     place: NDArray[np.float64]  # [N, 2] degrees, NaN where unknown
     day: NDArray[np.int64]  # days since an origin, -1 where unknown
-    given: NDArray[np.int64]  # side that the source gives
+    given: NDArray[np.int64]  # split that the source gives
 
     def __len__(self) -> int:
         return len(self.taxon)
@@ -47,7 +46,7 @@ def units_of(*groups: NDArray[np.int64]) -> NDArray[np.int64]:
     return connected_components(graph, directed=False)[1][:rows].astype(np.int64)
 
 
-def assign_sides(rows: SplitRows, options: BuildOptions) -> NDArray[np.uint8]:
+def assign_splits(rows: SplitRows, options: BuildOptions) -> NDArray[np.uint8]:
     """uint8 [N]: 0 train, 1 val, 2 test.
 
     "random" and "stratified" draw occurrences, "observer" and "place" everything of one observer or grid cell; by
@@ -65,16 +64,16 @@ def assign_sides(rows: SplitRows, options: BuildOptions) -> NDArray[np.uint8]:
     first = np.unique(unit, return_index=True)[1]
     size = np.bincount(unit)
     if options.split == "given":
-        side = _given_sides(rows.given, unit, len(first))
+        split = _given_splits(rows.given, unit, len(first))
     elif options.split == "stratified":
-        side = _per_class(_finest(rows.taxon)[first], options)
+        split = _per_class(_finest(rows.taxon)[first], options)
     elif options.split == "date":
         newest = np.full(len(first), -1, np.int64)
         np.maximum.at(newest, unit, rows.day)
-        side = _newest_last(newest, size, options)
+        split = _newest_last(newest, size, options)
     else:
-        side = _by_share(_order(len(first), options.seed), size, options)
-    return side[unit].astype(np.uint8)
+        split = _by_share(_order(len(first), options.seed), size, options)
+    return split[unit].astype(np.uint8)
 
 
 def grid_cells(place: NDArray[np.float64], degrees: float) -> NDArray[np.int64]:
@@ -100,37 +99,37 @@ def _order(count: int, seed: int) -> NDArray[np.int64]:
 
 
 def _by_share(order: NDArray[np.int64], size: NDArray[np.int64], options: BuildOptions) -> NDArray[np.int64]:
-    """Side of each unit: in the given order, those that still fit fill the test share of the rows, then validation.
+    """Split of each unit: in the given order, those that still fit fill the test share of the rows, then validation.
 
     A unit larger than the whole share falls to training; where every unit is, the smallest one is taken.
     """
-    side = np.full(len(size), TRAIN, np.int64)
+    split = np.full(len(size), TRAIN, np.int64)
     for part, share in ((TEST, options.test), (VAL, options.val)):
         free = wanted = round(float(size.sum()) * share)
-        for unit in order[side[order] == TRAIN].tolist():
+        for unit in order[split[order] == TRAIN].tolist():
             if size[unit] <= free:
-                side[unit] = part
+                split[unit] = part
                 free -= int(size[unit])
-        rest = order[side[order] == TRAIN]
+        rest = order[split[order] == TRAIN]
         if wanted and free == wanted and len(rest) > 1:
-            side[rest[np.argmin(size[rest])]] = part
-    return side
+            split[rest[np.argmin(size[rest])]] = part
+    return split
 
 
 def _newest_last(day: NDArray[np.int64], size: NDArray[np.int64], options: BuildOptions) -> NDArray[np.int64]:
-    """Side of each unit: the newest days fill the test share of the rows, those before them validation."""
+    """Split of each unit: the newest days fill the test share of the rows, those before them validation."""
     order = np.argsort(-day, kind="stable")
     start = np.cumsum(size[order]) - size[order]  # rows of newer days
     test, val = (round(float(size.sum()) * share) for share in (options.test, options.val))
-    side = np.full(len(size), TRAIN, np.int64)
-    side[order[start < test + val]] = VAL
-    side[order[start < test]] = TEST
-    side[day < 0] = TRAIN
-    return side
+    split = np.full(len(size), TRAIN, np.int64)
+    split[order[start < test + val]] = VAL
+    split[order[start < test]] = TEST
+    split[day < 0] = TRAIN
+    return split
 
 
 def _per_class(label: NDArray[np.int64], options: BuildOptions) -> NDArray[np.int64]:
-    """Side of each unit of the given class."""
+    """Split of each unit of the given class."""
     order = _order(len(label), options.seed)
     order = order[np.argsort(label[order], kind="stable")]
     count = np.bincount(label)
@@ -143,15 +142,15 @@ def _per_class(label: NDArray[np.int64], options: BuildOptions) -> NDArray[np.in
 
     val = np.minimum(share(options.val, 2), units - 1)
     test = np.minimum(share(options.test, 3), units - 1 - val)
-    side = np.full(len(label), TRAIN, np.int64)
-    side[order[rank < val + test]] = VAL
-    side[order[rank < test]] = TEST
-    return side
+    split = np.full(len(label), TRAIN, np.int64)
+    split[order[rank < val + test]] = VAL
+    split[order[rank < test]] = TEST
+    return split
 
 
-def _given_sides(given: NDArray[np.int64], unit: NDArray[np.int64], units: int) -> NDArray[np.int64]:
-    """Side of each unit: that of its rows; where they disagree test, then validation, then training, so that what was
+def _given_splits(given: NDArray[np.int64], unit: NDArray[np.int64], units: int) -> NDArray[np.int64]:
+    """Split of each unit: that of its rows; where they disagree test, then validation, then training, so that what was
     meant for measuring is never trained on."""
-    side = np.full(units, TRAIN, np.int64)
-    np.maximum.at(side, unit, given)
-    return side
+    split = np.full(units, TRAIN, np.int64)
+    np.maximum.at(split, unit, given)
+    return split

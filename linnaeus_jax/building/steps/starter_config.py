@@ -361,7 +361,7 @@ def starter_config(
     *,
     preprocessing: Preprocessing,
     picture_folder: str,
-    sides: str,
+    split: str,
     rows: int = 1000,
     accelerated: bool | None = None,
     pretrained: bool | None = None,
@@ -376,15 +376,15 @@ def starter_config(
       sources: component -> (data set of the labels file, its width); components that are missing are switched off.
       preprocessing: how pictures were, or will be, made square.
       picture_folder: where the pictures lie; empty: in images.h5 beside it.
-      sides: "file" where the labels file says which rows are for training, "random" where a run draws them, "train"
+      split: "file" where the labels file says which rows are for training, "random" where a run draws them, "train"
         where there is nothing but training rows.
       rows: for training.
       accelerated: whether it is for a GPU or TPU; None: what this machine has.
       pretrained: whether there are pretrained weights; None: if their packages are installed.
       budget: how long storing and training may take, see `choose_size`.
     """
-    prefix = "train_" if sides == "train" else ""
-    remark = "  # says itself which rows are for training" if sides == "file" else ""
+    prefix = "train_" if split == "train" else ""
+    remark = "  # says itself which rows are for training" if split == "file" else ""
     img_size = preprocessing.size[0]
     size = choose_size(
         rows,

@@ -15,7 +15,7 @@ DATA_OFFSET = 2048
 class StreamedBytes:
     """A file of bytes behind room for an HDF5 header; `finish_file` makes it an HDF5 file.
 
-    HDF5 cannot shrink a contiguous data set, and only contiguous ones are read past HDF5 without an index.
+    HDF5 cannot shrink a contiguous data set, and only contiguous ones are read without the HDF5 library and an index.
     Whether a picture can be read is known after it was decoded, so the header is written last, for as many rows as
     there are.
 

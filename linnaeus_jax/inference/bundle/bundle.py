@@ -1,4 +1,4 @@
-"""What a trained model needs to be used, in memory; `bundle_files` keeps it in a directory."""
+"""What a trained model needs to be used, in memory; `files` keeps it in a directory."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax import __version__
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.redaction import redacted
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import (

@@ -1,7 +1,7 @@
 """Predictions as lines of text: CSV for tables, JSON for programs.
 
-The lines are put together from pieces that are made once per class, since a batch of predictions as objects takes as
-long as a small model takes to compute them.
+What does not depend on the picture is made once per class, since a batch of `Prediction` objects takes as long as a
+small model takes to compute them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import orjson
 import polars as pl
 
 from linnaeus_jax.inference.answers import Answered, AnswerOptions
@@ -37,17 +38,6 @@ class _Lines:
         for index, described in enumerate(self.taxonomy.described[task]):
             yield described if index >= self.taxonomy.first else None
         yield None
-
-    @staticmethod
-    def listed(begun: Sequence[str], top: tuple[list[int], list[float]], form: str) -> str:
-        """Text of the most probable classes of a rank: of each, its beginning and its probability by `form`.
-
-        One formatting for all of them takes half the time of one each.
-        """
-        classes, probabilities = top
-        texts: list[Any] = [None] * (2 * len(classes))
-        texts[::2], texts[1::2] = [begun[i] for i in classes], probabilities
-        return ",".join([f"%s{form}"] * len(classes)) % tuple(texts)
 
 
 class CsvLines(_Lines):
@@ -104,9 +94,7 @@ class CsvLines(_Lines):
         for row, (path, place, tops, always) in enumerate(part.answered.rows(self.tasks)):
             cells = [f"{names[i]}{p:.6g}," for names, (i, p) in zip(self._cells, path)]
             answer = f"{self.ranks[place]},{cells[place]}" if place < len(cells) else f",0,{UNKNOWN},,"
-            listed = [
-                f"{head}{self.listed(begun, top, '%.6g]')}]" for head, begun, top in zip(heads, self._listed, tops)
-            ]
+            listed = [f"{head}{_json_list(begun, top)}]" for head, begun, top in zip(heads, self._listed, tops)]
             fixed = "".join([f"{p:.6g}," for p in always])
             notes = quoted("; ".join(part.notes[row])) if part.notes[row] else ""
             lines.append(
@@ -116,21 +104,26 @@ class CsvLines(_Lines):
         return lines
 
 
+def _json_list(begun: Sequence[str], top: tuple[list[int], list[float]]) -> str:
+    """The most probable classes of a rank: the beginning of each, and its probability. One formatting for all of them
+    takes half the time of one each."""
+    classes, probabilities = top
+    texts: list[Any] = [None] * (2 * len(classes))
+    texts[::2], texts[1::2] = [begun[i] for i in classes], probabilities
+    return ",".join(["%s%.6g]"] * len(classes)) % tuple(texts)
+
+
 class JsonLines(_Lines):
     """Lines of JSON: `Prediction.to_json` with `file` and `metadata_from`."""
 
     header = ""
 
     @cached_property
-    def _begun(self) -> list[list[str]]:
+    def _taxa(self) -> list[list[dict[str, Any]]]:
         """Per rank, every class without its probability."""
         keys = ("rank", "taxon_id", "name", "common_name")
         return [
-            [
-                json.dumps(dict(zip(keys, taxon or (rank, 0, "", ""))), ensure_ascii=False, separators=(",", ":"))[:-1]
-                + ',"probability":'
-                for taxon in self.known(task)
-            ]
+            [dict(zip(keys, taxon or (rank, 0, "", ""))) for taxon in self.known(task)]
             for task, rank in zip(self.tasks, self.ranks)
         ]
 
@@ -138,33 +131,35 @@ class JsonLines(_Lines):
         """One line for each picture that can be read."""
         if part.answered is None:
             return []
-        texts = self.texts(part.answered, self.options, part.inputs, part.notes)
+        objects = self.objects(part.answered, self.options, part.inputs, part.notes)
         return [
-            f'{{"file":{json.dumps(file, ensure_ascii=False)},"metadata_from":"{source}",{text}\n'
-            for file, source, text in zip(part.read, part.metadata_from, texts, strict=True)
+            orjson.dumps({"file": file, "metadata_from": source, **said}, option=orjson.OPT_APPEND_NEWLINE).decode()
+            for file, source, said in zip(part.read, part.metadata_from, objects, strict=True)
         ]
 
-    def texts(
+    def objects(
         self,
         answered: Answered,
         options: AnswerOptions,
         inputs: Sequence[tuple[str, ...]],
         notes: Sequence[tuple[str, ...]],
-    ) -> list[str]:
-        """`Prediction.to_json` of every picture as text, without the brace that opens it."""
-        heads = [f"{json.dumps(rank)}:[" for rank in self.ranks]
-        fixed = [self._begun[self.tasks.index(task)][index] for task, index in options.always]
-        texts = []
+    ) -> list[dict[str, Any]]:
+        """`Prediction.to_json` of every picture."""
+        fixed = [self._taxa[self.tasks.index(task)][index] for task, index in options.always]
+        objects = []
         for row, (path, place, tops, always) in enumerate(answered.rows(self.tasks)):
-            taxa = [f"{begun[i]}{p!r}}}" for begun, (i, p) in zip(self._begun, path)]
-            answer = taxa[place] if place < len(taxa) else "null"
-            listed = [f"{head}{self.listed(begun, top, '%r}')}]" for head, begun, top in zip(heads, self._begun, tops)]
-            said = ",".join([f"{text}{p!r}}}" for text, p in zip(fixed, always)])
-            rest = json.dumps({"inputs": inputs[row], "notes": notes[row]}, ensure_ascii=False)
-            texts.append(
-                f'"answer":{answer},"path":[{",".join(taxa)}],"top":{{{",".join(listed)}}},"always":[{said}],{rest[1:]}'
-            )
-        return texts
+            taxa = [{**known[i], "probability": p} for known, (i, p) in zip(self._taxa, path)]
+            said = {
+                "answer": taxa[place] if place < len(taxa) else None,
+                "path": taxa,
+                "top": {
+                    rank: [{**known[i], "probability": p} for i, p in zip(*top)]
+                    for rank, known, top in zip(self.ranks, self._taxa, tops)
+                },
+                "always": [{**taxon, "probability": p} for taxon, p in zip(fixed, always)],
+            }
+            objects.append({**said, "inputs": inputs[row], "notes": notes[row]})
+        return objects
 
 
 def quoted(text: str) -> str:

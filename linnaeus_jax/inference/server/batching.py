@@ -81,7 +81,7 @@ class Batcher(Generic[T]):
         self.seconds: dict[int, float] = {}
         self._changed = threading.Condition()
         self._jobs: deque[Job[T]] = deque()
-        self._announced = self._in_flight = 0
+        self._expected = self._in_flight = 0
         self._closing = False
         self._computed: SimpleQueue[tuple[list[Job[T]], Pending] | None] = SimpleQueue()
         self._threads = [
@@ -133,15 +133,15 @@ class Batcher(Generic[T]):
             return sum(job.rows for job in self._jobs)
 
     @contextmanager
-    def announced(self) -> Iterator[None]:
+    def expect_request(self) -> Iterator[None]:
         """Around what leads to a `submit`: a batch then waits for it, for at most the time of waiting."""
         with self._changed:
-            self._announced += 1
+            self._expected += 1
         try:
             yield
         finally:
             with self._changed:
-                self._announced -= 1
+                self._expected -= 1
                 self._changed.notify_all()
 
     def submit(self, pixels: NDArray[np.uint8], encoded: Encoded, options: AnswerOptions) -> Future[list[T]]:
@@ -174,7 +174,7 @@ class Batcher(Generic[T]):
                 self.on_batch(len(pixels), self._model.forward.bucket(len(pixels)))
             except Exception as error:  # of these pictures; the next ones may be well
                 self._fail(jobs, error)
-                self._landed()
+                self._batch_done()
                 continue
             self._computed.put((jobs, pending))
         self._computed.put(None)
@@ -183,7 +183,7 @@ class Batcher(Generic[T]):
         """The jobs of the next batch; None at the end."""
         while True:
             with self._changed:
-                while (until := self._not_before()) is not None:
+                while (until := self._earliest_start()) is not None:
                     if self._closing and not self._jobs:
                         return None
                     self._changed.wait(until if until < float("inf") else None)
@@ -192,16 +192,16 @@ class Batcher(Generic[T]):
             jobs = [job for job in jobs if job.future.set_running_or_notify_cancel()]
             if jobs:
                 return jobs
-            self._landed()
+            self._batch_done()
 
-    def _not_before(self) -> float | None:
+    def _earliest_start(self) -> float | None:
         """Seconds after which a batch may be taken, infinite where something must happen first; None: now."""
         rows = sum(job.rows for job in self._jobs)
         if self._in_flight < IN_FLIGHT and rows >= self._model.forward.buckets[-1]:
             return None
         if not rows or self._in_flight:
             return float("inf")
-        if self._closing or not self._announced:
+        if self._closing or not self._expected:
             return None
         left = self._jobs[0].arrived + self._wait - time.monotonic()
         return left if left > 0 else None
@@ -217,7 +217,7 @@ class Batcher(Generic[T]):
             rows += taken[-1].rows
         return taken
 
-    def _landed(self) -> None:
+    def _batch_done(self) -> None:
         with self._changed:
             self._in_flight -= 1
             self._changed.notify_all()
@@ -239,7 +239,7 @@ class Batcher(Generic[T]):
                 self._fail(jobs, error)
                 continue
             finally:
-                self._landed()
+                self._batch_done()
             start = 0
             for _, group in itertools.groupby(jobs, key=lambda job: id(job.options)):
                 same = list(group)

@@ -3,8 +3,8 @@
     python -m linnaeus_jax.inference.server.decoder_process DESCRIPTOR SETTINGS
 
 `DESCRIPTOR` is a connected socket, `SETTINGS` is JSON: the fields of `Preprocessing`, and `pixels` and `seconds`, the
-most that a picture may have and take. It says that it is ready, and then answers every picture; no picture, by being
-there. JAX is not imported: a new process is ready within a second. Nothing is unpickled on either side.
+most that a picture may have and take. It says that it is ready, and then answers every picture; an empty one is a
+ping. JAX is not imported: a new process is ready within a second. Nothing is unpickled on either side.
 """
 
 from __future__ import annotations

@@ -169,7 +169,8 @@ class Decoders:
         return np.frombuffer(content, np.uint8).reshape(self._shape)
 
     async def fault(self) -> str:
-        """Why no picture can be decoded; empty where one can. What has nothing to do is asked, and replaced if dumb."""
+        """Why no picture can be decoded; empty where one can. Idle processes are pinged, and replaced where they do not
+        answer."""
         if self._idle.empty():  # all are at work, each of them for a bounded time
             waited = time.monotonic() - self._answered
             return "" if waited < self._seconds + STARTING else f"no picture was decoded for {waited:.0f} s"

@@ -94,7 +94,7 @@ class Guard:
             await exchange.refuse(refusal.status, refusal.detail, refusal.headers)
             return
         predicts = exchange.scope["path"] == PREDICT
-        held = min(exchange.announced or self._limits.body_bytes, self._limits.body_bytes) if predicts else 0
+        held = min(exchange.content_length or self._limits.body_bytes, self._limits.body_bytes) if predicts else 0
         full = self._active >= self._limits.queue or (self._active and self._held + held > self._limits.held_bytes)
         if predicts and full:
             again = {"Retry-After": str(RETRY_AFTER)}
@@ -105,7 +105,7 @@ class Guard:
         self._metrics.active.set(self._active)
         try:
             async with asyncio.timeout(self._limits.seconds):
-                if exchange.announced > self._limits.body_bytes:
+                if exchange.content_length > self._limits.body_bytes:
                     raise BodyTooLarge
                 await self._app(exchange.scope, exchange.receive, exchange.send)
         except BodyTooLarge:
@@ -129,7 +129,7 @@ class Exchange:
     """One request and its answer, as they pass the guard.
 
     Attributes:
-      announced: bytes of the body by its header; 0 where that says nothing.
+      content_length: bytes of the body by its header; 0 where that says nothing.
       received: whether the whole body has come.
       status: of the answer; 0 as long as there is none.
     """
@@ -138,7 +138,7 @@ class Exchange:
         self.scope, self._receive, self._send, self._limits = scope, receive, send, limits
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
-        self.announced = int(length) if length.isdigit() else 0
+        self.content_length = int(length) if length.isdigit() else 0
         self._waits_for_100 = headers.get(b"expect", b"").lower() == b"100-continue"
         self.received = False
         self.status = self._bytes = 0

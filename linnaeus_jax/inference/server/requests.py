@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.server.multipart_form import FormError, Part, read_form
+from linnaeus_jax.inference.server.multipart_form import File, FormError, read_form
 from linnaeus_jax.inference.server.schemas import (
     MAX_TAXA,
     TOLD_KEY,
@@ -71,8 +71,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request that was understood.
+class ParsedRequest:
+    """What the body of a request asks for.
 
     Attributes:
       names: of the pictures, as the client calls them.
@@ -88,21 +88,21 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Begun:
-    """A request that is ready for the model, but for the pixels of its pictures, whose files are `contents`."""
+class PreparedRequest:
+    """A request that is ready for the model; the files `contents` of its pictures are still to be decoded."""
 
-    asked: Asked
+    parsed: ParsedRequest
     encoded: Encoded
     options: AnswerOptions
     contents: list[bytes]
 
 
-def refuse(status: int, detail: str) -> HTTPException:
+def http_error(status: int, detail: str) -> HTTPException:
     """The error to raise for a request that cannot be answered."""
     return HTTPException(status, detail, {"Retry-After": str(RETRY_AFTER)} if status in (503, 504) else None)
 
 
-def understand(content_type: str, body: bytes, limits: Limits) -> Asked:
+def parse_request(content_type: str, body: bytes, limits: Limits) -> ParsedRequest:
     """Reads the body of a request.
 
     Raises:
@@ -115,20 +115,20 @@ def understand(content_type: str, body: bytes, limits: Limits) -> Asked:
         if kind == "multipart/form-data":
             return _from_form(read_form(content_type, body), limits)
     except FormError as error:
-        raise refuse(400, f"this is no multipart/form-data that can be read: {error}") from error
+        raise http_error(400, f"this is no multipart/form-data that can be read: {error}") from error
     except ValidationError as error:
-        raise refuse(422, message_of(error)) from error
-    raise refuse(
+        raise http_error(422, message_of(error)) from error
+    raise http_error(
         415, f"a body of {kind or 'no content type'} is not read; send multipart/form-data or application/json"
     )
 
 
-def _from_json(body: bytes, limits: Limits) -> Asked:
+def _from_json(body: bytes, limits: Limits) -> ParsedRequest:
     _check_values("the body", body, limits)
     request = PredictRequest.model_validate_json(body)
     _check_count(len(request.images), limits)
     pictures = [PictureIn(data=each, name="") if isinstance(each, str) else each for each in request.images]
-    return Asked(
+    return ParsedRequest(
         [picture.name for picture in pictures],
         [functools.partial(_decode_base64, picture.data) for picture in pictures],
         _observations(request, len(pictures)),
@@ -144,22 +144,22 @@ def _decode_base64(text: str) -> bytes:
         raise ValueError("the text is not base64; send the bytes of the file in base64") from error
 
 
-def _from_form(parts: list[Part], limits: Limits) -> Asked:
-    files = [part for part in parts if part.name == "images"]
-    if any(file.filename is None for file in files):
-        raise refuse(422, "images must be files with a file name; a path or text is not read")
+def _from_form(parts: list[tuple[str, str | File]], limits: Limits) -> ParsedRequest:
+    files = [part for name, part in parts if name == "images" and isinstance(part, File)]
+    if len(files) < sum(name == "images" for name, _ in parts):
+        raise http_error(422, "images must be files with a file name; a path or text is not read")
     if not files:
-        raise refuse(422, "the form holds no file named images")
+        raise http_error(422, "the form holds no file named images")
     _check_count(len(files), limits)
     texts: dict[str, list[str]] = {}
-    for part in parts:
-        if part.name != "images" and part.filename is not None:
-            raise refuse(422, f"{part.name} must be text; files are named images")
-        if part.name != "images" and part.text.strip():
-            texts.setdefault(part.name, []).append(part.text)
+    for name, part in parts:
+        if name != "images" and isinstance(part, File):
+            raise http_error(422, f"{name} must be text; files are named images")
+        if isinstance(part, str) and part.strip():
+            texts.setdefault(name, []).append(part)
     request = PredictForm.model_validate({name: _field(name, values, limits) for name, values in texts.items()})
-    return Asked(
-        [file.filename or "" for file in files],
+    return ParsedRequest(
+        [file.name for file in files],
         [functools.partial(bytes, file.data) for file in files],
         _observations(request, len(files)),
         request,
@@ -170,11 +170,11 @@ def _field(name: str, texts: list[str], limits: Limits) -> Any:
     """The value of a field that is given one or more times."""
     if name in _LISTS:
         if sum(text.count(",") + text.count("\n") for text in texts) > 2 * MAX_TAXA:  # some may be empty
-            raise refuse(422, f"{name} holds more than {MAX_TAXA} taxa")
+            raise http_error(422, f"{name} holds more than {MAX_TAXA} taxa")
         parts = [part.strip() for text in texts for part in re.split(r"[,\n]", text)]
         return [part for part in parts if part]
     if len(texts) > 1:
-        raise refuse(422, f"{name[:TOLD_KEY]} is given {len(texts)} times; give it once")
+        raise http_error(422, f"{name[:TOLD_KEY]} is given {len(texts)} times; give it once")
     return _json_field(name, texts[0], limits) if name in _JSON_FIELDS else texts[0]
 
 
@@ -183,18 +183,18 @@ def _json_field(name: str, text: str, limits: Limits) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise refuse(422, f"{name} is no JSON: {error}") from error
+        raise http_error(422, f"{name} is no JSON: {error}") from error
 
 
 def _check_values(name: str, text: bytes, limits: Limits) -> None:
     """Before JSON is read, since a list in memory takes a hundred times its bytes; commas within texts count, too."""
     if sum(map(text.count, (b",", b"[", b"{"))) > limits.values:
-        raise refuse(413, f"{name} holds more than {limits.values} values; send fewer in one request")
+        raise http_error(413, f"{name} holds more than {limits.values} values; send fewer in one request")
 
 
 def _check_count(count: int, limits: Limits) -> None:
     if count > limits.pictures:
-        raise refuse(413, f"{count} pictures in one request; send at most {limits.pictures}")
+        raise http_error(413, f"{count} pictures in one request; send at most {limits.pictures}")
 
 
 def _observations(request: PredictRequest | PredictForm, count: int) -> list[Observation]:
@@ -203,9 +203,9 @@ def _observations(request: PredictRequest | PredictForm, count: int) -> list[Obs
         return [Observation(**single)] * count
     given = [name for name, value in single.items() if value not in (None, {})]
     if given:
-        raise refuse(422, f"metadata and {', '.join(given)} exclude each other; give one or the other")
+        raise http_error(422, f"metadata and {', '.join(given)} exclude each other; give one or the other")
     if len(request.metadata) != count:
-        raise refuse(422, f"metadata holds {len(request.metadata)} observations for {count} pictures")
+        raise http_error(422, f"metadata holds {len(request.metadata)} observations for {count} pictures")
     return [Observation(**{name: getattr(each, name) for name in single}) for each in request.metadata]
 
 
@@ -219,26 +219,26 @@ class Preparation:
         self._model, self._limits = model, limits
         self._options = functools.lru_cache(KEPT_OPTIONS)(model.answers.options)
 
-    def _contents(self, asked: Asked) -> list[bytes]:
+    def _contents(self, parsed: ParsedRequest) -> list[bytes]:
         """The bytes of the files. Raises HTTPException 422 for what is no base64."""
         contents = []
-        for number, data in enumerate(asked.data):
+        for number, data in enumerate(parsed.data):
             try:
                 contents.append(data())
             except ValueError as error:
-                raise refuse(422, f"{called(asked, number)}: {error}") from error
+                raise http_error(422, f"{called(parsed, number)}: {error}") from error
             if not contents[-1]:
-                raise refuse(422, f"{called(asked, number)}: empty file")
+                raise http_error(422, f"{called(parsed, number)}: empty file")
         return contents
 
-    def begin(self, content_type: str, body: bytes) -> Begun:
+    def prepare(self, content_type: str, body: bytes) -> PreparedRequest:
         """Everything of a request but the pixels of its pictures.
 
         Raises:
-          HTTPException: see `understand`; 422 for components or taxa that the model does not have.
+          HTTPException: see `parse_request`; 422 for components or taxa that the model does not have.
         """
-        asked = understand(content_type, body, self._limits)
-        request = asked.request
+        parsed = parse_request(content_type, body, self._limits)
+        request = parsed.request
         try:
             options = self._options(
                 top_k=request.top_k,
@@ -248,18 +248,18 @@ class Preparation:
                 always_report=tuple(request.always_report),
                 coverage=request.coverage,
             )
-            encoded = self._encoded(asked)
+            encoded = self._encoded(parsed)
         except (UserError, ValueError) as error:
-            raise refuse(422, str(error)) from error
-        return Begun(asked, encoded, options, self._contents(asked))
+            raise http_error(422, str(error)) from error
+        return PreparedRequest(parsed, encoded, options, self._contents(parsed))
 
-    def _encoded(self, asked: Asked) -> Encoded:
+    def _encoded(self, parsed: ParsedRequest) -> Encoded:
         encode = self._model.bundle.encoder.encode
-        if asked.request.metadata is not None:
-            return encode(asked.observations)
-        return encode(asked.observations[:1]).take([0] * len(asked.observations))  # the same for all pictures
+        if parsed.request.metadata is not None:
+            return encode(parsed.observations)
+        return encode(parsed.observations[:1]).take([0] * len(parsed.observations))  # the same for all pictures
 
 
-def called(asked: Asked, number: int) -> str:
+def called(parsed: ParsedRequest, number: int) -> str:
     """What a picture is called in messages."""
-    return f"picture {number}" + (f" ({asked.names[number][:100]})" if asked.names[number] else "")
+    return f"picture {number}" + (f" ({parsed.names[number][:100]})" if parsed.names[number] else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import functools
-import json
 import math
 import signal
 import socket
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import orjson
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
@@ -36,7 +36,15 @@ from linnaeus_jax.inference.server.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.server.connections import LOOK_EVERY, Connection, connections_with
 from linnaeus_jax.inference.server.decoders import SECONDS, Decoders, Undecoded
 from linnaeus_jax.inference.server.guard import PREDICT, Guard, ServerMetrics
-from linnaeus_jax.inference.server.requests import RETRY_AFTER, Asked, Begun, Limits, Preparation, called, refuse
+from linnaeus_jax.inference.server.requests import (
+    RETRY_AFTER,
+    Limits,
+    ParsedRequest,
+    Preparation,
+    PreparedRequest,
+    called,
+    http_error,
+)
 from linnaeus_jax.inference.server.schemas import (
     ComponentOut,
     Health,
@@ -85,7 +93,7 @@ class Service:
     def __init__(self, model: Model, limits: Limits, wait: float, decoders: int) -> None:
         self.model, self.limits = model, limits
         self._lines = JsonLines(model.bundle.taxonomy, AnswerOptions())
-        self.batcher = Batcher(model, self._texts, wait)
+        self.batcher = Batcher(model, self._said, wait)
         self.metrics = ServerMetrics(self.batcher)
         self._preparation = Preparation(model, limits)
         self._threads = ThreadPoolExecutor(cores(), thread_name_prefix="request")
@@ -107,52 +115,51 @@ class Service:
     async def predict(self, request: Request) -> Response:
         content_type, body = request.headers.get("content-type", ""), await request.body()
         try:
-            asked, texts = await self._predictions(content_type, body)
+            parsed, said = await self._predictions(content_type, body)
         except BatcherClosed as error:
-            raise refuse(503, str(error)) from error
-        count = len(asked.names)
-        alone = [f"{{{text}" for text in texts[count:]] or ["null"] * count
+            raise http_error(503, str(error)) from error
+        count = len(parsed.names)
+        alone: Sequence[dict[str, Any] | None] = said[count:] if parsed.request.compare else [None] * count
         pictures = [
-            f'{{"image":{json.dumps(name)},"without_metadata":{other},{text}'
-            for name, other, text in zip(asked.names, alone, texts[:count], strict=True)
+            {"image": name, "without_metadata": other, **one}
+            for name, other, one in zip(parsed.names, alone, said[:count], strict=True)
         ]
-        content = f'{{"model":{json.dumps(self.name)},"predictions":[{",".join(pictures)}]}}'
-        return Response(content, media_type="application/json")
+        return Response(orjson.dumps({"model": self.name, "predictions": pictures}), media_type="application/json")
 
-    def _texts(
+    def _said(
         self,
         logits: Logits,
         options: AnswerOptions,
         inputs: Sequence[tuple[str, ...]],
         notes: Sequence[tuple[str, ...]],
-    ) -> list[str]:
-        """`PredictionOut` as JSON without its first brace; made from pieces, since types take longer than the rest."""
-        return self._lines.texts(self.model.answers.answered(logits, options), options, inputs, notes)
+    ) -> list[dict[str, Any]]:
+        """`PredictionOut` as JSON types, since its pydantic type takes longer than the rest."""
+        return self._lines.objects(self.model.answers.answered(logits, options), options, inputs, notes)
 
-    async def _predictions(self, content_type: str, body: bytes) -> tuple[Asked, list[str]]:
+    async def _predictions(self, content_type: str, body: bytes) -> tuple[ParsedRequest, list[dict[str, Any]]]:
         """What is asked, and what is said of the pictures with their metadata; then, where `compare` is asked for, of
         the pictures alone."""
-        begin = functools.partial(self._preparation.begin, content_type, body)
-        with self.batcher.announced():
-            begun = await asyncio.get_running_loop().run_in_executor(self._threads, begin)
-            asked, encoded = begun.asked, begun.encoded
-            reading = [asyncio.ensure_future(self._pixels(begun, number)) for number in range(len(asked.names))]
+        prepare = functools.partial(self._preparation.prepare, content_type, body)
+        with self.batcher.expect_request():
+            prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
+            parsed, encoded = prepared.parsed, prepared.encoded
+            reading = [asyncio.ensure_future(self._pixels(prepared, number)) for number in range(len(parsed.names))]
             try:
                 pixels = np.stack(await asyncio.gather(*reading))
             finally:
                 for each in reading:
                     each.cancel()
-            if asked.request.compare:
+            if parsed.request.compare:
                 encoded, pixels = Encoded.joined([encoded, encoded.without()]), np.concatenate([pixels, pixels])
-            computed = self.batcher.submit(pixels, encoded, begun.options)
-        return asked, await asyncio.wrap_future(computed)
+            computed = self.batcher.submit(pixels, encoded, prepared.options)
+        return parsed, await asyncio.wrap_future(computed)
 
-    async def _pixels(self, begun: Begun, number: int) -> NDArray[np.uint8]:
+    async def _pixels(self, prepared: PreparedRequest, number: int) -> NDArray[np.uint8]:
         """uint8 [H, W, 3] of a picture. Raises HTTPException with the reason where there are none."""
         try:
-            return await self._decoders.read(begun.contents[number])
+            return await self._decoders.read(prepared.contents[number])
         except Undecoded as error:
-            raise refuse(error.status, f"{called(begun.asked, number)}: {error}") from error
+            raise http_error(error.status, f"{called(prepared.parsed, number)}: {error}") from error
 
     @property
     def name(self) -> str:
@@ -298,7 +305,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _request_body() -> dict[str, Any]:
-    """What OpenAPI says of the body of a prediction, which is read by `server_requests`."""
+    """What OpenAPI says of the body of a prediction, which is read by `requests`."""
     form = {
         "allOf": [
             {"$ref": "#/components/schemas/PredictForm"},

@@ -14,7 +14,7 @@ from rich.table import Table
 from linnaeus_jax.config import load_yaml
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.exit_status import exit_status
-from linnaeus_jax.config.outgoing import REDACTED, redacted, shown
+from linnaeus_jax.config.redaction import REDACTED, redacted, sanitize
 from linnaeus_jax.reporting.logs import PlainConsole, log_to_files, setup_logging
 
 SECRET = "s3cr3t/Va1ue+"
@@ -27,13 +27,15 @@ def test_values_of_secret_environment_variables_are_hidden_wherever_they_stand(m
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))  # a path is no secret
     monkeypatch.setenv("TOKEN", "short")
     text = f"403 for {SECRET} and another one below {tmp_path}: short"
-    assert shown(text) == f"403 for {REDACTED} and {REDACTED} below {tmp_path}: short"
+    assert sanitize(text) == f"403 for {REDACTED} and {REDACTED} below {tmp_path}: short"
     assert redacted({"a": [SECRET, 1, None]}) == {"a": [REDACTED, 1, None]}
 
 
 def test_commands_to_the_terminal_are_escaped():
     text = "a\x1b]0;title\x07\r\x9b31m b\u202ec\u2066\ud800\tNotre Dame: façade, 東京, 🦋\nnext"
-    assert shown(text) == "a\\x1b]0;title\\x07\\x0d\\x9b31m b\\u202ec\\u2066\\ud800\tNotre Dame: façade, 東京, 🦋\nnext"
+    assert (
+        sanitize(text) == "a\\x1b]0;title\\x07\\x0d\\x9b31m b\\u202ec\\u2066\\ud800\tNotre Dame: façade, 東京, 🦋\nnext"
+    )
 
 
 def test_a_console_prints_text_as_text():
@@ -102,7 +104,7 @@ def test_messages_of_errors_hold_neither(capsys, tmp_path, monkeypatch):
 )
 def test_logins_within_addresses(text, wanted):
     """Also where a `Path` has made one slash of two."""
-    assert shown(text) == wanted
+    assert sanitize(text) == wanted
     assert redacted({"path": text}) == {"path": wanted}
 
 

@@ -59,7 +59,7 @@ def _is_secret(name: str) -> bool:
     return _SECRET_KEY.fullmatch(name) is not None
 
 
-def shown(text: object) -> str:
+def sanitize(text: object) -> str:
     r"""Text for people, who may see it on a terminal: without secrets, and what is a command to the terminal written as
     an escape: `\x1b`, `\u202e`. Lines and tabs stay."""
     return _COMMANDS.sub(_escape, redacted(str(text)))
