@@ -414,7 +414,7 @@ def test_kinds_of_devices_are_told_apart_in_backend_alone():
     """Elsewhere a decision of `backend` is asked by its name; messages may say what it is."""
     asking = {f"{place}.{name}" for place in ("jax", "backend") for name in ("default_backend", "target")}
     asking |= {"lax.platform_dependent", "jax.lax.platform_dependent"}
-    telling = {"backend.py", "debugging/flags.py", "debugging/flag_reports.py", "models/transformer.py"}
+    telling = {"backend.py", "debugging/flag_texts.py", "models/transformer.py"}
     found = {
         f"{path.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
         for path in modules()

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from linnaeus_jax.debugging import crash_bundle, nonfinite
+from linnaeus_jax.debugging import crash_bundle, flag_texts, loss_texts, nonfinite
 from linnaeus_jax.debugging.event_log import (
     DebugEventLog,
     EventFacts,
@@ -54,7 +54,8 @@ class DebugSession:
         self.config, self.directory, self.is_coordinator = config, directory, is_coordinator
         self.tasks = tuple(tasks)
         self.profiles = directory.resolve(debug.profiler.output_dir)
-        self.reports = FlagReports(config, DebugFlags.from_config(debug, jax.process_index()), tasks, self.profiles)
+        flags, texts = DebugFlags.from_config(debug, jax.process_index()), (*flag_texts.TEXTS, *loss_texts.TEXTS)
+        self.reports = FlagReports(config, flags, tasks, self.profiles, texts)
         self.event_log: DebugEventLog | None = None
         self.event_facts = EventFacts(self.tasks)
         self.profiler = StepProfiler(debug.profiler, self.profiles, is_coordinator=False)
@@ -141,17 +142,17 @@ class DebugSession:
             tables = [batch["label"].reshape(-1, len(self.tasks)), dataset.train.labels]
             extremes = np.stack([pick(axis=0) for table in tables for pick in (table.min, table.max)])
             self.event("data_sanity_check", 0, 0, data_sanity_data(extremes, dataset.num_classes))
-        self.reports.first_batch(batch)
+        self.reports.say("first_batch", batch)
 
     def epoch_start(self, step: int, epoch: int) -> None:
         """`step` is the first of `epoch`."""
         rates, betas = self._facts.learning_rates(step), list(self.config.optimizer.betas)
         self.event("epoch_start", step, epoch, epoch_start_data(self.event_facts.rows, rates, betas))
-        self.reports.debug.debug_line("training_loop", lambda: f"epoch {epoch} starts at update {step}")
+        self.reports.say("epoch_start", epoch, step)
 
     def around_update(self, step: int, step_name: str) -> AbstractContextManager[Any]:
         """The context in which the compiled step `step_name` is dispatched."""
-        self.reports.before_update(step, step_name)
+        self.reports.say("before_update", step, step_name)
         return self.profiler.before_step(step - self._facts.start, step)
 
     @property
@@ -200,7 +201,7 @@ class DebugSession:
     def saved(self, step: int, state: Any) -> None:
         """A checkpoint of `state` is being written; no event from before it may be lost to a kill after it."""
         self.epoch_end()
-        self.reports.saved(step, state)
+        self.reports.say("saved", step, state)
 
     def epoch_end(self) -> None:
         """Everything of the end of an epoch is written."""

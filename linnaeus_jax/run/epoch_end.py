@@ -183,7 +183,7 @@ class EpochEnd:
         with console_level(self.experiment.config.experiment.log_level_validation):
             evaluation = self._evaluation(state, phases)
         for name, values in evaluation.metrics.items():
-            self.experiment.debug.reports.phase(name, evaluation.sums[name], values)
+            self.experiment.debug.reports.say("phase", name, evaluation.sums[name], values)
         if self.experiment.is_coordinator:
             _set_damaged_aside(self.experiment.directory, root / CURVES_FILE, root / MISTAKES_FILE)
             with self.experiment.directory.writing(root / CURVES_FILE, root / MISTAKES_FILE):
@@ -195,6 +195,7 @@ class EpochEnd:
 
     def _evaluation(self, state: TrainState, phases: Sequence[Phase]) -> Evaluation:
         inputs, reports = self.experiment.inputs, self.experiment.debug.reports
+        say_first = functools.partial(reports.say, "first_validation_batch")
         with contextlib.closing(inputs.eval_loader(inputs.dataset.val, inputs.source(inputs.dataset.val))) as loader:
             return self.evaluator.run(
                 state.eval_params,
@@ -202,21 +203,20 @@ class EpochEnd:
                 state.gradnorm.weights,
                 self._watchdog.each(loader, "a batch of the validation"),
                 phases,
-                after_first=reports.first_validation_batch if reports.debug.on("dump_metrics") else None,
+                after_first=say_first if reports.debug.on("dump_metrics") else None,
             )
 
     def retain(self) -> list[int]:
         """Steps of the checkpoints that retention removed."""
         dropped = self._checkpoints.retain()
-        self.experiment.debug.reports.retained(self._checkpoints.steps(), dropped)
+        self.experiment.debug.reports.say("retained", self._checkpoints.steps(), dropped)
         return dropped
 
     def write_row(self, row: dict[str, Any], due: Due, state: TrainState) -> None:
         progress = self.host.progress
         tracked = self.host.tracker.state_dict()
-        self.experiment.debug.reports.epoch_end(
-            progress.global_step, progress.current_epoch, due, row, tracked, state.params
-        )
+        step, epoch = progress.global_step, progress.current_epoch
+        self.experiment.debug.reports.say("epoch_end", step, epoch, due, row, tracked, state.params)
         if self.experiment.is_coordinator:
             if progress.global_step >= self.experiment.resolved.total_steps or progress.stop_reason is not None:
                 row |= self.host.logger.flush()

@@ -86,7 +86,7 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
     if experiment.debug.reports.debug.on("checkpoint") and (steps := checkpoints.steps()):
         source = f"{directory.checkpoints}, step {steps[-1]}"
         shapes = leaf_shapes(abstract)
-        experiment.debug.reports.restoring(source, checkpoints.shapes(steps[-1]), shapes)
+        experiment.debug.reports.say("restoring", source, checkpoints.shapes(steps[-1]), shapes)
     newest = checkpoints.restore_newest(
         abstract,
         as_stored=("opt_state",) if fresh_optimizer else (),

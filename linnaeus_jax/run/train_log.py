@@ -119,7 +119,7 @@ class TrainLog:
         for event, values in (("train", sent), ("step", local)):
             if values:
                 self.sinks.write(event, point.completed, point.epoch, values)
-        self.experiment.debug.reports.log_point(row, point.completed)
+        self.experiment.debug.reports.say("log_point", row, point.completed)
         self.checkpoints.check()
         self._show_accuracies(logger.epoch_so_far())
         line = progress_line(

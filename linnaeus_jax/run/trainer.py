@@ -164,7 +164,7 @@ def train(
             steps = compile_steps(experiment.program, state, placed, placement, donate=debug.donates)
         fresh_interval = compiled_interval(experiment)
         fresh_interval()  # loaded before the clock starts
-        debug.reports.compiled(steps)
+        debug.reports.say("compiled", steps)
         debug.first_batch(batch)
         if progress.enter_epoch(plans.locate(step)[0]):
             debug.epoch_start(step, progress.current_epoch)

@@ -12,6 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.building.scan.checks import Found, note
+from linnaeus_jax.building.scan.columns import Split
 from linnaeus_jax.building.scan.findings import LEVELS
 from linnaeus_jax.building.scan.pictures import PictureChecks, PictureFacts
 from linnaeus_jax.building.scan.verify import Verification, verify_labels
@@ -199,6 +201,17 @@ def test_a_planted_fault_is_found(check, level, plant, words, clean, tmp_path, m
     assert found.is_clean() == (level != "error")
     assert all(len(f.rows) <= 5 and len(f.examples) <= 5 for f in found.findings)
     json.dumps(found.to_json())
+
+
+def test_a_check_is_a_row_of_the_part_that_it_looks_at(clean, monkeypatch):
+    row = note(
+        "split_share", "{it.rows[train]} of {n} rows train: {more}", lambda it: [Found(it.side, (), {"more": 1})]
+    )
+    monkeypatch.setattr(Split, "CHECKS", (*Split.CHECKS, row))
+    found = verify_labels(clean).findings
+    assert [(f.level, f.message, len(f.rows)) for f in found if f.check == "split_share"] == [
+        ("note", "48 of 60 rows train: 1", 5)
+    ]
 
 
 def test_conflicts_come_worst_first_with_names_and_counts(clean, tmp_path):

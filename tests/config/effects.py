@@ -677,7 +677,7 @@ class Site:
     def said(self) -> str:
         """What the flags say of a row of the training log with GradNorm values."""
         with mock.patch.object(logging.Logger, "debug") as debug:
-            self.session.reports.log_point({f"gradnorm/weight/{task}": 1.0 for task in self.session.tasks}, 4)
+            self.session.reports.say("log_point", {f"gradnorm/weight/{task}": 1.0 for task in self.session.tasks}, 4)
         return "\n".join(call.args[1] for call in debug.call_args_list)
 
     def traces(self) -> list[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 
 from linnaeus_jax.config.plugins import import_plugins
-from linnaeus_jax.debugging.flag_reports import LOOKING_INSIDE
+from linnaeus_jax.debugging import loss_texts
 from linnaeus_jax.debugging.flags import FLAGS, leaf
 from tests.config.effects import Site
 
@@ -918,7 +918,7 @@ def recorder(site: Site) -> Any:
 def flag_row(flag: str) -> Row:
     """Flags that look into the step add a probe, those of GradNorm comment on its updates, others on any run."""
     mark = f"[DEBUG_{leaf(flag).upper()}]"
-    if flag in LOOKING_INSIDE:
+    if any(text.point == "targets" for text in loss_texts.TEXTS if text.flag == flag):
         return Row(True, lambda s: "flags" in [probe.name for probe in s.session.probes()], True)
     if flag in GRADNORM_FLAGS:
         return Row(True, lambda s: mark in s.said(), True)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.defaults import get_config
-from linnaeus_jax.debugging import due_reasons
+from linnaeus_jax.debugging import due_reasons, flag_texts, loss_texts
 from linnaeus_jax.debugging import flags as f
+from linnaeus_jax.debugging.flag_reports import FlagReports
 from linnaeus_jax.debugging.flags import FLAGS, DebugFlags
 from linnaeus_jax.learning.losses import make_criterion, task_loss_sums
 from linnaeus_jax.learning.update import ParameterRow
@@ -94,6 +95,23 @@ def test_documented_spelling_is_accepted():
     assert with_on("loss.null_masking").on("DEBUG.LOSS.NULL_MASKING")
 
 
+def test_every_flag_has_texts_and_each_is_a_row(records, tmp_path):
+    """But for the rows that go to W&B, which their sink prints."""
+    texts = (*flag_texts.TEXTS, *loss_texts.TEXTS)
+    assert {text.flag for text in texts} == set(FLAGS) - {"wandb_metrics"}
+    rows = (
+        f.Text("retained", "scheduling", lambda it, kept, gone: [f"{it.tasks} {kept}", str(gone)], "NEW"),
+        f.Text("retained", "scheduling", lambda it, kept, gone: iter(("one", "two"))),
+        f.Text("saved", "scheduling", lambda *_: "not here"),
+        f.Text("retained", "optimizer", lambda *_: "not on"),
+    )
+    FlagReports(get_config(), with_on("scheduling"), ["t"], tmp_path, rows).say("retained", [1], [2])
+    assert [text for _, _, text in records] == [
+        "[DEBUG_SCHEDULING_NEW] ('t',) [1]\n[DEBUG_SCHEDULING_NEW] [2]", "[DEBUG_SCHEDULING] one",
+        "[DEBUG_SCHEDULING] two",
+    ]  # fmt: skip
+
+
 def test_other_processes_report_only_what_concerns_them():
     other = with_on(*FLAGS, process=1)
     assert other.enabled == {"distributed", "dataloader"}
@@ -107,36 +125,38 @@ ROWS = [
 
 
 def test_texts_of_components():
-    text = "\n".join(f.checkpoint_diff_lines({"a": (2,), "b": (3,), "d": (1,)}, {"a": (2,), "b": (4,), "c": (1,)}, "x"))
+    text = "\n".join(
+        flag_texts.checkpoint_diff_lines({"a": (2,), "b": (3,), "d": (1,)}, {"a": (2,), "b": (4,), "c": (1,)}, "x")
+    )
     for part in ("1 of 3 arrays fit", "missing    c", "unexpected d", "b checkpoint (3,), model (4,)"):
         assert part in text
-    text = "\n".join(f.optimizer_lines(ROWS, {"default": 1e-3}, ["overlap"]))
+    text = "\n".join(flag_texts.optimizer_lines(ROWS, {"default": 1e-3}, ["overlap"]))
     for part in ("3 parameters in 2 groups", "224", "0/0.05", "frozen", "overlap: overlap"):
         assert part in text
     images = np.zeros((2, 4, 4, 3), np.float32)
     changed = images.copy()
     changed[1] = 1.0
-    text = "\n".join(f.augmentation_lines([("input", images), ("flip", changed), ("erase", changed)]))
+    text = "\n".join(flag_texts.augmentation_lines([("input", images), ("flip", changed), ("erase", changed)]))
     for part in ("in this order:", "input  0 of 2", "flip   1 of 2          0.5", "erase  0 of 2"):
         assert part in text
-    assert f.augmentation_lines([("input", images)])[0] == "no augmentation is on"
+    assert flag_texts.augmentation_lines([("input", images)])[0] == "no augmentation is on"
     named = [type("Row", (), {"name": r.name, "shape": r.shape, "layer_type": "Conv"})() for r in ROWS]
-    text = "\n".join(f.model_lines("mFormerV1_tiny", named))
+    text = "\n".join(flag_texts.model_lines("mFormerV1_tiny", named))
     assert "mFormerV1_tiny: 264 numbers" in text
     assert "84.8" in text  # percent of the stem
-    assert "0 of 1" in "\n".join(f.fact_lines("processes", f.distributed_facts()))
+    assert "0 of 1" in "\n".join(f.fact_lines("processes", flag_texts.distributed_facts()))
     assert "int32[3] in [1, 3]" in "\n".join(f.fact_lines("x", {"labels": np.array([1, 2, 3], np.int32)}))
 
 
 def test_texts_of_metrics():
-    assert "chain" in "\n".join(f.validation_lines("val", {"chain": np.int32(3)}, {"loss": 1.5}))
+    assert "chain" in "\n".join(flag_texts.validation_lines("val", {"chain": np.int32(3)}, {"loss": 1.5}))
     assert '"a": "NaN"' in "\n".join(f.dump_lines("state", {"a": float("nan")}))
 
 
 def test_texts_of_taxonomy_and_weights():
     distance = np.array([[0, 2, np.inf], [2, 0, np.inf]])
     rows = np.array([[0.9, 0.1, 0.0], [0.1, 0.9, 0.1]])
-    text = "\n".join(f.taxonomy_lines("taxa_L10", distance, rows, ["Plantae", "Animalia"], "abc".__getitem__))
+    text = "\n".join(loss_texts.taxonomy_lines("taxa_L10", distance, rows, ["Plantae", "Animalia"], "abc".__getitem__))
     for part in (
         "2 roots: Plantae, Animalia",
         "2: 2",
@@ -146,18 +166,18 @@ def test_texts_of_taxonomy_and_weights():
     ):
         assert part in text
     losses = np.array([1.0, 2.0])
-    assert "label" in "\n".join(f.sample_loss_lines("t", np.array([0, 2]), np.array([1, 2]), losses, str))
+    assert "label" in "\n".join(loss_texts.sample_loss_lines("t", np.array([0, 2]), np.array([1, 2]), losses, str))
 
 
 def test_texts_of_null_masking():
     labels = np.array([[0, 1], [2, 1], [0, 3]], np.int32)
-    text = "\n".join(f.null_input_lines(labels, ["a", "b"]))
+    text = "\n".join(loss_texts.null_input_lines(labels, ["a", "b"]))
     assert "int32[3, 2]" in text
     null = labels == 0
-    text = "\n".join(f.null_internal_lines(null, ~null | np.array([[True], [True], [False]]), ["a", "b"]))
+    text = "\n".join(loss_texts.null_internal_lines(null, ~null | np.array([[True], [True], [False]]), ["a", "b"]))
     assert "a: 2 null of 3, 1 of them kept" in text
     assert "PROBLEM" not in text
-    assert "PROBLEM: label masked" in "\n".join(f.null_internal_lines(null, null, ["a", "b"]))
+    assert "PROBLEM: label masked" in "\n".join(loss_texts.null_internal_lines(null, null, ["a", "b"]))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +191,7 @@ def test_texts_of_null_masking():
     ],
 )
 def test_suspected_issues_of_null_masking(total, included, probability, phase1, issue):
-    lines = f.null_summary_lines(total, included, 9, ["a", "b"], probability=probability, phase1=phase1)
+    lines = loss_texts.null_summary_lines(total, included, 9, ["a", "b"], probability=probability, phase1=phase1)
     assert [line for line in lines if issue in line and line.startswith("suspected issue: ")]
 
 
@@ -184,7 +204,7 @@ def test_suspected_issues_of_null_masking(total, included, probability, phase1, 
     ],
 )
 def test_suspected_issues_of_the_data(shares, issue):
-    (line,) = [line for line in f.null_data_lines(shares) if line.startswith("suspected issue: ")]
+    (line,) = [line for line in loss_texts.null_data_lines(shares) if line.startswith("suspected issue: ")]
     assert issue in line
 
 
@@ -210,7 +230,7 @@ def test_class_weights_show_the_loss_that_is_trained():
     trained = float(found.numerator[0]) / 4  # rows 0, 2, 3 and 4
     real = weight > 0
     arrays = (label[real, 0], other[real, 0], lam[real], weights["a"], np.asarray(found.per_sample)[real, 0])
-    title, *rows = f.class_weight_lines("a", *arrays, keep[real, 0], trained, "class {}".format)
+    title, *rows = loss_texts.class_weight_lines("a", *arrays, keep[real, 0], trained, "class {}".format)
     assert f"the update trains {trained:.4f}; first micro-batch, 4 of 5 rows count" in title
     assert title.endswith(f"weighted {trained:.4f}")
     assert len(rows) == 1 + len(np.unique(label[[0, 2, 3, 4]]))
@@ -289,25 +309,27 @@ def test_dumps_say_what_changed():
     """One line a value, and none for what is as it was."""
     tracker = MetricsTracker()
     tracker.update("val", {"loss": 2.0, "acc1": 0.5}, epoch=0, step=10)
-    first = f.tracked_values(tracker.state_dict())
-    assert len(f.changed_lines("metrics", {}, first)) == 1 + len(first)
+    first = flag_texts.tracked_values(tracker.state_dict())
+    assert len(flag_texts.changed_lines("metrics", {}, first)) == 1 + len(first)
     tracker.update("val", {"loss": 3.0, "acc1": 0.5}, epoch=1, step=20)
-    title, *lines = f.changed_lines("metrics", first, f.tracked_values(tracker.state_dict()))
+    title, *lines = flag_texts.changed_lines("metrics", first, flag_texts.tracked_values(tracker.state_dict()))
     assert title == f"metrics: 1 of {len(first)} values changed"
     assert lines == ["  val/loss : 3 (best 2 at epoch 0)"]
     sums = {"count": np.int32(3), "few": np.arange(3), "many": np.zeros((100, 2), np.int32)}
-    assert f.sums_lines("sums", sums) == [
+    assert flag_texts.sums_lines("sums", sums) == [
         "sums", "  count : 3", "  few   : [0, 1, 2]", "  many  : int32[100, 2] in [0, 0]"
     ]  # fmt: skip
 
 
 def test_memory():
     kept = jnp.zeros((300, 7), jnp.float32) + 1
-    memory = f.device_memory(top=5)
+    memory = loss_texts.device_memory(top=5)
     assert memory["stats"] is None  # CPU
-    assert any(shape[3] == (300, 7) and shape[0] >= kept.nbytes for shape in f.device_memory(top=10**6)["shapes"])
-    text = "\n".join(f.memory_lines("before", memory))
+    assert any(
+        shape[3] == (300, 7) and shape[0] >= kept.nbytes for shape in loss_texts.device_memory(top=10**6)["shapes"]
+    )
+    text = "\n".join(loss_texts.memory_lines("before", memory))
     assert "no allocator statistics" in text
     memory["stats"] = {"bytes_in_use": 2**20, "peak_bytes_in_use": 2**21}
-    assert "bytes_in_use 1.0 MiB, peak_bytes_in_use 2.0 MiB" in "\n".join(f.memory_lines("after", memory))
-    assert "taxa_L10" in "\n".join(f.gradnorm_lines(["taxa_L10"], {"norm": [1.0], "weight": [0.5]}))
+    assert "bytes_in_use 1.0 MiB, peak_bytes_in_use 2.0 MiB" in "\n".join(loss_texts.memory_lines("after", memory))
+    assert "taxa_L10" in "\n".join(loss_texts.gradnorm_lines(["taxa_L10"], {"norm": [1.0], "weight": [0.5]}))

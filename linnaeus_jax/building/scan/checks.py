@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,8 @@ error, warning, note = (partial(Check, level) for level in (ERROR, WARNING, NOTE
 class Part(Protocol):
     """A part of a data set that is looked at."""
 
-    CHECKS: ClassVar[tuple[Check, ...]]
+    @property
+    def CHECKS(self) -> tuple[Check, ...]: ...
 
 
 def make_checks(part: Part, findings: Findings) -> bool:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.scan.checks import Found, error, make_checks, note, warning
+from linnaeus_jax.building.scan.checks import Found, Part, error, make_checks, note, warning
 from linnaeus_jax.building.scan.findings import SHOWN, Findings
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.building.scan.taxa import Taxa
@@ -140,7 +140,8 @@ def usable_columns(file: LabelFile, findings: Findings) -> set[str]:
     columns = [Column(file, name) for name in file.datasets]
     unknown = [column.name for column in columns if column.fault and not column.is_usual]
     unknown += [name for name in file.groups if name not in ("metadata", GROUP)]
-    for part in (Content(file), *columns, Rest(file, unknown)):
+    parts: tuple[Part, ...] = (Content(file), *columns, Rest(file, unknown))
+    for part in parts:
         make_checks(part, findings)
     return {column.name for column in columns if not column.fault}
 
