@@ -26,6 +26,9 @@ import pytest
 
 from linnaeus_jax.backend import PLAIN
 from linnaeus_jax.main import GARBAGE_THRESHOLDS
+from linnaeus_jax.run import experiment
+from linnaeus_jax.step.placement import Placement
+from tests.undrawn import undrawn
 
 gc.set_threshold(*GARBAGE_THRESHOLDS)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -39,6 +42,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("tricks"):
                 item.add_marker(pytest.mark.skip(reason=f"{PLAIN} switches off what is tested"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_pages() -> Iterator[None]:
+    """Runs in this process end without pictures and report, see `tests.undrawn`."""
+    with undrawn():
+        yield
+
+
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs use one device, whose programs compile in half of the time."""
+    monkeypatch.setattr(experiment, "Placement", lambda **_: Placement(jax.devices()[:1]))
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,7 @@ LATE = (
 #: what programs of tests are, and what they and the campaigns import
 TESTED = (
     "tests.tiny",
+    "tests.building.build_driver",
     "tests.run.kill_driver",
     "tests.run.process_driver",
     "tests.run.signal_driver",
@@ -108,6 +109,11 @@ class Begun:
     process: ForkServerProcess
     said: Path
 
+    def says(self, text: str) -> bool:
+        """Whether it has said this, or has ended."""
+        said = self.said / "said.out"
+        return (said.exists() and text in said.read_text(errors="replace")) or not self.process.is_alive()
+
     def ended(self, seconds: float) -> Ended:
         """Waits for its end, or kills it and its children after some seconds."""
         self.process.join(seconds)
@@ -139,6 +145,7 @@ def begin(
       environment: Variables that are set on top of those of this process.
     """
     said.mkdir(parents=True, exist_ok=True)
+    (said / "said.out").unlink(missing_ok=True)
     given = {**os.environ, "TMPDIR": str(said / "tmp"), **(environment or {})}
     process = FORKS.Process(target=_begun, args=(program, tuple(arguments), said, directory or said, given))
     process.start()

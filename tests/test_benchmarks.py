@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -138,6 +139,9 @@ def test_step_features_measures(
     """Real updates of a model that compiles in a second; that of real models is traced above."""
     toy.register(monkeypatch)
     monkeypatch.setattr(step_features, "MODELS", (*step_features.MODELS, "toy-tiny"))
+    groups = ("metadata masking", "null masking", "EMA", "clipping")  # without pictures that are augmented for long
+    fewer = functools.reduce(lambda left, group: left | step_common.FEATURES[group], groups, dict[str, Any]())
+    monkeypatch.setattr(step_features, "EVERYTHING", fewer)
     if name == "gradnorm":  # without what the other benchmarks switch on and off
         build, bare = step_features.build, step_common.BARE
         monkeypatch.setattr(
@@ -195,6 +199,8 @@ def test_saving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: 
 @pytest.mark.slow
 def test_starts_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path)
+    make = start_up.make_demo.main
+    monkeypatch.setattr(start_up.make_demo, "main", lambda arguments: make([*arguments, "--rows", "600"]))
     start_up.main(["--pairs", "1", "--config.data.batch_size=16"])
     rows = json.loads((tmp_path / "start_up.json").read_text())["rows"]
     assert [row["start"] for row in rows] == list(start_up.STARTS)

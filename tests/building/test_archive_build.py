@@ -9,12 +9,15 @@ import h5py
 import polars as pl
 import pytest
 
+from linnaeus_jax.reading import delimited
 from linnaeus_jax.tools.build_dataset import main
 from tests.building.archive_maker import make_archive
 
 
-@pytest.mark.parametrize("occurrences", [1500, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_every_picture_is_used_or_rejected_for_the_planted_reason(tmp_path, occurrences):
+@pytest.mark.parametrize("occurrences", [1500, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_every_picture_is_used_or_rejected_for_the_planted_reason(tmp_path, monkeypatch, occurrences):
+    """The larger archive is read in several blocks."""
+    monkeypatch.setattr(delimited, "BLOCK", 1 << 20)
     archive = make_archive(tmp_path, occurrences)
     out = tmp_path / "out"
     arguments = ["--dwca", str(archive.path), "--pictures", str(archive.pictures), "--out", str(out), "--size", "16"]

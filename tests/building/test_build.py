@@ -8,7 +8,7 @@ import json
 import os
 import random
 import re
-import subprocess
+import signal
 import sys
 import time
 import zlib
@@ -38,6 +38,7 @@ from linnaeus_jax.reading.shards import Shard
 from linnaeus_jax.tools.build_dataset import main
 from tests.building.build_driver import plan
 from tests.building.helpers import rows_of, write_pictures
+from tests.forks import begin, call
 
 COUNT = 15 * BATCH + 40
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
@@ -237,18 +238,17 @@ def test_a_journal_of_an_earlier_version_goes_on(tmp_path):
 @pytest.mark.parametrize("form", ["raw", "jpeg"])
 def test_twenty_kills(pictures, whole, tmp_path, form):
     out, moments = tmp_path / "data", random.Random(7)
-    command = [sys.executable, "-m", "tests.building.build_driver", str(pictures), str(out), form]
-    ended = 0
+    driver, arguments, said = "tests.building.build_driver", [str(pictures), str(out), form], tmp_path / "said"
+    killed = 0
     for _ in range(20):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+        begun = begin(driver, arguments, said)
+        while not begun.says("ready"):
+            time.sleep(0.001)
         time.sleep(moments.uniform(0, 0.12))
-        process.kill()
-        process.communicate()
-        ended += process.returncode == -9
-    assert ended >= 10
-    subprocess.run(command, check=True, capture_output=True)
+        begun.process.kill()
+        killed += begun.ended(60).status == -signal.SIGKILL
+    assert killed >= 10
+    assert call(driver, arguments, said, seconds=60).status == 0
     assert contents(out) == contents(whole[form])
 
 

@@ -46,7 +46,7 @@ from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.logs import DATA, MAIN, ConsoleHandler
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
-from linnaeus_jax.run import finish, first_heads, trainer
+from linnaeus_jax.run import first_heads, trainer
 from linnaeus_jax.run import inputs as run_inputs
 from linnaeus_jax.run.baselines import write_baselines
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
@@ -133,7 +133,7 @@ class Home:
         key = config.to_json(sort_keys=True)
         if key not in self._runs:
             folder = self.folder()
-            with fake_wandb(), mock.patch.object(finish, "write_report"), mock.patch.object(finish, "plot_schedule"):
+            with fake_wandb():
                 trainer.run(config, folder)
             self._runs[key] = folder
         return self._runs[key]

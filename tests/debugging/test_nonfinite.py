@@ -112,7 +112,7 @@ class _Planted(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_run_names_the_operation(tmp_path, monkeypatch, capfd, other_layers):
+def test_a_run_names_the_operation(tmp_path, monkeypatch, one_device, capfd, other_layers):
     """The update, the operation and its line reach the user once, in a step that was compiled ahead of time."""
     monkeypatch.setitem(layers.ACTIVATIONS, "gelu", lambda **kwargs: _Planted(broken=True, **kwargs))
     config = tiny_config(
@@ -140,7 +140,7 @@ def test_a_run_names_the_operation(tmp_path, monkeypatch, capfd, other_layers):
 
 
 @pytest.mark.slow
-def test_a_good_run_passes_every_check(tmp_path):
+def test_a_good_run_passes_every_check(tmp_path, one_device):
     """In training and in validation, with mixing and masking, which mark values of their own."""
     config = tiny_config(
         tmp_path / "data",

@@ -124,12 +124,13 @@ def test_all_off_writes_no_debug_line(tmp_path):
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Starts a run whose weight `norm_1.scale` holds one NaN."""
+    """Starts a run whose weight `aggregate.kernel` holds one NaN."""
 
     def poisoned(experiment):
         state = original(experiment)
         params = dict(state.params)
-        params["norm_1"] = {**params["norm_1"], "scale": params["norm_1"]["scale"].at[0].set(jnp.nan)}
+        kernel = params["aggregate"]["kernel"]
+        params["aggregate"] = {**params["aggregate"], "kernel": kernel.at[0, 0].set(jnp.nan)}
         return state.replace(params=jax.device_put(params, experiment.placement.replicated))
 
     original = Experiment.initial_state
@@ -137,27 +138,32 @@ def poison(monkeypatch):
 
 
 def test_detector_names_the_frame_and_the_bundle_repeats_it(tmp_path, poison, capsys):
+    """Weights of mFormerV1 are poisoned in test_frames.py, and trained until they overflow in docs/overflow.md."""
     config = tiny_config(
-        tmp_path / "data", train__epochs=1, debug__underflow_overflow__enabled=True, debug__jsonl__enabled=False
+        tmp_path / "data",
+        model__type="toy",
+        train__epochs=1,
+        debug__underflow_overflow__enabled=True,
+        debug__jsonl__enabled=False,
     )
     with pytest.raises(UserError, match="inf/nan detected") as caught:
         run(config, tmp_path / "run")
-    assert str(caught.value).endswith("First frame that is not finite: norm_1 LayerNorm, in update 0")
+    assert str(caught.value).endswith("First frame that is not finite: aggregate Dense, in update 0")
     shown = capsys.readouterr()
     assert "aborting as there is no point" not in shown.out + shown.err  # whoever called `run` shows it, once
     text = debug_text(tmp_path / "run")
     assert text.count("aborting as there is no point") == 1
     assert "Detected inf/nan during batch_number=0" in text
-    assert "norm_1 LayerNorm" in text
+    assert "aggregate Dense" in text
     (bundle,) = (tmp_path / "run" / "crash").iterdir()
     assert replay(bundle) == 1
-    assert "first frame that is not finite: norm_1 LayerNorm" in capsys.readouterr().out
+    assert "first frame that is not finite: aggregate Dense" in capsys.readouterr().out
     with np.load(bundle / "batch_0.npz") as batch:
         assert batch["image"].dtype == np.uint8
     assert replay(bundle, debug_nans=True) == 1
     told = capsys.readouterr().out
     assert "update 0: `" in told
-    assert "Its inputs are bad already: ['state'].params['norm_1']['scale'] before the computation" in told
+    assert "Its inputs are bad already: ['state'].params['aggregate']['kernel'] before the computation" in told
 
 
 class _Steep(nn.Module):
@@ -168,7 +174,7 @@ class _Steep(nn.Module):
         return jax.nn.gelu(x, approximate=False) + 0 * jnp.sqrt(jnp.maximum(x, 0))
 
 
-def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, capsys, other_layers):
+def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, one_device, capsys, other_layers):
     """The forward pass is finite; the first bad frame of the backward pass is the last module that has the fault."""
     monkeypatch.setitem(layers.ACTIVATIONS, "gelu", _Steep)
     config = tiny_config(
@@ -194,6 +200,7 @@ def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, capsys
 def test_crash_bundle_without_the_detector(tmp_path, poison):
     config = tiny_config(
         tmp_path / "data",
+        model__type="toy",
         train__epochs=1,
         debug__crash_bundle=True,
         train__nonfinite_limit=2,
@@ -205,7 +212,7 @@ def test_crash_bundle_without_the_detector(tmp_path, poison):
 
 
 @pytest.mark.parametrize("zero_aux_info", [False, True])
-def test_traced_gradients_with_gradnorm_and_accumulation(tmp_path, zero_aux_info):
+def test_traced_gradients_with_gradnorm_and_accumulation(tmp_path, one_device, zero_aux_info):
     """A traced update prints every frame once: of all micro-batches, and of the losses that GradNorm takes apart."""
     config = tiny_config(tmp_path / "data", env__plugins=(str(EXAMPLES / "model_example.py"),))
     import_plugins(config)

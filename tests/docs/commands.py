@@ -86,7 +86,7 @@ def typed(
       settings: The environment of the commands.
       update: Take what is printed in place of what is shown. Output with "..." is compared nevertheless.
       skip: Lines of `bash` and `console` blocks that are not typed.
-      more: What is typed behind a line of a `bash` block.
+      more: What is typed behind a line of a `bash` or `console` block.
 
     Returns:
       The text of the page, changed where `update` found another output.
@@ -110,7 +110,7 @@ def typed(
                 elif block.language == "bash":
                     run(_script(block, skip, more or {}), folder, settings)
                 else:
-                    text = _console(block, folder, settings, text, update=update, skip=skip)
+                    text = _console(block, folder, settings, text, update=update, skip=skip, more=more or {})
             except Failed as error:
                 raise Failed(f"{name(page)}, block at line {block.line}: {error}") from None
             except subprocess.TimeoutExpired as error:
@@ -129,13 +129,20 @@ def _script(block: Block, skip: Collection[str], more: Mapping[str, str]) -> str
 
 
 def _console(
-    block: Block, folder: Path, settings: dict[str, str], text: str, *, update: bool, skip: Collection[str]
+    block: Block,
+    folder: Path,
+    settings: dict[str, str],
+    text: str,
+    *,
+    update: bool,
+    skip: Collection[str],
+    more: Mapping[str, str],
 ) -> str:
     """Types the commands of a block and compares what they print; the text of the page, changed if `update`."""
     for command in commands(block):
         if f"$ {command.typed}" in skip:
             continue
-        printed, errors = run(command.typed, folder, settings)
+        printed, errors = run(f"{command.typed} {more.get(f'$ {command.typed}', '')}".rstrip(), folder, settings)
         if matches(command.output, printed):
             continue
         if update and ANYTHING not in command.output.splitlines():

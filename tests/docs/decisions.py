@@ -83,6 +83,12 @@ SHORTENED: dict[str, dict[str, str]] = {
         (
             "python -m linnaeus_jax.main --config=configs/quickstart.py --config.model.pretrained=weights.safetensors"
             " --workdir=runs/tuned"
-        ): "--config.train.epochs=1",
+        ): "--config.train.epochs=1 --config.debug.early_exit_after_n_optimizer_steps=8",
+    },
+    "docs/migration.md": {
+        (
+            "$ python -m linnaeus_jax.main --config=configs/yaml.py:moths.yaml --config.train.epochs=1"
+            " --workdir=runs/moths"
+        ): "--config.debug.early_exit_after_n_optimizer_steps=8",
     },
 }

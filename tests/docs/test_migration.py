@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import jax
 import numpy as np
 import pytest
 import yaml
@@ -22,9 +21,8 @@ from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.tree import known_keys
 from linnaeus_jax.migration.experiments import target_key
 from linnaeus_jax.migration.keys import ALIASES, COMPATIBILITY
-from linnaeus_jax.run import experiment, trainer
+from linnaeus_jax.run import trainer
 from linnaeus_jax.schedules.alternatives import ALTERNATIVES, choose
-from linnaeus_jax.step.placement import Placement
 from tests.step import toy
 from tests.tiny import TASKS, write_tiny_data
 
@@ -190,10 +188,9 @@ def data_with_elevation(directory: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_documented_blocks_train(tmp_path, monkeypatch, caplog):
+def test_documented_blocks_train(tmp_path, monkeypatch, one_device, caplog):
     """Each file of documented blocks as it stands, with a small model and small data: 20 updates, the shown notes."""
     toy.register(monkeypatch)
-    monkeypatch.setattr(experiment, "Placement", lambda **_: Placement(jax.devices()[:1]))  # half the compilation
     monkeypatch.setenv("WANDB_MODE", "disabled")
     labels, images = data_with_elevation(tmp_path / "data")
     small = {

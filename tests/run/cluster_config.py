@@ -13,14 +13,16 @@ from linnaeus_jax.registry import MODELS
 from linnaeus_jax.step import placement
 from tests.step.toy import Toy
 from tests.tiny import tiny_config
+from tests.undrawn import undrawn
 
 
 def get_config(argument: str) -> ConfigDict:
     """Three epochs of the toy model on the data in a directory, which are written if absent; or N updates of them.
 
-    `split`: its small arrays, too, are split over the devices.
+    Runs end without pictures. `split`: its small arrays, too, are split over the devices.
     """
     MODELS.entries.setdefault("toy", Toy)
+    undrawn().__enter__()  # to the end of the process
     data, *options = argument.split(",")
     given = dict(option.split("=") for option in options if "=" in option)
     split = "split" in options

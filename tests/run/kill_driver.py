@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes
@@ -25,7 +26,9 @@ from linnaeus_jax.run import trainer
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.evaluation import Evaluator
+from tests.step import toy
 from tests.tiny import tiny_config
+from tests.undrawn import undrawn
 
 
 def arm(moment: str, count: int) -> None:
@@ -83,6 +86,8 @@ def main() -> None:
         moment, count = sys.argv[3].split(":")
         arm(moment, int(count))
 
+    toy.register(pytest.MonkeyPatch())
+
     def tuples(value: Any) -> Any:
         return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
@@ -90,7 +95,8 @@ def main() -> None:
     config = tiny_config(directory, **{key: tuples(value) for key, value in overrides.items()})
     if two_groups:
         add_group(config)
-    trainer.run(config, Path(sys.argv[2]))
+    with undrawn():
+        trainer.run(config, Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

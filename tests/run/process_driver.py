@@ -25,6 +25,7 @@ from linnaeus_jax.step.compilation import CompiledStep
 from tests.run import test_stored
 from tests.step import toy
 from tests.tiny import tiny_config
+from tests.undrawn import undrawn
 
 
 def arm(name: str, count: int) -> None:
@@ -54,7 +55,8 @@ def main() -> None:
         config = test_stored.config_of(Path(data), train__epochs=int(epochs))
     else:
         config = tiny_config(Path(data), model__type=model, train__epochs=int(epochs))
-    final = trainer.run(config, Path(workdir))
+    with undrawn():
+        final = trainer.run(config, Path(workdir))
     Path(f"{workdir}_{index}.json").write_text(json.dumps(final))
 
 

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from linnaeus_jax.registry import OPTIMIZERS
-from linnaeus_jax.run import experiment, trainer
+from linnaeus_jax.run import trainer
 from linnaeus_jax.step.compilation import CompiledStep, compile_steps
-from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.tools import evaluate, report
 from tests.run.test_kill import assert_same_rows, final_parameters, kept
 from tests.step import toy
@@ -143,12 +141,9 @@ def configured(directory: Path, corner: Corner, name: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORNERS)
-def test_a_run_is_killed_resumed_evaluated_and_reported(tmp_path, monkeypatch, capsys, name):
+def test_a_run_is_killed_resumed_evaluated_and_reported(tmp_path, monkeypatch, one_device, capsys, name):
     corner = CORNERS[name]
     config = configured(tmp_path / "data", corner, name)
-    monkeypatch.setattr(
-        experiment, "Placement", lambda **_: Placement(jax.devices()[:1])
-    )  # batch 1; half the compilation
     toy.register(monkeypatch)
     compiled: dict[str, CompiledStep] = {}
 

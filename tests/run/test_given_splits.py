@@ -18,6 +18,7 @@ from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools import evaluate
 from tests.step import toy
 from tests.tiny import TASKS, tiny_config, write_tiny_data
+from tests.undrawn import drawing
 
 SPLIT = np.random.RandomState(0).permutation(np.repeat(np.array([0, 1, 2], np.uint8), (80, 24, 16)))
 TOY: dict[str, Any] = {"model__type": "toy", "debug__jsonl__enabled": False, "train__epochs": 1}
@@ -43,7 +44,7 @@ def finished(tmp_path_factory) -> Path:
         for name, text in (("license", "CC0 1.0"), ("rights_holder", "Observer"), ("source_doi", "10.1/x")):
             file[name] = [f"{text} {row}" for row in range(120)]
     config = tiny_config(directory / "data", **TOY)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, drawing():
         patch.setenv("COLUMNS", "200")
         run(config, directory / "run")
     return directory

@@ -42,6 +42,8 @@ EVERYTHING = {
     "schedule__checkpoint__keep_top_n": 2,
     "schedule__checkpoint__keep_last_n": 2,
 }
+#: compiles in seconds and draws in every update; models of the program go on after a kill in test_corners.py
+MODEL = {"model__type": "toy", "model__variant": "dropout"}
 
 
 def start(arguments: list[str], said: Path) -> Ended:
@@ -100,7 +102,7 @@ def uninterrupted(tmp_path_factory):
     directory = tmp_path_factory.mktemp("kill")
     write_tiny_data(directory / "data")
     config = directory / "config.json"
-    config.write_text(json.dumps({"directory": str(directory / "data"), **EVERYTHING}))
+    config.write_text(json.dumps({"directory": str(directory / "data"), **MODEL, **EVERYTHING}))
     done = start([str(config), str(directory / "whole")], directory / "said")
     assert done.status == 0, done.error[-3000:]
     return directory, config
@@ -110,8 +112,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize(
     "moments",
     [
-        ("step:5",),
-        ("save:2", "validate:3"),
+        ("step:5", "save:2", "validate:3"),
         ("row:12", "rank:3"),
         ("step:9", "validate:7", "save:2"),
     ],

@@ -37,6 +37,7 @@ from tests.reporting.wandb_file import contents
 from tests.run.test_trainer import rows_of
 from tests.step import toy
 from tests.tiny import TASKS, tiny_config, write_tiny_data
+from tests.undrawn import drawing
 
 #: each builds several runs with almost everything on
 pytestmark = pytest.mark.slow
@@ -201,7 +202,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
         forget_plugins(patch)
         register("coarse_confidence", coarse_confidence)
         before = fetch.calls
-        trainer.run(everything_on(directory), directory / "run")
+        with drawing():
+            trainer.run(everything_on(directory), directory / "run")
         reads = fetch.calls - before
         root = directory / "run"
         yield Finished(root, rows_of(root), contents(root / "logs"), reads, held)

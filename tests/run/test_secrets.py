@@ -18,6 +18,7 @@ ENVIRONMENT = {
 REMOTE, LOGIN, TOKEN = "pa55-of-the-remote", "pa55-of-a-login", "t0ken-of-an-address"
 #: sets the title of a terminal and clears it, is wrong markup of rich, a formula and a program of a page
 HOSTILE = "\x1b]0;pwned\x07\x1b[2J[/b] $\\frac$ <script>alert(1)</script>\u202e"
+PLUGIN = Path(__file__).parents[1] / "extending" / "model_example.py"
 CONFIG = f"""
 from pathlib import Path
 import h5py
@@ -57,6 +58,8 @@ def get_config():
         data__dataset__clade="from https://host/?access_token={TOKEN}",
         debug__jsonl__enabled=True,
     )
+    config.env.plugins = ({str(PLUGIN)!r},)
+    config.model.type, config.model.variant = "SmallNet", "narrow"
     for name, value in config.debug.items():
         if value is False and name not in ("nans", "infs"):
             config.debug[name] = True

@@ -19,6 +19,7 @@ from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.trainer import UserError, run
 from tests.step import toy
 from tests.tiny import tiny_config, write_tiny_data
+from tests.undrawn import drawing
 
 
 def rows_of(directory: Path) -> list[dict]:
@@ -39,7 +40,8 @@ def finished(tmp_path_factory):
     """One finished run."""
     directory = tmp_path_factory.mktemp("finished")
     config = tiny_config(directory / "data")
-    final = run(config, directory / "run")
+    with drawing():
+        final = run(config, directory / "run")
     return directory, config, final
 
 
@@ -48,6 +50,7 @@ def test_a_run_leaves_what_it_promises(finished):
     root = directory / "run"
     for name in (
         "config.json",
+        "report.html",
         "progress.json",
         "assets/schedule_summary.txt",
         "assets/schedule_summary.json",

@@ -51,7 +51,7 @@ def sgd_config(directory: Path, **overrides):
 
 
 def test_two_devices_make_the_same_updates(tmp_path, monkeypatch):
-    """The real model is tried on 1, 2 and 8 devices below."""
+    """Real models are tried on 1 and 8 devices below, on 2 in test_two_processes.py."""
     toy.register(monkeypatch)
     states = {}
     for devices in (1, 2):
@@ -206,7 +206,7 @@ def test_lowered_text_holds_no_callback(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["mFormerV1", "mFormerV0"])
-def test_one_two_and_eight_devices(tmp_path, family):
+def test_one_and_eight_devices(tmp_path, family):
     """In a process of its own with 8 virtual devices; the running statistics of mFormerV0 agree, too."""
     environment = {"JAX_NUM_CPU_DEVICES": "8"}
     done = call("tests.step.device_counts", [str(tmp_path), family], tmp_path, seconds=900, environment=environment)
@@ -217,7 +217,6 @@ def test_one_two_and_eight_devices(tmp_path, family):
     assert found["same_counts"]
     assert found["state"] <= BOUND
     if family == "mFormerV1":  # parameters and optimizer state split over the devices
-        assert found["2"] <= BOUND
         assert found["split"] <= BOUND
         assert found["share"] <= 0.25
 
