@@ -249,7 +249,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     command = shlex.join(["python", "-m", "benchmarks.gpu_program", *(sys.argv[1:] if argv is None else argv)])
     command = re.sub(r" --keep[ =](\S+)", "", command)  # a place of this machine, without influence
     details = {"programs": {label: {"command": command, "commit": commit} | one for label, one in found.items()}}
-    details |= {"baseline": before} if before else {}
+    if before:
+        details["baseline"] = {label: {"commit": args.baseline} | one for label, one in before.items()}
     if args.add and (RESULTS / f"{args.name}.json").is_file():
         earlier = json.loads((RESULTS / f"{args.name}.json").read_text())
         details = {key: earlier.get(key, {}) | details.get(key, {}) for key in ("programs", "baseline")}
