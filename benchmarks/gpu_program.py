@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, write_results
 from benchmarks.gpu_kernels import Listing, figures, listing
-from benchmarks.other_commit import HERE, start, worktree
+from benchmarks.other_commit import HERE, here, start, worktree
 
 PROGRAMS = ("update", "gradnorm", "evaluation", "predict")
 CONFIGS = ("default", "bare", "everything")
@@ -233,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(reason)
     given = {name: value for name, value in vars(args).items() if name in Options.__dataclass_fields__}
     options = Options(**{**given, "changes": tuple(args.set), "xla": tuple(args.xla)})
-    keep = args.keep
+    keep, commit = args.keep, here()
 
     def all_of(package: Path, side: str) -> dict[str, dict[str, Any]]:
         return {
@@ -248,8 +248,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _print(ratios(before, found))
     command = shlex.join(["python", "-m", "benchmarks.gpu_program", *(sys.argv[1:] if argv is None else argv)])
     command = re.sub(r" --keep[ =](\S+)", "", command)  # a place of this machine, without influence
-    details = {"programs": {label: {"command": command} | one for label, one in found.items()}}
-    details |= {"baseline": before} if before else {}
+    details = {"programs": {label: {"command": command, "commit": commit} | one for label, one in found.items()}}
+    if before:
+        details["baseline"] = {label: {"commit": args.baseline} | one for label, one in before.items()}
     if args.add and (RESULTS / f"{args.name}.json").is_file():
         earlier = json.loads((RESULTS / f"{args.name}.json").read_text())
         details = {key: earlier.get(key, {}) | details.get(key, {}) for key in ("programs", "baseline")}

@@ -14,6 +14,16 @@ HERE = Path(__file__).parents[1]
 BASELINE = "574d9d1"  # what the documented ratios are relative to
 
 
+def here() -> str:
+    """The commit of the working tree, short; with `-dirty` where programs differ from it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(HERE), *arguments], capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "linnaeus_jax", "benchmarks/*.py")
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+
+
 @contextlib.contextmanager
 def worktree(commit: str) -> Iterator[Path]:
     """The files of a commit in a directory that exists inside the `with` alone.
