@@ -31,8 +31,7 @@ from linnaeus_jax.inference.bundle.fields import LARGEST_SIDE, LARGEST_VALUE, LE
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.bundle.taxonomy_files import read_json, taxonomy_of
 from linnaeus_jax.migration import INFERENCE_CONFIG
-from linnaeus_jax.migration.experiments import load_experiment
-from linnaeus_jax.migration.yaml_files import read_documents
+from linnaeus_jax.migration.experiments import load_experiment, read_documents
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.reading.metadata import Component, MetadataEncoder

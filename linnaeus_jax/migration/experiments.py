@@ -23,13 +23,12 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.open_nodes import OPEN_NODES, complete_open_nodes
-from linnaeus_jax.config.paths import nearest_file
+from linnaeus_jax.config.paths import nearest_file, other_than_file
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.redaction import redacted
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, nearest_key
 from linnaeus_jax.config.yaml_values import MAX_DEPTH, Loader, check_size, parse_list
 from linnaeus_jax.migration.keys import ALIASES, COMPATIBILITY, HARMLESS, ROUTING, VARIANTS
-from linnaeus_jax.migration.yaml_files import read_text
 from linnaeus_jax.registry import ALL
 
 logger = logging.getLogger(__name__)
@@ -42,6 +41,8 @@ _LINEAR_HEADS = {
     "LinearHead": "the original has no head of this name",
 }
 
+#: of a file; an experiment has some thousand
+MAX_BYTES = 1 << 18
 #: of a file with all its bases
 MAX_DOCUMENTS = 200
 _BASE_KEYS = ("BASE", "MODEL.BASE")
@@ -155,6 +156,47 @@ def excuse_of(spelled: str) -> str | None:
         if fnmatch.fnmatchcase(spelled.upper(), pattern):
             return reason
     return None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+      ConfigError: it is no file, too long to be an experiment, or no text.
+      OSError: it cannot be read.
+    """
+    if other := other_than_file(path):
+        raise ConfigError(f"{path}: this is {other}; give a file")
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: more than {MAX_BYTES} bytes are no experiment; is this the right file?")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
+
+
+def read_documents(path: Path) -> list[Any]:
+    """The documents of a file that may come from anywhere, as plain values.
+
+    Raises:
+      ConfigError: it is too large or too deep.
+      OSError: it cannot be read.
+      ValueError, yaml.YAMLError: it is no YAML of plain values.
+    """
+    loader, documents = yaml.SafeLoader(read_text(path)), []
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            assert node is not None  # there is one, says check_node
+            check_size(node, path.name)
+            documents.append(loader.construct_document(node))
+    except RecursionError:
+        raise ConfigError(f"{path.name}: nested more than {MAX_DEPTH} times") from None
+    finally:
+        loader.dispose()
+    return documents
 
 
 def _documents(path: Path, chain: tuple[Path, ...], errors: list[str], inside: Path | None) -> Iterator[list[_Entry]]:
