@@ -65,7 +65,7 @@ def lowered(settings: dict[str, Any], built: Built, placement: Placement) -> Ite
         yield name, step.lower(state, batch), size
         return
     evaluation = program.evaluation
-    columns = {key: jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for key, value in batch.items()}
+    columns = {key: jax.ShapeDtypeStruct((rows, *value.shape[2:]), value.dtype) for key, value in batch.items()}
     image = columns["image"]
     if name == "predict":
         model: Any = evaluation.model
@@ -97,7 +97,9 @@ def compile_all(settings: dict[str, Any], directory: Path) -> None:
         changes |= _GRADNORM
     memory: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as temporary, as_on_gpu():
-        case = Case(settings["model"], settings["img_size"], settings["rows"], settings["remat"])
+        trains = settings["program"] in ("update", "gradnorm")
+        rows = settings["rows"] if trains else settings["rows"] + settings["rows"] % 2  # an update's rows are pairs
+        case = Case(settings["model"], settings["img_size"], rows, settings["remat"])
         built = build(case, write_labels(Path(temporary) / "labels.h5"), changes)
         placement = Placement(devices, fsdp=settings["fsdp"])
         for name, program, donated in lowered(settings, built, placement):
