@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.tree import assign
 
 #: keys of configs saved by earlier versions, which had but one value
 FORMER_KEYS = ("model.in_chans", "model.img_size")
@@ -43,9 +45,18 @@ def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
     return complete_open_nodes(config)
 
 
+def keep(config: ConfigDict, saved: ConfigDict, keys: Iterable[str]) -> list[tuple[str, Any, Any]]:
+    """Sets some keys as another configuration has them; (key, value before, value now) of those that differed."""
+    differing = [(key, value_of(config, key), value_of(saved, key)) for key in keys]
+    differing = [(key, now, then) for key, now, then in differing if now != then]
+    for key, _, then in differing:
+        assign(config, key.split("."), then)
+    return differing
+
+
 def plain(config: ConfigDict) -> dict[str, Any]:
-    """The config as JSON types, secrets hidden."""
-    return json.loads(json.dumps(redacted(config.to_dict())))
+    """The config as JSON types, secrets hidden; what is of no such type, which no check lets pass, as text."""
+    return json.loads(json.dumps(redacted(config.to_dict()), default=str))
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

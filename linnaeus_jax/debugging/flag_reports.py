@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import architecture
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.debugging import due_reasons, flags
@@ -83,7 +83,7 @@ class FlagReports:
       memory_profiles: directory for the device memory profile of DEBUG.LOSS.GRADNORM_MEMORY.
     """
 
-    def __init__(self, config: ConfigDict, debug: DebugFlags, tasks: Sequence[str], memory_profiles: Path) -> None:
+    def __init__(self, config: Config, debug: DebugFlags, tasks: Sequence[str], memory_profiles: Path) -> None:
         self.config = config
         self.debug = debug
         self.tasks = tuple(tasks)

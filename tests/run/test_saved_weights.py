@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle.bundle import bundle_of_run
 from linnaeus_jax.run import evaluate
@@ -75,7 +76,7 @@ def test_an_evaluation_prepares_pictures_as_when_the_checkpoint_was_made(caplog)
     then.data.resize_mode, then.aug.std = "pad", (0.5, 0.5, 0.5)
     now.data.interpolation, now.data.num_workers = "bicubic", 7
     evaluate._restore_preprocessing(now, then, 5)
-    assert Preprocessing.from_config(now) == Preprocessing.from_config(then)
+    assert Preprocessing.from_config(typed(now)) == Preprocessing.from_config(typed(then))
     assert now.data.num_workers == 7
     told = [record.getMessage() for record in caplog.records]
     assert "data.resize_mode is now 'squash'; checkpoint 5 was trained with 'pad', which is used" in told
