@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.config.outgoing import redacted
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import assign
+
+log = logging.getLogger("linnaeus_jax")
 
 #: keys of configs saved by earlier versions, which had but one value
 FORMER_KEYS = ("model.in_chans", "model.img_size")
@@ -45,13 +48,13 @@ def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
     return complete_open_nodes(config)
 
 
-def keep(config: ConfigDict, saved: ConfigDict, keys: Iterable[str]) -> list[tuple[str, Any, Any]]:
-    """Sets some keys as another configuration has them; (key, value before, value now) of those that differed."""
-    differing = [(key, value_of(config, key), value_of(saved, key)) for key in keys]
-    differing = [(key, now, then) for key, now, then in differing if now != then]
-    for key, _, then in differing:
-        assign(config, key.split("."), then)
-    return differing
+def keep(config: ConfigDict, saved: ConfigDict, keys: Iterable[str], whose: str) -> None:
+    """Sets some keys of a configuration as a saved one has them, that of `whose`, and says what that changes."""
+    for key in keys:
+        now, then = value_of(config, key), value_of(saved, key)
+        if now != then:
+            log.warning("%s is now %r; %s was trained with %r, which is used", key, now, whose, then)
+            assign(config, key.split("."), then)
 
 
 def plain(config: ConfigDict) -> dict[str, Any]:

@@ -70,8 +70,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint)
         meta = checkpoints.readable_meta(step)
-        for key, now, then in keep(config, config_from_json(meta["config"]), PREPROCESSING_KEYS):
-            log.warning("%s is now %r; checkpoint %d was trained with %r, which is used", key, now, step, then)
+        keep(config, config_from_json(meta["config"]), PREPROCESSING_KEYS, f"checkpoint {step}")
         schedule = ResolvedSchedule.from_dict(meta["schedule"])
         experiment = evaluation_experiment(config, directory, schedule)
         class_file = directory.assets / "class_to_idx.json"

@@ -111,7 +111,7 @@ def test_variants_have_their_own_sizes():
     config.model.classification.heads = {"taxa_L10": {"type": "Linear", "use_bias": False}}
     for found in model_info.every_variant(typed(complete_open_nodes(config))):
         assert found.model.convnext_stages.dims == ()
-        assert not found.model.classification.heads.taxa_L10.use_bias
+        assert not found.model.classification.heads["taxa_L10"].use_bias
         assert found.train.epochs == config.train.epochs
     assert config.model.variant == get_config().model.variant
     assert config.is_locked
