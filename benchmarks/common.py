@@ -149,3 +149,12 @@ def compared(f: Callable[[], float], g: Callable[[], float], pairs: int) -> Rati
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     control = statistics.median(b / a for a, b in zip(first, again, strict=True))
     return Ratios(statistics.median(first), statistics.median(other), middle, low, high, control)
+
+
+def as_read(config: Any) -> Any:
+    """A configuration as the package reads it; that of an earlier commit reads the tree itself."""
+    try:
+        from linnaeus_jax.config.typed import typed
+    except ModuleNotFoundError:
+        return config
+    return typed(config)

@@ -33,7 +33,7 @@ import h5py
 import jax
 import numpy as np
 
-from benchmarks.common import Ratios, add_names, interleaved, write_results
+from benchmarks.common import Ratios, add_names, as_read, interleaved, write_results
 from benchmarks.input_pipeline import bare_gather, epoch, write_files
 from benchmarks.step_common import (
     BARE,
@@ -178,7 +178,7 @@ def long_tail(rows: int) -> np.ndarray:
 def balanced(options: Options) -> list[Row]:
     """What an update costs with its data: the loader, the update, and the plan of the epoch divided by its updates."""
     labels = write_labels(options.folder / "labels.h5")
-    split = build_dataset(case_config(options.case, labels, BARE)).train
+    split = build_dataset(as_read(case_config(options.case, labels, BARE))).train
     index = long_tail(options.rows) % len(split)
     arrays = {name: array[index] for name, array in split_arrays(split).items()}
     rows = TrainingRows(arrays["label"], arrays["label"][:, 0], has_null=True)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from benchmarks.common import Ratios
+from benchmarks.common import Ratios, as_read
 from linnaeus_jax import models  # noqa: F401  # registers the families
 from linnaeus_jax.config import complete_open_nodes, get_config
 from linnaeus_jax.data.dataset import Dataset, build_dataset
@@ -176,7 +176,7 @@ class Built:
 
 def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "plain") -> Built:
     """What the trainer would build, with random images in place of files."""
-    config = case_config(case, labels, changes)
+    config = as_read(case_config(case, labels, changes))
     placement = Placement()
     dataset = build_dataset(config)
     inputs = Inputs(config, dataset, placement.device_count, positions=placement.positions)

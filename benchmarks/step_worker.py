@@ -133,6 +133,7 @@ def programs(settings: Settings, directory: Path) -> Mapping[str, tuple[Run, Fac
 
 def from_hdf5(config: Any, stepper: Any) -> Run:
     """Updates by the step of `stepper` on batches that a run's loader reads from an HDF5 file of random pictures."""
+    from benchmarks.common import as_read
     from linnaeus_jax.run.inputs import build_inputs
     from linnaeus_jax.step.placement import Placement
 
@@ -147,7 +148,7 @@ def from_hdf5(config: Any, stepper: Any) -> Run:
             pictures[start : start + len(block)] = block[: rows - start]
     config.data.h5.train_images_path = str(images)
     placement = Placement()
-    loader = build_inputs(config, devices=placement.device_count, output_dir=None).train_loader(0)
+    loader = build_inputs(as_read(config), devices=placement.device_count, output_dir=None).train_loader(0)
 
     def run() -> Any:
         _, update = next(loader)

@@ -18,8 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ml_collections import ConfigDict
-
 from linnaeus_jax.mistakes import InputError
 
 #: `extra` of a log record that goes into the files of a run, and not to the console
@@ -372,13 +370,6 @@ class RunDirectory:
         self.progress_json = root / "progress.json"
         self.run_id_file = root / "run_id.txt"
         self.metrics_log = self.logs / "metrics_log.jsonl"
-
-    @classmethod
-    def of(cls, config: ConfigDict, workdir: str | Path | None) -> RunDirectory:
-        """`workdir`, or `<env.output.base_dir>/<project>/<group>/<name>`."""
-        names = config.experiment
-        default = Path(config.env.output.base_dir) / names.project / names.group / names.name
-        return cls(Path(workdir) if workdir else default)
 
     def create(self) -> None:
         """Makes the directories.

@@ -333,6 +333,27 @@ def test_golden_configs():
         assert (golden / f"{name}.txt").read_text() == text, f"{name} changed; look, then UPDATE_GOLDEN=1"
 
 
+#: where the configuration is a tree of which keys are set; whatever comes after its checks reads `config.typed`
+TREE_OUTSIDE_OF_CONFIG = {
+    "checks/config.py",
+    "checks/tables.py",
+    "debugging/crash_bundle.py",  # one that was saved
+    "run/experiment.py",
+    "run/pretrained.py",
+    "run/trainer.py",
+    "weights/adopting.py",  # sets what weights need
+}
+
+
+def test_the_tree_of_the_configuration_is_known_where_it_is_made():
+    def imports_it(path: Path) -> bool:
+        imports = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
+        return any((node.module or "").startswith("ml_collections") for node in imports)
+
+    known = {str(path.relative_to(PACKAGE)) for path in modules() if imports_it(path)}
+    assert {file for file in known if subpackage_of(file) != "config"} == TREE_OUTSIDE_OF_CONFIG
+
+
 def test_default_tree_is_json():
     json.dumps(get_config().to_dict())
 

@@ -97,7 +97,7 @@ def test_generated_data_is_what_a_run_would_see(tmp_path: Path) -> None:
     assert bare.objective.masking is None
     assert bare.objective.class_weights is None
     assert bare.settings.ema_decay is None
-    assert bare.settings.clip_limit == 0
+    assert bare.settings.clip_limit is None
 
 
 def test_constants_replace_every_schedule(tmp_path: Path) -> None:

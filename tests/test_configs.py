@@ -11,6 +11,7 @@ import pytest
 
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.learning.optimizers import build_optimizer
 from linnaeus_jax.models import parameter_table
 from linnaeus_jax.tools import model_info, schedule
@@ -58,7 +59,7 @@ def test_the_docstring_names_its_command(name):
 
 
 def test_the_schedule_resolves(name, config, capsys):
-    resolved = schedule.run(config, dataset_size=2_700_000, devices=8)
+    resolved = schedule.run(typed(config), dataset_size=2_700_000, devices=8)
     assert resolved.total_steps > 0
     assert "9. Warnings\n   none" in capsys.readouterr().out or name in WARNS
 
@@ -67,12 +68,12 @@ def test_the_model_has_the_published_size_and_every_group_has_parameters(name, c
     if name in SIZES:
         for component in config.data.meta.components.values():
             component.enabled = True  # the published sizes have all three
-    model = model_info.built(config, model_info.sizes_of(config, None))
+    model = model_info.built(typed(config), model_info.sizes_of(typed(config), None))
     parameters = parameter_table(model)
     if name in SIZES:
         expected = COUNTS["variants"][SIZES[name]][str(config.data.img_size)]["total"]
         assert sum(math.prod(row.shape) for row in parameters) == expected
-    settings = config.optimizer
+    settings = typed(config).optimizer
     optimizer = build_optimizer(settings, parameters, layer_index=model.layer_index, stage_of=model.stage_of)
     groups = {group for group in settings.parameter_groups if group not in ("enabled", "default")}
     assert {row.group for row in optimizer.rows} == groups | {"default"}

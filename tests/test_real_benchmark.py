@@ -20,8 +20,8 @@ from benchmarks.real.rows import ROWS, TRUNKS
 from benchmarks.real.sets import FISH_COUNTS, SETS, SPLITS, PublicSet, Rows, read
 from docs import make_results
 from linnaeus_jax.config.defaults import get_config
-from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.models import heads
 from tests import forks
 

@@ -12,16 +12,25 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.checks.schedule import validate_schedule_config
-from linnaeus_jax.checks.tables import empty_errors, error_lines, size_errors, tuple_errors, value_errors
+from linnaeus_jax.checks.schedule import schedule_errors
+from linnaeus_jax.checks.tables import (
+    empty_errors,
+    error_lines,
+    quantity_errors,
+    size_errors,
+    tuple_errors,
+    value_errors,
+)
 from linnaeus_jax.config.defaults import get_config
-from linnaeus_jax.config.derived import mixes, value_of
+from linnaeus_jax.config.derived import mixes
+from linnaeus_jax.config.keys import value_of
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.metadata import component_layout, component_settings
 from linnaeus_jax.data.preprocessing import RESIZE_MODES, crop_conflict
 from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.data.splits import check_percentiles
-from linnaeus_jax.debugging.profiler import schedule_errors
+from linnaeus_jax.debugging import profiler
 from linnaeus_jax.learning import augmentation
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.losses import TAXONOMY, make_criterion
@@ -40,12 +49,38 @@ TRIAL_CLASSES = 1000
 MAX_NAME = 120
 
 
+#: how the keys begin that the schedule reads
+READ = (
+    "schedule.",
+    "lr_scheduler.",
+    "train.epochs",
+    "train.accumulation_steps",
+    "train.early_stop.",
+    "optimizer.parameter_groups.",
+    "loss.grad_weighting.task.update_interval",
+    "loss.grad_weighting.task.gradnorm_warmup_steps",
+)
+
+
+def validate_schedule_config(config: ConfigDict) -> list[str]:
+    """Every contradiction and every value out of range in what the schedule reads; empty if there is none.
+
+    Each text names key, value and fix. Only the configuration is looked at: no data, no device.
+    """
+    malformed = [error for key, error in tuple_errors(config) if key.startswith(READ)]
+    errors = [*malformed, *(error for error in value_errors(config) if error.startswith(READ))]
+    errors += quantity_errors(config)
+    errors += [error for error in size_errors(config, errors) if error.startswith(READ)]
+    return errors if malformed else errors + schedule_errors(typed(config))
+
+
 def config_errors(config: ConfigDict) -> list[str]:
     """Every problem of the configuration at once, each naming key, value and fix. Touches neither files nor devices."""
     malformed = dict(tuple_errors(config))
     errors = [*malformed.values(), *value_errors(config)]
     errors += empty_errors(config)
-    checks: tuple[tuple[Callable[[ConfigDict], list[str]], tuple[str, ...]], ...] = (
+    errors += quantity_errors(config)
+    checks: tuple[tuple[Callable[[Config], list[str]], tuple[str, ...]], ...] = (
         (_data_errors, ("data", "metrics", "schedule.mixup")),
         (_model_errors, ("data", "model")),
         (lambda config: setting_errors(config.model), ()),
@@ -54,18 +89,19 @@ def config_errors(config: ConfigDict) -> list[str]:
         (lambda config: augmentation.validate(config.aug), ("aug",)),
         (_name_errors, ()),
         (_bucket_errors, ()),
-        (validate_schedule_config, ("data",)),
-        (lambda config: schedule_errors(config.debug.profiler.schedule), ("debug.profiler",)),
+        (schedule_errors, ("data", *(start.rstrip(".") for start in READ))),
+        (lambda config: profiler.schedule_errors(config.debug.profiler.schedule), ("debug.profiler",)),
         (lambda config: error_lines(lambda: registered_probes(config.debug.get("probes", {}))), ()),
     )
+    made = typed(config)
     for check, sections in checks:  # a section with a malformed tuple cannot be looked at any further
-        if not any(key.startswith(f"{section}.") for key in malformed for section in sections):
-            errors += check(config)
+        if not any(f"{key}.".startswith(f"{section}.") for key in malformed for section in sections):
+            errors += check(made)
     errors += size_errors(config, errors)
     return list(dict.fromkeys(errors))
 
 
-def _name_errors(config: ConfigDict) -> list[str]:
+def _name_errors(config: Config) -> list[str]:
     """Names that become directories."""
     names = config.experiment
     return [
@@ -76,14 +112,14 @@ def _name_errors(config: ConfigDict) -> list[str]:
     ]
 
 
-def _bucket_errors(config: ConfigDict) -> list[str]:
+def _bucket_errors(config: Config) -> list[str]:
     bucket = config.env.output.bucket
     if bucket.enabled and not bucket.remote:
         return ["env.output.bucket.enabled is True but env.output.bucket.remote is empty; name an rclone destination"]
     return []
 
 
-def _data_errors(config: ConfigDict) -> list[str]:
+def _data_errors(config: Config) -> list[str]:
     data, metrics, tasks = config.data, config.metrics, config.data.task_keys_h5
     errors = error_lines(lambda: check_task_order(tasks)) + error_lines(lambda: resolve_sources(data))
     errors += error_lines(lambda: component_settings(data.meta))
@@ -99,10 +135,11 @@ def _data_errors(config: ConfigDict) -> list[str]:
         if unknown := [name for name in names if name not in tasks]:
             errors.append(f"{key} names {unknown[0]!r}, which is not in data.task_keys_h5 = {tasks}; use its tasks")
     verify = data.hybrid.verify_images
-    if verify.enabled and verify.max_missing_ratio < 0 and verify.max_missing_count < 0:
+    if verify.enabled and verify.max_missing_ratio is None and verify.max_missing_count is None:
+        given = config.saved["data"]["hybrid"]["verify_images"]
         errors.append(
-            f"data.hybrid.verify_images.max_missing_ratio = {verify.max_missing_ratio} and max_missing_count = "
-            f"{verify.max_missing_count} switch off both limits; set one to 0 or more, or enabled to False"
+            f"data.hybrid.verify_images.max_missing_ratio = {given['max_missing_ratio']} and max_missing_count = "
+            f"{given['max_missing_count']} switch off both limits; set one to 0 or more, or enabled to False"
         )
     subsets = metrics.taxa_subsets
     for entry in subsets:
@@ -123,7 +160,7 @@ def _data_errors(config: ConfigDict) -> list[str]:
     return errors
 
 
-def _model_errors(config: ConfigDict) -> list[str]:
+def _model_errors(config: Config) -> list[str]:
     data = config.data
 
     def build() -> None:
@@ -147,12 +184,12 @@ def _model_errors(config: ConfigDict) -> list[str]:
     return _of_other_families(config) or errors
 
 
-def _of_other_families(config: ConfigDict) -> list[str]:
+def _of_other_families(config: Config) -> list[str]:
     """Set keys of the model that only other families read; families without `keys` may read any."""
     own = _family(config).keys.values()
     if not own:
         return []
-    default = get_config()
+    default = typed(get_config())
     owners: dict[tuple[str, ...], list[str]] = {}
     for name, family in MODELS.entries.items():
         foreign = [f"model.{key}" for key in family.keys.values() if key not in own]
@@ -163,7 +200,7 @@ def _of_other_families(config: ConfigDict) -> list[str]:
     return [_of_another_family(keys, owners[keys], config, default) for keys in widest]
 
 
-def _of_another_family(keys: Sequence[str], names: Sequence[str], config: ConfigDict, default: ConfigDict) -> str:
+def _of_another_family(keys: Sequence[str], names: Sequence[str], config: Config, default: Config) -> str:
     """The error of keys that the families `names` read and the one of `config` does not."""
     one = len(keys) == 1
     values = {key: value_of(default, key) for key in keys}
@@ -176,13 +213,13 @@ def _of_another_family(keys: Sequence[str], names: Sequence[str], config: Config
     )
 
 
-def _family(config: ConfigDict) -> type[ModelFamily]:
+def _family(config: Config) -> type[ModelFamily]:
     """The model family, or the base of all where its name is unknown."""
     family: type[ModelFamily] = MODELS.entries.get(config.model.type, ModelFamily)
     return family
 
 
-def _loss_errors(config: ConfigDict) -> list[str]:
+def _loss_errors(config: Config) -> list[str]:
     tasks, loss, errors = tuple(config.data.task_keys_h5), config.loss, []
     smoothed = tuple(loss.taxonomy_smoothing.enabled) or (False,)
     smoothed *= len(tasks) if len(smoothed) == 1 else 1
@@ -213,6 +250,6 @@ def _loss_errors(config: ConfigDict) -> list[str]:
     return errors + error_lines(lambda: parse_filter(weighting.exclude_config, key, stage_of=_family(config).stage_of))
 
 
-def _optimizer_errors(config: ConfigDict) -> list[str]:
+def _optimizer_errors(config: Config) -> list[str]:
     shapes: dict[str, tuple[int, ...]] | None = {} if reads_weights(config.model) else None  # read later
     return read_groups(config.optimizer, checkpoint_shapes=shapes, stage_of=_family(config).stage_of)[2]

@@ -1,34 +1,20 @@
-"""What the schedule reads of a configuration: values out of range, unknown names and contradictions."""
+"""Contradictions in what the schedule reads of a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ml_collections import ConfigDict
-
-from linnaeus_jax.checks.tables import error_lines, size_errors, tuple_errors, value_errors
-from linnaeus_jax.config.derived import STORED_GROUP, active_components, gradnorm_enabled, stores_inputs
+from linnaeus_jax.checks.tables import error_lines
+from linnaeus_jax.config.derived import STORED_GROUP, active_components, gradnorm_enabled, stores_inputs, wants_mixing
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.registry import SCHEDULES
-from linnaeus_jax.schedules.alternatives import all_sets, set_errors
 from linnaeus_jax.schedules.early_stop import parse_metric_name, ranking_key
 from linnaeus_jax.schedules.kinds import configured_kind
 from linnaeus_jax.schedules.level_switching import configured_levels, level_switch_errors
 
-#: how the keys begin that the schedule reads
-READ = (
-    "schedule.",
-    "lr_scheduler.",
-    "train.epochs",
-    "train.accumulation_steps",
-    "train.early_stop.",
-    "optimizer.parameter_groups.",
-    "loss.grad_weighting.task.update_interval",
-    "loss.grad_weighting.task.gradnorm_warmup_steps",
-)
 
-
-def _kind_errors(config: ConfigDict) -> Iterator[str]:
+def _kind_errors(config: Config) -> Iterator[str]:
     scheduler, groups = config.lr_scheduler, config.lr_scheduler.parameter_groups
     names = [scheduler.name, *(groups[group].name for group in groups if group != "enabled")]
     for name in dict.fromkeys(filter(None, names)):
@@ -38,7 +24,7 @@ def _kind_errors(config: ConfigDict) -> Iterator[str]:
             )
 
 
-def _group_errors(config: ConfigDict) -> Iterator[str]:
+def _group_errors(config: Config) -> Iterator[str]:
     """Schedules of parameter groups that there are not."""
     overrides, groups = config.lr_scheduler.parameter_groups, config.optimizer.parameter_groups
     names = [name for name in groups if name not in ("enabled", "default")] if groups.enabled else []
@@ -55,9 +41,7 @@ def _group_errors(config: ConfigDict) -> Iterator[str]:
             )
 
 
-def _combination_errors(
-    config: ConfigDict, path: str, combos: Sequence[Sequence[str]], required: bool
-) -> Iterator[str]:
+def _combination_errors(config: Config, path: str, combos: Sequence[Sequence[str]], required: bool) -> Iterator[str]:
     components = active_components(config.data.meta)
     if required and not combos:
         yield f"{path} is empty; list combinations of {', '.join(components) or 'components'}, or set enabled to False"
@@ -78,7 +62,7 @@ def _combination_errors(
         listed.add(frozenset(combo))
 
 
-def _masking_errors(config: ConfigDict) -> Iterator[str]:
+def _masking_errors(config: Config) -> Iterator[str]:
     masking, validation = config.schedule.meta_masking.partial, config.schedule.validation
     path = "schedule.meta_masking.partial"
     yield from _combination_errors(config, f"{path}.whitelist", masking.whitelist, masking.enabled)
@@ -105,9 +89,9 @@ def _masking_errors(config: ConfigDict) -> Iterator[str]:
         yield from _combination_errors(config, f"{path}.exhaustive_meta_components", combos, bool(combos))
 
 
-def _mixing_errors(config: ConfigDict) -> Iterator[str]:
+def _mixing_errors(config: Config) -> Iterator[str]:
     mixup, tasks = config.schedule.mixup, tuple(config.data.task_keys_h5)
-    if not mixup.group_levels and (mixup.enabled or mixup.cutmix.enabled) and mixup.prob.enabled:
+    if not mixup.group_levels and wants_mixing(config):
         yield "schedule.mixup.group_levels is empty; name at least one rank, e.g. ('taxa_L10',), or switch mixing off"
     else:
         yield from level_switch_errors(configured_levels(config), mixup.level_switch_steps, mixup.level_switch_epochs)
@@ -116,7 +100,7 @@ def _mixing_errors(config: ConfigDict) -> Iterator[str]:
         yield f"schedule.mixup.group_levels names {unknown}, but data.task_keys_h5 = {tasks}; use ranks of that list"
 
 
-def _early_stop_errors(config: ConfigDict) -> Iterator[str]:
+def _early_stop_errors(config: Config) -> Iterator[str]:
     stop, tasks, components = config.train.early_stop, config.data.task_keys_h5, active_components(config.data.meta)
     if stop.active:
         for error in error_lines(lambda: parse_metric_name(stop.metric, tasks=tasks, components=components)):
@@ -125,23 +109,16 @@ def _early_stop_errors(config: ConfigDict) -> Iterator[str]:
         yield f"schedule.checkpoint.best_metric = {error}"
 
 
-def validate_schedule_config(config: ConfigDict) -> list[str]:
-    """Every contradiction and every value out of range in what the schedule reads; empty if there is none.
-
-    Each text names key, value and fix. Only the configuration is looked at: no data, no device.
-    """
-    malformed = [error for key, error in tuple_errors(config) if key.startswith(READ)]
-    errors = [*malformed, *(error for error in value_errors(config) if error.startswith(READ))]
-    errors += [error for alternatives in all_sets(config) for error in set_errors(config, alternatives)]
-    errors += [error for error in size_errors(config, errors) if error.startswith(READ)]
-    if malformed:
-        return errors
-    for check in (_kind_errors, _group_errors, _masking_errors, _mixing_errors, _early_stop_errors):
-        errors += check(config)
+def _accumulation_errors(config: Config) -> Iterator[str]:
     task, accumulation = config.loss.grad_weighting.task, max(1, config.train.accumulation_steps)
     if gradnorm_enabled(config) and task.update_interval < accumulation:
-        errors.append(
+        yield (
             f"loss.grad_weighting.task.update_interval = {task.update_interval} is below train.accumulation_steps = "
             f"{accumulation}; raise it to at least {accumulation}"
         )
-    return errors
+
+
+def schedule_errors(config: Config) -> list[str]:
+    """Contradictions between the keys that the schedule reads, each naming key, value and fix."""
+    rules = (_kind_errors, _group_errors, _masking_errors, _mixing_errors, _early_stop_errors, _accumulation_errors)
+    return [error for rule in rules for error in rule(config)]

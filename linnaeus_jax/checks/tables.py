@@ -5,13 +5,14 @@ Types of single values are checked where they are set (`config.tree`); a model f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import declared
-from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.keys import Key, inside, value_of
 from linnaeus_jax.config.saved import flatten
 
 #: sizes of numbers of every key; float32 holds no larger ones
@@ -32,12 +33,6 @@ def expand(config: ConfigDict, key: str) -> Iterator[tuple[str, Any]]:
     for name in section:
         if isinstance(section[name], ConfigDict) and rest in section[name]:
             yield f"{node}.{name}.{rest}", section[name][rest]
-
-
-def _inside(value: float, interval: str) -> bool:
-    low, high = (float(text) for text in interval[1:-1].split(","))
-    above = value > low if interval[0] == "(" else value >= low
-    return above and (value < high if interval[-1] == ")" else value <= high)
 
 
 def _interval_text(interval: str) -> str:
@@ -66,7 +61,7 @@ def value_errors(config: ConfigDict) -> Iterator[str]:
     """Numbers out of range and unknown names, each text beginning with its key."""
     for pattern, rule in declared().items():
         for key, value in expand(config, pattern) if rule.within and not rule.items else ():
-            if value is not None and not _inside(value, rule.within):
+            if value is not None and not inside(value, rule.within):
                 high = rule.within[1:-1].split(",")[1].strip()
                 text = f"at most {high}" if FAR <= float(high) < value else _interval_text(rule.within)
                 yield f"{key} = {value} is out of range; it must be {text}"
@@ -78,6 +73,25 @@ def value_errors(config: ConfigDict) -> Iterator[str]:
             inherited = "*" in pattern and not value  # of an entry of an open node
             if not inherited and value not in choices and not (rule.any_case and value.lower() in choices):
                 yield f"{key} = {value!r} is unknown; choose one of {', '.join(choices)}"
+
+
+def quantity_errors(config: ConfigDict) -> Iterator[str]:
+    """Quantities out of range, and keys of one that exclude each other."""
+    members: dict[tuple[str, str], list[tuple[str, Key, Any]]] = {}
+    for pattern, rule in declared().items():
+        for key, value in expand(config, pattern) if rule.quantity else ():
+            members.setdefault((key.rpartition(".")[0], rule.quantity), []).append((key, rule, value))
+    for rows in members.values():
+        used = [(key, rule, value) for key, rule, value in rows if rule.setting(value) is not None]
+        for key, rule, value in used:
+            if rule.unit == "fraction" and not 0 < value <= 1:
+                steps = next(other for other, its, _ in rows if its.unit == "steps")
+                yield f"{key} = {value} must lie in (0, 1]; use {steps} for a step count"
+            elif not (value > 0 and math.isfinite(value)):
+                yield f"{key} = {value} must be a positive number, or 0 to switch it off"
+        if len(used) > 1:
+            given = " and ".join(f"{key} = {value}" for key, _, value in used)
+            yield f"{given} exclude each other; keep one of them and set the others to None"
 
 
 def empty_errors(config: ConfigDict) -> list[str]:
@@ -108,7 +122,7 @@ def tuple_errors(config: ConfigDict) -> Iterator[tuple[str, str]]:
                 yield key, f"{key} = {value!r} has {len(value)} items; give {counts}{each}"
             elif wrong := [x for x in value if choices and x not in choices]:
                 yield key, f"{key} holds {wrong[0]!r}, which is unknown; choose among {', '.join(choices)}"
-            elif wrong := [x for x in value if rule.items in (int, float) and not _inside(x, within)]:
+            elif wrong := [x for x in value if rule.items in (int, float) and not inside(x, within)]:
                 yield key, f"{key} = {value!r} holds {wrong[0]}; each item must be {_interval_text(within)}"
 
 

@@ -18,8 +18,8 @@ from types import MappingProxyType
 
 from ml_collections.config_dict import ConfigDict
 
-from linnaeus_jax.config.keys import Key, Section, initial_tree, walk
-from linnaeus_jax.config.open_nodes import ENTRIES, complete_open_nodes
+from linnaeus_jax.config.keys import Key, Section, walk
+from linnaeus_jax.config.open_nodes import ENTRIES, complete_open_nodes, initial_tree
 from linnaeus_jax.config.sections import data, debug, learning, model, project, schedule, training
 
 __all__ = ["SECTIONS", "complete_open_nodes", "declared", "get_config"]

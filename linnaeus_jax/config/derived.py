@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import MODELS
 
@@ -26,13 +26,13 @@ def active_components(meta: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(used, key=lambda name: (components[name]["idx"], name))) if meta["active"] else ()
 
 
-def architecture(config: ConfigDict) -> str:
+def architecture(config: Config) -> str:
     """Name of the model: its family and, where the family has any, its variant."""
     model = config.model
     return f"{model.type}_{model.variant}" if MODELS[model.type].variants else str(model.type)
 
 
-def global_batch_size(config: ConfigDict, devices: int) -> int:
+def global_batch_size(config: Config, devices: int) -> int:
     """Rows of one micro-batch over all devices of all processes.
 
     Raises:
@@ -54,26 +54,29 @@ def forms_groups(sampler: str) -> bool:
     return sampler == "grouped"
 
 
-def mixes(config: ConfigDict) -> bool:
-    """Whether pictures are ever mixed in training."""
+def wants_mixing(config: Config) -> bool:
+    """Whether the three switches of mixing are on."""
     mixup = config.schedule.mixup
-    return mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled) and forms_groups(config.data.sampler.type)
+    return mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled)
 
 
-def stores_inputs(config: ConfigDict) -> bool:
+def mixes(config: Config) -> bool:
+    """Whether pictures are ever mixed in training."""
+    return wants_mixing(config) and forms_groups(config.data.sampler.type)
+
+
+def stores_inputs(config: Config) -> bool:
     """Whether what the first blocks make of the pictures is stored, and the rest trains on it."""
     return bool(config.train.tune != "full")
 
 
-def gradnorm_enabled(config: ConfigDict) -> bool:
+def gradnorm_enabled(config: Config) -> bool:
     """Whether GradNorm moves the task weights."""
     task = config.loss.grad_weighting.task
     return bool(task.gradnorm_enabled) and task.type == "gradnorm"
 
 
-def value_of(config: Mapping[str, Any], key: str) -> Any:
-    """The value, or section, of a dotted key."""
-    node = config
-    for part in key.split("."):
-        node = node[part]
-    return node
+def default_workdir(config: Config) -> Path:
+    """The directory of a run without --workdir: `<env.output.base_dir>/<project>/<group>/<name>`."""
+    names = config.experiment
+    return Path(config.env.output.base_dir) / names.project / names.group / names.name

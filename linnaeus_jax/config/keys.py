@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from ml_collections.config_dict import ConfigDict, placeholder
+from ml_collections.config_dict import placeholder
 
 #: fixed names, or `module:NAME` of the names, or the registry, of another subpackage, looked up when they are needed
 Names = Sequence[str] | str
@@ -44,9 +45,12 @@ class Key:
       lengths: numbers of items; empty: any.
       per_task: one item, or one for each task.
       optional: or no item.
+      off: the interval of its numbers that say "off", as None does.
       unit: of a quantity that can be given in several: `steps`, `fraction` or `epochs`.
+      quantity: the name of that.
       rivals: names of the keys for its other units.
       counts: what counts, in this unit, where none of them is given; None: another unit's, or off.
+      like: the quantity of the same section that counts where none of them is given.
     """
 
     default: Any
@@ -61,15 +65,20 @@ class Key:
     lengths: tuple[int, ...] = ()
     per_task: bool = False
     optional: bool = False
+    off: str = ""
     unit: str = ""
+    quantity: str = ""
     rivals: tuple[str, ...] = ()
     counts: float | None = None
+    like: str = ""
 
     def initial(self) -> Any:
         """The value in the tree of defaults."""
-        if self.kind is dict:
-            return ConfigDict(self.default)
         return placeholder(self.kind) if self.default is None else self.default
+
+    def setting(self, value: Any) -> Any:
+        """A value as the program reads it: None where it says "off"."""
+        return None if self.off and value is not None and inside(value, self.off) else value
 
     def names(self) -> Collection[str]:
         """The texts that it may be; empty: any."""
@@ -112,6 +121,13 @@ class Key:
         return ", ".join([*parts, "or empty"] if self.optional else parts)
 
 
+def inside(value: float, interval: str) -> bool:
+    """Whether a number lies in an interval such as `[0, inf)`."""
+    low, high = (float(text) for text in interval[1:-1].split(","))
+    above = value > low if interval[0] == "(" else value >= low
+    return above and (value < high if interval[-1] == ")" else value <= high)
+
+
 def _interval(text: str) -> str:
     low, high = (part.strip() for part in text[1:-1].split(","))
     if low == "-inf":
@@ -131,23 +147,36 @@ def unset(kind: type, meaning: str, **rules: Any) -> Key:
     return Key(default=None, meaning=meaning, kind=kind, **rules)
 
 
-def quantity(names: Mapping[str, tuple[str, type]], meaning: str, default: tuple[str, float] | None = None) -> Section:
+def quantity(
+    name: str,
+    names: Mapping[str, tuple[str, type]],
+    meaning: str,
+    default: tuple[str, float] | None = None,
+    off: Mapping[str, str] = MappingProxyType({}),
+    **rules: Any,
+) -> Section:
     """Keys of one quantity, of which one is given.
 
     Args:
+      name: of the quantity, which the program reads as one `Duration`.
       names: unit -> name and type of its key.
       default: unit and value that count where none is given; None: it is off.
+      off: unit -> the interval of its numbers that say "off"; of other units 0 alone.
+      rules: attributes of all these keys.
     """
-    every = [name for name, _ in names.values()]
+    every = [key for key, _ in names.values()]
     return {
-        name: unset(
+        key: unset(
             kind,
             meaning,
+            off=off.get(unit, "[0, 0]"),
             unit=unit,
-            rivals=tuple(other for other in every if other != name),
+            quantity=name,
+            rivals=tuple(other for other in every if other != key),
             counts=default[1] if default and default[0] == unit else None,
+            **rules,
         )
-        for unit, (name, kind) in names.items()
+        for unit, (key, kind) in names.items()
     }
 
 
@@ -157,16 +186,7 @@ def duration(
     """The keys `<prefix>_<unit>` of a quantity in updates, as a share of the run or, where `epochs` is their type, in
     epochs; `default` as of `quantity`."""
     kinds = {"steps": int, "fraction": float} | ({"epochs": epochs} if epochs else {})
-    return quantity({unit: (f"{prefix}_{unit}", kind) for unit, kind in kinds.items()}, meaning, default)
-
-
-def initial_tree(section: Mapping[str, Any]) -> Section | ConfigDict:
-    """The default values of a section."""
-    tree = {
-        name: found.initial() if isinstance(found, Key) else initial_tree(found) if isinstance(found, dict) else found
-        for name, found in section.items()
-    }
-    return ConfigDict(tree, sort_keys=False) if isinstance(section, InOrder) else tree
+    return quantity(prefix, {unit: (f"{prefix}_{unit}", kind) for unit, kind in kinds.items()}, meaning, default)
 
 
 def walk(section: Mapping[str, Any], path: str, entries: Mapping[str, Section]) -> Iterator[tuple[str, Key]]:
@@ -182,3 +202,11 @@ def walk(section: Mapping[str, Any], path: str, entries: Mapping[str, Section]) 
             yield from walk(found, here, entries)
     for node in behind:
         yield from ((f"{node}.*.{name}", found) for name, found in entries[node].items())
+
+
+def value_of(config: Mapping[str, Any], key: str) -> Any:
+    """The value, or section, of a dotted key."""
+    node = config
+    for part in key.split("."):
+        node = node[part]
+    return node

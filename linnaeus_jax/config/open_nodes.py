@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict, placeholder
 
-from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.config.keys import Section, initial_tree
+from linnaeus_jax.config.keys import InOrder, Key, Section, value_of
 from linnaeus_jax.config.sections.data import COMPONENT
 from linnaeus_jax.config.sections.model import HEAD, HEAD_OPTIONS
 from linnaeus_jax.config.sections.training import LR_GROUP, OPTIMIZER_GROUP
@@ -22,6 +21,15 @@ ENTRIES: dict[str, Section] = {
     "optimizer.parameter_groups": OPTIMIZER_GROUP,
     "model.classification.heads": HEAD,
 }
+
+
+def initial_tree(section: Mapping[str, Any]) -> Section | ConfigDict:
+    """The default values of a section."""
+    tree = {
+        name: found.initial() if isinstance(found, Key) else initial_tree(found) if isinstance(found, dict) else found
+        for name, found in section.items()
+    }
+    return ConfigDict(tree, sort_keys=False) if isinstance(section, InOrder) else tree
 
 
 def entry(node: str) -> ConfigDict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import cloudpickle
@@ -27,6 +28,15 @@ def import_plugins(config: ConfigDict) -> None:
             raise ConfigError(f"env.plugins holds {name!r}; each entry is the name of a module or of a .py file")
     names = tuple(str(Path(name).absolute()) if name.endswith(".py") else name for name in config.env.plugins)
     config.env.plugins = names
+    import_named(names)
+
+
+def import_named(names: Iterable[str]) -> None:
+    """Imports modules of plugins, each once per process.
+
+    Raises:
+      ConfigError: a module does not exist or raises while it is imported.
+    """
     for name in names:
         try:
             _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)

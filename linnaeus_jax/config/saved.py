@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.redaction import redacted
+from linnaeus_jax.config.tree import assign
+
+log = logging.getLogger("linnaeus_jax")
 
 #: keys of configs saved by earlier versions, which had but one value
 FORMER_KEYS = ("model.in_chans", "model.img_size")
@@ -43,9 +48,18 @@ def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
     return complete_open_nodes(config)
 
 
+def keep(config: ConfigDict, saved: ConfigDict, keys: Iterable[str], whose: str) -> None:
+    """Sets some keys of a configuration as a saved one has them, that of `whose`, and says what that changes."""
+    for key in keys:
+        now, then = value_of(config, key), value_of(saved, key)
+        if now != then:
+            log.warning("%s is now %r; %s was trained with %r, which is used", key, now, whose, then)
+            assign(config, key.split("."), then)
+
+
 def plain(config: ConfigDict) -> dict[str, Any]:
-    """The config as JSON types, secrets hidden."""
-    return json.loads(json.dumps(redacted(config.to_dict())))
+    """The config as JSON types, secrets hidden; what is of no such type, which no check lets pass, as text."""
+    return json.loads(json.dumps(redacted(config.to_dict()), default=str))
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections.config_dict import ConfigDict
 from numpy.typing import NDArray
 
+from linnaeus_jax.config.typed import Config, DataConfig, ScheduleMixupConfig
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
@@ -153,7 +153,7 @@ class Dataset:
         return "\n".join([*lines, *self._oddities()])
 
 
-def resolve_sources(data: ConfigDict) -> Sources:
+def resolve_sources(data: DataConfig) -> Sources:
     """The build scenario that the paths of `config.data` describe.
 
     Two files (`train_*` and `val_*`), a single file to be split (`labels_path`), or training only (`train_*`); images
@@ -212,7 +212,7 @@ def resolve_sources(data: ConfigDict) -> Sources:
     )
 
 
-def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int64]] | None = None) -> Dataset:
+def build_dataset(config: Config, missing_rows: Mapping[str, NDArray[np.int64]] | None = None) -> Dataset:
     """Reads the labels files named by the config and prepares both splits. Images are not opened.
 
     Args:
@@ -317,7 +317,7 @@ def build_dataset(config: ConfigDict, missing_rows: Mapping[str, NDArray[np.int6
 
 
 def _select_rows(
-    data: ConfigDict,
+    data: DataConfig,
     sources: Sources,
     tables: Sequence[LabelTable],
     settings: Sequence[ComponentSettings],
@@ -338,7 +338,7 @@ def _select_rows(
     return rows, tuple(report for _, report in filtered)
 
 
-def _null_columns(mixup: ConfigDict, tasks: tuple[str, ...]) -> tuple[int, ...] | None:
+def _null_columns(mixup: ScheduleMixupConfig, tasks: tuple[str, ...]) -> tuple[int, ...] | None:
     """Positions of the tasks whose null rows are kept out of mixing."""
     if not mixup.exclude_null_samples:
         return None

@@ -14,8 +14,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-from ml_collections import ConfigDict
 
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.hdf5 import open_hdf5
@@ -82,7 +82,7 @@ def _check_identifiers(path: Path, table: LabelTable) -> None:
 
 
 def open_split(
-    config: ConfigDict, split: Split, cache: ImageCache | None = None, *, how: Preprocessing | None = None
+    config: Config, split: Split, cache: ImageCache | None = None, *, how: Preprocessing | None = None
 ) -> ImageSource:
     """The images of a split: a directory, a file whose suffix names a registered source, or else an HDF5 file.
 
@@ -108,7 +108,7 @@ def open_split(
         cache,
         data.hybrid.allow_missing_images,
     )
-    options = {name: data.image_sources[kind][name] for name in IMAGE_SOURCES.options(kind)}
+    options = {name: data["image_sources"][kind][name] for name in IMAGE_SOURCES.options(kind)}
     return open_images(files, kind, options)
 
 

@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import grain
 import numpy as np
-from ml_collections import ConfigDict
 
 from linnaeus_jax.compat.grain_parts import allow_processes, close, go_to
+from linnaeus_jax.config.typed import DataConfig
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.cache import CacheStats, ImageCache
@@ -53,7 +53,7 @@ class ReadSettings:
     worker_processes: int = 0
 
     @classmethod
-    def from_config(cls, data: ConfigDict) -> ReadSettings:
+    def from_config(cls, data: DataConfig) -> ReadSettings:
         """What the section `data` says."""
         prefetch, processes, decoding = data.prefetch, data.worker_processes, data.prefetch.num_io_threads
         if decoding is None:

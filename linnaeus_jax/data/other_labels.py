@@ -6,9 +6,9 @@ import logging
 from dataclasses import replace
 
 import numpy as np
-from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables
@@ -19,7 +19,7 @@ from linnaeus_jax.mistakes import InputError
 log = logging.getLogger("linnaeus_jax.data")
 
 
-def read_other_labels(config: ConfigDict, dataset: Dataset, labels: str, images: str) -> splits.Split:
+def read_other_labels(config: Config, dataset: Dataset, labels: str, images: str) -> splits.Split:
     """Another labels file as a validation split under the classes of the run.
 
     Rows with a taxon that the run does not know are left out with a warning, because no prediction could be right.
@@ -48,7 +48,7 @@ def read_other_labels(config: ConfigDict, dataset: Dataset, labels: str, images:
     return _as_validation(config, dataset, replace(table, label=label), kept, images)
 
 
-def held_out_split(config: ConfigDict, dataset: Dataset) -> splits.Split:
+def held_out_split(config: Config, dataset: Dataset) -> splits.Split:
     """The test rows of the run's own labels file, see `Dataset.test_rows`.
 
     Raises:
@@ -67,7 +67,7 @@ def held_out_split(config: ConfigDict, dataset: Dataset) -> splits.Split:
 
 
 def _as_validation(
-    config: ConfigDict, dataset: Dataset, table: LabelTable, rows: NDArray[np.int64], images: str
+    config: Config, dataset: Dataset, table: LabelTable, rows: NDArray[np.int64], images: str
 ) -> splits.Split:
     """Some rows of a table whose labels are classes of the run."""
     finest = dataset.tasks[0]

@@ -19,7 +19,7 @@ from linnaeus_jax.config.sections.data import LEAST_CROP
 from linnaeus_jax.data.decoding import Pixels, read_image, read_reduced
 
 if TYPE_CHECKING:
-    from ml_collections import ConfigDict
+    from linnaeus_jax.config.typed import Config
 
 RESIZE_MODES = ("squash", "center_crop", "pad")
 #: name of an interpolation by Pillow -> its filter
@@ -86,7 +86,7 @@ class Preprocessing:
             raise ValueError(conflict)
 
     @classmethod
-    def from_config(cls, config: ConfigDict) -> Preprocessing:
+    def from_config(cls, config: Config) -> Preprocessing:
         """That of a run with this configuration."""
         data, aug = config.data, config.aug
         return cls(

@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.derived import forms_groups, global_batch_size
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.class_balance import CLASS_BALANCE, class_shares, draw_rows, spread_chunks
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import SAMPLERS
@@ -129,7 +129,7 @@ class SamplerSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_config(cls, config: ConfigDict, devices: int = 1) -> SamplerSettings:
+    def from_config(cls, config: Config, devices: int = 1) -> SamplerSettings:
         """The sampler of the config; raises ValueError also for sizes that the devices do not divide."""
         sampler, tasks = config.data.sampler, config.data.task_keys_h5
         if sampler.class_balance_task and sampler.class_balance_task not in tasks:

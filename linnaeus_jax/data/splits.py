@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
+from linnaeus_jax.config.typed import DataConfig, DataH5Config
 from linnaeus_jax.data.labels import OCCURRENCE, SPLIT, SPLITS, LabelTable, read_split_column, text_hashes
 from linnaeus_jax.data.metadata import ComponentSettings
 from linnaeus_jax.mistakes import InputError
@@ -102,7 +102,7 @@ class FilterReport:
 
 def filter_rows(
     table: LabelTable,
-    data: ConfigDict,
+    data: DataConfig,
     components: Sequence[ComponentSettings],
     missing_rows: NDArray[np.int64] | Sequence[int] = (),
 ) -> tuple[NDArray[np.int64], FilterReport]:
@@ -170,7 +170,7 @@ class SplitRows:
 FEWEST_ROWS = 10
 
 
-def split_file(table: LabelTable, kept: NDArray[np.int64], h5: ConfigDict) -> SplitRows:
+def split_file(table: LabelTable, kept: NDArray[np.int64], h5: DataH5Config) -> SplitRows:
     """The splits of a single file: those that its dataset `split` says, or random ones.
 
     Rows of a split that the file says keep the order of the file. A random split draws rows; where the file says
@@ -216,7 +216,7 @@ def split_file(table: LabelTable, kept: NDArray[np.int64], h5: ConfigDict) -> Sp
 
 
 def _random(
-    table: LabelTable, kept: NDArray[np.int64], h5: ConfigDict
+    table: LabelTable, kept: NDArray[np.int64], h5: DataH5Config
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
     """Training and validation rows drawn from `kept`, and how where not row by row."""
     ratio, seed = h5.train_val_split_ratio, h5.train_val_split_seed

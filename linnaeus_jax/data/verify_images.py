@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from linnaeus_jax.config.typed import DataHybridVerifyImagesConfig
 from linnaeus_jax.data.images import check_directory, image_path
 from linnaeus_jax.files import write_json
 from linnaeus_jax.mistakes import InputError
@@ -32,7 +32,11 @@ def _files_in(directory: str) -> set[str]:
 
 
 def missing_rows(
-    identifiers: Sequence[str] | np.ndarray, directory: str, extension: str, workers: int = 0, chunk_size: int = 1000
+    identifiers: Sequence[str] | np.ndarray,
+    directory: str,
+    extension: str,
+    workers: int | None = None,
+    chunk_size: int = 1000,
 ) -> list[int]:
     """The rows whose image file does not exist, ascending.
 
@@ -42,7 +46,7 @@ def missing_rows(
       identifiers: N file names or relative paths, one per row of the labels file.
       directory: the image folder.
       extension: see `image_path`.
-      workers: threads; 0 or less: one per CPU.
+      workers: threads; None: one per CPU.
       chunk_size: rows per piece of work.
 
     Raises:
@@ -62,7 +66,7 @@ def missing_rows(
         return missing
 
     starts = range(0, len(identifiers), chunk_size)
-    with ThreadPoolExecutor(workers if workers > 0 else os.cpu_count(), thread_name_prefix="verify-images") as pool:
+    with ThreadPoolExecutor(workers or os.cpu_count(), thread_name_prefix="verify-images") as pool:
         return [row for chunk in pool.map(missing_in, starts) for row in chunk]
 
 
@@ -70,14 +74,14 @@ def verify_images(
     identifiers: Sequence[str] | np.ndarray,
     directory: str,
     extension: str,
-    verify: ConfigDict,
+    verify: DataHybridVerifyImagesConfig,
     report_path: Path | None = None,
 ) -> np.ndarray:
     """Finds the rows whose image file does not exist, see `missing_rows`, writes a JSON report and applies the limits.
 
     Args:
-      verify: the section `data.hybrid.verify_images`. Both limits are literal even at 0, and off below it;
-        `num_workers` threads, 0 or less: one per CPU; `chunk_size` rows per piece of work; `log_missing` lists missing
+      verify: the section `data.hybrid.verify_images`. Both limits are literal even at 0;
+        `num_workers` threads, None: one per CPU; `chunk_size` rows per piece of work; `log_missing` lists missing
         identifiers and rows in the report, and logs the first 50.
       report_path: JSON report, written before a limit aborts; None: no report.
 
@@ -108,7 +112,7 @@ def verify_images(
         for row, name in list(zip(missing, names))[:50]:
             logger.warning("%s: row %d: no file for %s", directory, row, name)
     for key, value in (("max_missing_count", len(missing)), ("max_missing_ratio", ratio)):
-        if 0 <= (limit := verify[key]) < value:
+        if (limit := verify[key]) is not None and value > limit:
             raise MissingImagesError(
                 f"{directory}: {len(missing)} of {len(identifiers)} images are missing ({value:g}, more than "
                 f"data.hybrid.verify_images.{key} {limit:g}); restore them or raise the limit"

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax import versions
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.saved import config_from_json, plain
+from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.files import (
     DamagedFileError,
     check_digests,
@@ -35,10 +35,13 @@ class BundleError(UserError):
     """A bundle that cannot be used; the message says which and why."""
 
 
-def write(folder: Path, config: ConfigDict, step: int, state: Any, batch: Mapping[str, Any]) -> Path:
+def write(folder: Path, config: Mapping[str, Any], step: int, state: Any, batch: Mapping[str, Any]) -> Path:
     """Writes the bundle of the update of `step`, which was skipped and left its parameters in `state`.
 
     Every process takes part in saving the state; process 0 writes the rest, `bundle.json` last.
+
+    Args:
+      config: as `config.json` has it.
     """
     path = (folder / f"update_{step}").resolve()
     make_directory(path)
@@ -49,7 +52,7 @@ def write(folder: Path, config: ConfigDict, step: int, state: Any, batch: Mappin
     if jax.process_index() == 0:
         write_digests(path, ("state", f"batch_{jax.process_index()}.npz"))
         sync_tree(path)  # its last file says that all of it is there
-        about = {"update": step, "config": plain(config), "versions": versions.versions()}
+        about = {"update": step, "config": config, "versions": versions.versions()}
         write_json(path / "bundle.json", sealed(about))
     return path
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.debugging.flags import DebugFlags, Point, Text
@@ -79,7 +79,7 @@ class FlagReports:
     facts: RunFacts
 
     def __init__(
-        self, config: ConfigDict, debug: DebugFlags, tasks: Sequence[str], memory_profiles: Path, texts: Sequence[Text]
+        self, config: Config, debug: DebugFlags, tasks: Sequence[str], memory_profiles: Path, texts: Sequence[Text]
     ) -> None:
         self.config, self.debug, self.tasks, self.memory_profiles = config, debug, tuple(tasks), memory_profiles
         self._texts = [text for text in texts if debug.on(text.flag)]

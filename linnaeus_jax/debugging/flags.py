@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config import get_config
+from linnaeus_jax.config.typed import DebugConfig
 from linnaeus_jax.reporting.logs import DATA, MAIN
 from linnaeus_jax.reporting.metrics_log import strict
 
@@ -63,7 +63,7 @@ class DebugFlags:
     _warned: set[str] = field(default_factory=set, repr=False)
 
     @classmethod
-    def from_config(cls, debug: ConfigDict, process: int = 0) -> DebugFlags:
+    def from_config(cls, debug: DebugConfig, process: int = 0) -> DebugFlags:
         """Reads the `debug` section of the configuration for one process."""
         values = {name: debug[name] for name in debug} | {f"loss.{name}": debug.loss[name] for name in debug.loss}
         return cls(frozenset(flag for flag in FLAGS if values[flag] and (process == 0 or flag in EVERY_PROCESS)))

@@ -16,8 +16,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.debugging import crash_bundle, flag_texts, loss_texts, nonfinite
 from linnaeus_jax.debugging.event_log import (
     DebugEventLog,
@@ -47,9 +47,7 @@ log = logging.getLogger("linnaeus_jax")
 class DebugSession:
     """The debugging of one run; built before the program, because it decides what the step records."""
 
-    def __init__(
-        self, config: ConfigDict, directory: RunDirectory, tasks: Sequence[str], *, is_coordinator: bool
-    ) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, tasks: Sequence[str], *, is_coordinator: bool) -> None:
         debug = config.debug
         self.config, self.directory, self.is_coordinator = config, directory, is_coordinator
         self.tasks = tuple(tasks)
@@ -219,7 +217,7 @@ class DebugSession:
         if not self.writes_bundle:
             return
         self.writes_bundle = False
-        path = crash_bundle.write(self.directory.root / "crash", self.config, step, state, batch)
+        path = crash_bundle.write(self.directory.root / "crash", self.config.saved, step, state, batch)
         log.warning(
             "update %d is not finite and was not applied; repeat it with: python -m linnaeus_jax.tools.replay %s",
             step,

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 import numpy as np
 import optax
 from flax.traverse_util import unflatten_dict
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import STORED_GROUP
 from linnaeus_jax.config.open_nodes import entry
+from linnaeus_jax.config.typed import OptimizerConfig
 from linnaeus_jax.learning.buckets import LeafBuckets, worth_gathering
 from linnaeus_jax.learning.filters import Filter, Parameter, parse_filter
 from linnaeus_jax.learning.transforms import FROZEN, OPTIMIZERS, Path, build_transform, is_elementwise
@@ -33,7 +33,7 @@ class _Group:
 
 
 def build_optimizer(
-    settings: ConfigDict,
+    settings: OptimizerConfig,
     parameters: Sequence[Parameter],
     *,
     layer_index: Callable[[str], int] | None = None,
@@ -140,15 +140,14 @@ def _treatment(leaves: Mapping[Path, Sequence[tuple[ParameterRow, float]]]) -> d
 
 
 def read_groups(
-    settings: ConfigDict,
+    settings: OptimizerConfig,
     *,
     checkpoint_shapes: Mapping[str, tuple[int, ...]] | None = None,
     stage_of: Callable[[str], str] | None = None,
 ) -> tuple[dict[str, _Group], dict[str, Filter], list[str]]:
     """Groups by name ("default" last), their filters, and everything that is wrong with either or their optimizers."""
     node = settings.parameter_groups
-    # ConfigDict iterates over its keys alphabetically; only its fields keep the order of the configuration.
-    order = [key for key in node._fields if key not in ("enabled", DEFAULT_GROUP)] if node.enabled else []
+    order = [key for key in node if key not in ("enabled", DEFAULT_GROUP)] if node.enabled else []
     groups, filters, errors = dict[str, _Group](), dict[str, Filter](), list[str]()
     for name in (*order, DEFAULT_GROUP):
         key = f"optimizer.parameter_groups.{name}"

@@ -25,8 +25,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from ml_collections import ConfigDict
 
+from linnaeus_jax.config.typed import OptimizerConfig
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import OPTIMIZERS, required_kwargs
 
@@ -51,7 +51,10 @@ def _path(keys: tuple[Any, ...]) -> Path:
 
 
 def build_transform(
-    name: str, settings: ConfigDict, decay: Mapping[Path, float] | None = None, ndim: Mapping[Path, int] | None = None
+    name: str,
+    settings: OptimizerConfig,
+    decay: Mapping[Path, float] | None = None,
+    ndim: Mapping[Path, int] | None = None,
 ) -> optax.GradientTransformation:
     """The transform of one optimizer, or of frozen parameters, with weight decay but without learning rate and sign.
 
@@ -183,11 +186,11 @@ def _orthogonalize(ns_steps: int, ndim: Mapping[Path, int]) -> optax.GradientTra
 
 
 def _ademamix_schedules(alpha: float, beta1: float, beta3: float, warmup: int | None) -> tuple[Any, Any]:
-    """AdEMAMix' ramps of alpha and beta3 over `warmup` updates (None or 0: constants), as functions of the count.
+    """AdEMAMix' ramps of alpha and beta3 over `warmup` updates (None: constants), as functions of the count.
 
     beta3 rises so that the half-life of the slow average grows linearly (Pagliardini et al., 2024).
     """
-    if not warmup:
+    if warmup is None:
         return alpha, beta3
     log1, log3 = math.log(beta1), math.log(beta3)
 

@@ -102,7 +102,7 @@ class UpdateSettings:
 
     optimizer: Optimizer
     clip_mode: str  # norm or adaptive
-    clip_limit: float  # 0 or less: nothing is clipped
+    clip_limit: float | None  # None: nothing is clipped
     ema_decay: float | None  # None: there is no moving average
 
 
@@ -177,29 +177,29 @@ class Update:
         return Trainable(params, opt_state, ema), changes, norm
 
 
-def clip_norm(grads: Any, norm: jax.Array, limit: float) -> tuple[Any, jax.Array]:
+def clip_norm(grads: Any, norm: jax.Array, limit: float | None) -> tuple[Any, jax.Array]:
     """Gradients times min(1, limit / (norm + 1e-6)), and their norm after that.
 
     Args:
       norm: float32 [], of all of `grads`; if it is not finite, that is passed on, not hidden.
-      limit: largest norm; 0 or less: nothing is clipped.
+      limit: largest norm; None: nothing is clipped.
     """
-    if limit <= 0:
+    if limit is None:
         return grads, norm
     factor = jnp.minimum(1.0, limit / (norm + 1e-6))
     return jax.tree.map(lambda g: g * factor, grads), norm * factor
 
 
-def clip_units(grads: Any, params: Any, limit: float, ndim: Any = None) -> Any:
+def clip_units(grads: Any, params: Any, limit: float | None, ndim: Any = None) -> Any:
     """Limits each output unit's gradient to `limit` times the norm of its weights (Brock et al., 2021).
 
     Args:
       grads, params: trees of floats, None where frozen.
-      limit: largest ratio; 0 or less: nothing is clipped.
+      limit: largest ratio; None: nothing is clipped.
       ndim: tree of axes per layer, see `Optimizer`; every layer of a stacked leaf is taken on its own. None: nothing is
         stacked.
     """
-    if limit <= 0:
+    if limit is None:
         return grads
     layers, weights = (_layers(tree, ndim) for tree in (grads, params))
     transform = optax.adaptive_grad_clip(limit)

@@ -21,10 +21,10 @@ from typing import Any
 import jax
 import numpy as np
 import yaml
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle.fields import LARGEST_SIDE, LARGEST_VALUE, LEAST_DEVIATION
@@ -77,7 +77,7 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     taxonomy = _taxonomy(path, model, files)
     state = read_state(_inside(path, model["weights_path"], "model.weights_path"))
     preprocessing = _preprocessing(about["input_preprocessing"])
-    config = _variant(path, model, state)
+    config = _variant(path, model, state, taxonomy.tasks)
     encoder = _encoder(about.get("metadata_preprocessing") or {}, config, state, _says_order(path, model))
     expected = model.get("expected_aux_vector_length")
     if expected is not None and expected != encoder.width:
@@ -85,13 +85,6 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
             f"model.expected_aux_vector_length is {expected}, but its metadata components make {encoder.width} numbers"
         )
     settings = config.model
-    with settings.unlocked():
-        heads = settings.classification.heads
-        for task in taxonomy.tasks:
-            kind = _head_type(state, task)
-            if kind and heads.get(task, {}).get("type") != kind:
-                heads[task] = ConfigDict({"type": kind})
-        complete_open_nodes(config)
     built = model_of(settings, preprocessing, encoder, taxonomy)
     variables = _variables(built, settings, {task: ids.tolist() for task, ids in taxonomy.classes.items()}, state)
     source = " ".join(str(files[key]) for key in ("source_name", "version") if files.get(key))
@@ -105,13 +98,12 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
 
 
 def _variables(
-    model: ModelFamily, settings: ConfigDict, classes: Mapping[str, Sequence[int]], state: StateFile
+    model: ModelFamily, settings: Mapping[str, Any], classes: Mapping[str, Sequence[int]], state: StateFile
 ) -> dict[str, Any]:
     """Every leaf of the model from the file, as it is; anything else is an error."""
-    reading = settings.copy_and_resolve_references()
-    with reading.unlocked():  # the variant's file may name what its training started from
-        reading.update({**DEFAULTS, "pretrained_attn_scale": settings.pretrained_attn_scale})
-        reading.pretrained = str(state.path)
+    # the variant's file may name what its training started from
+    here = {"pretrained": str(state.path), "pretrained_attn_scale": settings["pretrained_attn_scale"]}
+    reading = {**settings, **DEFAULTS, **here}
     taken = read_pretrained(reading, model, classes, run_state=state)
     others = taken.coverage.of(coverage.RESIZED, coverage.MATCHED, coverage.OTHER_SHAPE, coverage.INITIAL)
     if others:
@@ -180,7 +172,7 @@ def _columns(about: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     return columns
 
 
-def _encoder(about: Mapping[str, Any], config: ConfigDict, state: StateFile, says_order: bool) -> MetadataEncoder:
+def _encoder(about: Mapping[str, Any], config: Config, state: StateFile, says_order: bool) -> MetadataEncoder:
     """The components that bundle and weights agree about."""
     widths = {match[1]: array.shape[1] for name, array in state.arrays.items() if (match := META_HEAD.fullmatch(name))}
     kinds: dict[str, str] = {}
@@ -218,7 +210,7 @@ def _encoder(about: Mapping[str, Any], config: ConfigDict, state: StateFile, say
 # ---- model
 
 
-def _variant(path: Path, model: Mapping[str, Any], state: StateFile) -> ConfigDict:
+def _variant(path: Path, model: Mapping[str, Any], state: StateFile, tasks: Sequence[str]) -> Config:
     """The configuration of the architecture: the variant's file over the defaults, or the name alone."""
     name = str(model["architecture_name"])
     family = next((family for family in FAMILIES if name.startswith(family)), "")
@@ -238,9 +230,14 @@ def _variant(path: Path, model: Mapping[str, Any], state: StateFile) -> ConfigDi
             config.model.rope_stages.rope_mode = "cos_only"
         if original and "hierarchy_mode" not in spelled:
             config.model.classification.hierarchy_mode = "reference_unrefined"
+        heads = config.model.classification.heads
+        for task in tasks:
+            kind = _head_type(state, task)
+            if kind and heads.get(task, {}).get("type") != kind:
+                heads[task] = {"type": kind}
     if config.model.type != family:
         raise ValueError(f"model.architecture_name is {name!r}, but its variant's file describes {config.model.type}")
-    return config
+    return typed(complete_open_nodes(config))
 
 
 def _says_order(path: Path, model: Mapping[str, Any]) -> bool:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
-from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.plugins import import_named
 from linnaeus_jax.config.saved import config_difference, flatten, plain
 from linnaeus_jax.data.baselines import BASELINES_FILE, TITLES
 from linnaeus_jax.files import DAMAGED_LOG, UNREADABLE_CHECKPOINTS, read_json, write_atomically
@@ -466,7 +465,7 @@ def write_report(run_directories: Sequence[Path], out: Path) -> Path:
     """
     runs = {label: RunRecord.load(path) for label, path in zip(labels(run_directories), run_directories, strict=True)}
     for run in runs.values():  # a schedule of the user's own is drawn by its class
-        import_plugins(ConfigDict({"env": {"plugins": tuple(run.config.get("env", {}).get("plugins", ()))}}))
+        import_named(run.config.get("env", {}).get("plugins", ()))
     tasks = tasks_of(runs.values())
     title = "Run " + next(iter(runs)) if len(runs) == 1 else f"{len(runs)} runs: {', '.join(runs)}"
     out.parent.mkdir(parents=True, exist_ok=True)  # said before anything is drawn, where it cannot be

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ml_collections import ConfigDict
-
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.redaction import redacted, sanitize
+from linnaeus_jax.config.section import nested
+from linnaeus_jax.config.typed import ExperimentConfig
 from linnaeus_jax.reporting.alerts import Watch
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import LOCAL, MetricsLog, Row
@@ -164,7 +164,7 @@ class Sinks:
 
 def open_sinks(
     metrics_log: MetricsLog,
-    experiment: ConfigDict,
+    experiment: ExperimentConfig,
     *,
     config: Mapping[str, Any],
     facts: Mapping[str, Any],
@@ -187,7 +187,7 @@ def open_sinks(
     if experiment.tensorboard.enabled:
         sinks.open("TensorBoard", lambda: TensorBoardSink(logs / "tensorboard", config=config))
     if experiment.wandb.enabled:
-        described, safe = {**config, **facts}, redacted(experiment.to_dict())
+        described, safe = {**config, **facts}, redacted(nested(experiment))
         sinks.open(
             "W&B",
             lambda: WandbSink(safe, directory=logs, config=described, run_id=run_id, debug=debug),

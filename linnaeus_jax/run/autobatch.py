@@ -16,16 +16,16 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.files import RunDirectory
 
 log = logging.getLogger("linnaeus_jax")
 
 #: a configuration -> bytes that one device needs for its updates
-StepMemory = Callable[[ConfigDict], int]
+StepMemory = Callable[[Config], int]
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,31 @@ class Fit:
         return self.tried[self.rows]
 
 
-def with_rows(config: ConfigDict, rows: int) -> ConfigDict:
-    """A copy of the configuration with that many rows of a micro-batch on each device."""
-    copy = config.copy_and_resolve_references()
-    copy.data.batch_size, copy.data.batch_size_per_device = None, rows
-    return copy
+def with_rows(config: Config, rows: int) -> Config:
+    """The configuration with that many rows of a micro-batch on each device."""
+    return config.replaced({"data.batch_size": None, "data.batch_size_per_device": rows})
 
 
-def device_budget(config: ConfigDict) -> int:
+def device_budget(config: Config) -> int:
     """Bytes of the smallest device of all processes that an update may take.
 
     Raises:
       UserError: the devices do not say how much memory they have, and neither does the configuration.
     """
     settings = config.data.autobatch
-    limit = settings.device_memory_gb * 1e9
+    limit = (settings.device_memory_gb or 0.0) * 1e9
     if not limit:
         found = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in jax.local_devices()]
         limit = float(multihost_utils.process_allgather(np.float64(min(found))).min())
     if not limit:
         raise UserError(
-            f"data.autobatch.device_memory_gb = {settings.device_memory_gb}, and devices of kind "
+            "data.autobatch.device_memory_gb = 0.0, and devices of kind "
             f"{jax.devices()[0].device_kind!r} do not say how much memory they have; give the gigabytes of one device"
         )
     return int(limit * settings.target_memory_fraction)
 
 
-def largest_batch(config: ConfigDict, devices: int, budget: int, memory: StepMemory) -> Fit:
+def largest_batch(config: Config, devices: int, budget: int, memory: StepMemory) -> Fit:
     """The most rows within `data.autobatch.min_batch_size` and `max_batch_size` that the sampler allows and that fit.
 
     Args:
@@ -122,7 +120,7 @@ def _predicted(choices: Sequence[int], tried: dict[int, int], budget: int, low: 
     return min(bisect.bisect_right(choices, rows) - 1, high - 1)
 
 
-def _allowed(config: ConfigDict, rows: int, devices: int) -> bool:
+def _allowed(config: Config, rows: int, devices: int) -> bool:
     try:
         SamplerSettings.from_config(with_rows(config, rows), devices)
     except ValueError:

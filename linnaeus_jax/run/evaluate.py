@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.saved import config_from_json
-from linnaeus_jax.config.tree import assign
+from linnaeus_jax.config.saved import config_from_json, keep
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.image_sources import open_split, other_resizing
 from linnaeus_jax.data.images import input_dtype
@@ -73,7 +70,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint)
         meta = checkpoints.readable_meta(step)
-        _restore_preprocessing(config, config_from_json(meta["config"]), step)
+        keep(config, config_from_json(meta["config"]), PREPROCESSING_KEYS, f"checkpoint {step}")
         schedule = ResolvedSchedule.from_dict(meta["schedule"])
         experiment = evaluation_experiment(config, directory, schedule)
         class_file = directory.assets / "class_to_idx.json"
@@ -91,15 +88,6 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
     if lost := [name for name in measured if name not in offered and not name.startswith("subset/")]:
         log.warning("no plugin of env.plugins registers %s, which the run measured: left out", ", ".join(lost))
     return Loaded(experiment, step, state, meta["identity"]["training_rows"])
-
-
-def _restore_preprocessing(config: ConfigDict, saved: ConfigDict, step: int) -> None:
-    """Makes a configuration prepare pictures as it was when a checkpoint was made, and says what that changes."""
-    for key in PREPROCESSING_KEYS:
-        now, then = value_of(config, key), value_of(saved, key)
-        if now != then:
-            log.warning("%s is now %r; checkpoint %d was trained with %r, which is used", key, now, step, then)
-            assign(config, key.split("."), then)
 
 
 def parse_phases(names: str, components: Sequence[str]) -> tuple[Phase, ...]:

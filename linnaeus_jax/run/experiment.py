@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.errors import ConfigError, UserError, described
 from linnaeus_jax.config.plugins import import_plugins
-from linnaeus_jax.config.saved import plain
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import RunDirectory
@@ -49,14 +49,14 @@ OWN_SECTIONS = ("env", "experiment", "data", "debug")
 log = logging.getLogger("linnaeus_jax")
 
 #: reads the weights that a configuration names, for its model and data; the last argument: what is read of them already
-InitialWeights = Callable[[ConfigDict, ModelFamily, Dataset, StateFile | None], Import | None]
+InitialWeights = Callable[[Config, ModelFamily, Dataset, StateFile | None], Import | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """What a run is made of before anything is restored or trained: a function of the configuration and its data."""
 
-    config: ConfigDict
+    config: Config
     directory: RunDirectory
     placement: Placement
     inputs: Inputs
@@ -130,7 +130,7 @@ def build_experiment(
         if lock is not None:
             lock.acquire()  # of a directory that was made just now
             directory.remove_unfinished()
-        _set_up_logging(config, directory)
+        _set_up_logging(experiment.config, directory)
     if several:
         check_agreement(agreement_payload(experiment) | {"run directory": (directory.root / LOCK_FILE).exists()})
     return experiment
@@ -149,10 +149,11 @@ def preview_experiment(
         return _planned(config, directory, checkpoints, given, reports=None)
 
 
-def evaluation_experiment(config: ConfigDict, directory: RunDirectory, schedule: ResolvedSchedule) -> Experiment:
+def evaluation_experiment(tree: ConfigDict, directory: RunDirectory, schedule: ResolvedSchedule) -> Experiment:
     """The experiment that evaluates a checkpoint with this schedule: no epoch is planned, no training image opened,
     nothing is written, and logging is left to the caller. Errors as of `build_experiment`."""
-    given = _checked(config, directory, None, None)
+    given = _checked(tree, directory, None, None)
+    config = given.config
     with fail_on_all(), _as_user_errors():
         log.info("%s", given.notice)
         placement = Placement(fsdp=config.parallel.fsdp)
@@ -163,6 +164,7 @@ def evaluation_experiment(config: ConfigDict, directory: RunDirectory, schedule:
 class _Given(NamedTuple):
     """What is known once the configuration is checked and JAX is set up."""
 
+    config: Config
     initial_weights: InitialWeights | None
     source: StateFile | None  # what is read of them already
     resumes: bool  # there is a checkpoint
@@ -171,19 +173,20 @@ class _Given(NamedTuple):
 
 
 def _checked(
-    config: ConfigDict,
+    tree: ConfigDict,
     directory: RunDirectory,
     checkpoints: Checkpoints | None,
     initial_weights: InitialWeights | None,
 ) -> _Given:
-    import_plugins(config)  # of a config that was made in Python; a loaded one has done so
+    import_plugins(tree)  # of a config that was made in Python; a loaded one has done so
     resumes = checkpoints is not None and bool(checkpoints.steps())
     source, lines = None, list[str]()
     if initial_weights is not None:
-        source, lines = settle(config, directory if resumes else None)
-    elif errors := config_errors(config):
+        source, lines = settle(tree, directory if resumes else None)
+    elif errors := config_errors(tree):
         raise ConfigError(errors)
-    return _Given(initial_weights, source, resumes, set_up_jax(config), lines)
+    config = typed(tree)
+    return _Given(config, initial_weights, source, resumes, set_up_jax(config), lines)
 
 
 @contextlib.contextmanager
@@ -203,7 +206,7 @@ def _as_user_errors() -> Iterator[None]:
 
 
 def _planned(
-    config: ConfigDict,
+    tree: ConfigDict,
     directory: RunDirectory,
     checkpoints: Checkpoints | None,
     given: _Given,
@@ -213,17 +216,20 @@ def _planned(
     """The parts of a run: its batch, data, schedule, weights and program.
 
     Args:
+      tree: the configuration; its batch is set where it is to be found.
       reports: directory of reports about missing images; None: no report.
     """
+    config, weights_of, source, resumes, *_ = given
     _set_up_logging(config, None)
     for line in (given.notice, *given.lines):
         log.info("%s", line)
     with _as_user_errors():
         auto_resume = config.train.auto_resume
-        weights_of, source, resumes, *_ = given
         if config.data.autobatch.enabled:
             goes_on = auto_resume and resumes
-            choose_batch(config, directory, resumes=goes_on, initial_weights=weights_of, source=source)
+            rows = choose_batch(config, directory, resumes=goes_on, initial_weights=weights_of, source=source)
+            tree.data.batch_size, tree.data.batch_size_per_device = None, rows
+            config = typed(tree)
         placement = Placement(fsdp=config.parallel.fsdp)
         meta = checkpoints.newest_meta() if checkpoints is not None and auto_resume else None
         keeps = meta is not None and config.train.preserve_checkpoint_schedule
@@ -245,7 +251,7 @@ def _planned(
 
 
 def _weights(
-    config: ConfigDict,
+    config: Config,
     directory: RunDirectory,
     dataset: Dataset,
     initial_weights: InitialWeights | None,
@@ -284,7 +290,7 @@ def _assembled(
 
 
 def step_memory(
-    config: ConfigDict,
+    config: Config,
     directory: RunDirectory,
     initial_weights: InitialWeights | None,
     source: StateFile | None = None,
@@ -295,7 +301,7 @@ def step_memory(
     read = build_inputs(config, devices=placement.device_count, output_dir=None, positions=placement.positions)
     _, loaded = _weights(config, directory, read.dataset, initial_weights, source)
 
-    def memory(candidate: ConfigDict) -> int:
+    def memory(candidate: Config) -> int:
         inputs = dataclasses.replace(read, config=candidate)
         experiment = _assembled(directory, placement, inputs, _resolve(inputs), inputs.sampler.block, loaded)
         steps = compile_steps(
@@ -311,15 +317,15 @@ def step_memory(
 
 
 def choose_batch(
-    config: ConfigDict,
+    config: Config,
     directory: RunDirectory,
     *,
     resumes: bool,
     initial_weights: InitialWeights | None = None,
     source: StateFile | None = None,
-) -> None:
-    """Sets the batch of a configuration with `data.autobatch.enabled`: that of the run that goes on, else the largest
-    that fits.
+) -> int:
+    """Rows on each device of a configuration with `data.autobatch.enabled`: those of the run that goes on, else the
+    most that fit.
 
     Raises:
       UserError: there is none, or nobody knows how much memory there is.
@@ -330,12 +336,12 @@ def choose_batch(
         memory = step_memory(config, directory, initial_weights, source)
         rows = autobatch.largest_batch(config, jax.device_count(), budget, memory).rows
     log.info("autobatch: data.batch_size_per_device = %d", rows)
-    config.data.batch_size, config.data.batch_size_per_device = None, rows
+    return rows
 
 
 def agreement_payload(experiment: Experiment) -> dict[str, Any]:
     """What all processes of a run must have alike, as JSON types by what people call it."""
-    sections = {name: value for name, value in plain(experiment.config).items() if name not in OWN_SECTIONS}
+    sections = {name: value for name, value in experiment.config.saved.items() if name not in OWN_SECTIONS}
     return {
         "version of jax": jax.__version__,
         "configuration": sections,
@@ -355,7 +361,7 @@ def _resolve(inputs: Inputs) -> ResolvedSchedule:
     )
 
 
-def _set_up_logging(config: ConfigDict, directory: RunDirectory | None) -> None:
+def _set_up_logging(config: Config, directory: RunDirectory | None) -> None:
     names = config.experiment
     setup_logging(
         None if directory is None else directory.logs,

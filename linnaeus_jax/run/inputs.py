@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import global_batch_size
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.coverage import CoverageReport, coverage_report
 from linnaeus_jax.data.dataset import Dataset, build_dataset, resolve_sources
@@ -44,7 +44,7 @@ class Inputs:
       stored: by split name, what `run/stored.py` has stored of the pictures; training and validation then read it.
     """
 
-    config: ConfigDict
+    config: Config
     dataset: Dataset
     devices: int
     schedule: ResolvedSchedule | None = None
@@ -147,11 +147,10 @@ class Inputs:
 
         Args:
           first: row of the split to begin at.
-          batch_size: rows over all devices; 0: `data.batch_size_val`, or the micro-batch where that is not positive.
+          batch_size: rows over all devices; 0: `data.batch_size_val`, or the micro-batch where that is off.
             The last batch is padded, and what is evaluated does not depend on it, so it is rounded up to the devices.
         """
-        rows = batch_size or self.config.data.batch_size_val
-        rows = rows if rows > 0 else global_batch_size(self.config, self.devices)
+        rows = batch_size or self.config.data.batch_size_val or global_batch_size(self.config, self.devices)
         rows = evaluation_batch(rows, self.devices)
         positions = self.positions(rows)
         arrays = {name: values[first:] for name, values in split_arrays(split).items()}
@@ -188,7 +187,7 @@ def evaluation_batch(batch_size: int, devices: int) -> int:
 
 
 def build_inputs(
-    config: ConfigDict,
+    config: Config,
     *,
     devices: int,
     output_dir: Path | None,
@@ -248,7 +247,7 @@ def split_arrays(split: Split) -> dict[str, np.ndarray]:
     }
 
 
-def _missing_rows(config: ConfigDict, output_dir: Path | None) -> dict[str, np.ndarray] | None:
+def _missing_rows(config: Config, output_dir: Path | None) -> dict[str, np.ndarray] | None:
     """Rows without an image file, where the config asks to verify them."""
     verify = config.data.hybrid.verify_images
     sources = resolve_sources(config.data)

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.errors import ConfigError, UserError
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.dataset import Dataset, resolve_sources
 from linnaeus_jax.data.image_sources import made_square
 from linnaeus_jax.files import RunDirectory, read_json, write_json
@@ -48,14 +49,21 @@ def adopt_source(config: ConfigDict, earlier: RunDirectory | None = None) -> tup
         needs = (_recorded(earlier) or {}).get("needs", {})
     elif not (given["pretrained"] or features) or setting_errors(config.model):
         return None, []
-    elif features:
-        file = joined_state([_one(given, name) for name in features])
-        needs = joined_needs(file.parts) | _already_square(config)
     else:
-        file = run_state_of(config.model) or read_files(given)[0]
-        check_pictures(file, given["pretrained_source"], config)
-        needs = needs_of(file, given["pretrained_source"]) | _already_square(config)
+        file = _named(config.model)
+        if not features:
+            check_pictures(file, given["pretrained_source"], config)
+        needs = joined_needs(file.parts) if features else needs_of(file, given["pretrained_source"])
+        needs |= _already_square(config)
     return file, adopt(config, needs, FORCED if features else ()).lines()
+
+
+def _named(settings: Mapping[str, Any]) -> StateFile:
+    """What a `model` section names: one source, or several together."""
+    given, features = pretrained_settings(settings), features_of(settings)
+    if features:
+        return joined_state([_one(given, name) for name in features])
+    return run_state_of(settings) or read_files(given)[0]
 
 
 def _one(given: Mapping[str, Any], name: str) -> StateFile:
@@ -68,7 +76,7 @@ def _already_square(config: ConfigDict) -> dict[str, Any]:
     """Config key -> how the raw pictures of the data set were made square: new ones must be, too, whatever the weights
     were trained with. An error of the data is left to those who read them."""
     try:
-        sources = resolve_sources(config.data)
+        sources = resolve_sources(typed(config).data)
         stored = None if sources.hybrid else made_square(sources.train_labels)
     except (OSError, InputError):
         stored = None
@@ -76,7 +84,7 @@ def _already_square(config: ConfigDict) -> dict[str, Any]:
 
 
 def read_initial_weights(
-    config: ConfigDict, model: ModelFamily, dataset: Dataset, source: StateFile | None = None
+    config: Config, model: ModelFamily, dataset: Dataset, source: StateFile | None = None
 ) -> Import | None:
     """The weights that the configuration names, checked against the model; None where it names none.
 
@@ -89,7 +97,7 @@ def read_initial_weights(
     if not reads_weights(config.model):
         return None
     if features_of(config.model) and source is None:
-        source, _ = adopt_source(config)
+        source = _named(config.model)
     classes = {task: ids.tolist() for task, ids in dataset.classes.items()}
     return read_weights(config.model, model, classes, source or run_state_of(config.model))
 

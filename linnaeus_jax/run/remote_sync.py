@@ -7,9 +7,8 @@ import subprocess
 import threading
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from linnaeus_jax.config.errors import TrainingError
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.files import RunDirectory
 
 log = logging.getLogger("linnaeus_jax")
@@ -51,7 +50,7 @@ class RemoteSync:
         self._thread.start()
 
     @classmethod
-    def from_config(cls, config: ConfigDict, directory: RunDirectory) -> RemoteSync | None:
+    def from_config(cls, config: Config, directory: RunDirectory) -> RemoteSync | None:
         """The copy to `env.output.bucket`; None where it is off."""
         bucket, names = config.env.output.bucket, config.experiment
         if not bucket.enabled:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 
 from linnaeus_jax import versions
-from linnaeus_jax.config.saved import plain
 from linnaeus_jax.files import DAMAGED_LOG, DamagedFileError, RunDirectory, read_json, write_json
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.run.checkpoint_trees import leaf_shapes
@@ -61,7 +60,7 @@ def checkpoint_meta(experiment: Experiment, host: HostState, state: TrainState, 
         "plan": plan_identity(experiment.inputs.plans, host.progress.current_epoch),
         "interval": None if at_end else fetch(state.interval).to_json(),  # empty at the end of an epoch
         "loader": {"next_index": host.progress.global_step},
-        "config": plain(experiment.config),
+        "config": experiment.config.saved,
         "schedule": experiment.resolved.to_dict(),
         "versions": versions.versions(),
     }
@@ -103,7 +102,7 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
     checkpoints.unlink_boundaries()
     if missing := unchecked(meta["identity"]):
         log.warning("%s", missing)
-    for line in resume_notes(step, meta, plain(config), versions.versions()):
+    for line in resume_notes(step, meta, config.saved, versions.versions()):
         log.info("%s", line)
     planned, asked = experiment.resolved.epochs, config.train.epochs
     if planned != asked:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError, text_of
 from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import RunDirectory, damage_of, read_json
 from linnaeus_jax.models.family import ModelFamily, build_model
@@ -136,9 +137,9 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
         meta = checkpoints.readable_meta(step)
         trees = checkpoints.read_arrays(step, ("params", "model_state", "ema"))
         path = checkpoints.path(step)
-    identity, config = meta["identity"], config_from_json(meta["config"])
+    identity, config = meta["identity"], typed(config_from_json(meta["config"]))
     if config.model.attn_impl == "cudnn":  # it needs a GPU and bfloat16; here weights are of float32, for any device
-        config.model.attn_impl = "auto"
+        config = config.replaced({"model.attn_impl": "auto"})
     classes = {task: identity["classes"][task] for task in identity["ranks"]}
     components = sorted(identity["metadata"].values(), key=lambda component: component["start"])
     widths = {component["name"]: component["stop"] - component["start"] for component in components}

@@ -11,7 +11,6 @@ import numpy as np
 
 from linnaeus_jax import versions
 from linnaeus_jax.config.derived import architecture
-from linnaeus_jax.config.saved import plain
 from linnaeus_jax.data.dataset import write_assets
 from linnaeus_jax.files import FILES_ONLY, write_json
 from linnaeus_jax.learning.transforms import FROZEN
@@ -59,7 +58,7 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
         experiment.debug.open(facts)
         return Sinks(None)
     with directory.writing(directory.config_json, *(directory.root / name for name in READ_AGAIN)):
-        write_json(directory.config_json, plain(config))
+        write_json(directory.config_json, config.saved)
         write_json(directory.assets / "versions.json", versions.versions())
         if plugin_metrics := table.of_plugins():
             fields = {name: dataclasses.asdict(info) for name, info in plugin_metrics.items()}
@@ -94,7 +93,7 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
     return open_sinks(
         MetricsLog(directory.metrics_log),
         config.experiment,
-        config=plain(config),
+        config=config.saved,
         facts=_tracker_facts(experiment),
         run_id=host.run_id,
         debug=config.debug.wandb_metrics,

@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.derived import STORED_GROUP
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.picture_sample import picture_sample
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec
@@ -105,7 +105,7 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
         inputs.stored[split.name] = source
 
 
-def stored_path(config: ConfigDict, directory: RunDirectory, split: str, key: str) -> Path:
+def stored_path(config: Config, directory: RunDirectory, split: str, key: str) -> Path:
     """Where what is stored of a split lies; a folder that runs share holds the files of each of their keys."""
     shared = config.train.tune_dir
     return Path(shared) / f"{split}-{key[:16]}.bin" if shared else directory.stored / f"{split}.bin"

@@ -154,7 +154,7 @@ class TrainLog:
         logger.add(statistics(interval))
         row = probes.consume(point.probes, point.completed - 1, point.epoch, outputs.probes)
         logger.last_grad_norm, logger.last_rates = float(outputs.grad_norm), _floats(outputs.learning_rates)
-        if limit and int(outputs.skipped_in_a_row) >= limit:
+        if limit is not None and int(outputs.skipped_in_a_row) >= limit:
             raise NonFiniteError(
                 f"{int(outputs.skipped_in_a_row)} updates in a row were not finite (train.nonfinite_limit={limit}), "
                 f"the last at step {point.completed} with loss {float(outputs.loss):g} and gradient norm "

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.derived import stores_inputs
+from linnaeus_jax.config.derived import default_workdir, stores_inputs
 from linnaeus_jax.config.errors import TrainingError, UserError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.debugging.nonfinite import explained, switched_on
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.reporting.logs import log_to_files
@@ -58,12 +59,13 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
       UserError: missing, corrupt or contradictory data or checkpoints.
       SystemExit: a signal ended the run after its state was saved; the code is 128 + its number.
     """
-    directory = RunDirectory.of(config, workdir)
+    given = typed(config)
+    directory = RunDirectory(Path(workdir) if workdir else default_workdir(given))
     lock = RunLock(directory.root)
-    stalls = Stalls(directory, config.debug.stall_seconds)
+    stalls = Stalls(directory, given.debug.stall_seconds)
     with (
         Interruption() as interruption,
-        switched_on(nans=config.debug.nans, infs=config.debug.infs),
+        switched_on(nans=given.debug.nans, infs=given.debug.infs),
         contextlib.closing(Checkpoints(directory.checkpoints, logs=directory.logs)) as checkpoints,
         background_errors(),
         stalls.watchdog,
@@ -73,7 +75,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
         experiment = build_experiment(config, directory, checkpoints, lock=lock, initial_weights=read_initial_weights)
         host = HostState.of(experiment)
         checkpoints.policy = host.retention_policy()
-        sync = RemoteSync.from_config(config, directory) if experiment.is_coordinator else None
+        sync = RemoteSync.from_config(given, directory) if experiment.is_coordinator else None
         if sync is not None:
             closing.callback(sync.close)
         sinks = Sinks(None)
@@ -84,7 +86,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             restored = restore(experiment, checkpoints, host)
             sinks = stalls.sinks = start(experiment, host, sync, restored.step)
             stalls.watchdog.finished("the start")
-            if stores_inputs(config):
+            if stores_inputs(given):
                 with interruption.during("storing"):
                     store_inputs(experiment, restored.state, interruption, stalls.watchdog)
                     if restored.step is None:
@@ -93,7 +95,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
                 write_baselines(experiment, restored.state, restored.step)
             stalls.watchdog.finished("simple baselines")
             epoch_end = EpochEnd(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
-            skip = config.train.skip_validation
+            skip = given.train.skip_validation
             parts = (restored, epoch_end, sinks, checkpoints, interruption, stalls.watchdog)
             train(experiment, host, *parts, skip_validation=skip)
             return finish(experiment, host, checkpoints, sinks)
@@ -202,7 +204,7 @@ def train(
 
             # ---- a signal, or the debugging limit: save and leave
             limit = config.debug.early_exit_after_n_optimizer_steps
-            if limit and completed >= limit:
+            if limit is not None and completed >= limit:
                 train_log.write(loader)
                 log.warning("stopped after %d updates: debug.early_exit_after_n_optimizer_steps", completed)
                 return

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.metrics import names, phases, table
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.schedules.resolved import EarlyStopSpec
@@ -71,7 +70,7 @@ def _with_task(key: str, tasks: Sequence[str]) -> Iterator[str]:
             yield from (f"{metric}/{task}", f"{task}/{metric}", f"{task}_{metric}")
 
 
-def ranking_key(config: ConfigDict, components: Sequence[str]) -> str:
+def ranking_key(config: Config, components: Sequence[str]) -> str:
     """`schedule.checkpoint.best_metric` as it is logged, see `names.result_name`; empty if it is.
 
     Raises:

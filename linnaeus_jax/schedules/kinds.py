@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, dataclass_transform
 
 import optax
-from ml_collections import ConfigDict
 
+from linnaeus_jax.config.typed import LrSchedulerConfig
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.resolved import LearningRateSpec
 from linnaeus_jax.schedules.values import linear
@@ -47,7 +47,7 @@ class ScheduleKind:
         """The rate by the updates since the end of warmup: 0 for the first of `spec.decay_span`."""
         raise NotImplementedError
 
-    def durations(self, scheduler: ConfigDict, span: int, decay_steps: Callable[[], int]) -> dict[str, int]:
+    def durations(self, scheduler: LrSchedulerConfig, span: int, decay_steps: Callable[[], int]) -> dict[str, int]:
         """Fields of the spec that this kind needs.
 
         Args:
@@ -104,7 +104,7 @@ class Step(ScheduleKind):
         after_drops = optax.exponential_decay(spec.peak, 1, spec.decay_rate)
         return lambda count: after_drops(count // spec.decay_steps)
 
-    def durations(self, scheduler: ConfigDict, span: int, decay_steps: Callable[[], int]) -> dict[str, int]:
+    def durations(self, scheduler: LrSchedulerConfig, span: int, decay_steps: Callable[[], int]) -> dict[str, int]:
         return {"decay_steps": decay_steps()}
 
     def findings(self, spec: LearningRateSpec) -> Iterator[str]:
@@ -125,7 +125,7 @@ class WarmupStableDecay(ScheduleKind):
         # the first update after the stable phase is already one notch below the peak
         return optax.join_schedules([optax.constant_schedule(spec.peak), decay], [spec.stable_steps - 1])
 
-    def durations(self, scheduler: ConfigDict, span: int, decay_steps: Callable[[], int]) -> dict[str, int]:
+    def durations(self, scheduler: LrSchedulerConfig, span: int, decay_steps: Callable[[], int]) -> dict[str, int]:
         return {
             "stable_steps": max(1, int(span * scheduler.stable_duration_fraction)),
             "decay_steps": max(1, int(span * scheduler.decay_duration_fraction)),
@@ -143,7 +143,7 @@ class WarmupStableDecay(ScheduleKind):
             )
 
 
-def configured_kind(scheduler: ConfigDict, name: str) -> tuple[str, dict[str, Any]]:
+def configured_kind(scheduler: LrSchedulerConfig, name: str) -> tuple[str, dict[str, Any]]:
     """Registered name, regardless of case where it is registered in lower case, and options of the section.
 
     Raises:

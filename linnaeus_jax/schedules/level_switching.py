@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from ml_collections import ConfigDict
+from linnaeus_jax.config.typed import Config
 
 _NODE = "schedule.mixup"
 
 
-def configured_levels(config: ConfigDict) -> tuple[str, ...]:
+def configured_levels(config: Config) -> tuple[str, ...]:
     """Ranks by which rows are grouped, in order of use: those of the configuration, else the finest."""
     return tuple(config.schedule.mixup.group_levels) or tuple(config.data.task_keys_h5[:1])
 

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-
-from ml_collections import ConfigDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from linnaeus_jax.config.derived import (
     STORED_GROUP,
     active_components,
-    forms_groups,
     global_batch_size,
     gradnorm_enabled,
+    mixes,
     stores_inputs,
+    wants_mixing,
 )
+from linnaeus_jax.config.keys import value_of
+from linnaeus_jax.config.section import Duration
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import SCHEDULES
-from linnaeus_jax.schedules.alternatives import (
-    ALTERNATIVES,
-    LOG_STREAMS,
-    AlternativeSet,
-    choose,
-    is_mentioned,
-    of_group,
-    to_steps,
-)
 from linnaeus_jax.schedules.early_stop import parse_metric_name
 from linnaeus_jax.schedules.kinds import configured_kind
 from linnaeus_jax.schedules.learning_rate import apply_lr_scaling
@@ -48,28 +42,33 @@ from linnaeus_jax.schedules.triggers import measured_epochs
 
 #: end of a full-masking or null-masking ramp for which no end is given
 FALLBACK_END_STEPS = 5000
+#: streams of records, each with an interval of its own
+LOG_STREAMS = ("step", "console", "wandb", "lr", "pipeline")
 _FEW_STEPS = 10
 
 
 class _Resolver:
     """Resolves one configuration; `notes` collects what it decided for the user."""
 
-    def __init__(self, config: ConfigDict, totals: Totals) -> None:
+    def __init__(self, config: Config, totals: Totals) -> None:
         self.config, self.totals = config, totals
         self.notes: list[str] = []
 
-    def steps(self, alternatives: AlternativeSet) -> int:
-        """Updates of an alternative set, 0 where it is off."""
-        choice = choose(self.config, alternatives)
-        steps = to_steps(choice, self.totals.steps_per_epoch)
-        if choice.unit == "fraction" and choice.value > 0.01 and steps < _FEW_STEPS:
-            self.notes.append(f"{alternatives.path('fraction')} = {choice.value} is only {steps} updates")
+    def steps(self, path: str) -> int:
+        """Updates of a quantity, such as `lr_scheduler.warmup`; 0 where it is off."""
+        given: Duration | None = value_of(self.config, path)
+        if given is None:
+            return 0
+        steps = given.steps(self.totals.steps_per_epoch)
+        if given.unit == "fraction" and given.value > 0.01 and steps < _FEW_STEPS:
+            self.notes.append(f"{path}_fraction = {given.value} is only {steps} updates")
         return steps
 
-    def interval(self, name: str) -> Interval:
-        choice = choose(self.config, ALTERNATIVES[name])
-        steps = 0 if choice.unit == "epochs" else self.steps(ALTERNATIVES[name])
-        return Interval(**choice._asdict(), steps=steps)
+    def interval(self, path: str) -> Interval:
+        given: Duration | None = value_of(self.config, path)
+        if given is None:
+            return Interval()
+        return Interval(**given._asdict(), steps=0 if given.unit == "epochs" else self.steps(path))
 
     def learning_rates(self) -> tuple[LearningRateSpec, ...]:
         groups = self.config.optimizer.parameter_groups
@@ -82,17 +81,16 @@ class _Resolver:
     def _learning_rate(self, group: str) -> LearningRateSpec:
         scheduler, totals = self.config.lr_scheduler, self.totals
         groups, overrides = self.config.optimizer.parameter_groups, self.config.lr_scheduler.parameter_groups
-        optimizer_group = groups[group] if groups.enabled and group in groups else ConfigDict()
-        override = overrides[group] if overrides.enabled and group in overrides else ConfigDict()
+        optimizer_group: Mapping[str, Any] = groups[group] if groups.enabled and group in groups else {}
+        override: Mapping[str, Any] = overrides[group] if overrides.enabled and group in overrides else {}
 
         def setting(key: str) -> float:
             return scheduler[key] if override.get(key) is None else override[key]
 
         def duration(name: str) -> int:
-            group_set = of_group(name, group)  # unset and 0 both mean the global value
-            if bool(override) and choose(self.config, group_set).unit != "off":
-                return self.steps(group_set)
-            return self.steps(ALTERNATIVES[name]) if name in ALTERNATIVES else 0
+            if override.get(name):
+                return self.steps(f"lr_scheduler.parameter_groups.{group}.{name}")
+            return self.steps(f"lr_scheduler.{name}") if name in scheduler else 0
 
         name, options = configured_kind(scheduler, override.get("name") or scheduler.name)
         frozen = group == STORED_GROUP or bool(optimizer_group.get("frozen", False))
@@ -121,7 +119,7 @@ class _Resolver:
             **SCHEDULES[name](**options).durations(scheduler, span, lambda: duration("decay")),
         )
 
-    def ramp(self, node: ConfigDict, enabled: bool, end_steps: int, disabled_value: float = 0.0) -> Ramp:
+    def ramp(self, node: Any, enabled: bool, end_steps: int, disabled_value: float = 0.0) -> Ramp:
         return Ramp(
             enabled=bool(enabled),
             start=float(node.start_prob),
@@ -130,23 +128,21 @@ class _Resolver:
             disabled_value=disabled_value,
         )
 
-    def end_or_fallback(self, name: str, enabled: bool) -> int:
-        alternatives = ALTERNATIVES[name]
-        end = self.steps(alternatives)
+    def end_or_fallback(self, path: str, enabled: bool) -> int:
+        end = self.steps(path)
         if not end and enabled:
             self.notes.append(
-                f"{alternatives.path('steps')} and {alternatives.path('fraction')} are unset: the ramp ends after "
-                f"{FALLBACK_END_STEPS} updates"
+                f"{path}_steps and {path}_fraction are unset: the ramp ends after {FALLBACK_END_STEPS} updates"
             )
         return end or FALLBACK_END_STEPS
 
     def partial_masking(self, meta_end: int) -> PartialMasking:
         partial, order = self.config.schedule.meta_masking.partial, active_components(self.config.data.meta)
-        prob_end = self.steps(ALTERNATIVES["partial_prob_end"]) or meta_end
+        prob_end = self.steps("schedule.meta_masking.partial.prob_end") or meta_end
         return PartialMasking(
             enabled=bool(partial.enabled),
-            start_steps=self.steps(ALTERNATIVES["partial_start"]),
-            end_steps=self.steps(ALTERNATIVES["partial_end"]) or None,
+            start_steps=self.steps("schedule.meta_masking.partial.start"),
+            end_steps=self.steps("schedule.meta_masking.partial.end") or None,
             prob=self.ramp(partial, partial.enabled, prob_end),
             whitelist=_canonical(partial.whitelist, order),
             weights=tuple(float(weight) for weight in partial.weights),
@@ -154,13 +150,12 @@ class _Resolver:
 
     def mixing(self) -> Mixing:
         mixup, totals = self.config.schedule.mixup, self.totals
-        enabled = mixup.prob.enabled and (mixup.enabled or mixup.cutmix.enabled)
-        if enabled and not forms_groups(self.config.data.sampler.type):
+        enabled = mixes(self.config)
+        if wants_mixing(self.config) and not enabled:
             self.notes.append(
                 f"data.sampler.type = {self.config.data.sampler.type!r} forms no groups, so nothing is mixed"
             )
-            enabled = False
-        end = self.steps(ALTERNATIVES["mix_end"])
+        end = self.steps("schedule.mixup.prob.end")
         if enabled and not end:
             self.notes.append(
                 f"schedule.mixup.prob.end_steps and end_fraction are unset: the probability is end_prob = "
@@ -192,14 +187,14 @@ class _Resolver:
         final = node.final_epoch
         exhaustive = final.exhaustive_meta_components if final.exhaustive_partial_meta_validation else ()
         enabled, has_metadata = bool(node.partial_mask_meta.enabled), bool(order)
-        mask_meta = self.interval("mask_meta")
+        mask_meta = self.interval("schedule.validation.mask_meta_interval")
         if mask_meta.explicit and mask_meta.unit != "off" and not has_metadata:
             self.notes.append("schedule.validation.mask_meta_interval_* has no effect: no metadata component is in use")
         return Validation(
-            normal=self.interval("validation"),
+            normal=self.interval("schedule.validation.interval"),
             mask_meta=mask_meta if has_metadata else Interval(),
             has_metadata=has_metadata,
-            partial=self.interval("partial_mask_meta") if enabled else Interval(),
+            partial=self.interval("schedule.validation.partial_mask_meta.interval") if enabled else Interval(),
             at_end=bool(node.at_end),
             partial_enabled=enabled,
             whitelist=_canonical(node.partial_mask_meta.whitelist, order),
@@ -215,19 +210,16 @@ class _Resolver:
         return EarlyStopSpec(
             active=True,
             **metric._asdict(),
-            patience_steps=self.steps(ALTERNATIVES["patience"]) or None,
+            patience_steps=self.steps("train.early_stop.patience") or None,
             min_delta=stop.min_delta or 0.0,
-            max_steps=stop.max_steps or None,
+            max_steps=stop.max_steps,
             max_loss=stop.max_loss,
             min_lr=stop.min_lr,
             max_grad_norm=stop.max_grad_norm,
         )
 
     def logging(self) -> dict[str, int]:
-        intervals = {stream: self.steps(ALTERNATIVES[f"log_{stream}"]) for stream in LOG_STREAMS}
-        if not is_mentioned(self.config, ALTERNATIVES["log_wandb"]):
-            intervals["wandb"] = intervals["step"]
-        return intervals
+        return {stream: self.steps(f"schedule.metrics.{stream}") for stream in LOG_STREAMS}
 
 
 def _canonical(combos: Sequence[Sequence[str]], order: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -260,7 +252,7 @@ def _check_counts(totals: Totals, past_epochs: int) -> None:
 
 
 def resolve_all_schedule_params(
-    config: ConfigDict,
+    config: Config,
     *,
     steps_per_epoch: int | Sequence[int],
     dataset_size: int,
@@ -271,7 +263,7 @@ def resolve_all_schedule_params(
     """Turns every duration of the configuration into optimizer updates. The configuration is not changed.
 
     Args:
-      config: the whole tree, without errors (`checks.schedule.validate_schedule_config`).
+      config: the whole tree, without errors (`checks.validate_schedule_config`).
       steps_per_epoch: optimizer updates of each epoch, or one number for all; they differ where the mixing level
         switches.
       dataset_size: training rows.
@@ -304,18 +296,19 @@ def resolve_all_schedule_params(
     _check_counts(totals, past_epochs)
     resolver = _Resolver(config, totals)
     masking, null, task = config.schedule.meta_masking, config.schedule.null_masking, config.loss.grad_weighting.task
-    meta_end = resolver.end_or_fallback("meta_end", masking.enabled)
+    meta_end = resolver.end_or_fallback("schedule.meta_masking.end", masking.enabled)
+    null_end = resolver.end_or_fallback("schedule.null_masking.end", null.enabled)
     checkpoint = config.schedule.checkpoint
     resolved = ResolvedSchedule(
         totals=totals,
         learning_rates=resolver.learning_rates(),
         meta_masking=resolver.ramp(masking, masking.enabled, meta_end),
         partial_masking=resolver.partial_masking(meta_end),
-        null_masking=resolver.ramp(null, null.enabled, resolver.end_or_fallback("null_end", null.enabled), 1.0),
+        null_masking=resolver.ramp(null, null.enabled, null_end, 1.0),
         mixing=resolver.mixing(),
         validation=resolver.validation(),
         checkpoint=Checkpointing(
-            interval=resolver.interval("checkpoint"),
+            interval=resolver.interval("schedule.checkpoint.interval"),
             at_end=bool(checkpoint.at_end),
             keep_top_n=checkpoint.keep_top_n,
             keep_last_n=checkpoint.keep_last_n,
@@ -334,7 +327,7 @@ def resolve_all_schedule_params(
     return dataclasses.replace(resolved, warnings=tuple(validate_schedule_sanity(resolved)))
 
 
-def _require_ranking_phase(config: ConfigDict, resolved: ResolvedSchedule) -> None:
+def _require_ranking_phase(config: Config, resolved: ResolvedSchedule) -> None:
     """Raises ValueError where checkpoints are ranked by a phase that never runs, so that none would be the best."""
     best = config.schedule.checkpoint.best_metric
     if not best:

@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import jax
-from ml_collections import ConfigDict
 
 from linnaeus_jax import backend
+from linnaeus_jax.config.typed import Config
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -190,7 +190,7 @@ def _libc() -> ctypes.CDLL | None:
     return libc
 
 
-def set_up_jax(config: ConfigDict) -> str:
+def set_up_jax(config: Config) -> str:
     """Process-wide settings, before the first use of a device; returns a line for the log."""
     if config.env.keep_freed_memory:
         keep_freed_memory()

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from ml_collections import ConfigDict
 
 from linnaeus_jax import backend
 from linnaeus_jax.config.derived import gradnorm_enabled, mixes
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.learning import gradnorm, losses, meta_masking, mixing, optimizers, task_weights
@@ -109,7 +109,7 @@ class Program:
         return make_train_step(objective, self.settings, measure=name == "gradnorm")
 
 
-def compute_dtype(config: ConfigDict) -> Any:
+def compute_dtype(config: Config) -> Any:
     """bfloat16 on accelerators and float32 on CPU, unless the config says otherwise."""
     name = config.train.compute_dtype
     if name == "auto":
@@ -117,7 +117,7 @@ def compute_dtype(config: ConfigDict) -> Any:
     return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
 
 
-def model_from_config(config: ConfigDict, dataset: Dataset, step_name: str = "plain") -> ModelFamily:
+def model_from_config(config: Config, dataset: Dataset, step_name: str = "plain") -> ModelFamily:
     """The model that the config names, sized for the data, as the step `plain` or `gradnorm` uses it.
 
     Raises:
@@ -135,7 +135,7 @@ def model_from_config(config: ConfigDict, dataset: Dataset, step_name: str = "pl
     )
 
 
-def build_criteria(config: ConfigDict, dataset: Dataset, split: str) -> dict[str, losses.Criterion]:
+def build_criteria(config: Config, dataset: Dataset, split: str) -> dict[str, losses.Criterion]:
     """Criterion of every task for `train` or `val`.
 
     Raises:
@@ -168,7 +168,7 @@ def build_criteria(config: ConfigDict, dataset: Dataset, split: str) -> dict[str
     return criteria
 
 
-def build_class_weights(config: ConfigDict, dataset: Dataset, split: str) -> dict[str, np.ndarray] | None:
+def build_class_weights(config: Config, dataset: Dataset, split: str) -> dict[str, np.ndarray] | None:
     """Class weights of every task from the training counts; None where they are off for `split`."""
     settings = config.loss.grad_weighting.class_weights
     if not settings[split] or set(settings.method) == {"none"}:
@@ -186,7 +186,7 @@ def build_class_weights(config: ConfigDict, dataset: Dataset, split: str) -> dic
 
 
 def build_program(
-    config: ConfigDict,
+    config: Config,
     dataset: Dataset,
     resolved: ResolvedSchedule,
     block: int,
@@ -296,14 +296,14 @@ def _check_phases(components: Sequence[str], size: tuple[int, int], *, stored: b
             ) from error
 
 
-def _may_recompute(config: ConfigDict) -> frozenset[str]:
+def _may_recompute(config: Config) -> frozenset[str]:
     remat = config.train.gradient_checkpointing
     given = {"plain": remat.enabled_normal_steps, "gradnorm": remat.enabled_gradnorm_steps}
     return frozenset(name for name, on in given.items() if on is None and backend.recomputation_saves_memory())
 
 
 def build_objective(
-    config: ConfigDict, dataset: Dataset, resolved: ResolvedSchedule, model: ModelFamily, block: int
+    config: Config, dataset: Dataset, resolved: ResolvedSchedule, model: ModelFamily, block: int
 ) -> Objective:
     """The loss of a configuration."""
     masking = bool(dataset.components) and (resolved.meta_masking.enabled or resolved.partial_masking.enabled)
@@ -333,7 +333,7 @@ def build_objective(
 
 
 def build_step_settings(
-    config: ConfigDict,
+    config: Config,
     dataset: Dataset,
     resolved: ResolvedSchedule,
     model: ModelFamily,
@@ -367,8 +367,8 @@ def build_step_settings(
     return dataclasses.replace(settings, gradnorm=gradnorm_settings)
 
 
-def build_evaluation(config: ConfigDict, dataset: Dataset, model: ModelFamily) -> EvaluationProgram:
-    """The evaluation of a configuration."""
+def build_evaluation(config: Config, dataset: Dataset, model: ModelFamily) -> EvaluationProgram:
+    """What the phases of a validation compute."""
     return EvaluationProgram(
         model=model,
         block=entry_block(model, config.train.tune),
@@ -389,13 +389,13 @@ def build_evaluation(config: ConfigDict, dataset: Dataset, model: ModelFamily) -
     )
 
 
-def mix_settings(config: ConfigDict, block: int) -> mixing.MixSettings | None:
+def mix_settings(config: Config, block: int) -> mixing.MixSettings | None:
     """Mixing of the config; None where nothing is ever mixed."""
     return mixing.MixSettings.from_config(config.schedule.mixup, block) if mixes(config) else None
 
 
 def _gradnorm_settings(
-    config: ConfigDict,
+    config: Config,
     dataset: Dataset,
     parameters: tuple[ParameterInfo, ...],
     optimizer: optimizers.Optimizer,

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from linnaeus_jax import tools
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
+from linnaeus_jax.config.derived import default_workdir
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
@@ -36,15 +37,6 @@ def _fractions(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split(","))
 
 
-def copied(config: ConfigDict, fraction: float) -> ConfigDict:
-    """The configuration with that share of the memory; ConfigError where anything of it cannot be used."""
-    one = config.copy_and_resolve_references()
-    one.data.autobatch.target_memory_fraction = fraction
-    if errors := config_errors(one):
-        raise ConfigError(errors)
-    return one
-
-
 @tools.command()
 def main(argv: Sequence[str]) -> None:
     """Compiles, and prints a table or JSON."""
@@ -53,18 +45,24 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--memory-gb", type=float, help="10^9 bytes of a device (default: as configured, or its own)")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     options, rest = parser.parse_known_args(argv)
-    config = load_config(rest)[0]
-    settings = config.data.autobatch
+    tree = load_config(rest)[0]
+    settings = tree.data.autobatch
     if options.memory_gb is not None:
         settings.device_memory_gb = options.memory_gb
-    source, _ = adopt_source(config)
-    configs = [copied(config, fraction) for fraction in options.fractions or (settings.target_memory_fraction,)]
+    source, _ = adopt_source(tree)
+    configs = []
+    for fraction in options.fractions or (settings.target_memory_fraction,):
+        settings.target_memory_fraction = fraction
+        if errors := config_errors(tree):
+            raise ConfigError(errors)
+        configs.append(typed(tree))
+    config = configs[0]
     set_up_jax(config)
-    directory, known = RunDirectory.of(config, None), dict[int, int]()
+    directory, known = RunDirectory(default_workdir(config)), dict[int, int]()
     measure = step_memory(config, directory, read_initial_weights, source)
 
-    def memory(candidate: ConfigDict) -> int:
-        rows: int = candidate.data.batch_size_per_device
+    def memory(candidate: Config) -> int:
+        rows = candidate.data.batch_size_per_device or 0
         if rows not in known:
             known[rows] = measure(candidate)
         return known[rows]

@@ -22,14 +22,14 @@ from rich.table import Table
 from linnaeus_jax import tools
 from linnaeus_jax.building.steps.starter_config import fitted, least_epochs
 from linnaeus_jax.config import load_config
+from linnaeus_jax.config.derived import default_workdir
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.reporting.display import eta
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.reporting.tables import table
 
 if TYPE_CHECKING:
-    from ml_collections import ConfigDict
-
     from linnaeus_jax.learning.update import ParameterRow
     from linnaeus_jax.run.experiment import Experiment
     from linnaeus_jax.step.state import TrainState
@@ -140,7 +140,7 @@ def stored_like(experiment: Experiment, state: TrainState, batch: Mapping[str, A
     return stored, (time.perf_counter() - started) / batch["row"].size
 
 
-def within(minutes: float, config: ConfigDict, *, beside: float, storing: float, of_epoch: float, stored: bool) -> str:
+def within(minutes: float, config: Config, *, beside: float, storing: float, of_epoch: float, stored: bool) -> str:
     """What of a configuration fits a budget, in a line.
 
     Args:
@@ -190,7 +190,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=tools.minutes, metavar="N", help="what fits this time on this machine")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
-    directory = RunDirectory.of(config, None)
+    directory = RunDirectory(default_workdir(typed(config)))
     experiment = preview_experiment(config, directory, initial_weights=read_initial_weights)
     if experiment.weights is not None:
         console.print(experiment.weights.coverage.table(), soft_wrap=True)
@@ -253,7 +253,7 @@ def main(argv: Sequence[str]) -> None:
             "of_epoch": updates * plain,
         }
         stored = experiment.program.stored is not None
-        console.print(within(options.minutes, config, **times, stored=stored), soft_wrap=True)
+        console.print(within(options.minutes, experiment.config, **times, stored=stored), soft_wrap=True)
     console.print(trial_checkpoint(experiment, state))
     images = pictures[0][:24]
     finest, dataset = experiment.inputs.dataset.tasks[0], experiment.inputs.dataset

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ml_collections import ConfigDict
-
     from linnaeus_jax.data.preprocessing import Preprocessing
     from linnaeus_jax.models.family import ModelFamily
     from linnaeus_jax.weights.files import StateFile
@@ -31,12 +29,13 @@ from linnaeus_jax import tools
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.config.redaction import sanitize
+from linnaeus_jax.config.typed import Config, typed
 
 #: classes of a rank that nothing says anything about
 PLACEHOLDER = 2
 
 
-def model_for(config: ConfigDict, source: StateFile | None) -> tuple[ModelFamily, Mapping[str, Sequence[int]], str]:
+def model_for(config: Config, source: StateFile | None) -> tuple[ModelFamily, Mapping[str, Sequence[int]], str]:
     """The config's model, the taxon ids of its classes where they are known, and a sentence about where they are from.
 
     Args:
@@ -53,7 +52,7 @@ def model_for(config: ConfigDict, source: StateFile | None) -> tuple[ModelFamily
         labels = resolve_sources(config.data).train_labels
     except ValueError:
         labels = ""
-    settings = config.model.copy_and_resolve_references()
+    settings = config.model
     try:
         classes: Mapping[str, Sequence[int]]
         if labels and Path(labels).is_file():
@@ -66,8 +65,8 @@ def model_for(config: ConfigDict, source: StateFile | None) -> tuple[ModelFamily
             counts, classes = classes_of_source(config, source)
             missing = f"{labels} is not there" if labels else "the config names no labels file"
             origin = f"classes: of the weights themselves ({missing})"
-            with settings.unlocked():  # without a tree; the parameters are the same
-                settings.classification.hierarchy_mode = "reference_unrefined"
+            # without a tree; the parameters are the same
+            settings = settings.replaced({"classification.hierarchy_mode": "reference_unrefined"})
         model = build_model(
             settings,
             components=[(component.name, component.stop - component.start) for component in components],
@@ -80,7 +79,7 @@ def model_for(config: ConfigDict, source: StateFile | None) -> tuple[ModelFamily
     return model, classes, origin
 
 
-def classes_of_source(config: ConfigDict, source: StateFile | None) -> tuple[dict[str, int], dict[str, list[int]]]:
+def classes_of_source(config: Config, source: StateFile | None) -> tuple[dict[str, int], dict[str, list[int]]]:
     """(number of classes of each rank, their taxon ids where they are known) as a file of weights has them."""
     from linnaeus_jax.weights.classes import classes_of, ids_by_row
     from linnaeus_jax.weights.formats.linnaeus import full
@@ -106,7 +105,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="write what is taken to this .safetensors file")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of a table")
     options, rest = parser.parse_known_args(argv)
-    config, _ = load_config(rest)
+    tree, _ = load_config(rest)
     from rich.console import Console
 
     from linnaeus_jax.reporting.logs import setup_logging
@@ -117,24 +116,22 @@ def main(argv: Sequence[str]) -> None:
     from linnaeus_jax.weights.settings import reads_weights, setting_errors
 
     setup_logging(None, process=1, level="INFO", data_level="WARNING")  # the table alone goes to the standard output
-    config.model.pretrained = options.source or config.model.pretrained
-    if errors := setting_errors(config.model):
+    tree.model.pretrained = options.source or tree.model.pretrained
+    if errors := setting_errors(tree.model):
         raise ConfigError(errors)
-    if not reads_weights(config.model):
+    if not reads_weights(tree.model):
         raise UserError("no weights are named: give a file or a run directory, or set model.pretrained")
     if options.out is not None:
         check_target(options.out)
     with Console(stderr=True).status("reading the weights ..."):
-        source, lines = adopt_source(config)
-    settings = config.model.copy_and_resolve_references()
-    strict = settings.pretrained_strict
-    with settings.unlocked():
-        settings.pretrained_strict = False  # the table is printed before anything is refused
+        source, lines = adopt_source(tree)
+    config = typed(tree)
+    settings = config.model.replaced({"pretrained_strict": False})  # the table is printed before anything is refused
     with Console(stderr=True).status("fitting them to the model ..."):
         model, classes, origin = model_for(config, source)
         done = read_weights(settings, model, classes, source)
     show(done, [*lines, origin], as_json=options.json)
-    if strict and done.problems:
+    if config.model.pretrained_strict and done.problems:
         raise UserError(done.problems)
     if options.out is not None:
         arrays, facts = converted(done, model, settings, pictures_of(source, config))
@@ -142,7 +139,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"written: {options.out}, {len(arrays)} arrays", file=sys.stderr if options.json else sys.stdout)
 
 
-def pictures_of(source: StateFile | None, config: ConfigDict) -> Preprocessing | None:
+def pictures_of(source: StateFile | None, config: Config) -> Preprocessing | None:
     """How the pictures of the weights were prepared; None: not said. Several trunks take those of the configuration."""
     from linnaeus_jax.data.preprocessing import Preprocessing
     from linnaeus_jax.weights.formats.base import format_of

@@ -30,7 +30,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
@@ -39,6 +38,7 @@ from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.derived import architecture
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.metadata import component_layout, component_settings
 from linnaeus_jax.models import ModelFamily, build_model
@@ -72,7 +72,7 @@ class Sizes:
     source: str  # where the class counts come from
 
 
-def sizes_of(config: ConfigDict, given: Sequence[int] | None) -> Sizes:
+def sizes_of(config: Config, given: Sequence[int] | None) -> Sizes:
     """Metadata and class counts: `given`, else from the labels file, else `ASSUMED_CLASSES`.
 
     Raises:
@@ -98,12 +98,12 @@ def sizes_of(config: ConfigDict, given: Sequence[int] | None) -> Sizes:
     return Sizes(columns, dict(zip(tasks, counts)), parents, source)
 
 
-def _dtype(config: ConfigDict) -> Any:
+def _dtype(config: Config) -> Any:
     name = config.train.compute_dtype
     return jnp.dtype("bfloat16" if name == "auto" else name)
 
 
-def built(config: ConfigDict, sizes: Sizes, **changed: Any) -> ModelFamily:
+def built(config: Config, sizes: Sizes, **changed: Any) -> ModelFamily:
     """The model of a config, with `changed` arguments of `build_model`."""
     given = {
         "components": sizes.components,
@@ -138,7 +138,7 @@ EVERY_MODEL: Measures = (
 )
 
 
-def measured(config: ConfigDict, sizes: Sizes, measures: Measures, step: Callable[[], None]) -> dict[str, Any]:
+def measured(config: Config, sizes: Sizes, measures: Measures, step: Callable[[], None]) -> dict[str, Any]:
     """The model's name and every measure by its key; `step` is called after each."""
     found: dict[str, Any] = {"model": architecture(config)}
     for key, measure, changed in measures:
@@ -147,19 +147,16 @@ def measured(config: ConfigDict, sizes: Sizes, measures: Measures, step: Callabl
     return found
 
 
-def every_variant(config: ConfigDict) -> Iterator[ConfigDict]:
+def every_variant(config: Config) -> Iterator[Config]:
     """The config with each variant of each registered family: their own sizes, and the config's heads."""
     for name, family in MODELS.entries.items():
         for variant in family.variants or ("",):
-            model = complete_open_nodes(get_config()).model.unlock()
-            model.type, model.variant, model.classification = name, variant, config.model.classification
-            other = ConfigDict(config)
-            with other.unlocked():
-                other.model = model
-            yield other
+            model = typed(complete_open_nodes(get_config())).model
+            its = {"type": name, "variant": variant, "classification": config.model.classification}
+            yield config.replaced({"model": model.replaced(its)})
 
 
-def circumstances(config: ConfigDict, sizes: Sizes) -> dict[str, Any]:
+def circumstances(config: Config, sizes: Sizes) -> dict[str, Any]:
     """What the numbers hold for."""
     return {
         "img_size": config.data.img_size,
@@ -302,7 +299,7 @@ def main(argv: Sequence[str]) -> None:
         (show_hub if options.hub else show_pretrained)(PlainConsole(), as_json=options.json)
         return
     jax.config.update("jax_platforms", "cpu")  # an accelerator may be busy, and nothing here runs on one
-    config = complete_open_nodes(get_config()) if options.all and not rest else load_config(rest)[0]
+    config = typed(complete_open_nodes(get_config()) if options.all and not rest else load_config(rest)[0])
     sizes = sizes_of(config, options.classes)
     configs = list(every_variant(config)) if options.all else [config]
     measures = EVERY_MODEL if options.all else ONE_MODEL

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from linnaeus_jax import tools
-from linnaeus_jax.checks.schedule import validate_schedule_config
+from linnaeus_jax.checks import validate_schedule_config
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.derived import global_batch_size
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.coverage import coverage_report
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
@@ -33,7 +33,7 @@ from linnaeus_jax.schedules.summary import schedule_summary, write_summary
 
 
 def run(
-    config: ConfigDict,
+    config: Config,
     steps_per_epoch: Sequence[int] | None = None,
     *,
     dataset_size: int | None = None,
@@ -43,7 +43,7 @@ def run(
     """Resolves the schedule, prints it, and writes it where a directory is given.
 
     Args:
-      config: the whole tree.
+      config: without errors, see `checks.validate_schedule_config`.
       steps_per_epoch: optimizer updates of one epoch; where the mixing level switches, one number per entry of
         schedule.mixup.group_levels. None: what the sampler makes of `dataset_size` rows or of the labels file.
       dataset_size: training rows; None: as many as the updates hold, or, without either, what the labels file holds.
@@ -51,11 +51,8 @@ def run(
       out: directory for schedule_summary.txt, schedule_summary.json and schedule.png.
 
     Raises:
-      InputError: the configuration or the counts are invalid.
+      InputError: the counts are invalid.
     """
-    errors = validate_schedule_config(config)
-    if errors:
-        raise InputError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
     mixup, accumulation = config.schedule.mixup, max(1, config.train.accumulation_steps)
     levels, notes = configured_levels(config), list[str]()
     if steps_per_epoch is not None:
@@ -127,7 +124,9 @@ def main(argv: Sequence[str]) -> None:
     options, rest = parser.parse_known_args(argv)
     jax.config.update("jax_platforms", "cpu")
     config, _ = load_config(rest)
-    run(config, **vars(options))
+    if errors := validate_schedule_config(config):
+        raise InputError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
+    run(typed(config), **vars(options))
 
 
 if __name__ == "__main__":

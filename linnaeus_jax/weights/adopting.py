@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
-from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.config.tree import assign, frozen, given_keys
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.weights.files import StateFile

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from linnaeus_jax import __version__
-from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.joined import SHARED, Joined, can_be_joined
 from linnaeus_jax.registry import MODELS

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.section import nested
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.joined import FAMILY, Joined, Trunk, can_be_joined, joinable, trunk_reason
@@ -131,9 +131,9 @@ def read_weights(
     return _merged(model, parts, done)
 
 
-def _section(settings: Mapping[str, Any], trunk: Trunk) -> ConfigDict:
+def _section(settings: Mapping[str, Any], trunk: Trunk) -> dict[str, Any]:
     """The `model` section of one trunk by itself."""
-    section = ConfigDict(ConfigDict(settings).to_dict(), type_safe=False)
+    section = nested(settings)
     given = {**DEFAULTS, "pretrained_strict": settings["pretrained_strict"], "trunks": (), **dict(trunk.settings)}
     given |= {"type": trunk.family, "variant": trunk.variant, "pretrained": "a source of model.features"}
     for key, value in given.items():

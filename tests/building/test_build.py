@@ -32,6 +32,7 @@ from linnaeus_jax.building.steps.plan import plan_build
 from linnaeus_jax.building.steps.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.reading.shards import Shard
@@ -126,7 +127,7 @@ def test_how_pictures_become_square_is_stored_and_configured(tmp_path, form):
     given = {"size": 32, "resize_mode": "center_crop", "interpolation": "bicubic", "crop_fraction": 0.75}
     build(plan(tmp_path / "pictures", form, **given), tmp_path / "out")
     config, _ = load_config([f"--config={tmp_path}/out/config.py"])
-    how = Preprocessing.from_config(config)
+    how = Preprocessing.from_config(typed(config))
     assert how == Preprocessing((32, 32), "center_crop", "bicubic", crop_fraction=0.75)
     with h5py.File(tmp_path / "out" / "labels.h5") as labels:
         stored = dict(labels["metadata/image_processing"].attrs)

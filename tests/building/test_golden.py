@@ -14,6 +14,7 @@ from linnaeus_jax.building.sources import table
 from linnaeus_jax.building.steps.build import build
 from linnaeus_jax.building.steps.options import BuildOptions
 from linnaeus_jax.building.steps.plan import plan_build
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
@@ -75,7 +76,7 @@ def test_reading_gives_the_golden_arrays(built, name):
     directory, golden_row = built
     config = golden_config(FIXTURES, name)
     config.data.h5.labels_path = str(directory / "labels.h5")
-    dataset, want = build_dataset(config), load_npz(FIXTURES / f"data_{name}.npz")
+    dataset, want = build_dataset(typed(config)), load_npz(FIXTURES / f"data_{name}.npz")
     kept = np.sort(np.concatenate([dataset.train.rows, dataset.val.rows]))
     np.testing.assert_array_equal(golden_row[kept], want["kept"])
     for task in dataset.tasks:

@@ -12,6 +12,7 @@ from linnaeus_jax.building.steps.starter_config import choose_size, has_accelera
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.preprocessing import Preprocessing
 
@@ -36,7 +37,7 @@ def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, split):
     assert config.data.task_keys_h5 == TASKS[:ranks]
     part = "train_" if split == "train" else ""
     assert config.data.h5[f"{part}labels_path"] == str(tmp_path / "labels.h5")
-    assert resolve_sources(config.data).train_images == (folder or str(tmp_path / "images.h5"))
+    assert resolve_sources(typed(config).data).train_images == (folder or str(tmp_path / "images.h5"))
     enabled = {name for name, node in config.data.meta.components.items() if node.enabled} if known else set()
     assert enabled == set(sources)
     assert config.data.meta.active == bool(known)

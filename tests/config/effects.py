@@ -29,7 +29,9 @@ import numpy as np
 from flax import linen as nn
 
 from linnaeus_jax.checks.config import config_errors
+from linnaeus_jax.config.derived import default_workdir
 from linnaeus_jax.config.tree import assign
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data import batch_reader, loader
 from linnaeus_jax.data.baselines import BASELINES_FILE
 from linnaeus_jax.data.dataset import build_dataset
@@ -215,7 +217,7 @@ class Site:
     def resolved(self) -> Any:
         accumulation = max(1, self.config.train.accumulation_steps)
         return resolve_all_schedule_params(
-            self.config,
+            typed(self.config),
             steps_per_epoch=UPDATES,
             dataset_size=UPDATES * 16,
             micro_batches_per_epoch=UPDATES * accumulation,
@@ -241,11 +243,11 @@ class Site:
 
     @functools.cached_property
     def dataset(self) -> Any:
-        return build_dataset(self.config)
+        return build_dataset(typed(self.config))
 
     @functools.cached_property
     def inputs(self) -> Any:
-        return run_inputs.build_inputs(self.config, devices=1, output_dir=self.output_dir)
+        return run_inputs.build_inputs(typed(self.config), devices=1, output_dir=self.output_dir)
 
     def plan(self) -> Any:
         return self.inputs.plans.plan(0)
@@ -284,7 +286,7 @@ class Site:
                 return super().map(function, starts)
 
         with mock.patch("linnaeus_jax.data.verify_images.ThreadPoolExecutor", Pool):
-            run_inputs.build_inputs(self.config, devices=1, output_dir=self.output_dir)
+            run_inputs.build_inputs(typed(self.config), devices=1, output_dir=self.output_dir)
         return found
 
     def report(self, name: str) -> dict[str, Any]:
@@ -296,12 +298,12 @@ class Site:
 
     @functools.cached_property
     def model(self) -> Any:
-        return step_program.model_from_config(self.config, self.dataset)
+        return step_program.model_from_config(typed(self.config), self.dataset)
 
     @functools.cached_property
     def program(self) -> Any:
-        block = SamplerSettings.from_config(self.config).block
-        return step_program.build_program(self.config, self.dataset, self.resolved, block)
+        block = SamplerSettings.from_config(typed(self.config)).block
+        return step_program.build_program(typed(self.config), self.dataset, self.resolved, block)
 
     def initial_weights(self, without: str = "") -> Any:
         """What `model.pretrained*` reads where every file holds the model itself, but for one array."""
@@ -315,7 +317,7 @@ class Site:
             return StateFile(Path(path), "", dict(arrays))
 
         with mock.patch("linnaeus_jax.weights.importing.read_state", read):
-            return read_initial_weights(self.config, self.model, self.dataset)
+            return read_initial_weights(typed(self.config), self.model, self.dataset)
 
     def read_weights(self) -> list[str]:
         """Paths of the files that were opened for it."""
@@ -328,9 +330,9 @@ class Site:
         """The program with `Small` in place of the network."""
         given = {field.name: getattr(self.model, field.name) for field in dataclasses.fields(ModelFamily)}
         small = Small(**given)
-        block = SamplerSettings.from_config(self.config).block
+        block = SamplerSettings.from_config(typed(self.config)).block
         with mock.patch.object(step_program, "model_from_config", return_value=small):
-            return step_program.build_program(self.config, self.dataset, self.resolved, block)
+            return step_program.build_program(typed(self.config), self.dataset, self.resolved, block)
 
     @functools.cached_property
     def batch(self) -> dict[str, jax.Array]:
@@ -484,19 +486,19 @@ class Site:
         return bool(seen.called)
 
     def criterion(self, split: str = "train") -> Any:
-        return step_program.build_criteria(self.config, self.dataset, split)["taxa_L10"]
+        return step_program.build_criteria(typed(self.config), self.dataset, split)["taxa_L10"]
 
     def smoothing(self) -> np.ndarray:
         return self.criterion().smoothing.dense_matrix()
 
     def class_weights(self, split: str = "train") -> Any:
-        found = step_program.build_class_weights(self.config, self.dataset, split)
+        found = step_program.build_class_weights(typed(self.config), self.dataset, split)
         return None if found is None else found["taxa_L10"]
 
     @functools.cached_property
     def optimizer(self) -> Any:
         return build_optimizer(
-            self.config.optimizer,
+            typed(self.config).optimizer,
             TOY,
             layer_index=lambda name: int(name.startswith("head")),
             stage_of=MFormerV1.stage_of,
@@ -575,7 +577,7 @@ class Site:
             mock.patch.object(jax.config, "update") as update,
             mock.patch.object(process, "keep_freed_memory") as keep,
         ):
-            set_up_jax(self.config)
+            set_up_jax(typed(self.config))
             settings = {call.args[0]: call.args[1] for call in update.call_args_list}
             return {**settings, "flags": os.environ["XLA_FLAGS"], "freed": keep.called}
 
@@ -594,15 +596,15 @@ class Site:
 
     @property
     def root(self) -> str:
-        return str(RunDirectory.of(self.config, None).root)
+        return str(default_workdir(typed(self.config)))
 
     def stored_file(self) -> str:
-        return str(stored_path(self.config, RunDirectory(self.output_dir), "val", "0123456789abcdef"))
+        return str(stored_path(typed(self.config), RunDirectory(self.output_dir), "val", "0123456789abcdef"))
 
     @property
     def copies(self) -> Any:
         """The copies of the run directory; None: none."""
-        sync = RemoteSync.from_config(self.config, RunDirectory(self.output_dir))
+        sync = RemoteSync.from_config(typed(self.config), RunDirectory(self.output_dir))
         if sync is not None:
             with mock.patch.object(sync, "_copy"):
                 sync.close()
@@ -614,7 +616,7 @@ class Site:
         module = "linnaeus_jax.reporting.sinks.TensorBoardSink"
         with fake_wandb() as init, mock.patch(module, return_value=board):
             log = MetricsLog(self.output_dir / "logs" / "metrics_log.jsonl")
-            found = open_sinks(log, self.config.experiment, config={}, facts={}, run_id="id")
+            found = open_sinks(log, typed(self.config).experiment, config={}, facts={}, run_id="id")
             names = [sink.name for sink in found.optional]
             found.close()
         return names, init.call_args
@@ -671,7 +673,7 @@ class Site:
     @functools.cached_property
     def session(self) -> DebugSession:
         return DebugSession(
-            self.config, RunDirectory(self.output_dir), self.config.data.task_keys_h5, is_coordinator=True
+            typed(self.config), RunDirectory(self.output_dir), self.config.data.task_keys_h5, is_coordinator=True
         )
 
     def said(self) -> str:

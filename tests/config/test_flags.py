@@ -13,7 +13,7 @@ import pytest
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import ConfigError, load_config
-from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.demo.generate import MIN_ROWS, write_demo
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config.tree import assign
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.class_balance import class_shares, draw_rows, spread_chunks
 from linnaeus_jax.data.coverage import coverage_report
 from linnaeus_jax.data.plans import PlanSequence, plan_epoch
@@ -260,7 +261,7 @@ def test_identity_of_a_plan():
 
 def test_coverage_of_balanced_classes(tmp_path):
     keys = {"data__sampler__class_balance": "equal", "data__sampler__class_balance_task": "taxa_L20"}
-    inputs = build_inputs(tiny_config(tmp_path, **keys), devices=1, output_dir=tmp_path)
+    inputs = build_inputs(typed(tiny_config(tmp_path, **keys)), devices=1, output_dir=tmp_path)
     report, dataset = coverage_report(inputs.dataset, inputs.sampler, inputs.levels.rows), inputs.dataset
     assert "make 96 draws with data.sampler.class_balance = 'equal' of taxa_L20:" in report.lines[0]
     assert "of 96 training rows, a row 0." in report.lines[0]

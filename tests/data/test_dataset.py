@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset, resolve_sources, write_assets
 from tests.conftest import FIXTURES
 from tests.data.helpers import COMPONENTS, golden_config, golden_settings, small_config, write_labels
@@ -21,7 +22,7 @@ SETTINGS = ("S0", "S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "twofile")
 def built():
     """{setting: (dataset, golden arrays)}, each built once."""
     return {
-        name: (build_dataset(golden_config(FIXTURES, name)), load_npz(FIXTURES / f"data_{name}.npz"))
+        name: (build_dataset(typed(golden_config(FIXTURES, name))), load_npz(FIXTURES / f"data_{name}.npz"))
         for name in SETTINGS
     }
 
@@ -106,7 +107,7 @@ def test_golden_trees_from_labels(built, fixtures, name):
 def test_no_gaps_mode(fixtures):
     config = golden_config(fixtures, "S6")
     config.data.upward_major_mode = "no-gaps"
-    dataset = build_dataset(config)
+    dataset = build_dataset(typed(config))
     kept = np.sort(np.concatenate([dataset.train.rows, dataset.val.rows]))
     np.testing.assert_array_equal(kept, load_npz(fixtures / "data_S6.npz")["alt_kept_nogap"])
 
@@ -173,7 +174,7 @@ def test_report_counts_what_was_rejected(built):
 
 def test_missing_images_leave_both_splits(fixtures):
     missing = np.asarray(golden_settings(fixtures)["missing"])
-    dataset = build_dataset(golden_config(fixtures, "S0"), {"train": missing})
+    dataset = build_dataset(typed(golden_config(fixtures, "S0")), {"train": missing})
     used = np.concatenate([dataset.train.rows, dataset.val.rows])
     assert not np.isin(used, missing).any()
     assert dataset.filters[0].removed["image missing"] == len(missing)
@@ -181,7 +182,7 @@ def test_missing_images_leave_both_splits(fixtures):
 
 def test_missing_images_of_two_files_are_told_apart(fixtures):
     config, missing = golden_config(fixtures, "twofile"), {"train": np.array([0, 1]), "val": np.array([2])}
-    whole, cut = build_dataset(config), build_dataset(config, missing)
+    whole, cut = build_dataset(typed(config)), build_dataset(typed(config), missing)
     np.testing.assert_array_equal(cut.train.rows, np.setdiff1d(whole.train.rows, [0, 1]))
     np.testing.assert_array_equal(cut.val.rows, np.setdiff1d(whole.val.rows, [2]))
 
@@ -189,14 +190,14 @@ def test_missing_images_of_two_files_are_told_apart(fixtures):
 def test_null_rows_are_kept_out_of_groups(fixtures):
     config = golden_config(fixtures, "S0")
     config.schedule.mixup.exclude_null_samples = True
-    split = build_dataset(config).train
+    split = build_dataset(typed(config)).train
     genus_group, taxon = split.group("taxa_L20"), split.table.taxon[split.rows]
     assert (genus_group[(taxon == 0).any(axis=1)] == -1).all()
     config.schedule.mixup.null_task_keys = ("taxa_L20",)
-    genus_group = build_dataset(config).train.group("taxa_L20")
+    genus_group = build_dataset(typed(config)).train.group("taxa_L20")
     assert (genus_group[taxon[:, 1] == 0] == -1).all()
     assert (genus_group[(taxon[:, 0] == 0) & (taxon[:, 1] != 0)] >= 0).any()
-    split = build_dataset(config).train  # rows that are null at the rank by which they are grouped are never mixed
+    split = build_dataset(typed(config)).train  # rows that are null at their rank are never mixed
     for column, task in enumerate(split.table.tasks):
         assert (split.group(task)[taxon[:, column] == 0] == -1).all()
     assert (split.group("taxa_L10") >= 0).any()
@@ -208,13 +209,13 @@ def test_null_rows_are_kept_out_of_groups(fixtures):
 
 
 def test_scenarios(fixtures):
-    single = resolve_sources(golden_config(fixtures, "S0").data)
+    single = resolve_sources(typed(golden_config(fixtures, "S0")).data)
     assert (single.scenario, single.split, single.hybrid) == ("single file, split", True, False)
     config = golden_config(fixtures, "twofile")
-    assert resolve_sources(config.data).scenario == "two files"
+    assert resolve_sources(typed(config).data).scenario == "two files"
     config.data.h5.val_labels_path = config.data.h5.val_images_path = ""
-    assert resolve_sources(config.data).scenario == "train only"
-    dataset = build_dataset(config)
+    assert resolve_sources(typed(config).data).scenario == "train only"
+    dataset = build_dataset(typed(config))
     assert (len(dataset.train), len(dataset.val)) == (215, 0)
 
 
@@ -222,11 +223,11 @@ def test_hybrid_scenarios(fixtures):
     config = golden_config(fixtures, "twofile")
     hybrid = config.data.hybrid
     hybrid.use_hybrid, hybrid.images_dir, hybrid.val_images_dir = True, "photos", "other"
-    sources = resolve_sources(config.data)
+    sources = resolve_sources(typed(config).data)
     assert (sources.scenario, sources.train_images, sources.val_images) == ("two files, hybrid", "photos", "other")
     hybrid.images_dir = ""
     with pytest.raises(ValueError, match=r"data\.hybrid\.train_images_dir is empty"):
-        resolve_sources(config.data)
+        resolve_sources(typed(config).data)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_unusable_paths(fixtures, paths, message):
     for key, value in paths.items():
         config.data.h5[key] = value
     with pytest.raises(ValueError, match=message):
-        resolve_sources(config.data)
+        resolve_sources(typed(config).data)
 
 
 # ---- contradictions --------------------------------------------------------------------------------------------------
@@ -254,31 +255,31 @@ def test_contradicting_parents(tmp_path, caplog):
     taxa = {"taxa_L10": [7] * 10 + [8], "taxa_L20": [1] * 9 + [2] + [2]}
     config = small_config(write_labels(tmp_path / "labels.h5", taxa), tuple(taxa))
     config.data.h5.train_val_split_ratio = 1.0
-    dataset = build_dataset(config)
+    dataset = build_dataset(typed(config))
     assert len(dataset.conflicts) == 1
     assert dataset.tree.parent["taxa_L10"].tolist() == [-1, 1, 2]
     assert "1 classes have several parents" in caplog.text
     assert "conflict: " in dataset.report()
     config.data.parent_conflict_limit = 0.05
     with pytest.raises(ValueError, match=r"taxa_L10 7: parents 1 \(9 rows\), 2 \(1 rows\)"):
-        build_dataset(config)
+        build_dataset(typed(config))
 
 
 def test_half_ranks_are_tasks(tmp_path):
     taxa = {"taxa_L33_5": [1, 2], "taxa_L40": [3, 3]}
     path = write_labels(tmp_path / "labels.h5", taxa)
-    assert build_dataset(small_config(path, tuple(taxa))).tasks == tuple(taxa)
+    assert build_dataset(typed(small_config(path, tuple(taxa)))).tasks == tuple(taxa)
 
 
 def test_one_class_at_the_coarsest_rank_and_one_rank(tmp_path):
     path = write_labels(tmp_path / "labels.h5", {"taxa_L10": [5, 6, 5, 6], "taxa_L20": [9] * 4})
     config = small_config(path, ("taxa_L10", "taxa_L20"), data__partial__levels=False)
-    dataset = build_dataset(config)
+    dataset = build_dataset(typed(config))
     assert dataset.num_classes == {"taxa_L10": 2, "taxa_L20": 1}
     assert "taxa_L20" not in dataset.rarity_thresholds
     assert dataset.meta_dim == 0
     assert dataset.train.meta.shape == (len(dataset.train), 0)
-    alone = build_dataset(small_config(path, ("taxa_L20",), data__partial__levels=False))
+    alone = build_dataset(typed(small_config(path, ("taxa_L20",), data__partial__levels=False)))
     assert alone.rarity_names == ()
     assert alone.subset_maps() == {"taxa": {}, "rarity": {}}
 
@@ -294,7 +295,7 @@ def repeated(tmp_path, identifiers, name="labels.h5", **keys):
 
 def test_rows_of_one_image_are_reported(tmp_path, caplog):
     config = repeated(tmp_path, ["a", "b", "a", "c", "b", "a", "", "", *(f"x{i // 2}" for i in range(8))])
-    dataset = build_dataset(config)
+    dataset = build_dataset(typed(config))
     assert len(dataset.repeats) == 1
     wanted = r"13 training rows share 6 img_identifiers.*'a' \(3 rows\), 'b' \(2 rows\), 'x0'.* and 1 more$"
     assert re.search(wanted, dataset.repeats[0])
@@ -304,14 +305,14 @@ def test_rows_of_one_image_are_reported(tmp_path, caplog):
 
 def test_repeated_rows_that_are_not_used_do_not_count(tmp_path):
     config = repeated(tmp_path, ["a", "b", "a", "c"])
-    assert build_dataset(config, {"train": np.array([2])}).repeats == ()
+    assert build_dataset(typed(config), {"train": np.array([2])}).repeats == ()
 
 
 def test_one_image_on_both_sides_is_an_error(tmp_path):
     config = repeated(tmp_path, ["same", "b", "same", "same", "same", "c"])
     config.data.h5.train_val_split_ratio = 0.5
     with pytest.raises(ValueError, match=r"images on both sides of the split.*1 img_identifiers in .*h5: 'same'$"):
-        build_dataset(config)
+        build_dataset(typed(config))
 
 
 def test_one_image_in_a_given_split_and_in_its_test_rows(tmp_path):
@@ -319,7 +320,7 @@ def test_one_image_in_a_given_split_and_in_its_test_rows(tmp_path):
     names, column = ["a", "b", "a"], np.array([0, 1, 2], np.uint8)
     path = write_labels(tmp_path / "labels.h5", taxa, identifiers=names, split=column)
     with pytest.raises(ValueError, match=r"in training and test rows, .*: 'a'$"):
-        build_dataset(small_config(path, tuple(taxa)))
+        build_dataset(typed(small_config(path, tuple(taxa))))
 
 
 def test_occurrences_on_both_sides_of_a_given_split(tmp_path, caplog):
@@ -328,7 +329,7 @@ def test_occurrences_on_both_sides_of_a_given_split(tmp_path, caplog):
     column = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2], np.uint8)
     path = write_labels(tmp_path / "labels.h5", taxa, split=column, occurrence_id=occurrence)
     config = small_config(path, tuple(taxa))
-    dataset = build_dataset(config)
+    dataset = build_dataset(typed(config))
     assert [re.sub(r"\(.*\)", "", sentence) for sentence in dataset.repeats] == [
         "2 occurrences have pictures in training and in validation rows , so that an evaluation measures in part what "
         "was learned by heart: 'o9', 'o2'",
@@ -337,18 +338,18 @@ def test_occurrences_on_both_sides_of_a_given_split(tmp_path, caplog):
     ]
     assert all(sentence in caplog.text for sentence in dataset.repeats)
     config.data.h5.use_split_column = False
-    assert build_dataset(config).repeats == ()
+    assert build_dataset(typed(config)).repeats == ()
 
 
 def test_identifiers_of_two_files(fixtures, tmp_path, caplog):
     """One folder: the same picture. Two image files: perhaps; the golden files number their rows alike."""
     config = golden_config(fixtures, "twofile")
-    dataset = build_dataset(config)
+    dataset = build_dataset(typed(config))
     assert len(dataset.repeats) == 1
     assert "validation leaks unless" in caplog.text
     config.data.hybrid.use_hybrid = True
     config.data.hybrid.images_dir = str(tmp_path)
     with pytest.raises(ValueError, match=r"images on both sides of the split.*83 img_identifiers in .* and 78 more"):
-        build_dataset(config)
+        build_dataset(typed(config))
     config.data.hybrid.val_images_dir = str(tmp_path / "val")
-    assert build_dataset(config).repeats
+    assert build_dataset(typed(config)).repeats

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data import loader as loader_module
 from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.cache import ImageCache
@@ -103,11 +104,9 @@ def test_a_chunk_of_several_images_is_unpacked_once_for_a_batch(source, tmp_path
 )
 def test_decoding_threads_follow_the_cores(monkeypatch, count, processes, threads):
     monkeypatch.setattr(loader_module, "cores", lambda: count)
-    data = get_config().data
-    data.worker_processes = processes
+    data = typed(get_config()).data.replaced({"worker_processes": processes})
     assert ReadSettings.from_config(data).io_threads == threads
-    data.prefetch.num_io_threads = 5
-    assert ReadSettings.from_config(data).io_threads == 5
+    assert ReadSettings.from_config(data.replaced({"prefetch.num_io_threads": 5})).io_threads == 5
 
 
 def test_what_is_only_copied_needs_no_pool(source):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.pipeline_stats import PipelineStats
 from linnaeus_jax.run.inputs import build_inputs
 from tests.tiny import tiny_config
@@ -43,7 +44,7 @@ def test_counters_before_an_interval_do_not_enter_its_rates() -> None:
 
 def test_a_loader_counts_from_the_last_interval(tmp_path) -> None:
     config = tiny_config(tmp_path)
-    with build_inputs(config, devices=1, output_dir=tmp_path).train_loader(0) as loader:
+    with build_inputs(typed(config), devices=1, output_dir=tmp_path).train_loader(0) as loader:
         next(loader)
         time.sleep(0.3)  # as a compilation does
         started = time.perf_counter()

@@ -18,6 +18,7 @@ from linnaeus_jax.building.steps.pixels import store
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.image_sources import open_images, other_resizing
 from linnaeus_jax.data.images import ImageFiles, ImageSource
@@ -66,7 +67,7 @@ def packed(path: Path, data: bytes) -> Path:
 def test_a_picture_has_the_same_pixels_on_every_path(tmp_path, mode, crop_fraction, interpolation, kind, shape):
     data = encoded(smooth(*shape), kind)
     (tmp_path / f"0.{kind}").write_bytes(data)
-    how = Preprocessing.from_config(config_of(mode, interpolation, crop_fraction))
+    how = Preprocessing.from_config(typed(config_of(mode, interpolation, crop_fraction)))
     files = ImageFiles(tmp_path, how, Identifiers(["0"]), kind)
     trained = first(open_images(files, "folder"))
     built = np.empty_like(trained)
@@ -172,7 +173,7 @@ def test_raw_pictures_of_the_right_size_stay_as_they_are(tmp_path):
     image = smooth(32, 32)
     with h5py.File(tmp_path / "raw.h5", "w") as file:
         file["images"] = image[None]
-    how = Preprocessing.from_config(config_of("center_crop", "bicubic", 0.75))
+    how = Preprocessing.from_config(typed(config_of("center_crop", "bicubic", 0.75)))
     np.testing.assert_array_equal(first(open_images(ImageFiles(tmp_path / "raw.h5", how))), image)
 
 
@@ -181,8 +182,8 @@ def test_from_config():
     config.data.reduced_decode = False
     config.aug.mean, config.aug.std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
     expected = Preprocessing((32, 32), "center_crop", "lanczos", False, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 0.875)
-    assert Preprocessing.from_config(config) == expected
-    assert Preprocessing.from_config(get_config()) == Preprocessing((384, 384))
+    assert Preprocessing.from_config(typed(config)) == expected
+    assert Preprocessing.from_config(typed(get_config())) == Preprocessing((384, 384))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ def test_what_is_said_of_pictures_that_were_made_square_in_another_way(tmp_path,
         file.create_group("metadata/image_processing").attrs.update(stored)
     with h5py.File(tmp_path / "raw.h5", "w") as file:
         file["images"] = smooth(32, 32)[None]
-    how = Preprocessing.from_config(config_of(*given))
+    how = Preprocessing.from_config(typed(config_of(*given)))
     told = other_resizing(labels, open_images(ImageFiles(tmp_path / "raw.h5", how)), how)
     assert re.search(said, told) if said else not told
     folder = open_images(ImageFiles(tmp_path, how, Identifiers(["0"]), "png"), "folder")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.typed import DataConfig, typed
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.labels import read_label_tables
 from linnaeus_jax.data.metadata import ComponentSettings
@@ -31,10 +31,10 @@ def table(tmp_path):
 SPATIAL = ComponentSettings("SPATIAL", "spatial", (), 3, allow_missing=True)
 
 
-def data_section(changes: dict[str, Any]) -> ConfigDict:
-    data = get_config().data
-    data.update_from_flattened_dict({"partial.levels": True, **changes})
-    return data
+def data_section(changes: dict[str, Any]) -> DataConfig:
+    config = get_config()
+    config.data.update_from_flattened_dict({"partial.levels": True, **changes})
+    return typed(config).data
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_filter_warns_without_in_region(tmp_path, caplog):
 def split(path, keep=None, **keys):
     table = read_label_tables([str(path)], TASKS, (), null_possible=True)[0][0]
     kept = np.arange(len(table)) if keep is None else np.asarray(keep)
-    return splits.split_file(table, kept, small_config(path, TASKS, **keys).data.h5)
+    return splits.split_file(table, kept, typed(small_config(path, TASKS, **keys)).data.h5)
 
 
 def labels(path, rows, **datasets):

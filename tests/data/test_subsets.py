@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset, write_assets
 from linnaeus_jax.data.subsets import MAX_SUBSETS, with_known_subsets
 from linnaeus_jax.metrics import custom, register_subset
@@ -21,7 +22,7 @@ def dataset_with(directory, **columns):
     with h5py.File(directory / "labels.h5", "r+") as file:
         for kind, values in columns.items():
             file[f"subset_{kind}"] = values
-    return build_dataset(config)
+    return build_dataset(typed(config))
 
 
 def told(dataset, split, kind):
@@ -87,7 +88,7 @@ def test_other_data_are_placed_in_the_known_subsets(dataset, caplog):
 
 
 def test_batches_ship_nothing_without_subsets(tmp_path):
-    found = build_dataset(tiny_config(tmp_path))
+    found = build_dataset(typed(tiny_config(tmp_path)))
     assert found.subset_names == {}
     assert "subsets" not in split_arrays(found.train)
 

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset, write_assets
 from linnaeus_jax.data.taxon_names import TaxonNames, describe_taxon, read_taxon_names, write_taxon_names
 from linnaeus_jax.data.texts import LONGEST, sanitize_line
@@ -166,7 +167,7 @@ def test_texts_on_one_line(tmp_path, text, line):
 
 def test_names_of_a_data_set(tmp_path):
     path = named(tmp_path / "a.h5", BIRDS)
-    dataset = build_dataset(small_config(path, tuple(TAXA), data__h5__train_val_split_ratio=1.0))
+    dataset = build_dataset(typed(small_config(path, tuple(TAXA), data__h5__train_val_split_ratio=1.0)))
     assert dataset.class_name("taxa_L10", 1) == "Parus major [4]"
     write_assets(dataset, tmp_path / "assets", tmp_path / "metadata")
     assert json.loads((tmp_path / "assets" / "taxon_names.json").read_text()) == dataset.names.to_json()
@@ -179,10 +180,10 @@ def test_conflicts_are_told_by_name(tmp_path):
         write_taxon_names(file, "taxa_L20", [3, 2], ["Parus", "Passer"])
     config = small_config(tmp_path / "a.h5", tuple(taxa), data__h5__train_val_split_ratio=1.0)
     line = "taxa_L10 Passer domesticus [9]: parents Passer [2] (9 rows), Parus [3] (1 rows)"
-    assert f"conflict: {line}" in build_dataset(config).report()
+    assert f"conflict: {line}" in build_dataset(typed(config)).report()
     config.data.parent_conflict_limit = 0.01
     with pytest.raises(ValueError, match="contradict their majority parent") as error:
-        build_dataset(config)
+        build_dataset(typed(config))
     assert line in str(error.value)
 
 

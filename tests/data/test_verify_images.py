@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.typed import DataHybridVerifyImagesConfig, typed
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.verify_images import verify_images
 from linnaeus_jax.run.inputs import build_inputs
@@ -27,10 +27,10 @@ def identifiers():
     return read_identifiers(str(FIXTURES / "data_labels.h5"))
 
 
-def section(**changes: Any) -> ConfigDict:
-    verify = get_config().data.hybrid.verify_images
-    verify.update(changes)
-    return verify
+def section(**changes: Any) -> DataHybridVerifyImagesConfig:
+    config = get_config()
+    config.data.hybrid.verify_images.update(changes)
+    return typed(config).data.hybrid.verify_images
 
 
 def test_golden_report(fixtures, folder, identifiers, tmp_path):
@@ -101,9 +101,9 @@ def test_a_run_leaves_missing_rows_out(fixtures, folder, tmp_path):
     hybrid.use_hybrid, hybrid.images_dir, hybrid.file_extension = True, str(folder), "png"
     hybrid.verify_images.enabled = True
     with pytest.raises(RuntimeError, match="7 of 400 images are missing"):
-        build_inputs(config, devices=1, output_dir=tmp_path)
+        build_inputs(typed(config), devices=1, output_dir=tmp_path)
     hybrid.verify_images.max_missing_count, hybrid.verify_images.max_missing_ratio = 7, 1.0
-    inputs = build_inputs(config, devices=1, output_dir=tmp_path)
+    inputs = build_inputs(typed(config), devices=1, output_dir=tmp_path)
     rows = np.concatenate([inputs.dataset.train.rows, inputs.dataset.val.rows])
     assert not np.isin(rows, MISSING_FILES).any()
     assert json.loads((tmp_path / "assets" / "missing_images_report.json").read_text())["missing_count"] == 7

@@ -89,7 +89,7 @@ def test_the_environment_is_not_overruled(flag):
     code = (
         "import jax\nfrom linnaeus_jax.debugging import nonfinite\n"
         "from linnaeus_jax.config.defaults import get_config\nfrom linnaeus_jax.step.process import set_up_jax\n"
-        "set_up_jax(get_config())\n"
+        "set_up_jax(typed(get_config()))\n"
         "with nonfinite.switched_on(nans=False, infs=False):\n    print(nonfinite.kinds())"
     )
     env = {**os.environ, f"JAX_DEBUG_{flag.upper()}": "1"}

@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.h5_images import ContiguousImages
 from linnaeus_jax.data.image_sources import open_images
@@ -28,7 +29,7 @@ def test_files_of_the_data_room(made):
     config = small_config(directory / "labels.h5", generate.RANKS, data__meta__active=True)
     config.data.meta.components.ELEVATION.enabled = True
     config.data.h5.train_val_split_ratio = 0.8
-    dataset = build_dataset(config)
+    dataset = build_dataset(typed(config))
     assert dataset.num_classes == {task: count + 1 for task, count in summary.classes.items()}
     assert summary.classes == {"taxa_L10": 36, "taxa_L20": 12, "taxa_L30": 6, "taxa_L40": 3}
     assert not dataset.conflicts

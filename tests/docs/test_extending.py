@@ -11,6 +11,7 @@ import pytest
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.run.inputs import build_inputs
 from tests.docs.pages import blocks
 from tests.extending.common import EXAMPLES
@@ -65,7 +66,7 @@ def test_the_subsets_of_the_page_are_those_of_the_rows(tmp_path, monkeypatch):
     (tmp_path / "subset_example.py").write_text(written()["subset_example.py"])
     config = tiny_config(tmp_path / "data", env__plugins=(str(tmp_path / "subset_example.py"),))
     import_plugins(config)
-    dataset = build_inputs(config, devices=1, output_dir=None).dataset
+    dataset = build_inputs(typed(config), devices=1, output_dir=None).dataset
     names, rows = dataset.subset_names["hemisphere"], dataset.val
     found = [names[i] if i >= 0 else "" for i in rows.subsets[:, list(dataset.subset_names).index("hemisphere")]]
     sine, known = rows.meta[:, 4], rows.meta_valid[:, 1]

@@ -17,12 +17,13 @@ import pytest
 import yaml
 
 from linnaeus_jax.config import get_config, load_config, load_yaml
-from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.defaults import declared
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.config.tree import known_keys
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.migration.experiments import target_key
 from linnaeus_jax.migration.keys import ALIASES, COMPATIBILITY
 from linnaeus_jax.run import trainer
-from linnaeus_jax.schedules.alternatives import ALTERNATIVES, choose
 from tests.step import toy
 from tests.tiny import TASKS, write_tiny_data
 
@@ -103,7 +104,7 @@ def without_counterpart() -> str:
 def other_defaults() -> dict[str, tuple[Any, Any]]:
     """Key of the tree -> default of the original, default here, where they mean different things."""
     theirs, ours = load_yaml(DEFAULTS), get_config()
-    members = {entry.path(unit) for entry in ALTERNATIVES.values() for unit in entry.keys}
+    members = {path for path, found in declared().items() if found.quantity}
     found = {}
     for key in known_keys(ours):
         if key not in members and key not in SAME and value_of(theirs, key) != value_of(ours, key):
@@ -140,11 +141,12 @@ def test_tables_of_keys_are_those_of_the_program():
 
 def test_alternatives_have_the_defaults_of_the_original():
     """Intervals and durations that no file mentions: the defaults differ in form alone."""
-    theirs, ours = load_yaml(DEFAULTS), get_config()
-    for name, entry in ALTERNATIVES.items():
-        if not name.startswith("log_"):
-            before, now = choose(theirs, entry), choose(ours, entry)
-            assert before[:2] == now[:2] or (before.value, now.value) == (0, 0), name
+    theirs, ours = typed(load_yaml(DEFAULTS)), typed(get_config())
+    for path, found in declared().items():
+        if found.quantity and "*" not in path and not path.startswith("schedule.metrics."):
+            quantity = f"{path.rpartition('.')[0]}.{found.quantity}"
+            before, now = value_of(theirs, quantity), value_of(ours, quantity)
+            assert before == now or before[:2] == now[:2], quantity
 
 
 def test_the_base_file_of_the_page_restores_the_defaults(tmp_path):

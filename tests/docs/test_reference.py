@@ -9,7 +9,7 @@ import pytest
 
 import linnaeus_jax
 from docs import make_reference
-from docs.making import api_page, config_page, metrics_page, tools_page
+from docs.making import api_page, config_page, metrics_page, tools_page, typed_stub
 from docs.making.markdown import sentence
 from linnaeus_jax.config import get_config
 from linnaeus_jax.config.defaults import declared
@@ -26,6 +26,11 @@ KEYS = declared()
 def test_the_page_is_what_the_code_says(name: str) -> None:
     """`make reference` mends it."""
     assert (make_reference.FOLDER / name).read_text() == make_reference.PAGES[name]()
+
+
+def test_the_types_of_the_configuration_are_those_of_the_declarations() -> None:
+    """`make reference` mends it."""
+    assert make_reference.TYPES.read_text() == typed_stub.make()
 
 
 def test_reference_holds_nothing_else() -> None:

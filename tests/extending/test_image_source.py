@@ -14,6 +14,7 @@ import pytest
 from linnaeus_jax import registry
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.data.preprocessing import Preprocessing
@@ -77,7 +78,7 @@ def test_worker_processes_know_the_plugins(archive, tmp_path, monkeypatch):
     config = config_with(archive, EXAMPLES / "sampler_example.py", folder="large")
     config.data.sampler.type = "capped"
     config.data.worker_processes = 1
-    inputs = build_inputs(config, devices=1, output_dir=None)
+    inputs = build_inputs(typed(config), devices=1, output_dir=None)
     pixels = h5py.File(tmp_path / "data" / "images.h5")["images"][:]
     with inputs.train_loader(0, 1) as loader:
         (_, batch), *_ = loader
@@ -86,7 +87,7 @@ def test_worker_processes_know_the_plugins(archive, tmp_path, monkeypatch):
 
 def test_what_is_refused(archive):
     with pytest.raises(ValueError, match=r"lacks 'image_0\.jpg'; set data\.image_sources\.zip\.folder"):
-        _ = build_inputs(config_with(archive), devices=1, output_dir=None).images
+        _ = build_inputs(typed(config_with(archive)), devices=1, output_dir=None).images
     with pytest.raises(KeyError, match="directory"):
         config_with(archive, directory="large")
     config_with(archive)

@@ -12,6 +12,7 @@ import pytest
 
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import ConfigError, load_config
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.learning.optimizers import build_optimizer
 from linnaeus_jax.learning.transforms import build_transform
 from linnaeus_jax.registry import OPTIMIZERS
@@ -46,7 +47,7 @@ def test_a_run_trains_with_it(tmp_path, monkeypatch, capsys):
 def test_the_step_applies_rate_and_sign_and_the_program_adds_the_decay(decay):
     config = config_with("--config.optimizer.name=Signum", "--config.optimizer.signum.beta=0.5")
     config.optimizer.weight_decay = decay
-    optimizer = build_optimizer(config.optimizer, [Info("w", ("w",), (2, 2)), Info("b.bias", ("b",), (2,))])
+    optimizer = build_optimizer(typed(config).optimizer, [Info("w", ("w",), (2, 2)), Info("b.bias", ("b",), (2,))])
     assert {row.optimizer for row in optimizer.rows} == {"signum"}
     params = {"w": jnp.full((2, 2), 3.0), "b": jnp.full((2,), 3.0)}
     state = optimizer.transform.init(params)
@@ -90,7 +91,7 @@ def test_keys_of_the_section_are_given_to_who_asks(monkeypatch):
         return optax.chain(add_decay, optax.scale(betas[0]))
 
     monkeypatch.setitem(OPTIMIZERS.entries, "asks", asks)
-    settings = config_with().optimizer
+    settings = typed(config_with()).optimizer
     transform = build_transform("asks", settings, {("w",): 0.5})
     params = {"w": jnp.ones(1)}
     updates, _ = transform.update({"w": jnp.ones(1)}, transform.init(params), params)
@@ -107,4 +108,4 @@ def test_keys_of_the_section_are_given_to_who_asks(monkeypatch):
 def test_what_is_no_optimizer_is_named(monkeypatch, function, text):
     monkeypatch.setitem(OPTIMIZERS.entries, "odd", function)
     with pytest.raises(ValueError, match=text):
-        build_transform("odd", config_with().optimizer)
+        build_transform("odd", typed(config_with()).optimizer)

@@ -14,6 +14,7 @@ from linnaeus_jax import registry
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.samplers import COUNTED_EPOCHS, Sampler, SamplerSettings, TrainingRows
 from linnaeus_jax.run.checkpoints import Checkpoints
@@ -68,9 +69,9 @@ def config_with(*options: str):
 
 def test_keys_of_a_sampler(capsys):
     config = config_with("--config.data.sampler.capped.most=250")
-    assert SamplerSettings.from_config(config).options == {"most": 250}
+    assert SamplerSettings.from_config(typed(config)).options == {"most": 250}
     config.schedule.mixup.prob.enabled = True
-    schedule.run(config, dataset_size=1000)
+    schedule.run(typed(config), dataset_size=1000)
     assert "forms no groups" in capsys.readouterr().out
     config.data.sampler.capped.most = 0
     assert "data.sampler.capped.most = 0 must be at least 1" in config_errors(config)

@@ -12,6 +12,7 @@ from linnaeus_jax.checks import validate_schedule_config
 from linnaeus_jax.config import ConfigError, get_config, load_config
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules import ResolvedSchedule, build_scheduler
 from linnaeus_jax.schedules.values import on_host
@@ -70,7 +71,7 @@ def test_one_group_alone_takes_it_and_the_dry_run_shows_it(config, capsys, tmp_p
         config.lr_scheduler.parameter_groups.heads = {"name": "POLYNOMIAL", "warmup_steps": 4}
     complete_open_nodes(config)
     assert validate_schedule_config(config) == []
-    resolved = tool.run(config, (10,), out=tmp_path)
+    resolved = tool.run(typed(config), (10,), out=tmp_path)
     assert "heads: polynomial" in capsys.readouterr().out
     heads, default = resolved.learning_rates
     assert (heads.name, heads.options, default.name) == ("polynomial", {"power": 2.0}, "cosine")
@@ -82,7 +83,7 @@ def test_one_group_alone_takes_it_and_the_dry_run_shows_it(config, capsys, tmp_p
 
 def test_a_schedule_has_a_warmup_of_its_own(config, capsys):
     config.lr_scheduler.name = "inverse_sqrt"
-    resolved = tool.run(config, (10,))
+    resolved = tool.run(typed(config), (10,))
     assert "inverse_sqrt" in capsys.readouterr().out
     rates = on_host(build_scheduler(resolved))(np.arange(40))["default"] / resolved.learning_rates[0].peak
     np.testing.assert_allclose(rates[:8], np.arange(1, 9) / 8, rtol=1e-6)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from linnaeus_jax.config import defaults, open_nodes
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.learning.buckets import global_norm
 from linnaeus_jax.learning.optimizers import build_optimizer
 from linnaeus_jax.learning.update import clip_norm, clip_units, ema_update
@@ -22,7 +23,8 @@ def golden(fixtures):
 
 
 def settings(**values):
-    section = defaults.get_config().optimizer.unlock()
+    config = defaults.get_config().unlock()
+    section = config.optimizer
     groups = values.pop("groups", None)
     section.update(values)
     if groups is not None:
@@ -30,7 +32,7 @@ def settings(**values):
         for name, given in groups.items():
             section.parameter_groups[name] = open_nodes.entry("optimizer.parameter_groups")
             section.parameter_groups[name].update(given)
-    return section
+    return typed(config).optimizer
 
 
 def by_name(*patterns, match_type="contains"):
@@ -86,8 +88,8 @@ def test_elementwise_optimizers(golden, name):
     want = golden[f"vec/{name}/want"] if name.startswith("ademamix") else golden[f"vec/{name}"]
     if name.startswith("ademamix"):
         lr, b1, b2, b3, eps, decay, alpha, warmup = golden[f"vec/{name}/hyper"].tolist()
-        section.update(betas=(b1, b2, b3), eps=eps, weight_decay=decay, alpha=alpha)
-        section.t_alpha_beta3 = int(warmup) if warmup > 0 else None
+        given = {"betas": (b1, b2, b3), "eps": eps, "weight_decay": decay, "alpha": alpha}
+        section = section.replaced(given | {"t_alpha_beta3": int(warmup) if warmup > 0 else None})
         assert lr == 1e-2
     _, found = trajectory(section, golden["vec/p0"], golden["vec/grads"], 1e-2)
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
@@ -152,7 +154,7 @@ def test_groups_partition_first_match_frozen_and_rates(fixtures):
             "aux": {"filter": by_name("head"), "optimizer": "sgd", "weight_decay": 0.2},
         }
     )
-    section.parameter_groups.default.weight_decay = 0.01
+    section = section.replaced({"parameter_groups.default.weight_decay": 0.01})
     optimizer = build_optimizer(section, parameters)
     count = {g: sum(row.group == g for row in optimizer.rows) for g in ("stem", "biases", "aux", "default")}
     assert count == {"stem": 4, "biases": 11, "aux": 4, "default": len(parameters) - 19}
@@ -259,12 +261,12 @@ def test_clipping(golden):
         np.testing.assert_allclose(after, min(float(norm), limit), rtol=1e-5)
         for i in range(3):
             np.testing.assert_allclose(clipped[str(i)], golden[f"clip/{j}/out_{i}"], rtol=1e-5, atol=1e-7)
-    assert clip_norm(grads, norm, 0.0) == (grads, norm)
+    assert clip_norm(grads, norm, None) == (grads, norm)
     params = {"w": jnp.ones((4, 2)), "b": jnp.zeros((2,))}
     grads = {"w": jnp.array([[3.0, 0.01]] * 4), "b": jnp.ones((2,))}
     clipped = clip_units(grads, params, 0.1)
     np.testing.assert_allclose(jnp.linalg.norm(clipped["w"], axis=0), [0.2, 0.02], rtol=1e-5)
-    assert clip_units(grads, params, 0.0) is grads
+    assert clip_units(grads, params, None) is grads
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3), (3, 3, 4, 5)])

@@ -17,6 +17,7 @@ from linnaeus_jax.config import ConfigError, get_config, load_yaml
 from linnaeus_jax.config.open_nodes import entry
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import known_keys
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.config.yaml_values import parse_list
 from linnaeus_jax.migration.keys import VARIANTS
 from linnaeus_jax.models import build_model
@@ -326,7 +327,7 @@ def kernel_shapes(config):
     dataset: Any = SimpleNamespace(
         tasks=tuple(tasks), components=components, num_classes=tasks, tree=SimpleNamespace(parent={})
     )
-    model = model_from_config(config, dataset)
+    model = model_from_config(typed(config), dataset)
     tree = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32))["params"]
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): x.shape for path, x in jax.tree.leaves_with_path(tree)

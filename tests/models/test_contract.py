@@ -19,6 +19,7 @@ import pytest
 
 from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.optimizers import build_optimizer
 from linnaeus_jax.models.names import ParameterInfo, named_leaves, parameter_table
@@ -165,15 +166,16 @@ def test_parameters_are_float32(full):
 
 @pytest.mark.parametrize("source", ["default", "finetune_groups"])
 def test_every_parameter_has_one_optimizer_group(full, source):
-    settings = get_config().optimizer
+    config = get_config()
     if source != "default":
-        settings = load_config([f"--config={ROOT / 'configs' / source}.py"])[0].optimizer
+        config = load_config([f"--config={ROOT / 'configs' / source}.py"])[0]
+        settings = config.optimizer
         with settings.unlocked():  # a family need not have what another one has
             for name in [name for name in settings.parameter_groups if name not in ("enabled", "default")]:
                 matches = parse_filter(settings.parameter_groups[name].filter, name)
                 if not any(map(matches, full.table)):
                     del settings.parameter_groups[name]
-    optimizer = build_optimizer(settings, full.table, stage_of=full.model.stage_of)
+    optimizer = build_optimizer(typed(config).optimizer, full.table, stage_of=full.model.stage_of)
     assert [row.name for row in optimizer.rows] == [row.name for row in full.table]
     assert optimizer.overlaps == ()
     assert {row.group for row in optimizer.rows} == set(optimizer.lr_multipliers)

@@ -11,6 +11,7 @@ import pytest
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.reporting.alerts import WAIT_SHARE, Watch
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog, MetricsLogError
@@ -128,8 +129,7 @@ def test_missing_tensorboard_is_a_clear_error(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     for name in [name for name in sys.modules if name.startswith("tensorboard.")]:
         monkeypatch.delitem(sys.modules, name)
-    experiment = get_config().experiment
-    experiment.tensorboard.enabled = True
+    experiment = typed(get_config()).experiment.replaced({"tensorboard.enabled": True})
     with pytest.raises(ConfigError, match=r"experiment.tensorboard.enabled.*linnaeus-jax\[profile\]"):
         open_sinks(MetricsLog(tmp_path / "log.jsonl"), experiment, config={}, facts={}, run_id="x")
 

@@ -13,6 +13,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.metrics.logged import described
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
@@ -89,8 +90,7 @@ def points(directory: Path) -> list[tuple[int, str, float]]:
 @pytest.mark.parametrize("resumed_step", [-1, 1, 2], ids=["from the start", "within an epoch", "at the boundary"])
 def test_each_step_is_once_in_the_event_files_after_a_kill(tmp_path: Path, resumed_step: int) -> None:
     """The first start was killed after step 3, and lost its last point; the second goes on from a checkpoint."""
-    experiment = get_config().experiment
-    experiment.tensorboard.enabled = True
+    experiment = typed(get_config()).experiment.replaced({"tensorboard.enabled": True})
     log = MetricsLog(tmp_path / "metrics_log.jsonl")
 
     def write(sinks: Sinks, steps: tuple[int, ...]) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import wandb
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
-from linnaeus_jax.config.saved import plain
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import RunRecord
@@ -28,13 +27,13 @@ ROOT = Path(__file__).parents[2]
 SECRET = "k3y-that-nobody-may-see"
 
 
-def make_config(mode: str = "offline") -> ConfigDict:
+def make_config(mode: str = "offline") -> Config:
     config = get_config()
     config.experiment.group, config.experiment.name = "a_group", "a_name"
     config.experiment.wandb.update(enabled=True, mode=mode, project="birds", tags=("one", "two"), notes="first try")
     with config.unlocked():
         config.env.output.bucket.app_key = SECRET
-    return config
+    return typed(config)
 
 
 def everything_under(directory: Path) -> bytes:
@@ -56,7 +55,7 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sinks = open_sinks(
         MetricsLog(tmp_path / "metrics_log.jsonl"),
         config.experiment,
-        config=plain(config),
+        config=config.saved,
         facts={"model_info": {"parameters": 12345}},
         run_id="run1",
     )

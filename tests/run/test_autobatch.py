@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from benchmarks.common import RESULTS
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import autobatch, experiment
 from linnaeus_jax.run.inputs import build_inputs
@@ -39,7 +40,7 @@ class Affine:
 @pytest.mark.parametrize(("budget", "rows"), [(1000, 90), (120, 2), (139, 2), (10**6, 512)])
 def test_few_compilations_find_the_largest_batch(budget: int, rows: int, tmp_path: Path) -> None:
     memory = Affine()
-    fit = autobatch.largest_batch(settings(tmp_path), 1, budget, memory)
+    fit = autobatch.largest_batch(typed(settings(tmp_path)), 1, budget, memory)
     assert fit.rows == rows
     assert fit.bytes == 100 + 10 * rows
     assert memory.calls <= 4
@@ -47,30 +48,30 @@ def test_few_compilations_find_the_largest_batch(budget: int, rows: int, tmp_pat
 
 def test_memory_that_is_no_straight_line(tmp_path: Path) -> None:
     memory = Affine(kink=20)
-    fit = autobatch.largest_batch(settings(tmp_path), 1, 1000, memory)
+    fit = autobatch.largest_batch(typed(settings(tmp_path)), 1, 1000, memory)
     assert fit.rows == 60  # 100 + 600 + 280; pairs are even
     assert memory.calls <= 6
 
 
 def test_the_sampler_decides_which_sizes_are_tried(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, schedule__mixup__mix_block=8)
-    fit = autobatch.largest_batch(config, 1, 1000, Affine())
+    fit = autobatch.largest_batch(typed(config), 1, 1000, Affine())
     assert fit.rows == 88
     assert all(rows % 8 == 0 for rows in fit.tried)
 
 
 def test_what_cannot_fit_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"an update of 4 rows takes .* data.autobatch.target_memory_fraction"):
-        autobatch.largest_batch(settings(tmp_path, min_batch_size=4), 1, 130, Affine())
+        autobatch.largest_batch(typed(settings(tmp_path, min_batch_size=4)), 1, 130, Affine())
     with pytest.raises(UserError, match="widen the range"):
-        autobatch.largest_batch(settings(tmp_path, min_batch_size=9, max_batch_size=8), 1, 130, Affine())
+        autobatch.largest_batch(typed(settings(tmp_path, min_batch_size=9, max_batch_size=8)), 1, 130, Affine())
 
 
 def test_the_budget_is_a_share_of_what_is_known(tmp_path: Path) -> None:
     config = settings(tmp_path, device_memory_gb=2.0, target_memory_fraction=0.5)
-    assert autobatch.device_budget(config) == 10**9
+    assert autobatch.device_budget(typed(config)) == 10**9
     with pytest.raises(UserError, match=r"data.autobatch.device_memory_gb = 0\.0"):
-        autobatch.device_budget(settings(tmp_path))
+        autobatch.device_budget(typed(settings(tmp_path)))
 
 
 def test_what_a_gpu_program_takes_is_what_it_was_counted_with() -> None:
@@ -100,13 +101,12 @@ def test_a_run_that_goes_on_keeps_its_batch(tmp_path: Path) -> None:
     assert autobatch.earlier_rows(directory) is None
     directory.root.mkdir()
     directory.config_json.write_text(json.dumps({"data": {"batch_size_per_device": 6, "autobatch": {"enabled": True}}}))
-    experiment.choose_batch(config, directory, resumes=True)
-    assert (config.data.batch_size, config.data.batch_size_per_device) == (None, 6)
+    assert experiment.choose_batch(typed(config), directory, resumes=True) == 6
 
 
 def test_abstract_updates_are_like_real_ones(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, train__accumulation_steps=2)
-    inputs = build_inputs(config, devices=1, output_dir=None)
+    inputs = build_inputs(typed(config), devices=1, output_dir=None)
     with inputs.train_loader(0, 1) as loader:
         _, update = next(loader)
     real = {name: np.asarray(value) for name, value in {**update}.items()}

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.derived import default_workdir
 from linnaeus_jax.config.redaction import REDACTED, redacted
 from linnaeus_jax.config.saved import config_difference, plain
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.files import RunDirectory, replaced_file
 
 
@@ -84,7 +86,7 @@ def test_what_a_kill_left_unfinished_is_removed(tmp_path):
 def test_directory_from_config_and_placeholder(tmp_path):
     config = get_config()
     config.env.output.base_dir = str(tmp_path)
-    directory = RunDirectory.of(config, None)
+    directory = RunDirectory(default_workdir(typed(config)))
     assert directory.root == tmp_path / "linnaeus" / "default" / "run"
     assert directory.resolve("{output_dir}/assets/profiler") == directory.root / "assets" / "profiler"
     assert directory.resolve("logs/debug") == directory.root / "logs" / "debug"

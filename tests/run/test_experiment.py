@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.data.preprocessing import Preprocessing
@@ -102,7 +103,7 @@ def test_damage_is_told_whatever_hdf5_raises(tmp_path, name):
         damaged[places] = draw.integers(0, 256, len(places))
         path.write_bytes(damaged.tobytes())
         try:
-            build_inputs(config, devices=1, output_dir=None).open_for_training()
+            build_inputs(typed(config), devices=1, output_dir=None).open_for_training()
         except (InputError, OSError):
             told += 1
     assert told > 5
@@ -113,4 +114,4 @@ def test_a_name_that_is_no_text_is_damage(tmp_path):
     with h5py.File(tmp_path / "labels.h5", "a") as file:
         file[b"caf\xe9"] = [1]
     with pytest.raises(InputError, match=r"labels\.h5: .*caf.* cannot be read, the file is damaged"):
-        build_inputs(config, devices=1, output_dir=None)
+        build_inputs(typed(config), devices=1, output_dir=None)

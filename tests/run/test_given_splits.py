@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.taxon_names import write_taxon_names
 from linnaeus_jax.files import DIGESTS
 from linnaeus_jax.run.trainer import UserError, run
@@ -146,6 +147,6 @@ def test_two_files_do_without_their_columns(finished, tmp_path, caplog) -> None:
     h5.labels_path = h5.images_path = ""
     h5.train_labels_path, h5.train_images_path = str(labels), "images.h5"
     with caplog.at_level("INFO", "linnaeus_jax"):
-        dataset = build_dataset(config)
+        dataset = build_dataset(typed(config))
     assert len(dataset.train) == 120
     assert "dataset 'split' of" in caplog.text

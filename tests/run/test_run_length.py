@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import trainer
 from linnaeus_jax.run.experiment import preview_experiment
@@ -42,21 +43,21 @@ def test_plan_dry_run_and_run_agree(tmp_path, capsys):
     assert any(count % 4 for count in micro)
     assert f"micro-batches / epoch  {micro[0]} to {micro[2]}, of 8 rows" in schedule_summary(experiment.resolved)
 
-    assert dry_run.run(config).totals.steps_per_epoch == totals.steps_per_epoch
+    assert dry_run.run(typed(config)).totals.steps_per_epoch == totals.steps_per_epoch
     printed = capsys.readouterr().out
     assert "coverage: grouped by taxa_L10" in printed
     assert "coverage: grouped by taxa_L30" in printed
     rows = len(experiment.inputs.dataset.train)
     keeps = tiny_config(tmp_path / "data", **LEVELS | {"data__sampler__leftovers": "keep", "data__batch_size": 14})
-    inputs = build_inputs(keeps, devices=1, output_dir=tmp_path)
-    dry = dry_run.run(keeps, dataset_size=rows)
+    inputs = build_inputs(typed(keeps), devices=1, output_dir=tmp_path)
+    dry = dry_run.run(typed(keeps), dataset_size=rows)
     assert dry.total_steps == inputs.plans.total
     assert dry.totals.micro_batches_per_epoch == tuple(inputs.plans.micro_batches_per_epoch.tolist())
 
 
 def test_what_is_never_drawn_is_said(tmp_path):
     config = tiny_config(tmp_path, **LEVELS | {"schedule__mixup__level_switch_epochs": ()})
-    inputs = build_inputs(config, devices=1, output_dir=tmp_path)
+    inputs = build_inputs(typed(config), devices=1, output_dir=tmp_path)
     report, dataset = inputs.coverage, inputs.dataset
     count = dataset.class_counts["train"]["taxa_L10"]
     label = dataset.train.labels[:, 0]
@@ -69,7 +70,7 @@ def test_what_is_never_drawn_is_said(tmp_path):
     assert 0 in never, "rows without a species are in no group"
     assert f"{len(never)} of {np.count_nonzero(count)} classes of taxa_L10 are never drawn: null" in report.warnings[0]
     config.data.sampler.leftovers = "keep"
-    report = build_inputs(config, devices=1, output_dir=tmp_path).coverage
+    report = build_inputs(typed(config), devices=1, output_dir=tmp_path).coverage
     assert not report.warnings
     assert report.lines[1] == "  taxa_L10: 100.0% of every class"
 

@@ -12,9 +12,11 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.saved import keep
+from linnaeus_jax.config.typed import typed
+from linnaeus_jax.data.preprocessing import KEYS as PREPROCESSING_KEYS
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle.bundle import bundle_of_run
-from linnaeus_jax.run import evaluate
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.saved_weights import read_run, run_state_of
 from linnaeus_jax.tools import export_weights
@@ -74,8 +76,8 @@ def test_an_evaluation_prepares_pictures_as_when_the_checkpoint_was_made(caplog)
     now, then = complete_open_nodes(get_config()), complete_open_nodes(get_config())
     then.data.resize_mode, then.aug.std = "pad", (0.5, 0.5, 0.5)
     now.data.interpolation, now.data.num_workers = "bicubic", 7
-    evaluate._restore_preprocessing(now, then, 5)
-    assert Preprocessing.from_config(now) == Preprocessing.from_config(then)
+    keep(now, then, PREPROCESSING_KEYS, "checkpoint 5")
+    assert Preprocessing.from_config(typed(now)) == Preprocessing.from_config(typed(then))
     assert now.data.num_workers == 7
     told = [record.getMessage() for record in caplog.records]
     assert "data.resize_mode is now 'squash'; checkpoint 5 was trained with 'pad', which is used" in told

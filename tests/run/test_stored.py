@@ -16,6 +16,7 @@ from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.tree import assign
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import stored, trainer
 from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
@@ -107,7 +108,7 @@ def test_what_is_not_finite_is_an_error_and_what_could_not_be_read_is_marked(tmp
 
 
 def test_runs_that_share_a_folder_store_once_and_one_at_a_time(tmp_path):
-    config = config_of(tmp_path, train__tune_dir=str(tmp_path / "shared"))
+    config = typed(config_of(tmp_path, train__tune_dir=str(tmp_path / "shared")))
     paths = [stored.stored_path(config, RunDirectory(tmp_path / run), "val", key) for run, key in ("aa", "ba", "bb")]
     assert paths[0] == paths[1] != paths[2]
     paths[0].parent.mkdir()

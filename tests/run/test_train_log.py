@@ -65,7 +65,7 @@ class Rows(Sinks):
         self.rows.append(row)
 
 
-def make(limit: int = 0, probes: tuple = ()) -> TrainLog:
+def make(limit: int | None = None, probes: tuple = ()) -> TrainLog:
     logger = StepMetricsLogger(TASKS, INTERVALS, components=("TEMPORAL",))
     experiment: Any = SimpleNamespace(
         config=SimpleNamespace(train=SimpleNamespace(nonfinite_limit=limit)),
@@ -145,7 +145,7 @@ def test_probe_results_go_to_the_probe_with_the_0_based_step_and_what_it_logs_to
     assert log.sinks.rows == [("probe", 5, 0, {"probe/norms": 1.5, "probe/norms/of/some": 2})]
 
 
-@pytest.mark.parametrize(("limit", "in_a_row", "stops"), [(0, 99, False), (3, 2, False), (3, 3, True)])
+@pytest.mark.parametrize(("limit", "in_a_row", "stops"), [(None, 99, False), (3, 2, False), (3, 3, True)])
 def test_limit_of_non_finite_updates(limit, in_a_row, stops):
     log = make(limit)
     defer(log, 9, 1.0, skipped_in_a_row=in_a_row)

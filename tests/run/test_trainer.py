@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.metrics.logged import undescribed
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.trainer import UserError, run
@@ -121,7 +122,7 @@ def test_counts_of_validation_are_exact(finished):
     directory, _, _ = finished
     from linnaeus_jax.run.inputs import build_inputs
 
-    inputs = build_inputs(finished[1], devices=1, output_dir=directory)
+    inputs = build_inputs(typed(finished[1]), devices=1, output_dir=directory)
     weights = np.concatenate(
         [batch["weight"] for batch in inputs.eval_loader(inputs.dataset.val, inputs.images["val"])]
     )

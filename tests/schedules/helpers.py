@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.schedules import ResolvedSchedule, resolve_all_schedule_params
 
 
@@ -39,5 +40,5 @@ def make_schedule(
         settings["train.epochs"] = epochs
     config = make_config(settings)
     return resolve_all_schedule_params(
-        config, steps_per_epoch=steps_per_epoch, dataset_size=1000, micro_batches_per_epoch=steps_per_epoch
+        typed(config), steps_per_epoch=steps_per_epoch, dataset_size=1000, micro_batches_per_epoch=steps_per_epoch
     )

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from linnaeus_jax.checks.schedule import validate_schedule_config
+from linnaeus_jax.checks import validate_schedule_config
 from linnaeus_jax.config import get_config
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.metrics import register
 from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
 from linnaeus_jax.schedules.early_stop import (
@@ -107,10 +108,10 @@ def test_a_subset_must_be_one_of_the_data():
 
 def test_the_ranking_metric_is_checked_and_normalised():
     config = get_config()
-    assert ranking_key(config, ()) == ""
+    assert ranking_key(typed(config), ()) == ""
     config.data.task_keys_h5 = _TASKS
     config.schedule.checkpoint.best_metric = "val_acc1/taxa_L20"
-    assert ranking_key(config, ()) == "val/acc1_taxa_L20"
+    assert ranking_key(typed(config), ()) == "val/acc1_taxa_L20"
     config.schedule.checkpoint.best_metric = "val/acc1_taxa_L99"
     assert any("schedule.checkpoint.best_metric = 'val/acc1_taxa_L99'" in x for x in validate_schedule_config(config))
 

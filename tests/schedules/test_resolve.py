@@ -4,26 +4,27 @@ import json
 
 import pytest
 
-from linnaeus_jax.checks.schedule import validate_schedule_config
+from linnaeus_jax.checks import validate_schedule_config
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.derived import active_components
+from linnaeus_jax.config.section import Duration
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.metadata import component_settings
 from linnaeus_jax.schedules import ResolvedSchedule, resolve_all_schedule_params
-from linnaeus_jax.schedules.alternatives import epochs_to_steps, fraction_to_steps
 from linnaeus_jax.schedules.level_switching import level_of_epoch, level_switch_errors
 from tests.schedules.helpers import make_config, make_schedule
 
 
 def test_fraction_fixture(fixtures):
     for case in json.loads((fixtures / "scheduling_resolve.json").read_text())["fractions"]:
-        assert fraction_to_steps(case["fraction"], case["total"]) == case["steps"], case
+        assert Duration("fraction", case["fraction"]).steps((case["total"],)) == case["steps"], case
 
 
 def test_step_accounting_fixture(fixtures):
     for case in json.loads((fixtures / "scheduling_resolve.json").read_text())["step_accounting"]:
         config = make_config({"train.epochs": case["epochs"], "train.accumulation_steps": case["ACCUMULATION_STEPS"]})
         resolved = resolve_all_schedule_params(
-            config,
+            typed(config),
             steps_per_epoch=case["optimizer_steps_per_epoch"],
             dataset_size=1000,
             micro_batches_per_epoch=case["micro_batches_per_epoch"],
@@ -247,7 +248,7 @@ def test_defaults_live_here_and_the_config_is_not_changed():
     config = make_config({"train.epochs": 300})
     before = str(config)
     resolved = resolve_all_schedule_params(
-        config, steps_per_epoch=100, dataset_size=6400, micro_batches_per_epoch=[100] * 300
+        typed(config), steps_per_epoch=100, dataset_size=6400, micro_batches_per_epoch=[100] * 300
     )
     assert str(config) == before
     assert resolved.learning_rates[0].warmup_steps == 500
@@ -260,7 +261,7 @@ def test_defaults_live_here_and_the_config_is_not_changed():
 def test_wrong_counts():
     config = make_config({"train.epochs": 2, "train.accumulation_steps": 4})
     with pytest.raises(ValueError, match="is the training set empty"):
-        resolve_all_schedule_params(config, steps_per_epoch=0, dataset_size=1, micro_batches_per_epoch=0)
+        resolve_all_schedule_params(typed(config), steps_per_epoch=0, dataset_size=1, micro_batches_per_epoch=0)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_wrong_counts():
     ],
 )
 def test_updates_that_contradict_the_micro_batches(accumulation, steps, parts, right):
-    config = make_config({"train.epochs": 2, "train.accumulation_steps": accumulation})
+    config = typed(make_config({"train.epochs": 2, "train.accumulation_steps": accumulation}))
     with pytest.raises(ValueError, match=rf"contradicts micro_batches_per_epoch = .*they are {right} updates"):
         resolve_all_schedule_params(config, steps_per_epoch=steps, dataset_size=100, micro_batches_per_epoch=parts)
     with pytest.raises(ValueError, match="has 3 numbers for 2 epochs"):
@@ -285,15 +286,15 @@ def test_updates_that_contradict_the_micro_batches(accumulation, steps, parts, r
 def test_the_last_update_of_an_epoch_may_be_short():
     config = make_config({"train.epochs": 2, "train.accumulation_steps": 4})
     resolved = resolve_all_schedule_params(
-        config, steps_per_epoch=[3, 2], dataset_size=100, micro_batches_per_epoch=[9, 8]
+        typed(config), steps_per_epoch=[3, 2], dataset_size=100, micro_batches_per_epoch=[9, 8]
     )
     assert resolved.totals.steps_per_epoch == (3, 2)
 
 
 def test_epochs_to_steps():
-    assert epochs_to_steps(2.3, (10, 10, 10)) == int(2.3 * 10)
-    assert epochs_to_steps(1.5, (10, 20)) == 20
-    assert epochs_to_steps(3.0, (10, 20)) == 50
+    assert Duration("epochs", 2.3).steps((10, 10, 10)) == int(2.3 * 10)
+    assert Duration("epochs", 1.5).steps((10, 20)) == 20
+    assert Duration("epochs", 3.0).steps((10, 20)) == 50
 
 
 def test_round_trip_through_json():
@@ -350,8 +351,8 @@ def test_a_component_is_in_use_by_one_rule():
     (error,) = validate_schedule_config(make_config(settings))
     assert "names 'SPATIAL', but the components in use are TEMPORAL" in error
     config = make_config(settings | {"data.meta.components.TEMPORAL.idx": 3, "data.meta.components.SPATIAL.idx": 1})
-    assert active_components(config.data.meta) == ("SPATIAL", "TEMPORAL")
-    assert active_components(config.data.meta) == tuple(item.name for item in component_settings(config.data.meta))
+    meta = typed(config).data.meta
+    assert active_components(meta) == ("SPATIAL", "TEMPORAL") == tuple(item.name for item in component_settings(meta))
     none = make_schedule({f"data.meta.components.{name}.idx": -1 for name in ("TEMPORAL", "SPATIAL")}, epochs=3)
     assert none.validation.mask_meta.unit == "off"
 
@@ -402,7 +403,7 @@ def test_rates_of_the_shipped_configs_move(pytestconfig):
             continue
         config, _ = load_config([f"--config={path}"])
         resolved = resolve_all_schedule_params(
-            config, steps_per_epoch=100, dataset_size=6400, micro_batches_per_epoch=100
+            typed(config), steps_per_epoch=100, dataset_size=6400, micro_batches_per_epoch=100
         )
         assert not any("is lowered to the peak" in warning for warning in resolved.warnings), path
         for spec in resolved.learning_rates:

@@ -11,6 +11,7 @@ import cv2
 import pytest
 
 from linnaeus_jax.config import load_config
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.schedules.plot import _epoch_ticks, plot_schedule
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.schedules.summary import headline, schedule_summary, text_chart, write_summary
@@ -120,30 +121,31 @@ def test_tool_resolves_levels(tmp_path, capsys):
             "schedule.mixup.level_switch_epochs": (2,),
         }
     )
-    resolved = tool.run(config, (10, 7))
+    resolved = tool.run(typed(config), (10, 7))
     assert resolved.totals.steps_per_epoch == (10, 10, 7, 7)
     assert "taxa_L10 from epoch 2" in capsys.readouterr().out
     with pytest.raises(ValueError, match="one for each"):
-        tool.run(config, (10, 7, 5))
+        tool.run(typed(config), (10, 7, 5))
     with pytest.raises(ValueError, match="steps_per_epoch or dataset_size"):
-        tool.run(config)
-    with pytest.raises(ValueError, match="exclude each other"):
-        tool.run(make_config({"lr_scheduler.warmup_steps": 3, "lr_scheduler.warmup_fraction": 0.5}), (3,))
+        tool.run(typed(config))
+    both = ("--config.lr_scheduler.warmup_steps=3", "--config.lr_scheduler.warmup_fraction=0.5")
+    assert tool.main([f"--config={_ROOT}/configs/quickstart.py", *both, "--steps-per-epoch=3"])
+    assert "exclude each other" in capsys.readouterr().err
 
 
 def test_tool_counts_updates_from_rows(capsys):
     config = make_config({"train.epochs": 2, "train.accumulation_steps": 4, "data.batch_size": 32})
-    resolved = tool.run(config, dataset_size=330)
+    resolved = tool.run(typed(config), dataset_size=330)
     assert resolved.totals.micro_batches_per_epoch == (10, 10)  # a run drops the rows that fill no micro-batch
     assert resolved.totals.steps_per_epoch == (3, 3)
     assert "330 rows" in capsys.readouterr().out
     config = make_config({"train.epochs": 3, "data.batch_size": 14})
-    assert tool.run(config, dataset_size=96).total_steps == 18
+    assert tool.run(typed(config), dataset_size=96).total_steps == 18
     config.data.sampler.leftovers = "drop"
-    assert tool.run(config, dataset_size=96).total_steps == 18
+    assert tool.run(typed(config), dataset_size=96).total_steps == 18
     assert "the most updates there can be" in capsys.readouterr().out
     with pytest.raises(ValueError, match="smaller than one batch"):
-        tool.run(config, dataset_size=13)
+        tool.run(typed(config), dataset_size=13)
 
 
 def test_command_line_starts_no_accelerator(tmp_path):
@@ -192,4 +194,4 @@ def test_without_metadata_nothing_is_masked():
 
 def test_the_shipped_quickstart_warns_of_nothing():
     config, _ = load_config([f"--config={_ROOT}/configs/quickstart.py"])
-    assert tool.run(config, dataset_size=4800).warnings == ()
+    assert tool.run(typed(config), dataset_size=4800).warnings == ()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.run.inputs import Inputs, build_inputs
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.step.placement import Placement
@@ -22,15 +23,15 @@ def build(
     """Program, inputs and placement on the first `devices` devices."""
     placement = Placement(jax.devices()[:devices], fsdp=fsdp)
     program |= {"gather": placement.gather} if fsdp else {}
-    inputs = build_inputs(config, devices=devices, output_dir=directory)
+    inputs = build_inputs(typed(config), devices=devices, output_dir=directory)
     resolved = resolve_all_schedule_params(
-        config,
+        typed(config),
         steps_per_epoch=inputs.plans.steps_per_epoch.tolist(),
         dataset_size=len(inputs.dataset.train),
         micro_batches_per_epoch=inputs.plans.micro_batches_per_epoch.tolist(),
         devices=devices,
     )
-    return build_program(config, inputs.dataset, resolved, inputs.sampler.block, **program), inputs, placement
+    return build_program(typed(config), inputs.dataset, resolved, inputs.sampler.block, **program), inputs, placement
 
 
 def run_updates(

@@ -13,6 +13,7 @@ import pytest
 
 from linnaeus_jax import backend
 from linnaeus_jax.config import get_config
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.step import process
 from linnaeus_jax.step.process import cache_directory
 
@@ -181,5 +182,5 @@ def test_only_processes_that_train_together_on_cpu_are_scheduled_as_batch(severa
     monkeypatch.setattr(process, "keep_freed_memory", lambda: True)
     monkeypatch.setattr(process, "use_compilation_cache", lambda _: "")
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several)
-    process.set_up_jax(get_config())
+    process.set_up_jax(typed(get_config()))
     assert bool(called) == several

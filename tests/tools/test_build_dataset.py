@@ -18,6 +18,7 @@ import pytest
 
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.demo.as_files import write_demo_files
 from linnaeus_jax.tools import verify_dataset
@@ -126,7 +127,7 @@ def test_lists_with_ranks_of_any_name(tmp_path, capsys):
     config, _ = load_config([f"--config={out}/config.py"])
     assert config.data.task_keys_h5 == ("taxa_sort", "taxa_a-kind")
     assert config_errors(config) == []
-    dataset = build_dataset(config)
+    dataset = build_dataset(typed(config))
     assert (len(dataset.train), len(dataset.val), len(dataset.test_rows)) == (10, 2, 12)
     assert [dataset.class_name(task, 1) for task in dataset.tasks]
 

@@ -9,6 +9,7 @@ import pytest
 from linnaeus_jax import tools
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import ConfigError, UserError
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.learning.update import ParameterRow
 from linnaeus_jax.reporting.logs import console
@@ -75,14 +76,14 @@ def test_what_fits_a_budget_is_said_as_arguments(minutes, storing, of_epoch, wor
     config = get_config()
     config.train.epochs, config.train.tune = 40, "last:5"
     times = {"beside": 60.0 if storing > 10 else 40.0, "storing": storing, "of_epoch": of_epoch}
-    assert check.within(minutes, config, **times, stored=True).startswith(words)
+    assert check.within(minutes, typed(config), **times, stored=True).startswith(words)
 
 
 def test_a_budget_that_nothing_fits_is_one_line():
     config = get_config()
     config.train.tune = "last:5"
     with pytest.raises(UserError, match=r"--minutes 2 is too little: .* 3\.5 minutes .*--config\.train\.tune=head"):
-        check.within(2, config, beside=60.0, storing=50.0, of_epoch=20.0, stored=True)
+        check.within(2, typed(config), beside=60.0, storing=50.0, of_epoch=20.0, stored=True)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "ten", "nan", "inf", ""])

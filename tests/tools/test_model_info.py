@@ -9,6 +9,7 @@ import pytest
 from linnaeus_jax.config import get_config
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.derived import architecture
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.tools import model_info
 from linnaeus_jax.weights.hub_models import HUB_MODELS, costs_of
@@ -108,9 +109,9 @@ def test_variants_have_their_own_sizes():
     config = get_config()
     config.model.convnext_stages.dims = (8, 8, 16, 16)
     config.model.classification.heads = {"taxa_L10": {"type": "Linear", "use_bias": False}}
-    for found in model_info.every_variant(complete_open_nodes(config)):
+    for found in model_info.every_variant(typed(complete_open_nodes(config))):
         assert found.model.convnext_stages.dims == ()
-        assert not found.model.classification.heads.taxa_L10.use_bias
+        assert not found.model.classification.heads["taxa_L10"].use_bias
         assert found.train.epochs == config.train.epochs
     assert config.model.variant == get_config().model.variant
     assert config.is_locked

@@ -25,12 +25,16 @@ DATA = dict(
         min_batch_size=key(1, "least rows on each device; an error where even they do not fit", within="[1, 1048576]"),
         max_batch_size=key(512, "most rows on each device", within="[1, 1048576]"),
         device_memory_gb=key(
-            0.0, "memory of one device in 10^9 bytes; 0: as the device says, which CPUs do not", within="[0, inf)"
+            0.0,
+            "memory of one device in 10^9 bytes; 0: as the device says, which CPUs do not",
+            within="[0, inf)",
+            off="[0, 0]",
         ),
     ),
     batch_size_val=key(
         128,
         "rows of a validation batch over all devices, rounded up to a multiple of them; 0 or less: as the micro-batch",
+        off="(-inf, 0]",
     ),
     img_size=key(384, "height and width of the model's input in pixels", within="[32, 4096]"),
     resize_mode=key(
@@ -133,10 +137,15 @@ DATA = dict(
         verify_images=dict(
             enabled=key(False, "look for every picture before the start; rows without one are left out"),
             max_missing_ratio=key(
-                0.0, "largest share of missing pictures with which a run starts; below 0: no limit", within="(-inf, 1]"
+                0.0,
+                "largest share of missing pictures with which a run starts; below 0: no limit",
+                within="(-inf, 1]",
+                off="(-inf, 0)",
             ),
-            max_missing_count=key(0, "largest number of missing pictures with which a run starts; below 0: no limit"),
-            num_workers=key(8, "threads that look; 0: one for each core", within="[0, 1024]"),
+            max_missing_count=key(
+                0, "largest number of missing pictures with which a run starts; below 0: no limit", off="(-inf, 0)"
+            ),
+            num_workers=key(8, "threads that look; 0: one for each core", within="[0, 1024]", off="[0, 0]"),
             chunk_size=key(1000, "rows per piece of work", within="[1, inf)"),
             log_missing=key(True, "list the missing pictures in the report"),
             report_path=key(

@@ -28,7 +28,10 @@ DEBUG = dict(
         verbose_gradnorm_logging=key(False, "whole rows of metrics whenever GradNorm has measured"),
     ),
     early_exit_after_n_optimizer_steps=key(
-        0, "end training after so many updates, without a checkpoint at that point; 0: off", within="[0, inf)"
+        0,
+        "end training after so many updates, without a checkpoint at that point; 0: off",
+        within="[0, inf)",
+        off="[0, 0]",
     ),
     stall_seconds=key(
         600.0,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from linnaeus_jax.config.keys import Section, duration, key, quantity, unset
 
 
-def log_interval(stream: str, meaning: str, default: int | None = None) -> Section:
+def log_interval(stream: str, meaning: str, default: int | None = None, like: str = "") -> Section:
     """The distance between two log points of a stream, in updates or as a fraction of all updates."""
     names = {"steps": (f"{stream}_interval", int), "fraction": (f"{stream}_fraction", float)}
-    return quantity(names, meaning, None if default is None else ("steps", default))
+    counts = None if default is None else ("steps", default)
+    return quantity(stream, names, meaning, counts, {"steps": "(-inf, 0]"}, like=like)
 
 
 SCHEDULE = dict(
@@ -147,7 +148,9 @@ SCHEDULE = dict(
         **log_interval("step", "updates between rows that only the metrics log gets; default 50, 0 or less: none", 50),
         **log_interval("console", "updates between lines on the console; default 100, 0 or less: none", 100),
         **log_interval(
-            "wandb", "updates between rows for W&B and TensorBoard; default that of step_interval, 0 or less: none"
+            "wandb",
+            "updates between rows for W&B and TensorBoard; default that of step_interval, 0 or less: none",
+            like="step",
         ),
         **log_interval(
             "lr", "updates between values of the learning rate of each group; default 100, 0 or less: none", 100

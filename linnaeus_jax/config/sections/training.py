@@ -14,6 +14,7 @@ TRAIN = dict(
         5.0,
         "limit of the gradient: its global norm, or with clip_mode = adaptive its ratio to the weights; 0 or less: off",
         within="(-inf, inf)",
+        off="(-inf, 0]",
     ),
     clip_mode=key(
         "norm",
@@ -58,6 +59,7 @@ TRAIN = dict(
         10,
         "updates in a row with NaN or infinite values, all skipped, that end the run; 0: no limit",
         within="[0, inf)",
+        off="[0, 0]",
     ),
     gradient_checkpointing=dict(
         enabled_normal_steps=unset(
@@ -83,7 +85,9 @@ TRAIN = dict(
             default=("steps", 2000),
         ),
         min_delta=unset(float, "least gain that counts as improvement; None: any", within="[0, inf)"),
-        max_steps=unset(int, "end after so many updates; None or 0: no such condition", within="[0, inf)"),
+        max_steps=unset(
+            int, "end after so many updates; None or 0: no such condition", within="[0, inf)", off="[0, 0]"
+        ),
         max_loss=unset(
             float, "end where the metric is a loss and exceeds this; None: no such condition", within="(-inf, inf)"
         ),
@@ -155,7 +159,10 @@ OPTIMIZER = dict(
     weight_decay=key(0.05, "of parameters with two or more axes; biases and norms have none", within="[0, inf)"),
     alpha=key(5.0, "of ademamix: weight of the slow average", within="[0, inf)"),
     t_alpha_beta3=unset(
-        int, "of ademamix: updates in which alpha and the third beta rise; None: at once", within="[0, inf)"
+        int,
+        "of ademamix: updates in which alpha and the third beta rise; None: at once",
+        within="[0, inf)",
+        off="[0, 0]",
     ),
     muon=dict(
         momentum=key(0.95, "of muon", within="[0, 1)"),

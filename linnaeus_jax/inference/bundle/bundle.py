@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
@@ -82,7 +81,7 @@ class Bundle:
 
 
 def model_of(
-    settings: ConfigDict, preprocessing: Preprocessing, encoder: MetadataEncoder, taxonomy: Taxonomy
+    settings: Mapping[str, Any], preprocessing: Preprocessing, encoder: MetadataEncoder, taxonomy: Taxonomy
 ) -> ModelFamily:
     """The model that takes these pictures and metadata and knows these classes."""
     return build_model(

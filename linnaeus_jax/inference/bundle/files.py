@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from linnaeus_jax import __version__
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.plugins import import_named
 from linnaeus_jax.config.redaction import redacted
 from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.config.section import nested
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import (
     DamagedFileError,
@@ -68,7 +69,7 @@ def read_bundle(path: Path, plugins: Sequence[str] = ()) -> Bundle:
     Raises:
       UserError: a file is missing, damaged or does not belong to the others; the message names it.
     """
-    import_plugins(ConfigDict({"env": {"plugins": tuple(plugins)}}))
+    import_named(plugins)
     if not (path / BUNDLE_JSON).is_file():
         for name, read_other in BUNDLE_LAYOUTS.entries.items():
             if (path / name).is_file():
@@ -121,7 +122,7 @@ def _check_files(path: Path, about: Mapping[str, Any]) -> None:
 
 
 def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
-    settings = config_from_json({"model": about["model"]}).model
+    settings = typed(config_from_json({"model": about["model"]})).model
     taxonomy = read_taxonomy(path / TAXONOMY, path / CLASS_MAP)
     check_ranks(about, taxonomy.tasks)
     preprocessing = Preprocessing.from_json(about["image"])
@@ -194,8 +195,7 @@ def check_replaceable(out: Path, what: str, is_one: bool, *, force: bool) -> Non
 
 
 def _about(bundle: Bundle) -> dict[str, Any]:
-    settings = ConfigDict(bundle.settings).to_dict()
-    model = {key: value for key, value in settings.items() if key not in DEFAULTS}
+    model = {key: value for key, value in nested(bundle.settings).items() if key not in DEFAULTS}
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,

@@ -17,6 +17,7 @@ import numpy as np
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import UserError, described
+from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.coarser_ranks import RankTable
@@ -145,10 +146,10 @@ def bundle_from_weights(source: str, labels: Path | None = None, ranks: Path | N
         raise UserError(f"{file.path} has {len(weight)} classes, but {where}; give its own labels")
     taxonomy, order = _taxonomy(_ranked(names, ranks))
     config = get_config()
-    settings = config.model.unlock()
+    config.model.unlock().pretrained = str(file.path)
     for key, value in needs.items():
         config.update_from_flattened_dict({f"model.{key}": value})
-    settings.pretrained = str(file.path)
+    settings = typed(config).model
     model = build_model(
         settings,
         components=(),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from linnaeus_jax.config.derived import value_of
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.models.convnext import CONVNEXT_EPS, tiered
 from linnaeus_jax.models.convnext_family import VARIANTS, ConvNeXt, fields_of
 from linnaeus_jax.models.family import ModelFamily

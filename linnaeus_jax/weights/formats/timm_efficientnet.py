@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from linnaeus_jax.config.derived import value_of
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.models.efficientnet import VARIANTS
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
