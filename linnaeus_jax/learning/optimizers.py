@@ -110,7 +110,7 @@ def _row(parameter: Parameter, group: _Group, factor: float) -> ParameterRow:
 
 
 def _transform(
-    settings: ConfigDict, first: Mapping[Path, ParameterRow], *, stacked: bool
+    settings: OptimizerConfig, first: Mapping[Path, ParameterRow], *, stacked: bool
 ) -> optax.GradientTransformation:
     """The transform of each optimizer over its leaves.
 

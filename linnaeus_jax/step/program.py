@@ -236,7 +236,7 @@ def build_program(
     )
 
 
-def _initial_task_weights(config: ConfigDict, dataset: Dataset) -> np.ndarray:
+def _initial_task_weights(config: Config, dataset: Dataset) -> np.ndarray:
     """float32 [T]."""
     weighting = config.loss.grad_weighting.task
     return task_weights.initial_task_weights(
@@ -248,7 +248,7 @@ def _initial_task_weights(config: ConfigDict, dataset: Dataset) -> np.ndarray:
 
 
 def _check_measured(
-    config: ConfigDict,
+    config: Config,
     dataset: Dataset,
     resolved: ResolvedSchedule,
     objective: Objective,
