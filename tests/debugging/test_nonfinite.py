@@ -88,8 +88,8 @@ def test_validation_marks_rows_without_a_nan():
 def test_the_environment_is_not_overruled(flag):
     code = (
         "import jax\nfrom linnaeus_jax.debugging import nonfinite\n"
-        "from linnaeus_jax.config.defaults import get_config\nfrom linnaeus_jax.step.process import set_up_jax\n"
-        "set_up_jax(typed(get_config()))\n"
+        "from linnaeus_jax.config import get_config\nfrom linnaeus_jax.config.typed import typed\n"
+        "from linnaeus_jax.step.process import set_up_jax\nset_up_jax(typed(get_config()))\n"
         "with nonfinite.switched_on(nans=False, infs=False):\n    print(nonfinite.kinds())"
     )
     env = {**os.environ, f"JAX_DEBUG_{flag.upper()}": "1"}
