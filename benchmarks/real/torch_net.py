@@ -96,10 +96,10 @@ def main(argv: list[str]) -> int:
         right = model.probabilities(pixels[val])[0].argmax(1) == label[val, 0]
         curve.append((time.process_time() / 60, float(right.mean())))
         print(f"{curve[-1][0]:.2f} CPU-minutes, validation {100 * curve[-1][1]:.1f} %", flush=True)
-    said, at = model.probabilities(pixels[test]), np.arange(len(test))
+    said, every = model.probabilities(pixels[test]), np.arange(len(test))
     arrays: dict[str, Any] = {"ranks": ranks, "label": label[test].astype(np.int16), "curve": np.array(curve)}
     arrays["versions"] = np.array([f"{module.__name__} {module.__version__}" for module in (torch, timm)])
-    of_label = np.stack([p[at, label[test, rank]] for rank, p in enumerate(said)], axis=1)
+    of_label = np.stack([p[every, label[test, rank]] for rank, p in enumerate(said)], axis=1)
     arrays["raw/predicted"] = np.stack([p.argmax(1) for p in said], axis=1).astype(np.int16)
     arrays["raw/probability"] = np.stack([p.max(1) for p in said], axis=1).astype(np.float16)
     arrays["raw/of_label"] = np.log(np.maximum(of_label, 1e-12)).astype(np.float16)
