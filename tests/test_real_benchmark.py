@@ -24,6 +24,8 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.models import heads
 from tests import forks
+from tests.extending.common import train_resume_evaluate
+from tests.metrics.plugins import forget_plugins
 
 RESULTS = sorted(make_results.REAL.glob("*/*.json"))
 
@@ -273,6 +275,38 @@ def test_hidden_labels_are_of_training_rows(tmp_path):
     assert (fine[side == 0] == 0).mean() == pytest.approx(0.2, abs=0.05)
     with h5py.File(making.labels(place, built, 0)) as file:
         assert (file["taxa_a"][:] == 7).all()
+
+
+def test_what_torch_is_given_and_the_curve_of_a_run(tmp_path):
+    rows = drawn_rows(6)
+    place, built = place_of(rows, tmp_path), tmp_path / "pixels"
+    built.mkdir()
+    source = "from types import SimpleNamespace as N\n\n\ndef get_config():\n"
+    (built / "config.py").write_text(source + "    return N(data=N(task_keys_h5=('taxa_a', 'taxa_b')))\n")
+    split = tmp_path / "labels.h5"
+    with h5py.File(built / "images.h5", "w") as images, h5py.File(split, "w") as labels:
+        images["images"] = np.zeros((6, 4, 4, 3), np.uint8)
+        labels["split"] = np.arange(6) % 3
+        labels["taxa_a"], labels["taxa_b"] = [9, 5, 5, 7, 9, 7], [2, 2, 2, 1, 2, 1]
+    given = np.load(making.torch_inputs(place, built, split, tmp_path / "in.npz"))
+    assert given["label"].T.tolist() == [[2, 0, 0, 1, 2, 1], [1, 1, 1, 0, 1, 0]]
+    assert given["pixels"].shape == (6, 4, 4, 3)
+    assert given["side"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert given["ranks"].tolist() == list(rows.of.ranks)
+    log = [{"event": "train", "train/loss": 1.0}, {"val/cpu_minutes": 1.5, "val/acc1_taxa_a": 25.0}]
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "metrics_log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in log))
+    assert making.curve(tmp_path, "taxa_a") == [[1.5, 0.25]]
+    assert all(row.network and not row.settings for row in ROWS.values() if row.how == "torch")
+
+
+@pytest.mark.slow
+def test_the_minutes_of_a_run(tmp_path, monkeypatch, capsys):
+    forget_plugins(monkeypatch)
+    run = train_resume_evaluate(tmp_path, str(making.MINUTES), monkeypatch, capsys).run
+    (first, _), (last, right) = making.curve(run, "taxa_L10")
+    assert 0 < first < last
+    assert 0 <= right <= 1
 
 
 # ---- what is published

@@ -38,6 +38,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder for what is made; the same one goes on")
     parser.add_argument("--seeds", default="0,1,2", help="of training, and of the split where it is drawn (0,1,2)")
     parser.add_argument("--weights", default="", help="folder of the MobileNetV2 .tflite files of google-coral")
+    parser.add_argument("--torch-python", default=sys.executable, help="that has torch and timm (default: this one)")
     parser.add_argument(
         "--without-latency", action="store_true", help="do not time the answers of the bundle of seed 0"
     )
@@ -51,7 +52,8 @@ def expected_minutes(of: PublicSet, rows: Sequence[tuple[Row, int]], out: Path) 
     for name in trunks:
         if not (out / of.name / f"{name}.features").is_file():
             minutes += of.pictures * (TRUNKS[name].seconds + 0.01) / 60
-    return minutes + sum(row.minutes * max(0.5, of.pictures / 5421) for row, _ in rows)
+    # torch is told its minutes
+    return minutes + sum(row.minutes * (1 if row.network else max(0.5, of.pictures / 5421)) for row, _ in rows)
 
 
 def checked_rows(names: Sequence[str], weights: str) -> dict[str, Row]:
@@ -83,7 +85,7 @@ def main() -> int:
         found = read(SETS[set_name], args.data)
         of = found.of
         print(f"{of.title}: {of.pictures:,} pictures, licence: {of.licence}; https://{of.repository}")
-        place = Place(args.set, found, scheme, args.data, args.out, args.results, args.weights)
+        place = Place(args.set, found, scheme, args.data, args.out, args.results, args.weights, args.torch_python)
         todo = [(name, seed) for name in rows for seed in seeds if not place.result(name, seed).is_file()]
         minutes = expected_minutes(of, [(rows[name], seed) for name, seed in todo], args.out)
         print(f"{len(todo)} of {len(rows) * len(seeds)} results are to be made, about {minutes:.0f} CPU-minutes")
@@ -91,6 +93,8 @@ def main() -> int:
             command = f"python -m benchmarks.real {args.set} {name} --data DIR --out DIR --seeds {seed}"
             if "{weights}" in "".join(TRUNKS[trunk].weights for trunk in rows[name].trunks):
                 command += " --weights DIR"
+            if rows[name].how == "torch":
+                command += " --torch-python PYTHON"
             report = make_row(place, name, rows[name], seed, command, timed=not args.without_latency)
             shares = report["figures"]["raw"]
             said = ", ".join(f"{rank} {100 * each['accuracy']:.1f} %" for rank, each in shares.items())

@@ -29,7 +29,7 @@ from linnaeus_jax.files import write_atomically
 
 #: pictures whose answers are timed
 PICTURES = 64
-PLUGIN = Path(__file__).with_name("features.py")
+PLUGIN, MINUTES, TORCH = (Path(__file__).with_name(name) for name in ("features.py", "minutes.py", "torch_net.py"))
 
 
 @dataclass
@@ -61,6 +61,7 @@ class Place:
       scheme: how its rows are split.
       out: everything that is made.
       weights: folder of the .tflite files.
+      torch_python: interpreter that has torch and timm.
     """
 
     name: str
@@ -70,14 +71,15 @@ class Place:
     out: Path
     results: Path
     weights: str
+    torch_python: str = sys.executable
 
     def result(self, row: str, seed: int) -> Path:
         """The JSON file of a row."""
         return self.results / self.name / f"{row}-{seed}.json"
 
 
-def run(command: Sequence[str], log: Path) -> Cost:
-    """Runs a program; its output goes to a file.
+def run(command: Sequence[str], log: Path, start: Sequence[str] = (sys.executable, "-m")) -> Cost:
+    """Runs a module, or what `start` says; its output goes to a file.
 
     Raises:
       UserError: it failed; the message has the last lines.
@@ -85,7 +87,7 @@ def run(command: Sequence[str], log: Path) -> Cost:
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, "-m", *command], stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([*start, *command], stdout=file, stderr=subprocess.STDOUT)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
@@ -95,7 +97,8 @@ def run(command: Sequence[str], log: Path) -> Cost:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         last = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise UserError(f"python -m {' '.join(command)}\nended with {process.returncode}; its last lines:\n{last}")
+        shown = " ".join(("python", *start[1:], *command))
+        raise UserError(f"{shown}\nended with {process.returncode}; its last lines:\n{last}")
     return Cost(usage.ru_utime + usage.ru_stime, time.perf_counter() - started, usage.ru_maxrss / 1024)
 
 
@@ -244,7 +247,7 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
     before, cost = Cost(), Cost()
     extra: dict[str, Any] = {}
     arrays = work.with_name(f"{work.name}.npz")
-    if row.how == "pictures":
+    if row.how in ("pictures", "torch"):
         built, before = pixels(place, row.side)
     else:
         built, _ = pixels(place, row.side)
@@ -259,12 +262,20 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
         cost.add(
             run(["benchmarks.real.control", str(split), str(arrays), tasks, ranks, *paths], work.with_suffix(".log"))
         )
+    elif row.how == "torch":
+        inputs = torch_inputs(place, built, split, arrays.with_suffix(".in.npz"))
+        command_line = [str(inputs), str(arrays), row.network, str(row.minutes), str(seed)]
+        start = (place.torch_python, str(TORCH))
+        cost.add(once(arrays, lambda: run(command_line, work.with_suffix(".log"), start)))
+        extra["network"] = {"name": row.network, "versions": figures.read(arrays)["versions"].tolist()}
+        extra["curve"] = [[round(x, 4) for x in point] for point in figures.read(arrays)["curve"].tolist()]
     else:
         given = {"data.h5.labels_path": str(split)} | of_tasks(row.settings, tasks_of(built))
         if row.how == "head":
             stored = joined(place, row.trunks, [path for path, _ in made])
             given |= {"data.h5.images_path": str(stored), "env.plugins": str(PLUGIN)}
-        flags = settings(place, row.trunks, given) if row.trunks else given | {"data.img_size": row.side}
+        nothing = {"data.img_size": row.side, "env.plugins": str(MINUTES)}
+        flags = settings(place, row.trunks, given) if row.trunks else given | nothing
         cost.add(once(work, lambda: train(built, work, flags, seed), goes_on=True))
         bundle = work.with_name(f"{work.name}-bundle")
         judging = ["benchmarks.real.judging", str(work), str(bundle), str(arrays)]
@@ -272,6 +283,8 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
         if timed and seed == 0 and name not in IDEAS:
             extra["latency"] = latency(place, bundle, arrays.with_suffix(".latency.json"))
         extra["bundle_mb"] = round(sum(f.stat().st_size for f in bundle.rglob("*") if f.is_file()) / 1e6, 1)
+        if not row.trunks:
+            extra["curve"] = curve(work, tasks_of(built)[0])
         extra["settings"] = {key: value for key, value in row.settings.items() if key not in ("env.plugins",)}
     shutil.copyfile(arrays, result.with_suffix(".npz"))
     report = {
@@ -295,6 +308,25 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
     }
     write_atomically(result, json.dumps(report, indent=1) + "\n")
     return report
+
+
+def torch_inputs(place: Place, built: Path, split: Path, path: Path) -> Path:
+    """What `benchmarks.real.torch_net` reads of a data set: pixels, labels as numbers from 0 at each rank, sides."""
+    with h5py.File(built / "images.h5") as images, h5py.File(split) as labels:
+        columns = [np.unique(labels[task][:], return_inverse=True)[1] for task in tasks_of(built)]
+        arrays = {"pixels": images["images"][:], "side": labels["split"][:]}
+    np.savez(path, label=np.stack(columns, axis=1), ranks=np.array(place.rows.of.ranks), **arrays)
+    return path
+
+
+def curve(run_directory: Path, task: str) -> list[list[float]]:
+    """CPU-minutes since the start, and accuracy of the validation rows at one rank, at every validation of a run."""
+    found = []
+    for line in (run_directory / "logs" / "metrics_log.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if "val/cpu_minutes" in row:
+            found.append([round(row["val/cpu_minutes"], 4), round(row[f"val/acc1_{task}"] / 100, 4)])
+    return found
 
 
 def latency(place: Place, bundle: Path, out: Path) -> dict[str, Any]:

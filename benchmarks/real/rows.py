@@ -53,11 +53,12 @@ class Row:
       title: as the table has it.
       trunks: whose features are used, one after the other; none: from nothing.
       how: "head" on stored features, "control" (logistic regression of scikit-learn on the same features), or
-        "pictures" (the generated configuration with `settings`).
+        "pictures" (the generated configuration with `settings`), or "torch" (a network of timm, see `torch_net`).
       settings: config keys that differ from the generated configuration; {task} in a key stands for every rank.
       size: of the pictures, where no trunk says it.
-      minutes: about so many CPU-minutes beside the features, for 2,600 training rows.
+      minutes: about so many CPU-minutes beside the features, for 2,600 training rows; of "torch" its budget.
       hidden: share of the training rows whose finest label is hidden.
+      network: of "torch", as timm calls it.
     """
 
     title: str
@@ -67,6 +68,7 @@ class Row:
     size: int = 0
     minutes: float = 1.0
     hidden: float = 0.0
+    network: str = ""
 
     @property
     def side(self) -> int:
@@ -168,6 +170,10 @@ def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any
     return Row(title, (), "pictures", model | own | changed, size, minutes)
 
 
+def _torch(network: str, size: int, minutes: float) -> Row:
+    return Row(f"timm {network} from nothing (PyTorch), {size} px", (), "torch", {}, size, minutes, network=network)
+
+
 _ALONE = {name: trunk for name, trunk in TRUNKS.items() if name != "insects-260"}
 ROWS: dict[str, Row] = {
     **{f"head-{name}": _head(name) for name in _ALONE},
@@ -188,7 +194,8 @@ ROWS: dict[str, Row] = {
     "last5-lite0-dates": _with_dates(_tuned("lite0", 5, 4, 15)),
     "last6-lite2": _tuned("lite2", 6, 3, 40),
     **IDEAS,
-    **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (64, 96)},
-    **{f"nothing-v0-tiny-{size}": _nothing("mFormerV0", "tiny", size, 20) for size in (64, 96)},
-    **{f"nothing-lite0-{size}": _nothing("EfficientNet", "lite0", size, 20) for size in (64, 96)},
+    **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (32, 64, 96)},
+    **{f"nothing-v0-tiny-{size}": _nothing("mFormerV0", "tiny", size, 20) for size in (32, 64, 96)},
+    **{f"nothing-lite0-{size}": _nothing("EfficientNet", "lite0", size, 20) for size in (32, 64, 96)},
+    **{f"torch-resnet10t-{size}": _torch("resnet10t", size, minutes) for size, minutes in ((32, 10), (96, 4))},
 }

@@ -49,6 +49,8 @@ class ModelFamily(nn.Module, kw_only=True):
       missing_metadata: what stands for a component that is missing or masked: `zero`, the token of a zero vector; or
         `mask`, nothing, since no other token attends to it.
       metadata_fusion: `late` or `tokens`; "" in a way that only the family knows.
+      weight_init: how weights of linear maps and convolutions begin that have no initial values of their own, one of
+        `initial.WEIGHT_INITS`.
       fusions: what `metadata_fusion` may be, the default first; empty: the family has no choice.
       variants: `model.variant` -> values of fields; empty: the family has no variants and ignores the key. One that
         suits tests on a CPU is called `test` or `tiny`, or comes first.
@@ -65,6 +67,7 @@ class ModelFamily(nn.Module, kw_only=True):
     remat: bool
     missing_metadata: str
     metadata_fusion: str = dataclasses.field(default="", metadata={"given": True})
+    weight_init: str = dataclasses.field(default="normal", metadata={"given": True})
 
     fusions: ClassVar[Sequence[str]] = ()
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -84,7 +87,8 @@ class ModelFamily(nn.Module, kw_only=True):
 
         Args:
           model: the `model` section.
-          given: `components`, `head_specs`, `img_size`, `dtype`, `remat`, `missing_metadata` and `metadata_fusion`.
+          given: `components`, `head_specs`, `img_size`, `dtype`, `remat`, `missing_metadata`, `metadata_fusion` and
+            `weight_init`.
 
         Raises:
           ValueError: settings that do not fit, one line each with key, value and fix.
@@ -330,6 +334,7 @@ def build_model(
         remat=remat,
         missing_metadata=model["missing_metadata"],
         metadata_fusion=_fusion(family, model),
+        weight_init=model.get("weight_init", "normal"),
     )
     return built
 

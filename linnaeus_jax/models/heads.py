@@ -25,7 +25,7 @@ from linnaeus_jax.models.hierarchy import (
     log_prior,
     path_log_probs,
 )
-from linnaeus_jax.models.layers import Linear, Softmax
+from linnaeus_jax.models.layers import Linear, Softmax, weight_init
 from linnaeus_jax.models.operations import wide
 from linnaeus_jax.registry import HEADS
 
@@ -58,7 +58,7 @@ class LinearHead(nn.Module):
 
     @nn.compact
     def __call__(self, feats_BD: jax.Array) -> jax.Array:
-        return Linear(self.num_classes, use_bias=self.use_bias, name="fc")(feats_BD)
+        return Linear(self.num_classes, use_bias=self.use_bias, kernel_init=weight_init, name="fc")(feats_BD)
 
 
 class HierarchicalHead(nn.Module):
@@ -71,7 +71,7 @@ class HierarchicalHead(nn.Module):
     use_bias: bool = True  # whether the affine map has one
 
     def setup(self) -> None:
-        self.fc = Linear(self.num_classes, use_bias=self.use_bias)
+        self.fc = Linear(self.num_classes, use_bias=self.use_bias, kernel_init=weight_init)
 
     def __call__(self, feats_BD: jax.Array) -> jax.Array:
         """Features float32 [B, D] -> base logits [B, C]."""

@@ -8,10 +8,11 @@ done by numpy.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ Dtype = Any
 Shape = Sequence[int]
 Initializer = Callable[..., jax.Array]
 _LEAST = 1024  # numbers that are drawn at once
+STDDEV = 0.02  # of weights
+#: how `weight` draws: N(0, 0.02²), as in the publications of ConvNeXt and ViT, or by the fan-in
+WEIGHT_INITS = ("normal", "fan_in")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class _Drawn:
 
 #: the values that were traced since `trace` began, by their id
 _traced: contextvars.ContextVar[dict[int, _Drawn] | None] = contextvars.ContextVar("traced", default=None)
+#: one of `WEIGHT_INITS`
+_weight_init: contextvars.ContextVar[str] = contextvars.ContextVar("weight_init", default="normal")
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,25 @@ def normal(stddev: float) -> Initializer:
         return drawn(key, "normal", shape, dtype, lambda numbers: numbers * np.float32(stddev))
 
     return init
+
+
+def weight(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:
+    """N(0, 0.02²), or within `weights_by("fan_in")` N(0, 1 / fan-in), for kernels [..., in, out].
+
+    Where the input has mean square 1, each output of the second then has, too (LeCun et al. 1998).
+    """
+    stddev = STDDEV if _weight_init.get() == "normal" else 1 / math.sqrt(max(1, math.prod(shape[:-1])))
+    return normal(stddev)(key, shape, dtype)
+
+
+@contextlib.contextmanager
+def weights_by(kind: str) -> Iterator[None]:
+    """Within it `weight` draws by one of `WEIGHT_INITS`."""
+    token = _weight_init.set(kind)
+    try:
+        yield
+    finally:
+        _weight_init.reset(token)
 
 
 def fan_out_normal(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:

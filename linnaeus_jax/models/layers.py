@@ -24,13 +24,13 @@ from linnaeus_jax.models.initial import Initializer
 from linnaeus_jax.models.pooling import max_pool
 
 Dtype = Any
-weight_init = initial.normal(0.02)
+weight_init = initial.normal(initial.STDDEV)  # of tokens, tables and heads
 
 
 class Linear(nn.Dense):
-    """Affine map of the last axis; weights N(0, 0.02), bias 0."""
+    """Affine map of the last axis; weights of `initial.weight`, bias 0."""
 
-    kernel_init: Initializer = weight_init
+    kernel_init: Initializer = initial.weight
     bias_init: Initializer = initial.zeros
 
     @nn.compact
@@ -66,7 +66,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Conv2d(nn.Module):
-    """2-D convolution of [B, H, W, C] with explicit padding; weights N(0, 0.02), bias 0.
+    """2-D convolution of [B, H, W, C] with explicit padding; weights of `initial.weight`, bias 0.
 
     `padding` is one number for all four sides or ((top, bottom), (left, right)). A depthwise convolution has as many
     features as channels.
@@ -80,7 +80,7 @@ class Conv2d(nn.Module):
     use_bias: bool = True
     dtype: Dtype = jnp.float32
     depthwise_impl: str = "auto"
-    kernel_init: Initializer = weight_init
+    kernel_init: Initializer = initial.weight
 
     @nn.compact
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:

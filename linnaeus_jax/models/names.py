@@ -113,7 +113,8 @@ def _traced(model: ModelFamily) -> tuple[initial.TracedInit, dict[Path, str]]:
         return next_fun(*args, **kwargs)
 
     def init(key: jax.Array) -> dict[str, Any]:
-        return dict(model.init(key, jnp.zeros((1, *model.img_size, 3)), jnp.zeros((1, model.meta_dim))))
+        with initial.weights_by(model.weight_init):
+            return dict(model.init(key, jnp.zeros((1, *model.img_size, 3)), jnp.zeros((1, model.meta_dim))))
 
     with nn.intercept_methods(note):
         return initial.trace(init), owners

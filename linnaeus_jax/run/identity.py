@@ -28,7 +28,7 @@ from linnaeus_jax.step.program import Program
 #: fields of a model that change how it trains or is computed, but neither its parameters nor what it computes
 FREE_MODEL_FIELDS = frozenset(
     "parent name drop_rate attn_drop_rate attn_drop_kind drop_path_rate dtype remat depthwise_impl attn_impl rope_init "
-    "layer_scale_init_value".split()
+    "layer_scale_init_value weight_init".split()
 )
 #: section of the identity -> what a checkpoint with another one belongs to
 SECTIONS = {

@@ -81,6 +81,7 @@ def test_it_is_right_for_every_family(tmp_path, family, img_size, accelerated):
     (tmp_path / "config.py").write_text(text)
     config, _ = load_config([f"--config={tmp_path}/config.py", f"--config.model.type={family}"])
     assert config_errors(config) == []
+    assert (config.model.weight_init == "fan_in") == (config.model.variant == "tiny")
 
 
 def test_a_setting_of_another_family_is_mended_by_the_argument_that_the_message_names(tmp_path):

@@ -329,6 +329,7 @@ add(
     only_last_cls=Row(True, lambda s: any(name.startswith("aggregate") for name in s.shapes()), False),
     missing_metadata=Row("mask", at("model.missing_metadata"), "mask"),
     metadata_fusion=Row("late", at("model.metadata_fusion"), "late"),
+    weight_init=Row("fan_in", at("model.weight_init"), "fan_in"),
     compat=Row("metafg", at("model.norms_patches"), False, V0),
     depthwise_impl=Row("lax", at("model.depthwise_impl"), "lax"),
     attn_impl=Row("xla", at("model.attn_impl"), "xla"),

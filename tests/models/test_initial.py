@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,8 @@ import numpy as np
 import pytest
 from flax.errors import ScopeParamNotFoundError, ScopeParamShapeError
 
-from linnaeus_jax.models import initial, rotary
+from linnaeus_jax.models import initial, initial_variables, parameter_table, rotary
+from tests.models.builds import build
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,25 @@ def test_rotary_frequencies_are_evaluated_without_a_program_of_their_own(start):
     traced = initial.trace(lambda key: init(key, shape))
     assert traced._finish[0] is not None
     np.testing.assert_allclose(traced.evaluate(key), jax.jit(init, static_argnums=1)(key, shape), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", initial.WEIGHT_INITS)
+@pytest.mark.parametrize("family", ["mFormerV1", "mFormerV0"])
+def test_weights_keep_the_size_of_their_inputs_or_have_one_deviation(family, kind):
+    model = build(components=(), num_classes={"taxa_L10": 50}, img_size=32, type=family, weight_init=kind)
+    params = initial_variables(model, jax.random.key(0))["params"]
+    seen = set()
+    for row in parameter_table(model):
+        kernel = np.asarray(functools.reduce(lambda node, part: node[part], row.path, params))
+        # convolutions of MBConv begin in their own way
+        if row.layer_type not in (("Linear", "Conv2d") if family == "mFormerV1" else ("Linear",)) or kernel.size < 700:
+            continue
+        inputs = int(np.prod(kernel.shape[:-1]))
+        fixed = kind == "normal" or row.name.startswith("head.")
+        assert kernel.std() == pytest.approx(0.02 if fixed else inputs**-0.5, rel=0.12), row.name
+        seen.add(fixed)
+    assert seen == ({True} if kind == "normal" else {True, False})
+    assert np.asarray(params["cls_token_1"]).std() == pytest.approx(0.02, rel=0.3)
 
 
 calls: list[tuple[int, ...]] = []

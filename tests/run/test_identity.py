@@ -285,6 +285,7 @@ FREE: dict[str, dict[str, Any]] = {
     "trackers": {"experiment__tensorboard__enabled": True, "experiment__wandb__enabled": True, **WANDB_OFFLINE},
     "debugging": {"debug__crash_bundle": True, "debug__underflow_overflow__enabled": True},
     "implementations": {"model__depthwise_impl": "shift", "model__attn_impl": "xla"},
+    "initial weights": {"model__weight_init": "fan_in"},
 }
 #: ... and the state is placed, read or made in another way
 RESTORED: dict[str, dict[str, Any]] = {

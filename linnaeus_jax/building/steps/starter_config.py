@@ -69,6 +69,7 @@ def get_config() -> ConfigDict:
     return config
 '''
 _SCRATCH = """    config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
+    config.model.weight_init = {weight_init!r}  # fan_in: larger random weights, with which narrow models learn faster
     config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower"""
 _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {variant!r}
     config.model.pretrained = "package:efficientnet-{variant}"  # model_info --pretrained lists what there is
@@ -421,7 +422,12 @@ def starter_config(
         metadata="\n".join(lines),
         resizing="\n    ".join(_resizing(preprocessing)),
         remark=size.remark,
-        model=model.format(variant=size.variant, tune=size.tune, views=size.views),
+        model=model.format(
+            variant=size.variant,
+            weight_init="fan_in" if size.variant == "tiny" else "normal",
+            tune=size.tune,
+            views=size.views,
+        ),
         epochs=size.epochs,
         batch_size=size.batch_size,
         interval=max(1, size.epochs // 30),

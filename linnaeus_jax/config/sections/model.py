@@ -198,6 +198,12 @@ MODEL = dict(
     ),
     scan_layers=key(False, "compile one body for the blocks of the long transformer stage, which compiles faster"),
     # ---- initial weights
+    weight_init=key(
+        "normal",
+        "how random weights of linear maps and convolutions begin: normal, with deviation 0.02; fan_in, with that of "
+        "1 / sqrt(inputs), from which small models learn faster. EfficientNet and MBConv have their own",
+        choices="linnaeus_jax.models.initial:WEIGHT_INITS",
+    ),
     pretrained=key(
         "",
         "from which a new run takes its initial weights: a file (.safetensors, .pth, .tflite), a run, "

@@ -1,0 +1,113 @@
+"""A network of timm, trained from nothing by PyTorch for a number of CPU-minutes: a process of its own.
+
+PYTHON benchmarks/real/torch_net.py IN.npz OUT.npz MODEL MINUTES SEED
+
+PYTHON has torch and timm, and needs nothing of this program. IN has `pixels` uint8 [N, H, W, 3], `label` int [N, T],
+one column for each of `ranks`, and `side` [N], 0 for training, 1 for validation, 2 for test. The recipe is the usual
+one of ResNets on small pictures (He et al. 2016; Loshchilov & Hutter 2017): SGD with Nesterov momentum 0.9, 128 rows,
+rate 0.1 along a cosine after a short warm-up, decay 5e-4, mirror images, and crops after padding by an eighth of the
+side. All ranks are classes of one last layer, with weights 1, 1/2, 1/4 ... of their losses, as in the generated
+configuration. The CPU time of the process drives the cosine, so that it ends where the minutes do.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from torch.nn import functional
+
+RATE, MOMENTUM, DECAY, ROWS, WARMUP = 0.1, 0.9, 5e-4, 128, 0.03
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def normalised(pixels: np.ndarray) -> torch.Tensor:
+    """uint8 [B, H, W, 3] -> float32 [B, 3, H, W]."""
+    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+    return (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+
+
+def augmented(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """Each picture shifted by up to an eighth of its side, and half of them mirrored."""
+    side, border = x.shape[-1], x.shape[-1] // 8
+    padded = functional.pad(x, (border,) * 4)
+    top, left = rng.integers(0, 2 * border + 1, (2, len(x)))
+    mirrored = rng.random(len(x)) < 0.5
+    out = [padded[row, :, t : t + side, s : s + side] for row, (t, s) in enumerate(zip(top, left))]
+    return torch.stack([one.flip(-1) if flip else one for one, flip in zip(out, mirrored)])
+
+
+class Trained:
+    """The network with the classes of all ranks."""
+
+    def __init__(self, name: str, classes: list[int]) -> None:
+        self.classes = classes
+        self.net = timm.create_model(name, pretrained=False, num_classes=sum(classes))
+
+    def logits(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[B, classes] of each rank."""
+        return torch.split(self.net(x), self.classes, dim=1)
+
+    @torch.inference_mode()
+    def probabilities(self, pixels: np.ndarray) -> list[np.ndarray]:
+        """float32 [N, classes] of each rank."""
+        self.net.eval()
+        parts = [self.logits(normalised(pixels[at : at + 500])) for at in range(0, len(pixels), 500)]
+        self.net.train()
+        return [torch.cat(rank).softmax(1).numpy() for rank in zip(*parts)]
+
+
+def main(argv: list[str]) -> int:
+    """Writes the arrays of `figures` that there are without calibration, and `curve` [epochs, 2]: CPU-minutes since the
+    process began, and accuracy of the validation rows at the finest rank."""
+    given = np.load(argv[0])
+    budget, seed = 60 * float(argv[3]), int(argv[4])
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    pixels, label, side, ranks = (given[name] for name in ("pixels", "label", "side", "ranks"))
+    train, val, test = (np.flatnonzero(side == place) for place in range(3))
+    model = Trained(argv[2], [int(column.max()) + 1 for column in label.T])
+    matrices = [p for p in model.net.parameters() if p.ndim > 1]
+    vectors = [p for p in model.net.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM, nesterov=True)
+    curve: list[tuple[float, float]] = []
+    began = time.process_time()
+    while time.process_time() < budget:
+        order = rng.permutation(train)
+        for at in range(0, len(order) - ROWS + 1, ROWS):
+            done = min(1.0, (time.process_time() - began) / (budget - began))
+            rate = RATE * min(done / WARMUP, 0.5 * (1 + np.cos(np.pi * done)))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            rows = order[at : at + ROWS]
+            logits = model.logits(augmented(normalised(pixels[rows]), rng))
+            target = torch.from_numpy(label[rows].astype(np.int64))
+            losses = [functional.cross_entropy(each, target[:, rank]) for rank, each in enumerate(logits)]
+            optimizer.zero_grad()
+            torch.stack([loss * 0.5**rank for rank, loss in enumerate(losses)]).sum().backward()
+            optimizer.step()
+            if done >= 1.0:
+                break
+        right = model.probabilities(pixels[val])[0].argmax(1) == label[val, 0]
+        curve.append((time.process_time() / 60, float(right.mean())))
+        print(f"{curve[-1][0]:.2f} CPU-minutes, validation {100 * curve[-1][1]:.1f} %", flush=True)
+    said, every = model.probabilities(pixels[test]), np.arange(len(test))
+    arrays: dict[str, Any] = {"ranks": ranks, "label": label[test].astype(np.int16), "curve": np.array(curve)}
+    arrays["versions"] = np.array([f"{module.__name__} {module.__version__}" for module in (torch, timm)])
+    of_label = np.stack([p[every, label[test, rank]] for rank, p in enumerate(said)], axis=1)
+    arrays["raw/predicted"] = np.stack([p.argmax(1) for p in said], axis=1).astype(np.int16)
+    arrays["raw/probability"] = np.stack([p.max(1) for p in said], axis=1).astype(np.float16)
+    arrays["raw/of_label"] = np.log(np.maximum(of_label, 1e-12)).astype(np.float16)
+    for rank, (name, p) in enumerate(zip(ranks, said)):
+        arrays[f"count/{name}"] = np.bincount(label[train, rank], minlength=p.shape[1])
+    np.savez_compressed(argv[1], **arrays)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
