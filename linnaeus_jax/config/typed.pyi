@@ -192,6 +192,7 @@ class ModelConfig(Section):
     depthwise_impl: str
     attn_impl: str
     scan_layers: bool
+    weight_init: str
     pretrained: str
     features: tuple[str, ...]
     pretrained_source: str
