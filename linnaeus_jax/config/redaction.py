@@ -10,8 +10,8 @@ from typing import Any
 _SECRET = r"api_?key|app_?key|access_?key(?:_id)?|pass|passwd|password|secret|token|credentials?"
 #: a key whose text is a secret: one of these words, alone or beside others with an underscore between
 _SECRET_KEY = re.compile(rf"(?:.*[_-])?(?:{_SECRET})(?:[_-].*)?", re.IGNORECASE)
-#: `user:password@` of an address, from the colon of its scheme on, so that a long text takes linear time; an address that
-#: passed as a path has a single slash
+#: `user:password@` of an address, from the colon of its scheme on, so that a long text takes linear time; an address
+#: that passed as a path has a single slash
 _LOGIN = re.compile(r"(?<=[\w+.-])(:(?://+|/(?=[^/\s:@]+:)))[^/\s]+@")
 #: a secret among the parameters of an address or of an rclone connection string
 _PARAMETER = re.compile(
