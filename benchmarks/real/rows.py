@@ -165,7 +165,9 @@ def _with_dates(row: Row) -> Row:
 def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any) -> Row:
     changed = {key.replace("__", "."): value for key, value in settings.items()}
     model = {"model.type": kind, "model.variant": variant, "model.pretrained": "", "train.tune": "full"}
-    own = {"data.meta.active": False, "train.epochs": 20}
+    own: dict[str, Any] = {"data.meta.active": False, "train.epochs": 20}
+    if variant == "tiny":  # as generated configurations have it
+        own["model.weight_init"] = "fan_in"
     title = f"{kind}-{variant} from nothing, {size} px"
     return Row(title, (), "pictures", model | own | changed, size, minutes)
 
