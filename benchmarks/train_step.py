@@ -282,7 +282,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     rows, details = measure(args, settings)
     typed = sys.argv[1:] if argv is None else argv
-    command = shlex.join(["python", "-m", "benchmarks.train_step", *typed])
+    named = [word.replace(args.torch_python, "PYTHON") for word in typed]  # where it lies is of one machine
+    command = shlex.join(["python", "-m", "benchmarks.train_step", *named])
     print(write_results(args.name, rows, command, {"settings": dataclasses.asdict(settings), **details}))
 
 
