@@ -3,7 +3,8 @@
     python -m benchmarks.attention [forward] [training] [--tokens 196 577 1369] [--heads 6] [--head-dim 64] [--batch 4]
 
 What is measured is softmax(q k / sqrt(d)) v alone, as `models/transformer.py` computes it on this device, in float32 on
-a CPU and bfloat16 elsewhere; training is forward and backward. `ratio` is how many times as fast ours is, the median
+a CPU and bfloat16 elsewhere; training is forward and backward. On a GPU a measurement is --calls calls in a row, so that
+what counts is the work and not the start of one. `ratio` is how many times as fast ours is, the median
 over alternating rounds with quartiles; `control` is ours against itself. PyTorch is measured where it is installed.
 """
 
@@ -54,8 +55,8 @@ def ours(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return out
 
 
-def jax_run(attend: Callable[..., jax.Array], given: Sequence[np.ndarray], step: str) -> Run:
-    """A compiled function of JAX."""
+def jax_run(attend: Callable[..., jax.Array], given: Sequence[np.ndarray], step: str, calls: int) -> Run:
+    """A compiled function of JAX, called so often, the last result waited for."""
     placed = [jnp.asarray(array, dtype_here()) for array in given]
 
     def loss(*qkv: jax.Array) -> jax.Array:
@@ -64,10 +65,10 @@ def jax_run(attend: Callable[..., jax.Array], given: Sequence[np.ndarray], step:
     function = attend if step == "forward" else jax.grad(loss, argnums=(0, 1, 2))
     options = compiler_options(training=step == "training")
     compiled = jax.jit(function).lower(*placed).compile(compiler_options=options)
-    return lambda: jax.block_until_ready(compiled(*placed))
+    return lambda: jax.block_until_ready([compiled(*placed) for _ in range(calls)][-1])
 
 
-def torch_run(given: Sequence[np.ndarray], step: str) -> Run:
+def torch_run(given: Sequence[np.ndarray], step: str, calls: int) -> Run:
     """PyTorch's `scaled_dot_product_attention`, heads before tokens, as it wants them."""
     import torch
 
@@ -78,9 +79,10 @@ def torch_run(given: Sequence[np.ndarray], step: str) -> Run:
         each.requires_grad_(step == "training")
 
     def run() -> None:
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        if step == "training":
-            torch.autograd.grad(out.float().square().sum(), (q, k, v))
+        for _ in range(calls):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            if step == "training":
+                torch.autograd.grad(out.float().square().sum(), (q, k, v))
         if device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -90,10 +92,11 @@ def torch_run(given: Sequence[np.ndarray], step: str) -> Run:
 def measured(step: str, tokens: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The lines of one number of tokens."""
     given = arrays(options.batch, tokens, options.heads, options.head_dim)
-    rivals = {"jax.nn.dot_product_attention": jax_run(jax.nn.dot_product_attention, given, step)}
+    calls = options.calls or (1 if jax.default_backend() == "cpu" else 50)
+    rivals = {"jax.nn.dot_product_attention": jax_run(jax.nn.dot_product_attention, given, step, calls)}
     if importlib.util.find_spec("torch"):
-        rivals["torch"] = torch_run(given, step)
-    mine = jax_run(ours, given, step)
+        rivals["torch"] = torch_run(given, step, calls)
+    mine = jax_run(ours, given, step, calls)
     return [
         {"step": step, "tokens": tokens, "rival": name, **interleaved(mine, rival, options.pairs).row()}
         for name, rival in rivals.items()
@@ -108,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--head-dim", type=int, default=64, help="channels of a head (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=4, help="pictures at once (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=9, help="rounds, at least 2 (default: %(default)s)")
+    parser.add_argument("--calls", type=int, default=0, help="in a measurement (default: 1 on a CPU, else 50)")
     options = parser.parse_args(argv)
     keep_freed_memory()
     rows = [row for step in options.names for tokens in options.tokens for row in measured(step, tokens, options)]

@@ -36,6 +36,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from benchmarks import other_commit, traffic
 from benchmarks.common import compared, write_results
 from benchmarks.compiled_traffic import instructions
@@ -95,7 +97,8 @@ def worker(
     program: str, settings: Any, package: Path = other_commit.HERE, python: str = sys.executable
 ) -> Iterator[Worker]:
     """`benchmarks/<program>.py` with the packages of a checkout, ended after the `with`."""
-    with other_commit.start(program, [json.dumps(settings)], package, python=python) as process:
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # several processes use the memory of one GPU
+    with other_commit.start(program, [json.dumps(settings)], package, shared, python) as process:
         try:
             yield Worker(process, f"benchmarks/{program}.py with the packages of {package}")
         finally:
@@ -280,6 +283,7 @@ def main(argv: list[str] | None = None) -> None:
         keep_freed_memory=args.keep_freed_memory,
         parts=tuple(step for step in STEPS if step in (args.steps or STEPS)),
     )
+    jax.config.update("jax_platforms", "cpu")  # of this process, which only counts; its children find the devices
     rows, details = measure(args, settings)
     typed = sys.argv[1:] if argv is None else argv
     named = [word.replace(args.torch_python, "PYTHON") for word in typed]  # where it lies is of one machine

@@ -188,6 +188,12 @@ ONE_PASS_MOMENTS = Trick(
     "BatchNorm reads what it normalises once for both moments, and once for both sums of its gradient",
     "python -m benchmarks.gpu_program",
 )
+SUMMED_IN_ORDER = Trick(
+    "summed-in-order",
+    ACCELERATORS,
+    "a sum over the rows of a batch does not make XLA store all that leads to it with the batch last",
+    "python -m benchmarks.gpu_program --model ViT-s16",
+)
 FUSED_ATTENTION = Trick(
     "fused-attention",
     (GPU,),

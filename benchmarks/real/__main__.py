@@ -39,6 +39,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", default="0,1,2", help="of training, and of the split where it is drawn (0,1,2)")
     parser.add_argument("--weights", default="", help="folder of the MobileNetV2 .tflite files of google-coral")
     parser.add_argument("--torch-python", default=sys.executable, help="that has torch and timm (default: this one)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="of training by PyTorch (default: the row's)")
     parser.add_argument(
         "--without-latency", action="store_true", help="do not time the answers of the bundle of seed 0"
     )
@@ -85,7 +86,8 @@ def main() -> int:
         found = read(SETS[set_name], args.data)
         of = found.of
         print(f"{of.title}: {of.pictures:,} pictures, licence: {of.licence}; https://{of.repository}")
-        place = Place(args.set, found, scheme, args.data, args.out, args.results, args.weights, args.torch_python)
+        torch = args.torch_python, args.minutes
+        place = Place(args.set, found, scheme, args.data, args.out, args.results, args.weights, *torch)
         todo = [(name, seed) for name in rows for seed in seeds if not place.result(name, seed).is_file()]
         minutes = expected_minutes(of, [(rows[name], seed) for name, seed in todo], args.out)
         print(f"{len(todo)} of {len(rows) * len(seeds)} results are to be made, about {minutes:.0f} CPU-minutes")
@@ -94,7 +96,7 @@ def main() -> int:
             if "{weights}" in "".join(TRUNKS[trunk].weights for trunk in rows[name].trunks):
                 command += " --weights DIR"
             if rows[name].how == "torch":
-                command += " --torch-python PYTHON"
+                command += " --torch-python PYTHON" + (f" --minutes {args.minutes:g}" if args.minutes else "")
             report = make_row(place, name, rows[name], seed, command, timed=not args.without_latency)
             shares = report["figures"]["raw"]
             said = ", ".join(f"{rank} {100 * each['accuracy']:.1f} %" for rank, each in shares.items())

@@ -62,6 +62,7 @@ class Place:
       out: everything that is made.
       weights: folder of the .tflite files.
       torch_python: interpreter that has torch and timm.
+      minutes: budget of networks that PyTorch trains; 0: as the row has it.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Place:
     results: Path
     weights: str
     torch_python: str = sys.executable
+    minutes: float = 0.0
 
     def result(self, row: str, seed: int) -> Path:
         """The JSON file of a row."""
@@ -264,10 +266,11 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
         )
     elif row.how == "torch":
         inputs = torch_inputs(place, built, split, arrays.with_suffix(".in.npz"))
-        command_line = [str(inputs), str(arrays), row.network, str(row.minutes), str(seed)]
+        command_line = [str(inputs), str(arrays), row.network, str(place.minutes or row.minutes), str(seed)]
         start = (place.torch_python, str(TORCH))
         cost.add(once(arrays, lambda: run(command_line, work.with_suffix(".log"), start)))
-        extra["network"] = {"name": row.network, "versions": figures.read(arrays)["versions"].tolist()}
+        versions = figures.read(arrays)["versions"].tolist()
+        extra["network"] = {"name": row.network, "minutes": place.minutes or row.minutes, "versions": versions}
         extra["curve"] = [[round(x, 4) for x in point] for point in figures.read(arrays)["curve"].tolist()]
     else:
         given = {"data.h5.labels_path": str(split)} | of_tasks(row.settings, tasks_of(built))
@@ -320,12 +323,12 @@ def torch_inputs(place: Place, built: Path, split: Path, path: Path) -> Path:
 
 
 def curve(run_directory: Path, task: str) -> list[list[float]]:
-    """CPU-minutes since the start, and accuracy of the validation rows at one rank, at every validation of a run."""
+    """Minutes since the start, and accuracy of the validation rows at one rank, at every validation of a run."""
     found = []
     for line in (run_directory / "logs" / "metrics_log.jsonl").read_text().splitlines():
         row = json.loads(line)
-        if "val/cpu_minutes" in row:
-            found.append([round(row["val/cpu_minutes"], 4), round(row[f"val/acc1_{task}"] / 100, 4)])
+        if "val/minutes" in row:
+            found.append([round(row["val/minutes"], 4), round(row[f"val/acc1_{task}"] / 100, 4)])
     return found
 
 

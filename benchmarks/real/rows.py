@@ -35,13 +35,16 @@ def _mobilenet(name: str, size: int = 224) -> Trunk:
     return Trunk(title, file, {"type": "EfficientNet", "variant": "mobilenet_v2"}, size, 0.03 * (size / 224) ** 2)
 
 
+_LITE2 = Trunk("Lite2", "package:efficientnet-lite2", {"type": "EfficientNet", "variant": "lite2"}, 260, 0.075)
 TRUNKS = {
     "lite0": Trunk("Lite0", "package:efficientnet-lite0", {"type": "EfficientNet", "variant": "lite0"}, 224, 0.035),
-    "lite2": Trunk("Lite2", "package:efficientnet-lite2", {"type": "EfficientNet", "variant": "lite2"}, 260, 0.075),
+    "lite2": _LITE2,
     "mobilenet": _mobilenet(""),
     "birds": _mobilenet("inat_bird_"),
     "insects": _mobilenet("inat_insect_"),
     "insects-260": _mobilenet("inat_insect_", 260),  # beside Lite2, whose pictures all trunks of a model get
+    "lite2-320": dataclasses.replace(_LITE2, title="Lite2 at 320 px", size=320, seconds=0.115),
+    "insects-320": _mobilenet("inat_insect_", 320),
 }
 
 
@@ -90,12 +93,11 @@ def _pair(first: str, second: str) -> Row:
     return Row(f"{TRUNKS[first].title} and {TRUNKS[second].title}, heads", (first, second), "head", HEAD)
 
 
-def _views(*trunks: str) -> Row:
-    """Heads on the features of the pictures and of four augmented views of each."""
+def _views(*trunks: str, views: int = 4) -> Row:
+    """Heads on the features of the pictures and of augmented views of each."""
     title = " and ".join(TRUNKS[trunk].title for trunk in trunks)
-    return Row(
-        f"{title}, head{'s' * (len(trunks) > 1)}, 4 views", trunks, "pictures", HEAD | {"train.tune_views": 4}, 0, 15
-    )
+    heads, count = "heads" if len(trunks) > 1 else "head", f"{views} view{'s' * (views > 1)}"
+    return Row(f"{title}, {heads}, {count}", trunks, "pictures", HEAD | {"train.tune_views": views}, 0, 4 * views)
 
 
 #: what comparisons of ideas have in common: heads on features of Lite0 that begin as drawn, the best of 7 checkpoints
@@ -168,7 +170,9 @@ def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any
     own: dict[str, Any] = {"data.meta.active": False, "train.epochs": 20}
     if variant == "tiny":  # as generated configurations have it
         own["model.weight_init"] = "fan_in"
-    title = f"{kind}-{variant} from nothing, {size} px"
+    if size == 32:  # many small pictures
+        own |= {"data.batch_size": 128, "data.batch_size_val": 500, "lr_scheduler.base_lr": 8e-3}
+    title = f"{kind}-{variant} from nothing, {size} px" + (", Muon" if "optimizer.name" in changed else "")
     return Row(title, (), "pictures", model | own | changed, size, minutes)
 
 
@@ -176,7 +180,7 @@ def _torch(network: str, size: int, minutes: float) -> Row:
     return Row(f"timm {network} from nothing (PyTorch), {size} px", (), "torch", {}, size, minutes, network=network)
 
 
-_ALONE = {name: trunk for name, trunk in TRUNKS.items() if name != "insects-260"}
+_ALONE = {name: trunk for name, trunk in TRUNKS.items() if name not in ("insects-260", "lite2-320", "insects-320")}
 ROWS: dict[str, Row] = {
     **{f"head-{name}": _head(name) for name in _ALONE},
     **{
@@ -185,6 +189,7 @@ ROWS: dict[str, Row] = {
     },
     "head-lite2-insects": _pair("lite2", "insects-260"),
     "head-lite2-insects-dates": _with_dates(_pair("lite2", "insects-260")),
+    "head-lite2-insects-320-dates": _with_dates(_pair("lite2-320", "insects-320")),
     "views4-lite2": _views("lite2"),
     "views4-lite2-insects-dates": _with_dates(_views("lite2", "insects-260")),
     "control-lite2-insects": Row(
@@ -197,6 +202,7 @@ ROWS: dict[str, Row] = {
     "last6-lite2": _tuned("lite2", 6, 3, 40),
     **IDEAS,
     **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (32, 64, 96)},
+    "nothing-v1-tiny-32-muon": _nothing("mFormerV1", "tiny", 32, 10, optimizer__name="muon"),
     **{f"nothing-v0-tiny-{size}": _nothing("mFormerV0", "tiny", size, 20) for size in (32, 64, 96)},
     **{f"nothing-lite0-{size}": _nothing("EfficientNet", "lite0", size, 20) for size in (32, 64, 96)},
     **{f"torch-resnet10t-{size}": _torch("resnet10t", size, minutes) for size, minutes in ((32, 10), (96, 4))},

@@ -1,4 +1,4 @@
-"""A network of timm, trained from nothing by PyTorch for a number of CPU-minutes: a process of its own.
+"""A network of timm, trained from nothing by PyTorch for a number of minutes: a process of its own.
 
 PYTHON benchmarks/real/torch_net.py IN.npz OUT.npz MODEL MINUTES SEED
 
@@ -25,20 +25,32 @@ RATE, MOMENTUM, DECAY, ROWS, WARMUP = 0.1, 0.9, 5e-4, 128, 0.03
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def normalised(pixels: np.ndarray) -> torch.Tensor:
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+BEGAN = time.perf_counter()
+
+
+def seconds() -> float:
+    """Since the process began: of its CPU time, or on a GPU of the clock."""
+    return time.perf_counter() - BEGAN if GPU else time.process_time()
+
+
+def normalised(pixels: torch.Tensor) -> torch.Tensor:
     """uint8 [B, H, W, 3] -> float32 [B, 3, H, W]."""
-    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
-    return (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    mean, std = (torch.tensor(values, device=DEVICE).view(3, 1, 1) for values in (MEAN, STD))
+    return (pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std
 
 
 def augmented(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """Each picture shifted by up to an eighth of its side, and half of them mirrored."""
     side, border = x.shape[-1], x.shape[-1] // 8
-    padded = functional.pad(x, (border,) * 4)
-    top, left = rng.integers(0, 2 * border + 1, (2, len(x)))
-    mirrored = rng.random(len(x)) < 0.5
-    out = [padded[row, :, t : t + side, s : s + side] for row, (t, s) in enumerate(zip(top, left))]
-    return torch.stack([one.flip(-1) if flip else one for one, flip in zip(out, mirrored)])
+    top, left = rng.integers(0, 2 * border + 1, (2, len(x), 1))
+    rows, columns = top + np.arange(side), left + np.arange(side)
+    columns = np.where(rng.random((len(x), 1)) < 0.5, columns[:, ::-1], columns)
+    y, z = (torch.from_numpy(np.ascontiguousarray(at)).to(DEVICE) for at in (rows, columns))
+    picture = torch.arange(len(x), device=DEVICE)
+    padded = functional.pad(x, (border,) * 4).permute(0, 2, 3, 1)
+    return padded[picture[:, None, None], y[:, :, None], z[:, None, :]].permute(0, 3, 1, 2)
 
 
 class Trained:
@@ -46,29 +58,33 @@ class Trained:
 
     def __init__(self, name: str, classes: list[int]) -> None:
         self.classes = classes
-        self.net = timm.create_model(name, pretrained=False, num_classes=sum(classes))
+        net = timm.create_model(name, pretrained=False, num_classes=sum(classes))
+        self.net = net.to(DEVICE, memory_format=torch.channels_last if GPU else torch.contiguous_format)
 
     def logits(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """[B, classes] of each rank."""
-        return torch.split(self.net(x), self.classes, dim=1)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
+            return torch.split(self.net(x), self.classes, dim=1)
 
     @torch.inference_mode()
-    def probabilities(self, pixels: np.ndarray) -> list[np.ndarray]:
+    def probabilities(self, pixels: torch.Tensor) -> list[np.ndarray]:
         """float32 [N, classes] of each rank."""
         self.net.eval()
         parts = [self.logits(normalised(pixels[at : at + 500])) for at in range(0, len(pixels), 500)]
         self.net.train()
-        return [torch.cat(rank).softmax(1).numpy() for rank in zip(*parts)]
+        return [torch.cat(rank).float().softmax(1).cpu().numpy() for rank in zip(*parts)]
 
 
 def main(argv: list[str]) -> int:
-    """Writes the arrays of `figures` that there are without calibration, and `curve` [epochs, 2]: CPU-minutes since the
+    """Writes the arrays of `figures` that there are without calibration, and `curve` [epochs, 2]: minutes since the
     process began, and accuracy of the validation rows at the finest rank."""
     given = np.load(argv[0])
     budget, seed = 60 * float(argv[3]), int(argv[4])
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    pixels, label, side, ranks = (given[name] for name in ("pixels", "label", "side", "ranks"))
+    label, side, ranks = (given[name] for name in ("label", "side", "ranks"))
+    pixels = torch.from_numpy(given["pixels"]).to(DEVICE)
+    targets = torch.from_numpy(label.astype(np.int64)).to(DEVICE)
     train, val, test = (np.flatnonzero(side == place) for place in range(3))
     model = Trained(argv[2], [int(column.max()) + 1 for column in label.T])
     matrices = [p for p in model.net.parameters() if p.ndim > 1]
@@ -76,26 +92,26 @@ def main(argv: list[str]) -> int:
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM, nesterov=True)
     curve: list[tuple[float, float]] = []
-    began = time.process_time()
-    while time.process_time() < budget:
+    began = seconds()
+    while seconds() < budget:
         order = rng.permutation(train)
         for at in range(0, len(order) - ROWS + 1, ROWS):
-            done = min(1.0, (time.process_time() - began) / (budget - began))
+            done = min(1.0, (seconds() - began) / (budget - began))
             rate = RATE * min(done / WARMUP, 0.5 * (1 + np.cos(np.pi * done)))
             for group in optimizer.param_groups:
                 group["lr"] = rate
             rows = order[at : at + ROWS]
             logits = model.logits(augmented(normalised(pixels[rows]), rng))
-            target = torch.from_numpy(label[rows].astype(np.int64))
-            losses = [functional.cross_entropy(each, target[:, rank]) for rank, each in enumerate(logits)]
+            target = targets[rows]
+            losses = [functional.cross_entropy(each.float(), target[:, rank]) for rank, each in enumerate(logits)]
             optimizer.zero_grad()
             torch.stack([loss * 0.5**rank for rank, loss in enumerate(losses)]).sum().backward()
             optimizer.step()
             if done >= 1.0:
                 break
         right = model.probabilities(pixels[val])[0].argmax(1) == label[val, 0]
-        curve.append((time.process_time() / 60, float(right.mean())))
-        print(f"{curve[-1][0]:.2f} CPU-minutes, validation {100 * curve[-1][1]:.1f} %", flush=True)
+        curve.append((seconds() / 60, float(right.mean())))
+        print(f"{curve[-1][0]:.2f} minutes, validation {100 * curve[-1][1]:.1f} %", flush=True)
     said, every = model.probabilities(pixels[test]), np.arange(len(test))
     arrays: dict[str, Any] = {"ranks": ranks, "label": label[test].astype(np.int16), "curve": np.array(curve)}
     arrays["versions"] = np.array([f"{module.__name__} {module.__version__}" for module in (torch, timm)])

@@ -152,6 +152,28 @@ def _linear_bwd(precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], gr
 linear.defvjp(_linear_fwd, _linear_bwd)
 
 
+@DerivedByHand
+def add_to_rows(x: jax.Array, row: jax.Array) -> jax.Array:
+    """x + row of [B, ...] and [...], of one dtype: the same for every row of the batch, such as positions.
+
+    XLA on a GPU likes to sum over what lies last, and stores the tokens of all blocks so for the sake of this sum
+    (a tenth of a ViT-S's update); a barrier before it ends that.
+    """
+    return x + row[None]
+
+
+def _add_to_rows_fwd(x: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+    return add_to_rows(x, row), None
+
+
+def _add_to_rows_bwd(_: None, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    terms = lax.optimization_barrier(grad) if backend.SUMMED_IN_ORDER.here() else grad
+    return grad, jnp.sum(terms, axis=0, dtype=wide(grad.dtype)).astype(grad.dtype)
+
+
+add_to_rows.defvjp(_add_to_rows_fwd, _add_to_rows_bwd)
+
+
 @functools.partial(DerivedByHand, nondiff_argnums=(4,))
 def linear_of_gelu(
     y: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array, precision: PrecisionLike = None

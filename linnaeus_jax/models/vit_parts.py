@@ -12,6 +12,7 @@ import numpy as np
 
 from linnaeus_jax.models.initial import parameter
 from linnaeus_jax.models.layers import Conv2d, Dtype, LayerNorm, Linear, Mlp, Residual, Softmax, weight_init
+from linnaeus_jax.models.operations import add_to_rows
 from linnaeus_jax.models.relative import Array, bicubic_matrix, resize_grid
 from linnaeus_jax.models.rotary import rotate
 from linnaeus_jax.models.transformer import SelfAttention, attention_logits
@@ -119,7 +120,7 @@ class PatchEmbed(nn.Module):
             return x_BhwD
         grid = x_BhwD.shape[1:3]
         table = resize_positions(self.pos_embed, self.placed_tokens, self.grid, (grid[0], grid[1]), self.positions)
-        return x_BhwD + table[:, self.placed_tokens :].reshape(1, *x_BhwD.shape[1:]).astype(self.dtype)
+        return add_to_rows(x_BhwD, table[0, self.placed_tokens :].reshape(x_BhwD.shape[1:]).astype(self.dtype))
 
     def prefix(self) -> jax.Array:
         """Class token and registers with their positions, [1, n, D]."""

@@ -45,7 +45,6 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     from linnaeus_jax.inference.bundle.bundle import bundle_of_run
     from linnaeus_jax.inference.bundle.files import check_out, write_bundle
-    from linnaeus_jax.inference.bundle.from_weights import bundle_from_weights
     from linnaeus_jax.inference.quality.card import summary, write_card
     from linnaeus_jax.inference.quality.measuring import calibrated, measure, read_rows
     from linnaeus_jax.reporting.logs import console, setup_logging
@@ -67,6 +66,8 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"--taxonomy {options.taxonomy} is for --from-weights: a run has its ranks already")
     check_out(options.out, force=options.force)
     if published:
+        from linnaeus_jax.inference.bundle.from_weights import bundle_from_weights
+
         bundle = bundle_from_weights(options.from_weights, options.labels, options.taxonomy)
     else:
         bundle = bundle_of_run(options.run, options.checkpoint, options.weights or "ema")

@@ -46,6 +46,7 @@ CASES: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array], list[
     "matmul to fewer": (operations.matmul, jnp.matmul, [(2, 3, 6), (6, 4)]),
     "matmul of many": (operations.matmul, jnp.matmul, [(2, 4200, 8), (8, 9)]),
     "convolution of patches": (operations.patch_conv, plain_patch_conv, [(2, 5, 4, 3), (2, 2, 3, 6)]),
+    "the same for every row": (operations.add_to_rows, lambda x, row: x + row[None], [(2, 3, 4, 5), (3, 4, 5)]),
     "linear": (operations.linear, plain_linear, [(2, 3, 4), (4, 6), (6,)]),
     "linear of many": (operations.linear, plain_linear, [(2, 4200, 150), (150, 9), (9,)]),
     "linear of GELU": (
@@ -98,7 +99,7 @@ def test_values_and_gradients_in_float64(name):
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
-@pytest.mark.parametrize("name", ["gelu", "layer norm", "linear", "rotation", "logits"])
+@pytest.mark.parametrize("name", ["gelu", "layer norm", "the same for every row", "linear", "rotation", "logits"])
 def test_narrow_numbers_are_summed_in_float32(name, target):
     """Values and gradients of bfloat16 arguments, next to those of the same numbers in float32."""
     own, plain, shapes = CASES[name]
