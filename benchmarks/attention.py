@@ -3,8 +3,8 @@
     python -m benchmarks.attention [forward] [training] [--tokens 196 577 1369] [--heads 6] [--head-dim 64] [--batch 4]
 
 What is measured is softmax(q k / sqrt(d)) v alone, as `models/transformer.py` computes it on this device, in float32 on
-a CPU and bfloat16 elsewhere; training is forward and backward. On a GPU a measurement is --calls calls in a row, so that
-what counts is the work and not the start of one. `ratio` is how many times as fast ours is, the median
+a CPU and bfloat16 elsewhere; training is forward and backward. On a GPU a measurement is --calls calls in a row, so
+that what counts is the work and not the start of one. `ratio` is how many times as fast ours is, the median
 over alternating rounds with quartiles; `control` is ours against itself. PyTorch is measured where it is installed.
 """
 

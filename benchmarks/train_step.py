@@ -39,7 +39,7 @@ from typing import Any
 import jax
 
 from benchmarks import other_commit, traffic
-from benchmarks.common import compared, write_results
+from benchmarks.common import compared, machine_info, write_results
 from benchmarks.compiled_traffic import instructions
 from benchmarks.step_common import CLASSES, MODELS, TASKS
 from benchmarks.step_worker import Settings
@@ -288,6 +288,7 @@ def main(argv: list[str] | None = None) -> None:
     typed = sys.argv[1:] if argv is None else argv
     named = [word.replace(args.torch_python, "PYTHON") for word in typed]  # where it lies is of one machine
     command = shlex.join(["python", "-m", "benchmarks.train_step", *named])
+    details["machine"] = machine_info() | {"devices": [details["device"]]}
     print(write_results(args.name, rows, command, {"settings": dataclasses.asdict(settings), **details}))
 
 

@@ -1,5 +1,5 @@
-"""Writes docs/results.md, its picture, README's table and benchmarks/results/real/summary.json from the results of
-`benchmarks.real`.
+"""Writes docs/results.md and docs/from_nothing.md, their pictures, README's table and
+benchmarks/results/real/summary.json from the results of `benchmarks.real`.
 
 python -m docs.make_results
 """
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent
 REAL = RESULTS / "real"
 SUMMARY = REAL / "summary.json"
 PAGE, CURVES = FOLDER / "results.md", FOLDER / "pictures" / "risk_coverage.png"
-MINUTES = CURVES.with_name("minutes.png")
+FROM_NOTHING, MINUTES = FOLDER / "from_nothing.md", CURVES.with_name("minutes.png")
 HEADS = {
     "grocery": "Grocery Store: the split of the authors",
     "plants": "Campus plants: 72 % training, 8 % validation, 20 % test, drawn by seed",
@@ -39,18 +39,15 @@ HEADS = {
 }
 _HEADS = ("head-lite0", "head-lite2", "control-lite0", "control-lite2")
 _TUNED = ("last5-lite0", "last6-lite2")
-_NOTHING = ("nothing-v1-tiny-64", "nothing-v0-tiny-64", "nothing-lite0-64")
-_SMALL = ("nothing-v1-tiny-32", "nothing-v0-tiny-32", "torch-resnet10t-32")
 #: rows that have a line even if they are not measured
 WANTED = {
-    "grocery": (*_HEADS, "control-lite2-insects", *_TUNED, "nothing-v1-tiny-96", "nothing-lite0-96"),
+    "grocery": (*_HEADS, "control-lite2-insects", *_TUNED),
     "plants": (*_HEADS, "head-insects", "control-lite2-insects", *_TUNED),
     "plants-most": ("head-lite2", "head-lite2-insects", "last5-lite0-dates"),
     "plants-time": ("head-lite0", "head-lite2"),
     "plants-time-control": ("head-lite0", "head-lite2"),
     "leaf": ("head-lite0", "control-lite0", "last5-lite0"),
-    "fish": ("head-lite0", "control-lite0", *_NOTHING),
-    "cifar10": _SMALL,
+    "fish": ("head-lite0", "control-lite0"),
 }
 
 #: rows that the tables behind the first ones show, for the page to stay short
@@ -167,11 +164,36 @@ def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def from_nothing(row: str) -> bool:
+    """Whether it begins without weights, so that it stands on a page of its own."""
+    return not ROWS[row].trunks
+
+
+def nothing_tables(data: Mapping[str, Any], found: Results) -> str:
+    """Accuracy of what was trained from nothing, a table for each set."""
+    parts = []
+    for split, heading in HEADS.items():
+        rows, ranks = data.get(split, {}), SETS[SPLITS[split][0]].ranks
+        lines = []
+        for row in filter(from_nothing, rows):
+            one, first = rows[row], found[split][row][0]
+            epochs, minutes = len(first["curve"]), first["curve"][-1][0]
+            cells = [percent(one["raw"][rank]["accuracy"]) for rank in ranks]
+            title = ROWS[row].title.replace(" from nothing", "") + (" *" if "note" in first else "")
+            lines.append([title, *cells, f"{minutes:.1f}", str(epochs)])
+        if lines:
+            device = found[split][next(filter(from_nothing, rows))][0]["machine"]["devices"][0]
+            clock = "CPU-minutes" if device == "cpu" else f"minutes on one {device}"
+            parts.append(f"## {heading}\n\n{table(['', *ranks, clock, 'epochs'], lines)}")
+    return "\n".join(parts)
+
+
 def accuracy_tables(data: Mapping[str, Any]) -> str:
     """Accuracy at each rank, a table for each split; what was wanted and is not there is named."""
     parts, nothing = [], []
-    for split, heading in HEADS.items():
-        rows, ranks = data.get(split, {}), SETS[SPLITS[split][0]].ranks
+    for split in WANTED:
+        heading, ranks = HEADS[split], SETS[SPLITS[split][0]].ranks
+        rows = {row: one for row, one in data.get(split, {}).items() if not from_nothing(row)}
         missing = "; ".join(ROWS[row].title for row in WANTED[split] if row not in rows)
         lacking = f"Not measured yet: {missing}." if missing else ""
         if not rows:
@@ -297,7 +319,7 @@ def cost_table(data: Mapping[str, Any]) -> str:
     timed = ("predict_ms", "predict_cpu_ms", "server_ms", "pictures_per_s", "pictures_per_cpu_s")
     lines = []
     for split, rows in data.items():
-        for row, one in rows.items():
+        for row, one in ((row, one) for row, one in rows.items() if not from_nothing(row)):
             cost, took = one["cost"], one.get("latency", {})
             if row in IDEAS or not ("bundle_mb" in one or ROWS[row].network) or not (cost or took):
                 continue
@@ -318,7 +340,7 @@ def cpu_hours(found: Results) -> float:
     minutes = 0.0
     for split, rows in found.items():
         once: dict[str, float] = {}
-        for row, seeds in rows.items():
+        for row, seeds in ((row, seeds) for row, seeds in rows.items() if not from_nothing(row)):
             minutes += sum(one["cost"]["cpu_minutes"] or 0 for one in seeds)
             each = max(one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds)
             once[f"{ROWS[row].trunks}{ROWS[row].side}"] = each
@@ -340,8 +362,9 @@ def text(data: Mapping[str, Any], found: Results) -> str:
     machines = {
         (one["machine"]["cpu"], one["machine"]["cores"], one["machine"]["python"], one["machine"]["versions"]["jax"])
         for rows in found.values()
-        for seeds in rows.values()
+        for row, seeds in rows.items()
         for one in seeds
+        if not from_nothing(row)
     }
     said = "; ".join(f"{cpu}, {cores} cores, Python {python}, JAX {x}" for cpu, cores, python, x in sorted(machines))
     sets = table(
@@ -374,6 +397,11 @@ def text(data: Mapping[str, Any], found: Results) -> str:
     }.items():
         filled = filled.replace("{" + name + "}", part.strip())
     return filled
+
+
+def nothing_text(data: Mapping[str, Any], found: Results) -> str:
+    """The page on training from nothing."""
+    return (FOLDER / "making" / "from_nothing.txt").read_text().replace("{tables}", nothing_tables(data, found).strip())
 
 
 #: rows of the table in README
@@ -418,7 +446,7 @@ def draw(found: Results) -> Figure:
     for place, split in enumerate(splits):
         axes = figure.add_subplot(1, len(splits), place + 1)
         for row, seeds in found[split].items():
-            if row in IDEAS:
+            if row in IDEAS or from_nothing(row):
                 continue
             arrays = figures.read(REAL / split / f"{row}-{seeds[0]['seed']}.npz")
             kind = "paths" if "paths/predicted" in arrays else "raw"
@@ -433,7 +461,7 @@ def draw(found: Results) -> Figure:
 
 
 def draw_minutes(found: Results) -> Figure:
-    """Accuracy of the validation rows over CPU-minutes of training from nothing, the first seed of every row."""
+    """Accuracy of the validation rows over minutes of training from nothing, the first seed of every row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=90)
@@ -442,6 +470,7 @@ def draw_minutes(found: Results) -> Figure:
         for split, rows in found.items()
     }
     splits = [split for split, rows in curves.items() if rows]
+    devices = {split: found[split][next(iter(curves[split]))][0]["machine"]["devices"][0] for split in splits}
     for place, split in enumerate(splits):
         axes = figure.add_subplot(1, len(splits), place + 1)
         for row, points in curves[split].items():
@@ -450,7 +479,7 @@ def draw_minutes(found: Results) -> Figure:
             )
         axes.set(
             title=SETS[SPLITS[split][0]].title,
-            xlabel="CPU-minutes",
+            xlabel="CPU-minutes" if devices[split] == "cpu" else f"minutes on one {devices[split]}",
             ylabel="validation accuracy %" if not place else None,
         )
         axes.set_xlim(0)
@@ -466,11 +495,10 @@ def main() -> None:
     data = summary(found)
     SUMMARY.write_text(json.dumps(data, indent=1) + "\n")
     PAGE.write_text(text(data, found))
+    FROM_NOTHING.write_text(nothing_text(data, found))
     README.write_text(with_table(README.read_text(), data))
     draw(found).savefig(CURVES, metadata={"Software": None})
-    minutes = draw_minutes(found)
-    if minutes.axes:
-        minutes.savefig(MINUTES, metadata={"Software": None})
+    draw_minutes(found).savefig(MINUTES, metadata={"Software": None})
 
 
 if __name__ == "__main__":

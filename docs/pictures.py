@@ -160,6 +160,15 @@ def risk_coverage(_: Path) -> Image.Image:
     return Image.open(buffer)
 
 
+def minutes(_: Path) -> Image.Image:
+    """The curves of the page on training from nothing."""
+    from docs.make_results import draw_minutes, results
+
+    buffer = io.BytesIO()
+    draw_minutes(results()).savefig(buffer)
+    return Image.open(buffer)
+
+
 PICTURES: dict[str, Callable[[Path], Image.Image]] = {
     "demo_species.jpg": demo_species,
     "report.jpg": report,
@@ -168,6 +177,7 @@ PICTURES: dict[str, Callable[[Path], Image.Image]] = {
     "gallery.jpg": gallery,
     "server.jpg": server,
     "risk_coverage.png": risk_coverage,
+    "minutes.png": minutes,
 }
 
 

@@ -341,7 +341,7 @@ def test_serving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_attention_is_that_of_jax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = attention.arrays(2, 5, 3, 8)
-    mine = attention.jax_run(attention.ours, given, "forward")()
+    mine = attention.jax_run(attention.ours, given, "forward", 2)()
     np.testing.assert_allclose(mine, jax.nn.dot_product_attention(*map(jnp.asarray, given)), rtol=1e-5, atol=1e-6)
     rows: list[dict[str, Any]] = []
     monkeypatch.setattr(attention, "write_results", lambda name, found, command: rows.extend(found))

@@ -180,7 +180,7 @@ def _torch(network: str, size: int, minutes: float) -> Row:
     return Row(f"timm {network} from nothing (PyTorch), {size} px", (), "torch", {}, size, minutes, network=network)
 
 
-_ALONE = {name: trunk for name, trunk in TRUNKS.items() if name not in ("insects-260", "lite2-320", "insects-320")}
+_ALONE = {name: trunk for name, trunk in TRUNKS.items() if not name.startswith("insects-")}
 ROWS: dict[str, Row] = {
     **{f"head-{name}": _head(name) for name in _ALONE},
     **{
@@ -200,6 +200,7 @@ ROWS: dict[str, Row] = {
     "last5-lite0": _tuned("lite0", 5, 4, 15),
     "last5-lite0-dates": _with_dates(_tuned("lite0", 5, 4, 15)),
     "last6-lite2": _tuned("lite2", 6, 3, 40),
+    "last6-lite2-320": _tuned("lite2-320", 6, 3, 60),
     **IDEAS,
     **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (32, 64, 96)},
     "nothing-v1-tiny-32-muon": _nothing("mFormerV1", "tiny", 32, 10, optimizer__name="muon"),

@@ -21,7 +21,8 @@ NOT_RUN: dict[str, dict[tuple[str, str], str]] = {
         ): "CPUs do not say how much memory they have; tests/run/test_autobatch.py gives it",
         (
             "gpu",
-            "python -m benchmarks.train_step --model mFormerV1-sm --img-size 384 --batch 64 --torch",
+            "python -m benchmarks.train_step --model mFormerV1-sm --img-size 384 --batch 64 --no-remat --updates 10 "
+            "--torch convnext_tiny",
         ): "measures a GPU beside PyTorch; tests/test_train_step_benchmark.py measures this machine",
     },
     "docs/wandb_tensorboard.md": {
