@@ -8,14 +8,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.compiling import FLAGS
+
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "disabled")
-for flag in (
-    "--xla_backend_optimization_level=0",  # programs are compiled longer than they run
-    "--xla_cpu_collective_call_terminate_timeout_seconds=300",
-    "--xla_cpu_collective_timeout_seconds=300",
-):
+for flag in FLAGS:
     if flag.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache"))

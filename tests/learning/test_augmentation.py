@@ -18,6 +18,7 @@ from linnaeus_jax.learning.augmentation import AugmentSettings, augment
 from linnaeus_jax.learning.pixel_ops import OP_CODE
 from linnaeus_jax.learning.policies import POLICY_NAMES, Policy, get_policy
 from linnaeus_jax.tools.show_augmentations import render
+from tests.compiling import LIKE_USERS
 
 N = 100_000
 FULL = AugmentSettings(
@@ -102,7 +103,7 @@ def test_a_loop_over_images_agrees_with_the_whole_batch(settings, monkeypatch):
         monkeypatch.setattr(augmentation, "_one_by_one", lambda loop=loop: loop)
         compiled = jax.jit(lambda x, r, k: augment(x, r, k, settings)).lower(image, row, KEY)
         assert ("stablehlo.while" in compiled.as_text()) or not loop
-        results.append(np.asarray(compiled.compile()(image, row, KEY)))
+        results.append(np.asarray(compiled.compile(LIKE_USERS)(image, row, KEY)))
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-5)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.step.train_step import apply, grad_sums
+from tests.compiling import LIKE_USERS
 from tests.forks import call
 from tests.step import toy
 from tests.step.programs import build, largest_update, relative_difference, run_updates
@@ -97,7 +98,7 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
     padding = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), update)
     padded = jax.tree.map(lambda x, zero: jnp.concatenate([x, zero]), update, padding)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=LIKE_USERS)
     def sums(batch, model_state):
         targets, counts = program.objective.build_targets(batch, state.step)
         return grad_sums(program.objective, state.params, model_state, batch, targets, counts, jnp.ones(3), state.step)

@@ -1,0 +1,17 @@
+"""How programs are compiled in tests: they are compiled longer than they run."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+FLAGS = [
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=300",
+    "--xla_cpu_collective_timeout_seconds=300",
+]
+#: options of a compilation whose results are compared bit by bit with those of another program
+LIKE_USERS: dict[str, bool] = {}
+if metadata.version("jaxlib").startswith("0.10."):  # later ones end at a flag that they have no more
+    # XLA's older code of fusions: half the time of compiling, or less; rounding depends more on what is fused
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+    LIKE_USERS["xla_cpu_use_fusion_emitters"] = True
